@@ -1,0 +1,469 @@
+"""The words of slosched: every noun and every protocol, and nothing that acts.
+
+Read this file first.  The rest of the package is verbs over these nouns: a `Policy` turns a
+read-only `SchedulerView` into a `SchedulerOutput`, the `Scheduler` carries it out as a
+`ScheduledBatch`, an `Executor` runs that and reports a `StepResult`.
+
+All times are seconds on one clock.  This module knows no clock, no queue and no tensor, and it
+imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+
+class SloschedError(Exception):
+    """Base of the errors that slosched raises for a reason it can name."""
+
+
+class IllegalPlanError(SloschedError):
+    """A policy returned a plan that breaks a limit; nothing of it was carried out."""
+
+
+class StalledError(SloschedError):
+    """Work is pending, nothing is scheduled, and no arrival will ever change that."""
+
+
+class RequestStatus(StrEnum):
+    """Where a request is.  The last three are ends; a request reaches exactly one of them."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    ABORTED = "aborted"
+
+    @property
+    def is_ended(self) -> bool:
+        return self in _ENDED
+
+
+_ENDED = frozenset({RequestStatus.FINISHED, RequestStatus.REJECTED, RequestStatus.ABORTED})
+
+
+class EndReason(StrEnum):
+    """Why a request ended: how it finished, why it was rejected, or who aborted it."""
+
+    STOP = "stop"
+    """Finished: the model ended it (end of sequence, a stop token)."""
+    LENGTH = "length"
+    """Finished: it reached its output limit."""
+    TOO_LONG = "too_long"
+    """Rejected: prompt and output limit together can never fit into the KV cache."""
+    EXPIRED = "expired"
+    """Rejected: its TTFT deadline has passed."""
+    INFEASIBLE = "infeasible"
+    """Rejected: even alone on the device it would miss its TTFT deadline."""
+    CASCADE = "cascade"
+    """Rejected: serving it would make several queued requests late."""
+    CLIENT = "client"
+    """Aborted: the client went away or cancelled."""
+    FAULT = "fault"
+    """Aborted: the executor failed while running it."""
+    SHUTDOWN = "shutdown"
+    """Aborted: the server stopped before it could be served."""
+
+
+class PreemptionMode(StrEnum):
+    """What happens to the KV cache of a preempted request."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+
+class DeadlineRule(StrEnum):
+    """What "on time" means for the next token; chosen once for the policy and the metric alike.
+
+    With a = arrival, t_j = time of output token j and i = number of tokens already out, the next
+    token is due at
+
+    * ``envelope``: a + ttft + i * tpot.  Early tokens bank slack (FairBatching, QoServe, PolyServe).
+    * ``mean_tpot``: a + ttft for the first, then t_0 + i * tpot (DistServe, vLLM `--goodput`).
+    * ``tbt``: a + ttft for the first, then t_(i-1) + tpot (Sarathi-Serve).
+    """
+
+    ENVELOPE = "envelope"
+    MEAN_TPOT = "mean_tpot"
+    TBT = "tbt"
+
+    def next_deadline_s(self, request: Request) -> float:
+        """When the next output token of `request` is due."""
+        slo = request.slo
+        i = request.num_output_tokens
+        if i == 0:
+            return request.arrival_s + slo.ttft_s
+        if self is DeadlineRule.ENVELOPE:
+            return request.arrival_s + slo.ttft_s + i * slo.tpot_s
+        if self is DeadlineRule.MEAN_TPOT:
+            return request.token_times_s[0] + i * slo.tpot_s
+        return request.token_times_s[-1] + slo.tpot_s
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """What one request was promised: time to first token, time per output token, end to end."""
+
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s", "e2e_s"):
+            value = getattr(self, name)
+            if value is None and name == "e2e_s":
+                continue
+            if math.isnan(value) or value <= 0:
+                raise ValueError(f"SLO {name} must be a positive number of seconds, not {value!r}")
+
+
+NO_SLO = SLO(ttft_s=math.inf, tpot_s=math.inf)
+"""A promise that cannot be broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the torch engine picks the next token.  `temperature=0` is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation request.  Policies read it; only the Scheduler writes its progress.
+
+    There is no prefill phase and no decode phase: `num_tokens` tokens are known (prompt and
+    output), `num_computed_tokens` of them are in the KV cache, and a step schedules some of the
+    difference.  A decode is the case where the difference is one.
+    """
+
+    request_id: str
+    arrival_s: float
+    num_prompt_tokens: int
+    max_tokens: int
+    """Limit on output tokens, as the client gave it.  The true length is nobody's to know."""
+    slo: SLO = NO_SLO
+    prompt_token_ids: Sequence[int] | None = None
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0
+    """Lower is served earlier (vLLM's convention); only some policies look at it."""
+    lora_id: str | None = None
+
+    status: RequestStatus = RequestStatus.WAITING
+    end_reason: EndReason | None = None
+    end_s: float | None = None
+    deadline_s: float = math.inf
+    """When the next token is due under the run's `DeadlineRule`."""
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list)
+    num_preemptions: int = 0
+    num_swaps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_prompt_tokens < 1:
+            raise ValueError(
+                f"request {self.request_id!r} needs a prompt of at least one token, "
+                f"not {self.num_prompt_tokens}"
+            )
+        if self.max_tokens < 1:
+            raise ValueError(
+                f"request {self.request_id!r} needs max_tokens >= 1, not {self.max_tokens}"
+            )
+        if self.prompt_token_ids is not None and len(self.prompt_token_ids) != (
+            self.num_prompt_tokens
+        ):
+            raise ValueError(
+                f"request {self.request_id!r} says {self.num_prompt_tokens} prompt tokens "
+                f"but carries {len(self.prompt_token_ids)}"
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are known: the prompt and every output token so far."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        """True if one token is left to compute, so that the next step emits a token."""
+        return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens == 1
+
+    def slack_s(self, now_s: float) -> float:
+        """Seconds until the next token is due; negative if it is late."""
+        return self.deadline_s - now_s
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What no step may exceed, and the two choices that policy and host must share."""
+
+    max_num_batched_tokens: int = 2048
+    """Tokens in one step, over all requests."""
+    max_num_seqs: int = 256
+    """Requests that hold a seat (are RUNNING) at once."""
+    max_num_swapped_blocks: int | None = None
+    """KV blocks copied between device and host in one step, both ways; None for no limit."""
+    max_loras: int | None = None
+    """Different LoRA adapters in one step; None for no limit."""
+    preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
+    deadline_rule: DeadlineRule = DeadlineRule.MEAN_TPOT
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+class KVView(Protocol):
+    """The KV cache as a policy sees it: counts, no tensors and no way to change them."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in one KV block."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def num_free_blocks(self) -> int: ...
+    @property
+    def num_free_host_blocks(self) -> int: ...
+
+    def num_held_blocks(self, request_id: str) -> int:
+        """Blocks that the request holds on the device."""
+
+    def num_held_host_blocks(self, request_id: str) -> int:
+        """Blocks that the request holds in host memory."""
+
+
+class BatchShape:
+    """The sums and maxima on which the time of a step depends; adding a request is O(1).
+
+    A request that computes one token is a decode, any other is a prefill chunk: the same rule as
+    for `Request.is_decode`, and the one that attention kernels follow.
+    """
+
+    __slots__ = (
+        "decode_context_tokens",
+        "max_context_tokens",
+        "num_decodes",
+        "num_prefill_tokens",
+        "num_prefills",
+        "num_swapped_blocks",
+        "prefill_attention_tokens",
+        "squared_chunk_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.num_prefill_tokens = 0
+        """t: tokens of all prefill chunks."""
+        self.num_prefills = 0
+        self.num_decodes = 0
+        """Bd."""
+        self.prefill_attention_tokens = 0
+        """t2: sum of chunk * (prior + (chunk + 1) / 2), the exact (query, key) pairs."""
+        self.squared_chunk_tokens = 0
+        """Sum of chunk**2: t2 as the mission's text has it, kept for comparison."""
+        self.decode_context_tokens = 0
+        """t3: sum of the context lengths of the decodes, their own token included."""
+        self.max_context_tokens = 0
+        self.num_swapped_blocks = 0
+        """KV blocks copied between device and host, both ways."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefill_tokens + self.num_decodes
+
+    @property
+    def num_reqs(self) -> int:
+        return self.num_prefills + self.num_decodes
+
+    def add(self, num_new_tokens: int, num_prior_tokens: int) -> None:
+        """Add a request that computes `num_new_tokens` on top of `num_prior_tokens` cached ones."""
+        context = num_prior_tokens + num_new_tokens
+        if num_new_tokens == 1:
+            self.num_decodes += 1
+            self.decode_context_tokens += context
+        else:
+            self.num_prefills += 1
+            self.num_prefill_tokens += num_new_tokens
+            self.prefill_attention_tokens += (
+                num_new_tokens * num_prior_tokens + num_new_tokens * (num_new_tokens + 1) // 2
+            )
+            self.squared_chunk_tokens += num_new_tokens * num_new_tokens
+        if context > self.max_context_tokens:
+            self.max_context_tokens = context
+
+    def copy(self) -> BatchShape:
+        """A snapshot; undoing an `add` is going back to it."""
+        twin = BatchShape.__new__(BatchShape)
+        twin.num_prefill_tokens = self.num_prefill_tokens
+        twin.num_prefills = self.num_prefills
+        twin.num_decodes = self.num_decodes
+        twin.prefill_attention_tokens = self.prefill_attention_tokens
+        twin.squared_chunk_tokens = self.squared_chunk_tokens
+        twin.decode_context_tokens = self.decode_context_tokens
+        twin.max_context_tokens = self.max_context_tokens
+        twin.num_swapped_blocks = self.num_swapped_blocks
+        return twin
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BatchShape) and self.as_dict() == other.as_dict()
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value}" for name, value in self.as_dict().items() if value)
+        return f"BatchShape({inside})"
+
+
+class LatencyModel(Protocol):
+    """How long a step takes.  Monotone: adding to a shape never makes it faster."""
+
+    def predict(self, shape: BatchShape) -> float:
+        """Seconds for one step of this shape."""
+
+    def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
+        """Seconds for a step that holds nothing but this one chunk; cached, so nearly free."""
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """Learn from a step that was executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """Everything that a policy may look at.  It must not change any of it."""
+
+    now_s: float
+    waiting: Sequence[Request]
+    """In arrival order, but preempted requests stand in front."""
+    running: Sequence[Request]
+    """In the order in which they were admitted."""
+    swapped: Sequence[Request]
+    """In the order in which they were swapped out."""
+    kv: KVView
+    limits: Limits
+    latency_model: LatencyModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """A policy's decision: what to run in this step and what to do to the others."""
+
+    num_scheduled_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens to compute by request id; the order of the mapping is the order of priority."""
+    preempted: tuple[str, ...] = ()
+    """Running requests that lose their KV cache and are computed anew later."""
+    swapped_out: tuple[str, ...] = ()
+    swapped_in: tuple[str, ...] = ()
+    rejected: Mapping[str, EndReason] = field(default_factory=dict)
+    """Requests that have emitted nothing yet and never will, with the reason."""
+    predicted_s: float | None = None
+    """What the policy expects the step to take, if it asked a latency model."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (
+            self.num_scheduled_tokens
+            or self.preempted
+            or self.swapped_out
+            or self.swapped_in
+            or self.rejected
+        )
+
+
+class Policy(ABC):
+    """A scheduling policy: a dataclass whose fields are its hyper-parameters.
+
+    State across steps is allowed only where the algorithm itself has it; `reset` clears it.
+    """
+
+    @abstractmethod
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        """Decide one step."""
+
+    def reset(self) -> None:  # noqa: B027  # most policies have no state
+        """Forget everything learnt from earlier steps."""
+
+
+class BlockCopy(NamedTuple):
+    """One KV block to copy between device and host memory."""
+
+    device_block: int
+    host_block: int
+
+
+class ScheduledChunk(NamedTuple):
+    """What one request computes in a step: tokens [prior, prior + new) of those it knows."""
+
+    request: Request
+    num_new_tokens: int
+    num_prior_tokens: int
+    emits_token: bool
+    """True if the chunk reaches the last known token, so that the next one can be sampled."""
+    block_table: Sequence[int]
+    """Device blocks that hold tokens [0, prior + new), in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """A plan that was accepted and whose blocks are allocated: what an executor runs.
+
+    Swap-outs are copied first, then swap-ins, then the chunks run in one forward pass.
+    """
+
+    chunks: tuple[ScheduledChunk, ...]
+    swap_out: tuple[BlockCopy, ...]
+    swap_in: tuple[BlockCopy, ...]
+    shape: BatchShape
+    predicted_s: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.chunks or self.swap_out or self.swap_in)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came out of one executed step."""
+
+    token_ids: Mapping[str, int]
+    """The new token of each chunk that emits one."""
+    stopped: frozenset[str] = frozenset()
+    """Requests whose new token is their last by the model's own decision."""
+    elapsed_s: float = 0.0
+
+
+class Executor(Protocol):
+    """The seam between simulation and reality."""
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Run one step to its end."""
+
+    def release(self, request_id: str) -> None:
+        """The request has ended; drop whatever is kept for it."""
+
+
+class Clock(Protocol):
+    """Virtual in the simulator, monotonic in the engine; nothing else reads a clock."""
+
+    def now_s(self) -> float: ...
