@@ -84,7 +84,7 @@ class DeadlineRule(StrEnum):
     With a = arrival, t_j = time of output token j and i = number of tokens already out, the next
     token is due at
 
-    * ``envelope``: a + ttft + i * tpot.  Early tokens bank slack (FairBatching, QoServe, PolyServe).
+    * ``envelope``: a + ttft + i * tpot.  Early tokens bank slack (FairBatching, PolyServe).
     * ``mean_tpot``: a + ttft for the first, then t_0 + i * tpot (DistServe, vLLM `--goodput`).
     * ``tbt``: a + ttft for the first, then t_(i-1) + tpot (Sarathi-Serve).
     """
@@ -310,8 +310,22 @@ class BatchShape:
         if context > self.max_context_tokens:
             self.max_context_tokens = context
 
+    def undo_add(self, num_new_tokens: int, num_prior_tokens: int, max_context_tokens: int) -> None:
+        """Take back the latest `add`; `max_context_tokens` is what it was before."""
+        self.max_context_tokens = max_context_tokens
+        if num_new_tokens == 1:
+            self.num_decodes -= 1
+            self.decode_context_tokens -= num_prior_tokens + 1
+        else:
+            self.num_prefills -= 1
+            self.num_prefill_tokens -= num_new_tokens
+            self.prefill_attention_tokens -= (
+                num_new_tokens * num_prior_tokens + num_new_tokens * (num_new_tokens + 1) // 2
+            )
+            self.squared_chunk_tokens -= num_new_tokens * num_new_tokens
+
     def copy(self) -> BatchShape:
-        """A snapshot; undoing an `add` is going back to it."""
+        """A snapshot to go back to after several adds."""
         twin = BatchShape.__new__(BatchShape)
         twin.num_prefill_tokens = self.num_prefill_tokens
         twin.num_prefills = self.num_prefills
@@ -435,10 +449,12 @@ class ScheduledBatch:
     swap_out: tuple[BlockCopy, ...]
     swap_in: tuple[BlockCopy, ...]
     shape: BatchShape
-    predicted_s: float | None = None
+    output: SchedulerOutput = SchedulerOutput()
+    """The decision that it carries out."""
 
     @property
     def is_empty(self) -> bool:
+        """True if the executor has nothing to do."""
         return not (self.chunks or self.swap_out or self.swap_in)
 
 

@@ -1,0 +1,271 @@
+"""BatchBuilder: turns a policy's wishes into one legal step.
+
+A policy calls `add`, `admit` and `preempt` in its order of priority; the builder grants what
+tokens, seats, KV blocks, swap traffic, LoRA slots and predicted time allow.  What `build` returns
+is always legal.  The builder knows no policy and changes nothing outside itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from slosched.core import (
+    BatchShape,
+    EndReason,
+    PreemptionMode,
+    Request,
+    RequestStatus,
+    SchedulerOutput,
+    SchedulerView,
+)
+
+
+class BatchBuilder:
+    """One step in the making.  Every call is O(1) unless it says otherwise."""
+
+    __slots__ = (
+        "_loras",
+        "_out",
+        "_view",
+        "num_free_blocks",
+        "num_free_host_blocks",
+        "num_free_seqs",
+        "num_free_swap_blocks",
+        "num_free_tokens",
+        "num_scheduled_tokens",
+        "preempted",
+        "rejected",
+        "shape",
+        "swapped_in",
+        "swapped_out",
+        "time_limit_s",
+    )
+
+    def __init__(self, view: SchedulerView, *, time_limit_s: float = math.inf) -> None:
+        limits = view.limits
+        self._view = view
+        self._loras: set[str] = set()
+        self._out: set[str] = set()
+        self.num_free_tokens = limits.max_num_batched_tokens
+        self.num_free_seqs = limits.max_num_seqs - len(view.running)
+        self.num_free_blocks = view.kv.num_free_blocks
+        self.num_free_host_blocks = view.kv.num_free_host_blocks
+        self.num_free_swap_blocks: float = (
+            math.inf if limits.max_num_swapped_blocks is None else limits.max_num_swapped_blocks
+        )
+        self.time_limit_s = time_limit_s
+        """The predicted time of the step stays below this, strictly."""
+        self.shape = BatchShape()
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self.preempted: list[str] = []
+        self.swapped_out: list[str] = []
+        self.swapped_in: list[str] = []
+        self.rejected: dict[str, EndReason] = {}
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self.num_scheduled_tokens
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Predicted time of the step so far; None without a latency model."""
+        model = self._view.latency_model
+        return None if model is None else model.predict(self.shape)
+
+    def blocks_missing(self, request: Request, num_new_tokens: int) -> int:
+        """Device blocks that computing `num_new_tokens` more would take from the free ones."""
+        kv = self._view.kv
+        tokens = request.num_computed_tokens + num_new_tokens
+        return -(-tokens // kv.block_size) - kv.num_held_blocks(request.request_id)
+
+    def add(self, request: Request, max_new_tokens: int | None = None) -> int:
+        """Schedule up to `max_new_tokens` (default: all uncomputed) tokens of `request`.
+
+        Returns how many were granted: as many as every limit allows, 0 if not even one.  A
+        swapped request is brought back first; a waiting one takes a seat.
+        """
+        n = self._tokens_wanted(request, max_new_tokens)
+        if n <= 0 or not self._may_run(request):
+            return 0
+        missing = self.blocks_missing(request, n)
+        if missing > self.num_free_blocks:
+            n -= self._tokens_beyond(request, n, missing)
+        n = self._fit_time(request, n)
+        if n > 0:
+            self._take(request, n)
+        return n
+
+    def admit(
+        self, request: Request, max_new_tokens: int | None = None, *, reserved_blocks: int = 0
+    ) -> int:
+        """`add` for a request without device blocks, if all its known tokens fit into the cache.
+
+        Starting a prompt that cannot be finished only takes memory from those that can (vLLM's
+        `scheduler_reserve_full_isl`).  `reserved_blocks` are left for others; see
+        `blocks_promised`.
+        """
+        whole = self.blocks_missing(request, request.num_uncomputed_tokens)
+        if whole > self.num_free_blocks - reserved_blocks:
+            return 0
+        return self.add(request, max_new_tokens)
+
+    def blocks_promised(self, requests: Iterable[Request]) -> int:
+        """Blocks that running `requests` still need for the prompts they have begun.  O(n)."""
+        promised = 0
+        for request in requests:
+            if request.num_uncomputed_tokens > 1 and request.request_id not in self._out:
+                granted = self.num_scheduled_tokens.get(request.request_id, 0)
+                whole = self.blocks_missing(request, request.num_uncomputed_tokens)
+                promised += whole - max(0, self.blocks_missing(request, granted) if granted else 0)
+        return promised
+
+    def add_preempting(self, requests: Sequence[Request], max_new_tokens: int | None = None) -> int:
+        """Add running `requests` in order; where KV blocks run out, preempt from the back.
+
+        The first request can always be served, so something always runs.  Requests that other
+        limits refuse are passed over.  Returns how many were preempted.  O(n).
+        """
+        end = len(requests)
+        i = 0
+        while i < end:
+            request = requests[i]
+            i += 1
+            n = min(request.num_uncomputed_tokens, self.num_free_tokens)
+            if max_new_tokens is not None:
+                n = min(n, max_new_tokens)
+            if n <= 0:
+                continue
+            while end >= i and self.blocks_missing(request, n) > self.num_free_blocks:
+                end -= 1
+                self.preempt(requests[end])
+            if end >= i:
+                self.add(request, n)
+        return len(requests) - end
+
+    def preempt(self, request: Request) -> None:
+        """Take the seat and the device blocks of a running request that is not in this step.
+
+        Its KV cache goes to the host if the limits say "swap" and there is room, else it is lost
+        and computed anew later.
+        """
+        if request.request_id in self.num_scheduled_tokens or request.request_id in self._out:
+            raise ValueError(f"{request.request_id!r} is already part of this step")
+        held = self._view.kv.num_held_blocks(request.request_id)
+        self._out.add(request.request_id)
+        if (
+            self._view.limits.preemption_mode is PreemptionMode.SWAP
+            and held <= self.num_free_host_blocks
+            and held <= self.num_free_swap_blocks
+        ):
+            self.swapped_out.append(request.request_id)
+            self.num_free_host_blocks -= held
+            self.num_free_swap_blocks -= held
+            self.shape.num_swapped_blocks += held
+        else:
+            self.preempted.append(request.request_id)
+        self.num_free_blocks += held
+        self.num_free_seqs += 1
+
+    def reject(self, request: Request, reason: EndReason) -> None:
+        """Refuse a request that has emitted nothing yet; it leaves the system in this step."""
+        if request.request_id in self.num_scheduled_tokens or request.request_id in self._out:
+            raise ValueError(f"{request.request_id!r} is already part of this step")
+        self._out.add(request.request_id)
+        self.rejected[request.request_id] = reason
+        if request.status is RequestStatus.RUNNING:
+            self.num_free_seqs += 1
+            self.num_free_blocks += self._view.kv.num_held_blocks(request.request_id)
+
+    def build(self) -> SchedulerOutput:
+        return SchedulerOutput(
+            num_scheduled_tokens=self.num_scheduled_tokens,
+            preempted=tuple(self.preempted),
+            swapped_out=tuple(self.swapped_out),
+            swapped_in=tuple(self.swapped_in),
+            rejected=self.rejected,
+            predicted_s=self.predicted_s if self.num_scheduled_tokens else None,
+        )
+
+    def _tokens_wanted(self, request: Request, max_new_tokens: int | None) -> int:
+        request_id = request.request_id
+        if request_id in self.num_scheduled_tokens or request_id in self._out:
+            return 0
+        n = request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
+        if max_new_tokens is not None and max_new_tokens < n:
+            n = max_new_tokens
+        return min(n, self.num_free_tokens)
+
+    def _may_run(self, request: Request) -> bool:
+        if request.lora_id is not None and not self._has_lora_slot(request.lora_id):
+            return False
+        if request.status is RequestStatus.RUNNING:
+            return True
+        return self.num_free_seqs > 0 and self._host_blocks(request) <= self.num_free_swap_blocks
+
+    def _take(self, request: Request, n: int) -> None:
+        """Book what `n` tokens of `request` cost, beyond their time."""
+        self.num_free_tokens -= n
+        self.num_free_blocks -= max(0, self.blocks_missing(request, n))
+        if request.lora_id is not None:
+            self._loras.add(request.lora_id)
+        if request.status is not RequestStatus.RUNNING:
+            self.num_free_seqs -= 1
+            if request.status is RequestStatus.SWAPPED:
+                self.swapped_in.append(request.request_id)
+                self.num_free_swap_blocks -= self._host_blocks(request)
+        self.num_scheduled_tokens[request.request_id] = n
+
+    def _host_blocks(self, request: Request) -> int:
+        """Blocks to copy back from the host before `request` can run."""
+        if request.status is not RequestStatus.SWAPPED:
+            return 0
+        return self._view.kv.num_held_host_blocks(request.request_id)
+
+    def _has_lora_slot(self, lora_id: str) -> bool:
+        max_loras = self._view.limits.max_loras
+        return max_loras is None or lora_id in self._loras or len(self._loras) < max_loras
+
+    def _tokens_beyond(self, request: Request, n: int, missing: int) -> int:
+        """How many of the `n` tokens do not fit into the free blocks."""
+        block_size = self._view.kv.block_size
+        blocks = (missing - self.num_free_blocks) - 1
+        last = (request.num_computed_tokens + n) % block_size or block_size
+        return min(n, blocks * block_size + last)
+
+    def _fit_time(self, request: Request, n: int) -> int:
+        """The largest chunk of at most `n` tokens below the time limit, added to the shape.
+
+        One prediction if it fits as a whole, O(log n) if it must be cut.
+        """
+        if n <= 0:
+            return 0
+        shape = self.shape
+        shape.num_swapped_blocks += (host_blocks := self._host_blocks(request))
+        if self.time_limit_s == math.inf:
+            shape.add(n, request.num_computed_tokens)
+            return n
+        fits, too_long = 0, n + 1
+        chunk = n
+        while chunk:
+            if self._is_in_time(chunk, request.num_computed_tokens):
+                fits = chunk
+            else:
+                too_long = chunk
+            chunk = (fits + too_long) // 2 if too_long - fits > 1 else 0
+        if fits:
+            shape.add(fits, request.num_computed_tokens)
+        else:
+            shape.num_swapped_blocks -= host_blocks
+        return fits
+
+    def _is_in_time(self, num_new_tokens: int, num_prior_tokens: int) -> bool:
+        """True if the step with this chunk added is predicted to stay below the time limit."""
+        model = self._view.latency_model
+        if model is None:
+            raise ValueError("a time limit needs a latency model: give the scheduler one")
+        shape = self.shape
+        max_context_tokens = shape.max_context_tokens
+        shape.add(num_new_tokens, num_prior_tokens)
+        predicted_s = model.predict(shape)
+        shape.undo_add(num_new_tokens, num_prior_tokens, max_context_tokens)
+        return predicted_s < self.time_limit_s

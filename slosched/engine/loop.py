@@ -1,0 +1,116 @@
+"""One step loop for simulation and reality: schedule, execute, update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slosched.core import (
+    Clock,
+    EndReason,
+    Executor,
+    Request,
+    ScheduledBatch,
+    StalledError,
+    StepResult,
+)
+from slosched.scheduler import Scheduler
+
+
+class MonotonicClock:
+    """Real seconds; what zero means is nobody's business."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What happened in one step; everything that is ever asked about a run is a query over these.
+
+    Queue lengths and cache use are those right after the plan was carried out, before the device
+    ran it.
+    """
+
+    start_s: float
+    end_s: float
+    batch: ScheduledBatch
+    result: StepResult
+    ended: Sequence[Request]
+    num_waiting: int
+    num_running: int
+    num_swapped: int
+    kv_used_fraction: float
+
+
+class Engine:
+    """Scheduler, executor and clock, joined by `step`."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock = clock
+        self._num_idle_steps = 0
+
+    def step(self) -> StepRecord:
+        """Run one step.
+
+        If the executor raises, every request of the batch is aborted as a fault before the error
+        goes on to the caller: nothing is lost, and the queues stay usable.
+        """
+        scheduler = self.scheduler
+        start_s = self.clock.now_s()
+        batch = scheduler.schedule(start_s)
+        num_waiting, num_running = scheduler.num_waiting, scheduler.num_running
+        num_swapped, kv_used_fraction = scheduler.num_swapped, scheduler.kv.used_fraction
+        result = StepResult({})
+        if batch.is_empty:
+            self._note_idle_step(batch)
+        else:
+            self._num_idle_steps = 0
+            result = self._execute(batch)
+        end_s = self.clock.now_s()
+        scheduler.update(batch, result, end_s)
+        if scheduler.latency_model is not None and batch.chunks:
+            scheduler.latency_model.observe(batch.shape, result.elapsed_s)
+        return StepRecord(
+            start_s=start_s,
+            end_s=end_s,
+            batch=batch,
+            result=result,
+            ended=self.take_ended(),
+            num_waiting=num_waiting,
+            num_running=num_running,
+            num_swapped=num_swapped,
+            kv_used_fraction=kv_used_fraction,
+        )
+
+    def take_ended(self) -> list[Request]:
+        """Requests that ended since the last call; the executor forgets them."""
+        ended = self.scheduler.take_ended()
+        for request in ended:
+            self.executor.release(request.request_id)
+        return ended
+
+    def _execute(self, batch: ScheduledBatch) -> StepResult:
+        try:
+            return self.executor.execute(batch)
+        except Exception:
+            now_s = self.clock.now_s()
+            for chunk in batch.chunks:
+                self.scheduler.abort(chunk.request.request_id, EndReason.FAULT, now_s)
+            raise
+
+    def _note_idle_step(self, batch: ScheduledBatch) -> None:
+        """A step may run nothing if it changed the queues, but not for ever."""
+        num_unfinished = self.scheduler.num_unfinished
+        self._num_idle_steps += 1
+        if num_unfinished and (
+            batch.output.is_empty or self._num_idle_steps > 2 * num_unfinished + 8
+        ):
+            raise StalledError(
+                f"{self.scheduler.policy} scheduled nothing although {num_unfinished} requests are "
+                f"unfinished ({self.scheduler.num_waiting} waiting, "
+                f"{self.scheduler.num_running} running, {self.scheduler.num_swapped} swapped)"
+            )

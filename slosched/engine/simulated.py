@@ -1,0 +1,73 @@
+"""A device that takes as long as a latency model says, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from slosched.core import LatencyModel, ScheduledBatch, StepResult
+
+
+class VirtualClock:
+    """Time that passes only when somebody says so."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._now_s = now_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def advance_to(self, now_s: float) -> None:
+        """Go forward to `now_s`; never back."""
+        self._now_s = max(self._now_s, now_s)
+
+
+class SimulatedExecutor:
+    """Executes a batch by letting its predicted time pass.
+
+    `output_lengths` gives the true number of output tokens by request id; only the executor knows
+    it, and it ends a request there as a real model would by its end-of-sequence token.  A request
+    that is not in it runs to its limit.  With `noise` > 0 each step is multiplied by a lognormal
+    factor of that sigma and mean one.
+    """
+
+    def __init__(
+        self,
+        model: LatencyModel,
+        clock: VirtualClock,
+        output_lengths: Mapping[str, int],
+        *,
+        noise: float = 0.0,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        if noise > 0 and rng is None:
+            raise ValueError("noise needs a random generator: pass rng=np.random.default_rng(seed)")
+        self._model = model
+        self._clock = clock
+        self._output_lengths = output_lengths
+        self._noise = noise
+        self._rng = rng
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        elapsed_s = self._model.predict(batch.shape)
+        if self._noise > 0 and self._rng is not None:
+            elapsed_s *= float(self._rng.lognormal(-0.5 * self._noise**2, self._noise))
+        self._clock.advance(elapsed_s)
+        token_ids: dict[str, int] = {}
+        stopped: list[str] = []
+        for chunk in batch.chunks:
+            if not chunk.emits_token:
+                continue
+            request = chunk.request
+            token_ids[request.request_id] = 0
+            length = self._output_lengths.get(request.request_id)
+            if length is not None and request.num_output_tokens + 1 >= length:
+                stopped.append(request.request_id)
+        return StepResult(token_ids, frozenset(stopped), elapsed_s)
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""

@@ -1,0 +1,45 @@
+"""A pool of numbered KV blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slosched.core import SloschedError
+
+
+class OutOfBlocksError(SloschedError):
+    """More blocks were asked for than are free."""
+
+
+class BlockPool:
+    """Hands out block numbers, the most recently freed first (its memory is the warmest)."""
+
+    __slots__ = ("_free", "num_blocks")
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 0:
+            raise ValueError(f"a block pool cannot have {num_blocks} blocks")
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def free_blocks(self) -> frozenset[int]:
+        return frozenset(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """`count` blocks, or OutOfBlocksError and nothing taken."""
+        if count > len(self._free):
+            raise OutOfBlocksError(f"{count} KV blocks wanted, {len(self._free)} are free")
+        if count == 0:
+            return []
+        taken = self._free[-count:]
+        taken.reverse()
+        del self._free[-count:]
+        return taken
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        self._free.extend(blocks)

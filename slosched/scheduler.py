@@ -1,0 +1,288 @@
+"""The Scheduler owns the queues and the KV bookkeeping; the policy owns every decision.
+
+`schedule` shows the policy a view, checks its plan against the limits, and only then carries it
+out: queues, block tables, progress.  `update` books what the executor produced.  A plan that breaks
+a limit raises IllegalPlanError and changes nothing.  The Scheduler knows no clock: the time is
+handed to it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from slosched.core import (
+    BatchShape,
+    BlockCopy,
+    EndReason,
+    IllegalPlanError,
+    LatencyModel,
+    Limits,
+    Policy,
+    Request,
+    RequestStatus,
+    ScheduledBatch,
+    ScheduledChunk,
+    SchedulerOutput,
+    SchedulerView,
+    StepResult,
+)
+from slosched.kv import KVCache
+
+
+class Scheduler:
+    """Waiting, running and swapped requests, and the blocks they hold."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        kv: KVCache,
+        limits: Limits | None = None,
+        latency_model: LatencyModel | None = None,
+    ) -> None:
+        self.policy = policy
+        self.kv = kv
+        self.limits = limits or Limits()
+        self.latency_model = latency_model
+        self._waiting: OrderedDict[str, Request] = OrderedDict()
+        self._running: dict[str, Request] = {}
+        self._swapped: dict[str, Request] = {}
+        self._ended: list[Request] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_swapped(self) -> int:
+        return len(self._swapped)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self._waiting) + len(self._running) + len(self._swapped)
+
+    def unfinished(self) -> list[Request]:
+        return [*self._running.values(), *self._swapped.values(), *self._waiting.values()]
+
+    def find(self, request_id: str) -> Request | None:
+        """The unfinished request of this id."""
+        for queue in (self._running, self._swapped, self._waiting):
+            if (request := queue.get(request_id)) is not None:
+                return request
+        return None
+
+    def add_request(self, request: Request) -> None:
+        """Queue a new request.
+
+        If its prompt and output limit can never fit into the KV cache it is rejected at once.
+        """
+        if request.status is not RequestStatus.WAITING or request.num_computed_tokens:
+            raise ValueError(f"request {request.request_id!r} is not new: it is {request.status}")
+        if self.find(request.request_id) is not None:
+            raise ValueError(f"a request with the id {request.request_id!r} is already queued")
+        request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
+        self._waiting[request.request_id] = request
+        if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
+            self._end(request, RequestStatus.REJECTED, EndReason.TOO_LONG, now_s=request.arrival_s)
+
+    def abort(self, request_id: str, reason: EndReason, now_s: float) -> bool:
+        """End a request from outside; False if it has ended already (or never was)."""
+        request = self.find(request_id)
+        if request is None:
+            return False
+        self._end(request, RequestStatus.ABORTED, reason, now_s)
+        return True
+
+    def take_ended(self) -> list[Request]:
+        """Requests that ended since the last call, each exactly once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def view(self, now_s: float) -> SchedulerView:
+        return SchedulerView(
+            now_s=now_s,
+            waiting=tuple(self._waiting.values()),
+            running=tuple(self._running.values()),
+            swapped=tuple(self._swapped.values()),
+            kv=self.kv,
+            limits=self.limits,
+            latency_model=self.latency_model,
+        )
+
+    def schedule(self, now_s: float) -> ScheduledBatch:
+        """Ask the policy and carry out its answer; what the executor has to run."""
+        output = self.policy.schedule(self.view(now_s))
+        self._check(output)
+        return self._carry_out(output, now_s)
+
+    def update(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
+        """Book the tokens that came out of an executed batch at `now_s`.
+
+        A request that was aborted while its step ran gets nothing.
+        """
+        rule = self.limits.deadline_rule
+        for chunk in batch.chunks:
+            request = chunk.request
+            if not chunk.emits_token or request.status.is_ended:
+                continue
+            request.output_token_ids.append(result.token_ids[request.request_id])
+            request.token_times_s.append(now_s)
+            request.num_output_tokens += 1
+            request.deadline_s = rule.next_deadline_s(request)
+            if request.request_id in result.stopped:
+                self._end(request, RequestStatus.FINISHED, EndReason.STOP, now_s)
+            elif request.num_output_tokens >= request.max_tokens:
+                self._end(request, RequestStatus.FINISHED, EndReason.LENGTH, now_s)
+
+    def _check(self, output: SchedulerOutput) -> None:
+        """Raise IllegalPlanError if the plan breaks a limit.  Nothing has been changed yet."""
+        swapped_in = set(output.swapped_in)
+        leaving = [*output.preempted, *output.swapped_out, *output.rejected]
+        touched = {*leaving, *output.num_scheduled_tokens}
+        if len(touched) != len(leaving) + len(output.num_scheduled_tokens):
+            raise IllegalPlanError("a request appears twice in the plan")
+        self._check_queues(output, swapped_in)
+        num_tokens = 0
+        num_blocks = self.kv.num_free_blocks + sum(
+            self.kv.num_held_blocks(request_id) for request_id in leaving
+        )
+        for request_id, n in output.num_scheduled_tokens.items():
+            request = self._running.get(request_id)
+            if request is None:
+                request = (self._swapped if request_id in swapped_in else self._waiting).get(
+                    request_id
+                )
+            if request is None:
+                raise IllegalPlanError(
+                    f"{request_id!r} is scheduled but in no queue it can run from"
+                )
+            if not 0 < n <= request.num_uncomputed_tokens:
+                raise IllegalPlanError(
+                    f"{request_id!r} is scheduled for {n} tokens, "
+                    f"but has {request.num_uncomputed_tokens} uncomputed ones"
+                )
+            num_tokens += n
+            num_blocks -= max(
+                0,
+                self.kv.num_blocks_for(request.num_computed_tokens + n)
+                - self.kv.num_held_blocks(request_id),
+            )
+        self._check_totals(output, num_tokens, num_blocks)
+
+    def _check_queues(self, output: SchedulerOutput, swapped_in: set[str]) -> None:
+        for request_id in (*output.preempted, *output.swapped_out):
+            if request_id not in self._running:
+                raise IllegalPlanError(f"{request_id!r} is preempted but not running")
+        if not swapped_in <= output.num_scheduled_tokens.keys():
+            raise IllegalPlanError("a request is swapped in but not scheduled")
+        for request_id in output.rejected:
+            request = self.find(request_id)
+            if request is None or request.num_output_tokens:
+                raise IllegalPlanError(
+                    f"{request_id!r} cannot be rejected: it is unknown or has emitted tokens"
+                )
+
+    def _check_totals(self, output: SchedulerOutput, num_tokens: int, num_blocks: int) -> None:
+        limits = self.limits
+        if num_tokens > limits.max_num_batched_tokens:
+            raise IllegalPlanError(
+                f"{num_tokens} tokens are scheduled, the limit is {limits.max_num_batched_tokens}"
+            )
+        started = sum(1 for name in output.num_scheduled_tokens if name not in self._running)
+        left = sum(1 for name in output.rejected if name in self._running)
+        left += len(output.preempted) + len(output.swapped_out)
+        if len(self._running) + started - left > limits.max_num_seqs:
+            raise IllegalPlanError(
+                f"{len(self._running) + started - left} requests would run, "
+                f"the limit is {limits.max_num_seqs}"
+            )
+        if num_blocks < 0:
+            raise IllegalPlanError(f"the plan needs {-num_blocks} KV blocks more than there are")
+        out = sum(self.kv.num_held_blocks(name) for name in output.swapped_out)
+        if out > self.kv.num_free_host_blocks:
+            raise IllegalPlanError(
+                f"{out} KV blocks are swapped out, the host has {self.kv.num_free_host_blocks} free"
+            )
+
+    def _carry_out(self, output: SchedulerOutput, now_s: float) -> ScheduledBatch:
+        for request_id, reason in output.rejected.items():
+            request = self.find(request_id)
+            assert request is not None
+            self._end(request, RequestStatus.REJECTED, reason, now_s)
+        self._preempt(output.preempted)
+        swap_out = self._swap_out(output.swapped_out)
+        swap_in = self._swap_in(output.swapped_in)
+        shape = BatchShape()
+        shape.num_swapped_blocks = len(swap_out) + len(swap_in)
+        chunks = []
+        for request_id, n in output.num_scheduled_tokens.items():
+            request = self._running.get(request_id)
+            if request is None:
+                request = self._waiting.pop(request_id)
+                request.status = RequestStatus.RUNNING
+                self._running[request_id] = request
+            chunks.append(self._chunk(request, n))
+            shape.add(n, request.num_computed_tokens - n)
+        return ScheduledBatch(
+            chunks=tuple(chunks),
+            swap_out=tuple(swap_out),
+            swap_in=tuple(swap_in),
+            shape=shape,
+            output=output,
+        )
+
+    def _chunk(self, request: Request, n: int) -> ScheduledChunk:
+        prior = request.num_computed_tokens
+        computed = request.num_computed_tokens = prior + n
+        return ScheduledChunk(
+            request,
+            n,
+            prior,
+            computed == request.num_prompt_tokens + request.num_output_tokens,
+            self.kv.grow(request.request_id, computed),
+        )
+
+    def _preempt(self, request_ids: Iterable[str]) -> None:
+        """Victims return to the front of the queue, the last-named first in line."""
+        for request_id in request_ids:
+            request = self._running.pop(request_id)
+            self.kv.free(request_id)
+            request.status = RequestStatus.WAITING
+            request.num_computed_tokens = 0
+            request.num_preemptions += 1
+            self._waiting[request_id] = request
+            self._waiting.move_to_end(request_id, last=False)
+
+    def _swap_out(self, request_ids: Iterable[str]) -> list[BlockCopy]:
+        copies: list[BlockCopy] = []
+        for request_id in request_ids:
+            copies += self.kv.swap_out(request_id)
+            request = self._swapped[request_id] = self._running.pop(request_id)
+            request.status = RequestStatus.SWAPPED
+            request.num_preemptions += 1
+            request.num_swaps += 1
+        return copies
+
+    def _swap_in(self, request_ids: Iterable[str]) -> list[BlockCopy]:
+        copies: list[BlockCopy] = []
+        for request_id in request_ids:
+            copies += self.kv.swap_in(request_id)
+            request = self._running[request_id] = self._swapped.pop(request_id)
+            request.status = RequestStatus.RUNNING
+        return copies
+
+    def _end(
+        self, request: Request, status: RequestStatus, reason: EndReason, now_s: float
+    ) -> None:
+        assert not request.status.is_ended, f"{request.request_id!r} would end twice"
+        for queue in (self._running, self._swapped, self._waiting):
+            queue.pop(request.request_id, None)
+        self.kv.free(request.request_id)
+        request.status = status
+        request.end_reason = reason
+        request.end_s = now_s
+        self._ended.append(request)
