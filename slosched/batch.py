@@ -8,7 +8,7 @@ is always legal.  The builder knows no policy and changes nothing outside itself
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from slosched.core import (
     BatchShape,
@@ -42,12 +42,20 @@ class BatchBuilder:
         "time_limit_s",
     )
 
-    def __init__(self, view: SchedulerView, *, time_limit_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        view: SchedulerView,
+        *,
+        token_budget: int | None = None,
+        time_limit_s: float = math.inf,
+    ) -> None:
         limits = view.limits
         self._view = view
         self._loras: set[str] = set()
         self._out: set[str] = set()
         self.num_free_tokens = limits.max_num_batched_tokens
+        if token_budget is not None:
+            self.num_free_tokens = min(self.num_free_tokens, token_budget)
         self.num_free_seqs = limits.max_num_seqs - len(view.running)
         self.num_free_blocks = view.kv.num_free_blocks
         self.num_free_host_blocks = view.kv.num_free_host_blocks
@@ -66,11 +74,19 @@ class BatchBuilder:
     def __contains__(self, request: Request) -> bool:
         return request.request_id in self.num_scheduled_tokens
 
+    def has_left(self, request: Request) -> bool:
+        """True if this step preempts, swaps out or rejects the request."""
+        return request.request_id in self._out
+
     @property
     def predicted_s(self) -> float | None:
         """Predicted time of the step so far; None without a latency model."""
         model = self._view.latency_model
         return None if model is None else model.predict(self.shape)
+
+    def predict_with_rest_of(self, request: Request) -> float:
+        """Predicted time of the step if it computed all that is left of `request` as well."""
+        return self._predict_with(request.num_uncomputed_tokens, request.num_computed_tokens)
 
     def blocks_missing(self, request: Request, num_new_tokens: int) -> int:
         """Device blocks that computing `num_new_tokens` more would take from the free ones."""
@@ -78,25 +94,33 @@ class BatchBuilder:
         tokens = request.num_computed_tokens + num_new_tokens
         return -(-tokens // kv.block_size) - kv.num_held_blocks(request.request_id)
 
-    def add(self, request: Request, max_new_tokens: int | None = None) -> int:
+    def add(
+        self, request: Request, max_new_tokens: int | None = None, *, min_new_tokens: int = 1
+    ) -> int:
         """Schedule up to `max_new_tokens` (default: all uncomputed) tokens of `request`.
 
-        Returns how many were granted: as many as every limit allows, 0 if not even one.  A
-        swapped request is brought back first; a waiting one takes a seat.
+        Returns how many were granted: as many as every limit allows, or 0 if that is neither the
+        whole rest nor at least `min_new_tokens`.  A swapped request is brought back first; a
+        waiting one takes a seat.
         """
-        n = self._tokens_wanted(request, max_new_tokens)
+        n = wanted = self._tokens_wanted(request, max_new_tokens)
         if n <= 0 or not self._may_run(request):
             return 0
         missing = self.blocks_missing(request, n)
         if missing > self.num_free_blocks:
             n -= self._tokens_beyond(request, n, missing)
-        n = self._fit_time(request, n)
+        n = self._fit_time(request, n, min(wanted, min_new_tokens))
         if n > 0:
             self._take(request, n)
         return n
 
     def admit(
-        self, request: Request, max_new_tokens: int | None = None, *, reserved_blocks: int = 0
+        self,
+        request: Request,
+        max_new_tokens: int | None = None,
+        *,
+        min_new_tokens: int = 1,
+        reserved_blocks: int = 0,
     ) -> int:
         """`add` for a request without device blocks, if all its known tokens fit into the cache.
 
@@ -104,10 +128,14 @@ class BatchBuilder:
         `scheduler_reserve_full_isl`).  `reserved_blocks` are left for others; see
         `blocks_promised`.
         """
-        whole = self.blocks_missing(request, request.num_uncomputed_tokens)
-        if whole > self.num_free_blocks - reserved_blocks:
+        if not self.fits_whole(request, reserved_blocks):
             return 0
-        return self.add(request, max_new_tokens)
+        return self.add(request, max_new_tokens, min_new_tokens=min_new_tokens)
+
+    def fits_whole(self, request: Request, reserved_blocks: int = 0) -> bool:
+        """True if the free blocks hold all the request's known tokens and `reserved_blocks`."""
+        missing = self.blocks_missing(request, request.num_uncomputed_tokens)
+        return missing <= self.num_free_blocks - reserved_blocks
 
     def blocks_promised(self, requests: Iterable[Request]) -> int:
         """Blocks that running `requests` still need for the prompts they have begun.  O(n)."""
@@ -115,32 +143,33 @@ class BatchBuilder:
         for request in requests:
             if request.num_uncomputed_tokens > 1 and request.request_id not in self._out:
                 granted = self.num_scheduled_tokens.get(request.request_id, 0)
-                whole = self.blocks_missing(request, request.num_uncomputed_tokens)
-                promised += whole - max(0, self.blocks_missing(request, granted) if granted else 0)
+                promised += self.blocks_missing(request, request.num_uncomputed_tokens)
+                promised -= max(0, self.blocks_missing(request, granted))
         return promised
 
-    def add_preempting(self, requests: Sequence[Request], max_new_tokens: int | None = None) -> int:
+    def make_room(self, request: Request, num_new_tokens: int, victims: list[Request]) -> bool:
+        """Preempt from the back of `victims` until `num_new_tokens` of `request` have blocks.
+
+        `victims` holds every running request that may go, `request` among them, the dearest
+        first; those that go are removed from it.  False if `request` went itself.
+        """
+        while self.blocks_missing(request, num_new_tokens) > self.num_free_blocks:
+            victim = victims.pop()
+            self.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def add_preempting(self, requests: Iterable[Request], victims: list[Request]) -> None:
         """Add running `requests` in order; where KV blocks run out, preempt from the back.
 
-        The first request can always be served, so something always runs.  Requests that other
-        limits refuse are passed over.  Returns how many were preempted.  O(n).
+        `requests` is a subsequence of `victims`, so that the first one is always served and
+        something always runs.  A chunk gets all its blocks or none.  O(n).
         """
-        end = len(requests)
-        i = 0
-        while i < end:
-            request = requests[i]
-            i += 1
-            n = min(request.num_uncomputed_tokens, self.num_free_tokens)
-            if max_new_tokens is not None:
-                n = min(n, max_new_tokens)
-            if n <= 0:
-                continue
-            while end >= i and self.blocks_missing(request, n) > self.num_free_blocks:
-                end -= 1
-                self.preempt(requests[end])
-            if end >= i:
+        for request in requests:
+            n = self._tokens_wanted(request, None)
+            if n > 0 and self.make_room(request, n, victims):
                 self.add(request, n)
-        return len(requests) - end
 
     def preempt(self, request: Request) -> None:
         """Take the seat and the device blocks of a running request that is not in this step.
@@ -232,19 +261,19 @@ class BatchBuilder:
         last = (request.num_computed_tokens + n) % block_size or block_size
         return min(n, blocks * block_size + last)
 
-    def _fit_time(self, request: Request, n: int) -> int:
-        """The largest chunk of at most `n` tokens below the time limit, added to the shape.
+    def _fit_time(self, request: Request, n: int, least: int) -> int:
+        """The largest chunk of `least` to `n` tokens below the time limit, added to the shape.
 
         One prediction if it fits as a whole, O(log n) if it must be cut.
         """
-        if n <= 0:
+        if n < least:
             return 0
         shape = self.shape
         shape.num_swapped_blocks += (host_blocks := self._host_blocks(request))
         if self.time_limit_s == math.inf:
             shape.add(n, request.num_computed_tokens)
             return n
-        fits, too_long = 0, n + 1
+        fits, too_long = least - 1, n + 1
         chunk = n
         while chunk:
             if self._is_in_time(chunk, request.num_computed_tokens):
@@ -252,14 +281,16 @@ class BatchBuilder:
             else:
                 too_long = chunk
             chunk = (fits + too_long) // 2 if too_long - fits > 1 else 0
-        if fits:
+        if fits >= least:
             shape.add(fits, request.num_computed_tokens)
-        else:
-            shape.num_swapped_blocks -= host_blocks
-        return fits
+            return fits
+        shape.num_swapped_blocks -= host_blocks
+        return 0
 
     def _is_in_time(self, num_new_tokens: int, num_prior_tokens: int) -> bool:
-        """True if the step with this chunk added is predicted to stay below the time limit."""
+        return self._predict_with(num_new_tokens, num_prior_tokens) < self.time_limit_s
+
+    def _predict_with(self, num_new_tokens: int, num_prior_tokens: int) -> float:
         model = self._view.latency_model
         if model is None:
             raise ValueError("a time limit needs a latency model: give the scheduler one")
@@ -268,4 +299,4 @@ class BatchBuilder:
         shape.add(num_new_tokens, num_prior_tokens)
         predicted_s = model.predict(shape)
         shape.undo_add(num_new_tokens, num_prior_tokens, max_context_tokens)
-        return predicted_s < self.time_limit_s
+        return predicted_s

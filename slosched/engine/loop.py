@@ -56,8 +56,8 @@ class Engine:
     def step(self) -> StepRecord:
         """Run one step.
 
-        If the executor raises, every request of the batch is aborted as a fault before the error
-        goes on to the caller: nothing is lost, and the queues stay usable.
+        If the executor raises, every request whose KV cache it may have spoilt is aborted as a
+        fault before the error goes on to the caller: nothing is lost, the queues stay usable.
         """
         scheduler = self.scheduler
         start_s = self.clock.now_s()
@@ -98,8 +98,9 @@ class Engine:
             return self.executor.execute(batch)
         except Exception:
             now_s = self.clock.now_s()
-            for chunk in batch.chunks:
-                self.scheduler.abort(chunk.request.request_id, EndReason.FAULT, now_s)
+            hit = (*batch.output.num_scheduled_tokens, *batch.output.swapped_out)
+            for request_id in hit:
+                self.scheduler.abort(request_id, EndReason.FAULT, now_s)
             raise
 
     def _note_idle_step(self, batch: ScheduledBatch) -> None:

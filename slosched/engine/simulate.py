@@ -1,0 +1,87 @@
+"""Replay a trace through the step loop in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slosched.core import LatencyModel, Limits, Policy, Request
+from slosched.engine.loop import Engine, StepRecord
+from slosched.engine.simulated import SimulatedExecutor, VirtualClock
+from slosched.kv import KVCache
+from slosched.scheduler import Scheduler
+from slosched.workload.trace import Trace
+
+
+@dataclass(frozen=True)
+class SimulationConfig:
+    """The replica that is simulated; the same for every policy of a comparison."""
+
+    limits: Limits = field(default_factory=Limits)
+    num_blocks: int = 8192
+    """KV blocks on the device."""
+    block_size: int = 16
+    num_host_blocks: int = 8192
+    """KV blocks in host memory, for preemption by swap."""
+    noise: float = 0.0
+    """Sigma of the lognormal factor on every step's true time."""
+    seed: int = 0
+
+
+def simulate(
+    trace: Trace,
+    policy: Policy,
+    model: LatencyModel,
+    config: SimulationConfig | None = None,
+    *,
+    scheduler_model: LatencyModel | None = None,
+    on_step: Callable[[StepRecord], None] | None = None,
+) -> list[Request]:
+    """Play `trace` open loop until every request has ended; they come back in order of arrival.
+
+    The device takes as long as `model` says; the policy predicts with `scheduler_model` (the same
+    one by default, which no real engine grants it).  Each request's true output length is known to
+    the device alone; its limit `max_tokens` is the longest output of the whole trace, as far as
+    the KV cache allows.
+    """
+    config = config or SimulationConfig()
+    policy.reset()
+    clock = VirtualClock()
+    kv = KVCache(config.num_blocks, config.block_size, config.num_host_blocks)
+    scheduler = Scheduler(policy, kv, config.limits, scheduler_model or model)
+    lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
+    rng = np.random.default_rng(config.seed)
+    executor = SimulatedExecutor(model, clock, lengths, noise=config.noise, rng=rng)
+    engine = Engine(scheduler, executor, clock)
+    requests = make_requests(trace, capacity_tokens=config.num_blocks * config.block_size)
+    next_arrival = 0
+    while next_arrival < len(requests) or scheduler.num_unfinished:
+        if not scheduler.num_unfinished:
+            clock.advance_to(requests[next_arrival].arrival_s)
+        now_s = clock.now_s()
+        while next_arrival < len(requests) and requests[next_arrival].arrival_s <= now_s:
+            scheduler.add_request(requests[next_arrival])
+            next_arrival += 1
+        record = engine.step()
+        if on_step is not None:
+            on_step(record)
+    return requests
+
+
+def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
+    """Requests as a client would send them, without their output lengths."""
+    longest = max(r.num_output_tokens for r in trace.requests)
+    return [
+        Request(
+            request_id=r.request_id,
+            arrival_s=r.arrival_s,
+            num_prompt_tokens=r.num_prompt_tokens,
+            max_tokens=max(
+                r.num_output_tokens, min(longest, capacity_tokens - r.num_prompt_tokens)
+            ),
+            slo=r.slo,
+        )
+        for r in trace.requests
+    ]

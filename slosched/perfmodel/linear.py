@@ -1,0 +1,104 @@
+"""The mission's formula: the time of a step as a weighted sum of what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slosched.core import BatchShape
+
+TILE_TOKENS = 64
+"""Rows of a GEMM tile: the step's time has a stair every so many tokens."""
+
+
+class AttentionWork(StrEnum):
+    """What t2, the attention work of the prefill chunks, counts."""
+
+    EXACT = "exact"
+    """Σ chunk · (prior + (chunk + 1) / 2): every (query, key) pair, right for chunked prefill."""
+    LITERAL = "literal"
+    """Σ chunk²: as the mission's text has it; blind to the context that a chunk continues."""
+
+
+@dataclass(frozen=True)
+class LinearCoefficients:
+    """C1 … C7, all in seconds per unit and never negative."""
+
+    per_token_s: float
+    """C1, for each of the t + Bd tokens."""
+    per_attention_s: float
+    """C2, for each unit of t2."""
+    per_context_s: float
+    """C3, for each token of the decodes' contexts, t3."""
+    per_tile_s: float
+    """C4, for each started tile of 64 tokens."""
+    any_decode_s: float
+    """C5, once if the batch has a decode."""
+    per_swapped_block_s: float
+    """C6, for each KV block copied between device and host (num_swap)."""
+    constant_s: float
+    """C7."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value >= 0:
+                raise ValueError(f"coefficient {name} must not be negative, but is {value!r}")
+
+
+@dataclass(eq=False)
+class LinearModel:
+    """T = C1(t+Bd) + C2·t2 + C3·t3 + C4·ceil((t+Bd)/64) + C5·[Bd>0] + C6·num_swap + C7.
+
+    Source: the mission's text (the blog post "vllm reading", 2025-04-01), with t2 as the exact
+    work of chunked prefill unless `attention` says "literal".  `num_swap` counts KV blocks, since
+    that is what a copy's time grows with.  The model is fixed: `observe` learns nothing.
+    """
+
+    coefficients: LinearCoefficients
+    attention: AttentionWork = AttentionWork.EXACT
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    held_out_error: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        c = self.coefficients
+        self._c1 = c.per_token_s
+        self._c2 = c.per_attention_s
+        self._c3 = c.per_context_s
+        self._c4 = c.per_tile_s
+        self._c5 = c.any_decode_s
+        self._c6 = c.per_swapped_block_s
+        self._c7 = c.constant_s
+        self._is_exact = self.attention is AttentionWork.EXACT
+        self._prompt_s: dict[int, float] = {}
+
+    def predict(self, shape: BatchShape) -> float:
+        tokens = shape.num_prefill_tokens + shape.num_decodes
+        seconds = self._c6 * shape.num_swapped_blocks
+        if tokens == 0:
+            return seconds + self._c7 if shape.num_swapped_blocks else 0.0
+        work = shape.prefill_attention_tokens if self._is_exact else shape.squared_chunk_tokens
+        seconds += (
+            self._c1 * tokens
+            + self._c2 * work
+            + self._c3 * shape.decode_context_tokens
+            + self._c4 * ((tokens + TILE_TOKENS - 1) // TILE_TOKENS)
+            + self._c7
+        )
+        return seconds + self._c5 if shape.num_decodes else seconds
+
+    def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
+        if num_prior_tokens:
+            return self._predict_alone(num_new_tokens, num_prior_tokens)
+        seconds = self._prompt_s.get(num_new_tokens)
+        if seconds is None:
+            seconds = self._prompt_s[num_new_tokens] = self._predict_alone(num_new_tokens, 0)
+        return seconds
+
+    def _predict_alone(self, num_new_tokens: int, num_prior_tokens: int) -> float:
+        shape = BatchShape()
+        shape.add(num_new_tokens, num_prior_tokens)
+        return self.predict(shape)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """Nothing: this form does not learn online."""

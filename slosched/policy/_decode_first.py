@@ -1,0 +1,58 @@
+"""Stall-free packing, shared by the policies that differ only in the order of prefills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slosched.batch import BatchBuilder
+from slosched.core import Request, RequestStatus, SchedulerOutput, SchedulerView
+from slosched.policy._drop import Drop, drop_late
+
+
+def pack_decode_first(
+    view: SchedulerView,
+    *,
+    token_budget: int,
+    drop: Drop,
+    prefill_order: Callable[[Request], float] | None,
+) -> SchedulerOutput:
+    """One token for every decode, then prefill chunks until `token_budget` is full.
+
+    Swapped requests come back before new ones start, and none starts in a step that had to
+    preempt.  Prefills run in `prefill_order` (None: those begun first, then by arrival), and a
+    prompt is begun only if all of it fits into the KV cache beside those already begun.
+    Source: Sarathi-Serve (OSDI '24), algorithm 3.
+    """
+    batch = BatchBuilder(view, token_budget=token_budget)
+    view = drop_late(batch, view, drop)
+    batch.add_preempting((r for r in view.running if r.is_decode), victims=list(view.running))
+    begun = [r for r in view.running if not r.is_decode]
+    waiting = view.waiting if may_start_new(batch, view, begun) else ()
+    prefills = [r for r in begun if not batch.has_left(r)] + list(waiting)
+    if prefill_order is not None:
+        prefills.sort(key=prefill_order)
+    _pack_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
+    return batch.build()
+
+
+def _pack_prefills(batch: BatchBuilder, prefills: list[Request], reserved_blocks: int) -> None:
+    """In order; the first waiting request that cannot start keeps those behind it out, too."""
+    blocked = False
+    for request in prefills:
+        if batch.num_free_tokens <= 0:
+            break
+        if request.status is RequestStatus.RUNNING:
+            reserved_blocks -= batch.blocks_promised((request,))
+            batch.add(request)
+        elif blocked or not batch.admit(request, reserved_blocks=reserved_blocks):
+            blocked = True
+            continue
+        reserved_blocks += batch.blocks_promised((request,))
+
+
+def may_start_new(batch: BatchBuilder, view: SchedulerView, begun: list[Request]) -> bool:
+    """Bring swapped requests back; True if all of them came and nothing had to be preempted."""
+    if batch.preempted or batch.swapped_out:
+        return False
+    reserved = batch.blocks_promised(begun)
+    return all(batch.admit(request, reserved_blocks=reserved) for request in view.swapped)

@@ -1,0 +1,37 @@
+"""First come, first served, in chunks: what vLLM V1 does by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slosched.batch import BatchBuilder
+from slosched.core import Policy, SchedulerOutput, SchedulerView
+from slosched.policy._decode_first import may_start_new
+from slosched.policy._drop import Drop, drop_late
+
+
+@dataclass
+class FCFS(Policy):
+    """Running requests in order of admission, then waiting ones in order of arrival.
+
+    Requests that run come first, so decodes are served before new prompts; a prompt gets what is
+    left of the step's tokens and continues in the next.  When KV blocks run out the youngest
+    running request is preempted, and then nothing new starts.  A waiting request starts only if
+    all its tokens fit into the free blocks, and none overtakes the head of the queue.
+
+    Source: vLLM 0.33 `v1/core/sched/scheduler.py` with its defaults (chunked prefill,
+    `scheduler_reserve_full_isl`); swapped requests, which V1 does not have, come back before new
+    ones as in vLLM V0.  Left out: priorities, prefix caching, long-prefill threshold.
+    """
+
+    drop: Drop = Drop.NEVER
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        batch = BatchBuilder(view)
+        view = drop_late(batch, view, self.drop)
+        batch.add_preempting(view.running, victims=list(view.running))
+        if may_start_new(batch, view, begun=[]):
+            for request in view.waiting:
+                if batch.num_free_tokens <= 0 or not batch.admit(request):
+                    break
+        return batch.build()
