@@ -1,0 +1,98 @@
+"""Arrival processes: independent gaps, or Poisson arrivals at a random rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.signal import lfilter
+
+from slosched.workload.trace import FloatArray
+
+_GRID_S = 0.25
+"""Step of the clock's random rate: a quarter of the shortest correlation time that we fit."""
+_BLOCK_STEPS = 4096
+
+
+class Arrivals(Protocol):
+    """An arrival process with a rate of its own."""
+
+    def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
+        """Sorted arrival times, shape (num_requests,), from any time zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class GammaArrivals:
+    """Independent gamma gaps of mean 1 s: `cv` 1 is Poisson, above it bursty, below it regular."""
+
+    cv: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cv < math.inf:
+            raise ValueError(f"cv must be positive and finite, not {self.cv!r}")
+
+    def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
+        shape = self.cv**-2
+        return np.cumsum(rng.gamma(shape, 1 / shape, num_requests))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantileArrivals:
+    """Independent gaps given by their quantiles `gaps_s` at `levels`, linear in between.
+
+    For traces whose gaps themselves carry the bursts: most last milliseconds, a few minutes.
+    """
+
+    levels: tuple[float, ...]
+    gaps_s: tuple[float, ...]
+
+    def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
+        return np.cumsum(np.interp(rng.random(num_requests), self.levels, self.gaps_s))
+
+
+@dataclass(frozen=True, slots=True)
+class ModulatedPoisson:
+    """Poisson arrivals on a clock whose speed is a product of lognormal processes of mean 1.
+
+    Each (variance, tau_s) of `modulation` is one process: the variance of its speed, and the
+    correlation time of the logarithm, exp(-lag / tau_s).  The index of dispersion of counts then
+    grows with the window, as in traces where a busy minute follows a busy minute.
+    """
+
+    rate: float
+    modulation: tuple[tuple[float, float], ...]
+
+    def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
+        clock_times_s = np.cumsum(rng.exponential(1 / self.rate, num_requests))
+        return _on_modulated_clock(clock_times_s, self.modulation, rng)
+
+
+def _on_modulated_clock(
+    clock_times_s: FloatArray, modulation: Sequence[tuple[float, float]], rng: np.random.Generator
+) -> FloatArray:
+    """When a clock of random speed shows each of these times; same shape."""
+    shown = [0.0]
+    states = [rng.standard_normal() for _ in modulation]
+    while shown[-1] <= clock_times_s[-1]:
+        log_speed = np.zeros(_BLOCK_STEPS)
+        for i, (variance, tau_s) in enumerate(modulation):
+            noise = rng.standard_normal(_BLOCK_STEPS)
+            path = _unit_process(noise, states[i], tau_s)
+            states[i] = float(path[-1])
+            # A lognormal of mean 1 and this variance.
+            log_variance = math.log1p(variance)
+            log_speed += math.sqrt(log_variance) * path - log_variance / 2
+        shown.extend(shown[-1] + _GRID_S * np.cumsum(np.exp(log_speed)))
+    real_times = _GRID_S * np.arange(len(shown))
+    arrivals: FloatArray = np.interp(clock_times_s, shown, real_times)
+    return arrivals
+
+
+def _unit_process(noise: FloatArray, state: float, tau_s: float) -> FloatArray:
+    """An Ornstein-Uhlenbeck path of variance 1 on the grid, going on from `state`."""
+    keep = math.exp(-_GRID_S / tau_s)
+    path, _ = lfilter([math.sqrt(1 - keep**2)], [1, -keep], noise, zi=[keep * state])
+    return np.asarray(path, dtype=np.float64)

@@ -1,0 +1,104 @@
+"""Who is promised what: durations as people write them, and rules that give each request an SLO.
+
+A rule sees prompt lengths only: what a client knows when it sends a request.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from slosched.core import SLO
+
+_SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)")
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of a duration such as "500ms", "1.5 s", "2m" or "1h"; a bare number is seconds.
+
+    Raises ValueError for anything else, and for durations that are not positive and finite.
+    """
+    match = _DURATION.fullmatch(str(text).strip().lower())
+    unit = match[2] or "s" if match else ""
+    if match is None or unit not in _SECONDS_PER_UNIT:
+        raise ValueError(
+            f"{text!r} is not a duration: write a number and one of "
+            f"{', '.join(_SECONDS_PER_UNIT)}, for example 500ms or 1.5s (no unit means seconds)"
+        )
+    seconds = float(match[1]) * _SECONDS_PER_UNIT[unit]
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"a duration must be positive and finite, not {text!r}")
+    return seconds
+
+
+class SLORule(Protocol):
+    """Gives each request of a trace its SLO."""
+
+    def assign(self, num_prompt_tokens: Sequence[int]) -> list[SLO]:
+        """One SLO a request, in the order of the prompt lengths given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Each request draws one of several SLOs at random, in proportion to `weights`."""
+
+    slos: tuple[SLO, ...]
+    weights: tuple[float, ...]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.slos or len(self.slos) != len(self.weights):
+            raise ValueError(
+                f"tiers need one weight each: got {len(self.slos)} SLOs "
+                f"and {len(self.weights)} weights"
+            )
+        bad = [w for w in self.weights if not (math.isfinite(w) and w >= 0)]
+        if bad or sum(self.weights) <= 0:
+            raise ValueError(
+                f"weights of tiers must be finite, not negative, and not all zero: {self.weights}"
+            )
+
+    def assign(self, num_prompt_tokens: Sequence[int]) -> list[SLO]:
+        rng = np.random.default_rng(self.seed)
+        shares = np.asarray(self.weights, dtype=float) / sum(self.weights)
+        drawn = rng.choice(len(self.slos), size=len(num_prompt_tokens), p=shares)
+        return [self.slos[i] for i in drawn]
+
+
+@dataclass(frozen=True, slots=True)
+class Proportional:
+    """TTFT grows with the prompt: `base_s` + `factor` x seconds of its unloaded prefill.
+
+    `prefill_s` maps prompt tokens to seconds on an idle device, for example
+    `LatencyModel.predict_prefill`.
+    """
+
+    prefill_s: Callable[[int], float]
+    factor: float
+    tpot_s: float
+    base_s: float = 0.0
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise ValueError(f"factor must be positive and finite, not {self.factor!r}")
+        if not 0 <= self.base_s < math.inf:
+            raise ValueError(f"base_s must be finite and not negative, not {self.base_s!r}")
+
+    def assign(self, num_prompt_tokens: Sequence[int]) -> list[SLO]:
+        return [self._slo(n) for n in num_prompt_tokens]
+
+    def _slo(self, num_prompt_tokens: int) -> SLO:
+        prefill_s = self.prefill_s(num_prompt_tokens)
+        if not 0 <= prefill_s < math.inf:
+            raise ValueError(
+                f"prefill_s({num_prompt_tokens}) returned {prefill_s!r}; "
+                "expected finite seconds that are not negative"
+            )
+        return SLO(self.base_s + self.factor * prefill_s, self.tpot_s, self.e2e_s)

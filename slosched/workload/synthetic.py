@@ -1,0 +1,147 @@
+"""Traces from nothing: the statistics of the public traces, or plain Poisson and gamma arrivals.
+
+The fitted kinds read `public_traces.json`, which `fit_public_traces.py` makes from the files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from slosched.core import NO_SLO, SLO
+from slosched.workload.arrivals import Arrivals, GammaArrivals, ModulatedPoisson, QuantileArrivals
+from slosched.workload.lengths import (
+    Fixed,
+    IndependentLengths,
+    LengthDistribution,
+    LengthPairs,
+    Lognormal,
+    QuantileLengths,
+)
+from slosched.workload.slo import SLORule
+from slosched.workload.trace import Trace, TraceRequest
+
+FITTED_KINDS = ("azure_conv", "azure_code", "mooncake_conv")
+RENEWAL_KINDS = ("poisson", "gamma")
+KINDS = FITTED_KINDS + RENEWAL_KINDS
+
+DEFAULT_PROMPT = Lognormal(mean_tokens=512, cv=1.0)
+DEFAULT_OUTPUT = Lognormal(mean_tokens=128, cv=1.0)
+
+
+def synthesize(
+    kind: str,
+    *,
+    num_requests: int | None = None,
+    duration_s: float | None = None,
+    rate: float | None = None,
+    seed: int = 0,
+    slo: SLO | SLORule = NO_SLO,
+    prompt: LengthDistribution | int | None = None,
+    output: LengthDistribution | int | None = None,
+    cv: float | None = None,
+) -> Trace:
+    """A random trace of `num_requests`, or of `duration_s` seconds, at exactly `rate` requests/s.
+
+    `rate` defaults to that of the trace fitted (1/s for `poisson` and `gamma`).  Time is scaled so
+    that the realised rate is `rate` whatever the bursts: traces of different seeds then offer the
+    same load.  `prompt` and `output` (a distribution or a fixed number of tokens) are for
+    `poisson` and `gamma`, `cv` (of the gaps, 2 by default) for `gamma` alone.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of trace {kind!r}; choose one of {', '.join(KINDS)}")
+    natural_rate = float(_tables()[kind]["rate"]) if kind in FITTED_KINDS else 1.0
+    rate = natural_rate if rate is None else rate
+    if not 0 < rate < math.inf:
+        raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
+    size = _num_requests(num_requests, duration_s, rate)
+    arrivals = _arrivals(kind, cv)
+    lengths = _lengths(kind, prompt, output)
+    # Two streams: other arrivals must not change the lengths, nor the reverse.
+    arrival_rng, length_rng = np.random.default_rng(seed).spawn(2)
+    times_s = arrivals.times_s(size, arrival_rng)
+    prompts, outputs = lengths.draw(size, length_rng)
+    requests = [
+        TraceRequest(str(i), float(times_s[i]), int(prompts[i]), int(outputs[i]))
+        for i in range(size)
+    ]
+    origin: dict[str, str | int | float] = {"kind": kind, "seed": seed}
+    if kind in RENEWAL_KINDS:
+        origin |= {"arrivals": repr(arrivals), "lengths": repr(lengths)}
+    trace = Trace.of(requests, kind, origin).with_slo(slo)
+    return trace.scaled_to(rate) if size > 1 else trace
+
+
+def fitted_summary(kind: str) -> dict[str, str | float]:
+    """`Trace.summary()` of the public trace that a fitted kind imitates."""
+    if kind not in FITTED_KINDS:
+        raise ValueError(f"{kind!r} is not fitted to a trace; choose {', '.join(FITTED_KINDS)}")
+    return dict(_tables()[kind]["summary"])
+
+
+def _num_requests(num_requests: int | None, duration_s: float | None, rate: float) -> int:
+    if (num_requests is None) == (duration_s is None):
+        raise ValueError("give either num_requests or duration_s, and not both")
+    if duration_s is not None:
+        if not 0 < duration_s < math.inf:
+            raise ValueError(f"duration_s must be positive and finite, not {duration_s!r}")
+        return max(1, round(rate * duration_s))
+    if num_requests is None or num_requests < 1:
+        raise ValueError(f"num_requests must be at least 1, not {num_requests!r}")
+    return num_requests
+
+
+def _arrivals(kind: str, cv: float | None) -> Arrivals:
+    if cv is not None and kind != "gamma":
+        raise ValueError(f"cv is for gamma arrivals; those of {kind!r} have their own")
+    if kind == "poisson":
+        return GammaArrivals(cv=1.0)
+    if kind == "gamma":
+        return GammaArrivals(cv=2.0 if cv is None else cv)
+    table = _tables()[kind]["arrivals"]
+    if "gaps_s" in table:
+        return QuantileArrivals(tuple(table["levels"]), tuple(table["gaps_s"]))
+    modulation = tuple((variance, tau_s) for variance, tau_s in table["modulation"])
+    return ModulatedPoisson(table["rate"], modulation)
+
+
+def _lengths(
+    kind: str, prompt: LengthDistribution | int | None, output: LengthDistribution | int | None
+) -> LengthPairs:
+    if kind in RENEWAL_KINDS:
+        return IndependentLengths(
+            prompt=_distribution(prompt, DEFAULT_PROMPT),
+            output=_distribution(output, DEFAULT_OUTPUT),
+        )
+    if prompt is not None or output is not None:
+        raise ValueError(
+            f"{kind!r} has lengths of its own: leave out prompt and output, or choose one of "
+            f"{', '.join(RENEWAL_KINDS)}"
+        )
+    table = _tables()[kind]["lengths"]
+    return QuantileLengths(
+        prompt_levels=tuple(table["prompt_levels"]),
+        prompt_quantiles=tuple(table["prompt_quantiles"]),
+        output_levels=tuple(table["output_levels"]),
+        output_quantiles=tuple(tuple(row) for row in table["output_quantiles"]),
+    )
+
+
+def _distribution(
+    given: LengthDistribution | int | None, default: LengthDistribution
+) -> LengthDistribution:
+    if given is None:
+        return default
+    return Fixed(given) if isinstance(given, int) else given
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    text = files("slosched.workload").joinpath("public_traces.json").read_text(encoding="utf-8")
+    tables: dict[str, Any] = json.loads(text)
+    return tables

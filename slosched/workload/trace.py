@@ -1,0 +1,242 @@
+"""A trace: who arrives when, with how many tokens and which promise.
+
+It is a value.  Every operation returns a new trace and notes itself in `provenance`, so that a
+result can say which requests it was measured on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slosched.core import NO_SLO, SLO, SloschedError
+from slosched.workload.slo import SLORule
+
+FloatArray = npt.NDArray[np.float64]
+Provenance = Mapping[str, str | int | float]
+
+PERCENTILES = (50, 90, 99)
+
+
+class TraceError(SloschedError, ValueError):
+    """A trace, or the file it comes from, is not what a trace must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One line of a trace.  `num_output_tokens` is what the model will say: no policy sees it."""
+
+    request_id: str
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    slo: SLO = NO_SLO
+
+    def __post_init__(self) -> None:
+        if not self.request_id or not self.request_id.isprintable():
+            raise TraceError(
+                f"a request_id must be printable text on one line, not {self.request_id!r}"
+            )
+        if not math.isfinite(self.arrival_s):
+            raise TraceError(
+                f"request {self.request_id!r} needs a finite arrival_s, not {self.arrival_s!r}"
+            )
+        for name in ("num_prompt_tokens", "num_output_tokens"):
+            value = getattr(self, name)
+            if value < 1:
+                raise TraceError(f"request {self.request_id!r} needs {name} >= 1, not {value!r}")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in order of arrival, the first at 0.  `Trace.of` sorts and shifts for you."""
+
+    requests: tuple[TraceRequest, ...]
+    name: str
+    provenance: Provenance = field(default_factory=dict)
+    """Where it comes from and what was done to it."""
+
+    def __post_init__(self) -> None:
+        if not self.requests:
+            raise TraceError(f"trace {self.name!r} is empty: it needs at least one request")
+        arrivals = [request.arrival_s for request in self.requests]
+        if arrivals[0] != 0 or any(b < a for a, b in pairwise(arrivals)):
+            raise TraceError(
+                f"trace {self.name!r} must be sorted by arrival and start at 0 "
+                f"(it starts at {arrivals[0]!r}); Trace.of() does both"
+            )
+        ids = {request.request_id for request in self.requests}
+        if len(ids) != len(self.requests):
+            raise TraceError(
+                f"trace {self.name!r} repeats request ids: {len(self.requests)} requests, "
+                f"{len(ids)} different ids"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        requests: Iterable[TraceRequest],
+        name: str,
+        provenance: Provenance | None = None,
+    ) -> Trace:
+        """A trace of requests in any order and from any time zero; equal arrivals keep order."""
+        ordered = sorted(requests, key=lambda request: request.arrival_s)
+        start_s = ordered[0].arrival_s if ordered else 0.0
+        if start_s != 0:
+            ordered = [replace(r, arrival_s=r.arrival_s - start_s) for r in ordered]
+        return cls(tuple(ordered), name, dict(provenance or {}))
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def duration_s(self) -> float:
+        """From the first arrival to the last."""
+        return self.requests[-1].arrival_s
+
+    @property
+    def rate(self) -> float:
+        """Requests/s: the reciprocal of the mean gap.  NaN for one request, inf for one instant."""
+        if len(self) < 2:
+            return math.nan
+        return (len(self) - 1) / self.duration_s if self.duration_s else math.inf
+
+    @property
+    def arrivals_s(self) -> FloatArray:
+        """Shape (n,)."""
+        return np.array([r.arrival_s for r in self.requests], dtype=np.float64)
+
+    @property
+    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+        """Shape (n,)."""
+        return np.array([r.num_prompt_tokens for r in self.requests], dtype=np.int64)
+
+    @property
+    def output_tokens(self) -> npt.NDArray[np.int64]:
+        """Shape (n,)."""
+        return np.array([r.num_output_tokens for r in self.requests], dtype=np.int64)
+
+    def scaled_to(self, rate: float) -> Trace:
+        """The same trace played faster or slower, so that `rate` requests/s arrive.
+
+        Time is compressed: order, IAT CV and the shape of bursts stay, their duration shrinks
+        relative to the service time (thinning would instead drift towards Poisson).
+        """
+        if not 0 < rate < math.inf:
+            raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
+        if not 0 < self.rate < math.inf:
+            raise TraceError(
+                f"trace {self.name!r} has no rate to scale: it needs two arrivals at different "
+                f"times, but its {len(self)} request(s) span {self.duration_s} s"
+            )
+        stretch = self.rate / rate
+        requests = tuple(replace(r, arrival_s=r.arrival_s * stretch) for r in self.requests)
+        return self._derived(requests, rate=rate)
+
+    def head(self, n: int) -> Trace:
+        """The first `n` requests (all of them if there are fewer)."""
+        if n < 1:
+            raise ValueError(f"head needs n >= 1, not {n!r}")
+        return self._derived(self.requests[:n], head=n)
+
+    def window(self, start_s: float, duration_s: float) -> Trace:
+        """The requests that arrive in [start_s, start_s + duration_s), the first now at 0."""
+        if not duration_s > 0 or math.isnan(start_s):
+            raise ValueError(
+                f"a window needs a start and a positive duration, not {start_s!r}, {duration_s!r}"
+            )
+        inside = [r for r in self.requests if start_s <= r.arrival_s < start_s + duration_s]
+        if not inside:
+            raise TraceError(
+                f"no request of trace {self.name!r} arrives in "
+                f"[{start_s}, {start_s + duration_s}) s; it spans [0, {self.duration_s:.3f}] s"
+            )
+        noted = {**self.provenance, "window_start_s": start_s, "window_s": duration_s}
+        return Trace.of(inside, self.name, noted)
+
+    def with_slo(self, slo: SLO | SLORule) -> Trace:
+        """The same requests, each with `slo` or with what the rule gives it."""
+        lengths = [r.num_prompt_tokens for r in self.requests]
+        slos = [slo] * len(self) if isinstance(slo, SLO) else slo.assign(lengths)
+        requests = tuple(replace(r, slo=s) for r, s in zip(self.requests, slos, strict=True))
+        return self._derived(requests)
+
+    def clipped(
+        self, max_prompt_tokens: int | None = None, max_output_tokens: int | None = None
+    ) -> Clipped:
+        """Shortens prompts and outputs that are longer than given, and says how many were."""
+        for name, limit in (("prompt", max_prompt_tokens), ("output", max_output_tokens)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"max_{name}_tokens must be at least 1, not {limit!r}")
+        prompt_limit = math.inf if max_prompt_tokens is None else max_prompt_tokens
+        output_limit = math.inf if max_output_tokens is None else max_output_tokens
+        num_prompts = sum(r.num_prompt_tokens > prompt_limit for r in self.requests)
+        num_outputs = sum(r.num_output_tokens > output_limit for r in self.requests)
+        requests = tuple(
+            replace(
+                r,
+                num_prompt_tokens=int(min(r.num_prompt_tokens, prompt_limit)),
+                num_output_tokens=int(min(r.num_output_tokens, output_limit)),
+            )
+            for r in self.requests
+        )
+        trace = self._derived(requests, clipped_prompts=num_prompts, clipped_outputs=num_outputs)
+        return Clipped(trace, num_prompts, num_outputs)
+
+    def summary(self) -> dict[str, str | float]:
+        """One row: size, span, rate, burstiness, and how long prompts and outputs are.
+
+        `iat_cv` is the coefficient of variation of the gaps between arrivals; `idc_1s` and
+        `idc_60s` the index of dispersion of counts (variance / mean of arrivals a window; a
+        Poisson process has 1).  NaN where the trace is too short to say.
+        """
+        arrivals = self.arrivals_s
+        row: dict[str, str | float] = {
+            "trace": self.name,
+            "n": len(self),
+            "span_s": self.duration_s,
+            "rate": self.rate,
+            "iat_cv": interarrival_cv(arrivals),
+            "idc_1s": dispersion_of_counts(arrivals, 1.0),
+            "idc_60s": dispersion_of_counts(arrivals, 60.0),
+        }
+        for name, tokens in (("prompt", self.prompt_tokens), ("output", self.output_tokens)):
+            row[f"{name}_mean"] = float(tokens.mean())
+            for percent in PERCENTILES:
+                row[f"{name}_p{percent}"] = float(np.percentile(tokens, percent))
+        return row
+
+    def _derived(self, requests: Sequence[TraceRequest], **noted: float) -> Trace:
+        return Trace(tuple(requests), self.name, {**self.provenance, **noted})
+
+
+class Clipped(NamedTuple):
+    """What `Trace.clipped` did."""
+
+    trace: Trace
+    num_prompts: int
+    num_outputs: int
+
+
+def interarrival_cv(arrivals_s: FloatArray) -> float:
+    """Standard deviation of the gaps over their mean; NaN below two gaps or in no time at all."""
+    gaps = np.diff(arrivals_s)
+    if gaps.size < 2 or gaps.sum() == 0:
+        return math.nan
+    return float(gaps.std() / gaps.mean())
+
+
+def dispersion_of_counts(arrivals_s: FloatArray, window_s: float) -> float:
+    """Variance over mean of the arrivals in whole windows; NaN below two whole windows."""
+    num_windows = int(arrivals_s[-1] // window_s)
+    if num_windows < 2:
+        return math.nan
+    index = (arrivals_s // window_s).astype(np.int64)
+    counts = np.bincount(index[index < num_windows], minlength=num_windows)
+    return float(counts.var() / counts.mean())

@@ -1,0 +1,186 @@
+"""Trace files: the public formats, our own, and what is wrong with a bad row."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slosched.core import NO_SLO, SLO
+from slosched.workload.readers import read_trace, write_trace
+from slosched.workload.trace import Trace, TraceError, TraceRequest
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-17 18:17:03.9799600,110,27
+"""
+OWN = "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,slo_e2e_s\n"
+
+
+def written(folder: Path, text: str, name: str = "trace.csv") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_azure_times_become_seconds_since_the_first(tmp_path):
+    trace = read_trace(written(tmp_path, AZURE))
+    assert trace.arrivals_s == pytest.approx([0, 0.052, 86_400], abs=2e-6)
+    assert trace.prompt_tokens.tolist() == [4808, 3180, 110]
+    assert trace.output_tokens.tolist() == [10, 8, 27]
+    assert trace.provenance["format"] == "azure"
+    assert len(str(trace.provenance["sha256"])) == 64
+
+
+def test_azure_2024_times_name_their_zone(tmp_path):
+    rows = ["2024-05-10 00:00:01.5+00:00,1,1", "2024-05-10 02:00:02+02:00,1,1"]
+    text = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
+    assert read_trace(written(tmp_path, text)).arrivals_s == pytest.approx([0, 0.5])
+
+
+def test_generic_times_may_be_negative_and_unsorted(tmp_path):
+    text = "arrival_s,client,input_tokens,output_tokens\n-1,x,5,1\n-3.5,y,6,2\n0,z,7,3\n"
+    trace = read_trace(written(tmp_path, text))
+    assert trace.arrivals_s.tolist() == [0, 2.5, 3.5]
+    assert trace.prompt_tokens.tolist() == [6, 5, 7]
+    assert trace.provenance["rows_out_of_order"] == 1
+
+
+def mooncake(*timestamps_ms: int) -> str:
+    return "".join(
+        f'{{"timestamp": {t}, "input_length": {i + 1}, "output_length": 1, "hash_ids": [0]}}\n'
+        for i, t in enumerate(timestamps_ms)
+    )
+
+
+def test_quantised_timestamps_are_spread_within_their_quantum_in_file_order(tmp_path):
+    path = written(tmp_path, mooncake(*[0] * 4, *[3000] * 5, *[6001] * 4), "m.jsonl")
+    trace = read_trace(path)
+    starts = np.repeat([0, 3.0, 6.001], [4, 5, 4])
+    # Times count from the first request, which itself is somewhere in the first quantum.
+    lower, upper = starts - trace.arrivals_s, starts + 3.001 - trace.arrivals_s
+    assert lower.max() <= upper.min()
+    assert (np.diff(trace.arrivals_s) > 0).all()
+    assert trace.prompt_tokens.tolist() == list(range(1, 14))
+    assert read_trace(path).requests == trace.requests
+
+
+def test_timestamps_that_are_not_quantised_are_left_alone(tmp_path):
+    trace = read_trace(written(tmp_path, mooncake(0, 10, 10, 25, 31), "m.jsonl"))
+    assert trace.arrivals_s == pytest.approx([0, 0.010, 0.010, 0.025, 0.031])
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        (AZURE.replace("3180", "many"), 3, "ContextTokens is 'many'; expected a whole number"),
+        (AZURE.replace("3180", "0"), 3, "ContextTokens is '0'; expected a whole number"),
+        (AZURE.replace("3180", "-5"), 3, "ContextTokens is '-5'"),
+        (AZURE.replace("3180", "1.5"), 3, "ContextTokens is '1.5'"),
+        (AZURE.replace("3180", "9" * 5000), 3, "ContextTokens is '999"),
+        (AZURE.replace(",27", ""), 4, r"2 values \['2023-11-17 18:17:03.9799600', '110'\]"),
+        (AZURE.replace(",27", ",27,1"), 4, "4 values"),
+        (AZURE.replace("2023-11-17", "yesterday"), 4, "TIMESTAMP is 'yesterday 18"),
+        ("arrival_s,input_tokens,output_tokens\n1,1,1\nnan,1,1\n", 3, "arrival_s is 'nan'"),
+        ("arrival_s,input_tokens,output_tokens\n1,1,1\n\ninf,1,1\n", 4, "arrival_s is 'inf'"),
+        (mooncake(0, 1) + '{"timestamp": 2,\n', 3, "not JSON"),
+        (mooncake(0, 1) + "[1]\n", 3, "expected a JSON object"),
+        (mooncake(0).replace("1, ", "true, ", 1) + mooncake(1), 1, "input_length is True"),
+        (mooncake(0) + '{"timestamp": 1, "output_length": 1}\n', 2, "input_length is missing"),
+        (mooncake(0) + mooncake(1).replace(": 1,", ": -1,", 1), 2, "timestamp is -1"),
+        (OWN + "a,0,1,1,-1,1,\n", 2, "slo_ttft_s is '-1'; expected a positive"),
+        (OWN + "a,0,1,1,1,0,\n", 2, "slo_tpot_s is '0'"),
+        (OWN + "a,0,1,1,1,1,soon\n", 2, "slo_e2e_s is 'soon'"),
+        (OWN + ",0,1,1,1,1,\n", 2, "request_id"),
+    ],
+)
+def test_a_malformed_row_names_file_line_value_and_expectation(tmp_path, text, line, says):
+    path = written(tmp_path, text)
+    with pytest.raises(TraceError, match=says) as error:
+        read_trace(path)
+    assert f"{path}, line {line}:" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "# x\n"])
+def test_a_file_without_rows_is_empty(tmp_path, text):
+    with pytest.raises(TraceError, match="is empty"):
+        read_trace(written(tmp_path, text))
+
+
+def test_what_is_no_trace_is_refused_with_what_one_looks_like(tmp_path):
+    with pytest.raises(TraceError, match="columns a, b; expected one of azure: TIMESTAMP"):
+        read_trace(written(tmp_path, "a,b\n1,2\n"))
+    with pytest.raises(TraceError, match="unknown trace format 'parquet'"):
+        read_trace(written(tmp_path, AZURE), format="parquet")
+    with pytest.raises(TraceError, match="arrival_s is missing"):
+        read_trace(written(tmp_path, AZURE), format="generic")
+    with pytest.raises(FileNotFoundError):
+        read_trace(tmp_path / "absent.csv")
+    binary = tmp_path / "b.csv"
+    binary.write_bytes(b"\x93NUMPY\xff\xfe")
+    with pytest.raises(TraceError, match="not a text file"):
+        read_trace(binary)
+
+
+def test_two_requests_of_one_name_are_refused(tmp_path):
+    with pytest.raises(TraceError, match="repeats request ids"):
+        read_trace(written(tmp_path, OWN + "a,0,1,1,1,1,\na,1,1,1,1,1,\n"))
+
+
+seconds = st.floats(1e-6, 1e6)
+slos = st.builds(SLO, seconds, seconds, st.none() | seconds) | st.just(NO_SLO)
+names = st.text(st.characters(codec="utf-8"), max_size=12)
+request_ids = names.filter(lambda text: bool(text) and text.isprintable())
+
+
+@st.composite
+def traces(draw):
+    ids = draw(st.lists(request_ids, min_size=1, max_size=8, unique=True))
+    tokens = st.integers(1, 10**9)
+    requests = [
+        TraceRequest(i, draw(st.floats(-1e6, 1e6)), draw(tokens), draw(tokens), draw(slos))
+        for i in ids
+    ]
+    provenance = st.dictionaries(names, names | st.integers() | seconds, max_size=3)
+    return Trace.of(requests, draw(names), draw(provenance))
+
+
+@given(traces())
+def test_what_is_written_is_read_back_identically(tmp_path_factory, trace):
+    path = tmp_path_factory.mktemp("trace") / "trace.csv"
+    write_trace(trace, path)
+    assert read_trace(path) == trace
+
+
+@pytest.mark.parametrize(
+    ("file", "n", "rate", "iat_cv", "idc_1s", "idc_60s", "prompt_mean", "output_p90"),
+    [
+        ("azure_code_2023.csv", 8819, 2.57, 13.2, 13, 164, 2048, 55),
+        ("azure_conv_2023.csv", 19366, 5.53, 1.09, 1.4, 16, 1155, 424),
+        ("mooncake_conversation.jsonl", 12031, 3.40, None, None, 2.9, 12035, 597),
+        ("servegen_deepseek_r1_1h_5rps.csv", 17928, 4.98, None, None, None, 664, 1493),
+    ],
+)
+def test_the_public_traces_have_the_published_statistics(
+    file, n, rate, iat_cv, idc_1s, idc_60s, prompt_mean, output_p90
+):
+    """Table 6.1 of the literature notes, to the digits printed there."""
+    if not (TRACES / file).exists():
+        pytest.skip(f"{TRACES / file} is not on this machine")
+    row = read_trace(TRACES / file).summary()
+    assert row["n"] == n
+    expected = {
+        "rate": rate,
+        "iat_cv": iat_cv,
+        "idc_1s": idc_1s,
+        "idc_60s": idc_60s,
+        "prompt_mean": prompt_mean,
+        "output_p90": output_p90,
+    }
+    for name, value in expected.items():
+        if value is not None:
+            assert row[name] == pytest.approx(value, rel=0.04), name

@@ -1,0 +1,80 @@
+"""Durations and SLO rules."""
+
+import math
+
+import pytest
+
+from slosched.core import SLO
+from slosched.workload.slo import Proportional, Tiers, parse_duration
+
+TIGHT, LOOSE = SLO(0.5, 0.05), SLO(6.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("500ms", 0.5),
+        ("1s", 1.0),
+        ("2m", 120.0),
+        ("2min", 120.0),
+        ("1.5 s", 1.5),
+        (".25", 0.25),
+        ("0.5", 0.5),
+        (2, 2.0),
+        ("1h", 3600.0),
+        ("1e3MS", 1.0),
+        ("250us", 250e-6),
+    ],
+)
+def test_a_duration_is_a_number_and_a_unit_and_seconds_without_one(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "abc", "5 parsecs", "-1s", "0", "0ms", "nan", "inf", "1e999", "1s2"]
+)
+def test_what_is_no_positive_duration_is_an_error_that_names_it(text):
+    with pytest.raises(ValueError, match="duration") as error:
+        parse_duration(text)
+    assert repr(text) in str(error.value)
+
+
+def test_tiers_come_in_proportion_to_their_weights_and_the_seed_decides():
+    rule = Tiers((TIGHT, LOOSE), (3, 1), seed=1)
+    drawn = rule.assign([10] * 4000)
+    assert drawn.count(TIGHT) / 4000 == pytest.approx(0.75, abs=0.03)
+    assert rule.assign([10] * 4000) == drawn
+    assert Tiers((TIGHT, LOOSE), (3, 1), seed=2).assign([10] * 4000) != drawn
+
+
+@pytest.mark.parametrize(
+    ("slos", "weights"),
+    [
+        ((), ()),
+        ((TIGHT,), (1, 2)),
+        ((TIGHT,), (-1,)),
+        ((TIGHT,), (0,)),
+        ((TIGHT, LOOSE), (1, math.nan)),
+    ],
+)
+def test_tiers_without_a_meaning_are_refused(slos, weights):
+    with pytest.raises(ValueError, match="weight"):
+        Tiers(slos, weights)
+
+
+def test_a_proportional_ttft_is_the_base_and_a_multiple_of_the_unloaded_prefill():
+    rule = Proportional(lambda n: n * 1e-4, factor=3, tpot_s=0.05, base_s=0.5, e2e_s=30)
+    short, long = rule.assign([1000, 10_000])
+    assert (short.ttft_s, long.ttft_s) == pytest.approx((0.8, 3.5))
+    assert (long.tpot_s, long.e2e_s) == (0.05, 30)
+
+
+def test_a_proportional_rule_refuses_factors_and_prefill_times_that_make_no_slo():
+    with pytest.raises(ValueError, match="factor"):
+        Proportional(lambda n: 1.0, factor=0, tpot_s=0.05)
+    with pytest.raises(ValueError, match="base_s"):
+        Proportional(lambda n: 1.0, factor=1, tpot_s=0.05, base_s=-1)
+    with pytest.raises(ValueError, match=r"prefill_s\(7\) returned -1"):
+        Proportional(lambda n: -1.0, factor=1, tpot_s=0.05).assign([7])
+    with pytest.raises(ValueError, match="tpot_s"):
+        Proportional(lambda n: 1.0, factor=1, tpot_s=-2.0).assign([7])
