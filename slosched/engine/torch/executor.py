@@ -1,0 +1,117 @@
+"""TorchExecutor: a scheduled batch becomes block copies and one forward pass on a real model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from slosched.core import Request, ScheduledBatch, ScheduledChunk, StepResult
+from slosched.engine.torch.attention import PagedStep, TokenSpan, forward
+from slosched.engine.torch.kv_cache import PagedKVCache
+from slosched.engine.torch.model import LoadedModel
+from slosched.engine.torch.sampling import Sampler
+
+
+class TorchExecutor:
+    """Runs steps on a model loaded by `load_model`.
+
+    `num_blocks`, `block_size` and `num_host_blocks` must be those of the scheduler's KV
+    bookkeeping.  `seed` is for requests that sample without a seed of their own.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        num_host_blocks: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self._model = model
+        self._cache = PagedKVCache(
+            model.geometry,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_host_blocks=num_host_blocks,
+            device=model.device,
+        )
+        self._sampler = Sampler(model.eos_token_ids, model.device, seed)
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Copy blocks out, copy blocks in, run all chunks in one pass, sample.
+
+        A chunk whose request has no token ids (a profiling run) computes arbitrary ones.
+        Raises ValueError for a request with a LoRA adapter, which this engine cannot load.
+        """
+        start_s = time.perf_counter()
+        self._cache.swap_out(batch.swap_out)
+        self._cache.swap_in(batch.swap_in)
+        with torch.inference_mode():
+            token_ids = self._run(batch.chunks) if batch.chunks else {}
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        stopped = frozenset(
+            chunk.request.request_id
+            for chunk in batch.chunks
+            if chunk.emits_token
+            and self._sampler.is_last(chunk.request, token_ids[chunk.request.request_id])
+        )
+        return StepResult(token_ids, stopped, time.perf_counter() - start_s)
+
+    def release(self, request_id: str) -> None:
+        self._sampler.release(request_id)
+
+    def _run(self, chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
+        """One forward pass; the new token of each chunk that emits one."""
+        for chunk in chunks:
+            if chunk.request.lora_id is not None:
+                raise ValueError(
+                    f"request {chunk.request.request_id!r} asks for LoRA "
+                    f"{chunk.request.lora_id!r}; the torch engine loads no adapters"
+                )
+        spans = [
+            TokenSpan(chunk.num_new_tokens, chunk.num_prior_tokens, chunk.block_table)
+            for chunk in chunks
+        ]
+        step = PagedStep(spans, self._cache, self._model.backend)
+        last_rows, num_rows = [], 0
+        for chunk in chunks:
+            num_rows += chunk.num_new_tokens
+            if chunk.emits_token:
+                last_rows.append(num_rows - 1)
+        device = self._model.device
+        emitting = torch.tensor(last_rows, dtype=torch.long, device=device)
+        logits = forward(self._model.model, self._token_ids(chunks), step, emitting)
+        requests = [chunk.request for chunk in chunks if chunk.emits_token]
+        if not requests:
+            return {}
+        tokens = self._sampler.sample(requests, logits)
+        return {request.request_id: token for request, token in zip(requests, tokens, strict=True)}
+
+    def _token_ids(self, chunks: Sequence[ScheduledChunk]) -> Tensor:
+        """The tokens of all chunks, [tokens]."""
+        token_ids: list[int] = []
+        for chunk in chunks:
+            start = chunk.num_prior_tokens
+            stop = start + chunk.num_new_tokens
+            if chunk.request.prompt_token_ids is None:
+                token_ids += [position % self._model.vocab_size for position in range(start, stop)]
+            else:
+                token_ids += known_token_ids(chunk.request, start, stop)
+        return torch.tensor(token_ids, device=self._model.device)
+
+
+def known_token_ids(request: Request, start: int, stop: int) -> list[int]:
+    """Tokens [start, stop) of the prompt and the output together."""
+    assert request.prompt_token_ids is not None
+    num_prompt = request.num_prompt_tokens
+    prompt = request.prompt_token_ids[start : min(stop, num_prompt)] if start < num_prompt else ()
+    output = request.output_token_ids[max(0, start - num_prompt) : max(0, stop - num_prompt)]
+    assert len(prompt) + len(output) == stop - start, (
+        f"{request.request_id!r} knows no tokens [{start}, {stop})"
+    )
+    return [*prompt, *output]

@@ -1,0 +1,158 @@
+"""What a model must prove before it is served: its geometry, and that it computes the same as ever.
+
+A model that our attention does not fit (a mask of its own, a state that is no KV cache, a layer
+without attention) often runs without an error and is silently wrong.  So nothing is taken from the
+config that the model can be asked for, and a short chunked run is compared with eager attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slosched.engine.torch.attention import (
+    ATTENTION_NAME,
+    AttentionBackend,
+    PagedStep,
+    Scoring,
+    TokenSpan,
+    UnsupportedModelError,
+    forward,
+)
+from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
+
+_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_SLIDING = "sliding_attention"
+
+
+def probe_geometry(model: Any) -> KVGeometry:
+    """The KV geometry, from the keys and values of one token.
+
+    Raises UnsupportedModelError if the layers differ, if some have no attention of ours, or if a
+    layer that the config calls sliding passes no window.
+    """
+    probe = _Probe()
+    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    with torch.inference_mode():
+        model(input_ids=token, position_ids=token, use_cache=False, paged=probe)
+    config = model.config.get_text_config()
+    _check_layers(probe, config)
+    shapes = set(probe.shapes.values())
+    if len(shapes) != 1:
+        raise UnsupportedModelError(
+            f"the layers of {type(model).__name__} keep keys and values of different shapes, "
+            f"{sorted(shapes)}; one paged cache holds one (KV heads, key dim, value dim)"
+        )
+    num_kv_heads, key_dim, value_dim = shapes.pop()
+    if key_dim != value_dim:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has keys of {key_dim} and values of {value_dim} dimensions; "
+            "one paged cache holds one head dimension"
+        )
+    return KVGeometry(len(probe.calls), num_kv_heads, key_dim, model.dtype)
+
+
+def check_against_eager(
+    model: Any, geometry: KVGeometry, backend: AttentionBackend, max_model_len: int
+) -> None:
+    """Run two sequences in chunks over shuffled blocks and compare every logit with eager's.
+
+    Raises UnsupportedModelError if they differ by more than rounding does.
+    """
+    lengths = (min(32, max_model_len), min(11, max_model_len))
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = model.config.get_text_config().vocab_size
+    token_ids = [torch.randint(vocab_size, (n,), generator=generator) for n in lengths]
+    token_ids = [ids.to(model.device) for ids in token_ids]
+    paged = _run_in_chunks(model, geometry, backend, token_ids)
+    eager = _run_eagerly(model, token_ids)
+    distance = float((paged - eager).norm() / eager.norm())
+    limit = 1e-3 if model.dtype == torch.float32 else 0.1
+    if not distance <= limit:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} over the paged cache differs from eager attention: relative "
+            f"distance of the logits {distance:.2g}, limit {limit:g} in {model.dtype}. Its "
+            "attention does more than ours computes, so its output would be wrong"
+        )
+
+
+class _Probe:
+    """Stands in for the paged cache for one token, whose attention is its own value."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.shapes: dict[int, tuple[int, int, int]] = {}
+        self.windows: dict[int, int | None] = {}
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        self.calls.append(layer)
+        self.shapes[layer] = (key.shape[1], key.shape[2], value.shape[2])
+        self.windows[layer] = scoring.window
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+
+
+def _check_layers(probe: _Probe, config: Any) -> None:
+    num_layers = config.num_hidden_layers
+    if probe.calls != list(range(num_layers)):
+        raise UnsupportedModelError(
+            f"the config says {num_layers} layers, but attention was called for layers "
+            f"{probe.calls}: the model keeps a state that is not a KV cache in every layer"
+        )
+    layer_types = getattr(config, "layer_types", None) or []
+    if unknown := set(layer_types) - _KNOWN_LAYER_TYPES:
+        raise UnsupportedModelError(f"layers of type {sorted(unknown)} are not implemented")
+    for layer, layer_type in enumerate(layer_types):
+        if layer_type == _SLIDING and probe.windows.get(layer) is None:
+            raise UnsupportedModelError(
+                f"layer {layer} is {layer_type!r} but hands no sliding_window to attention"
+            )
+
+
+def _run_in_chunks(
+    model: Any, geometry: KVGeometry, backend: AttentionBackend, token_ids: list[Tensor]
+) -> Tensor:
+    """Logits of all tokens, sequence after sequence, from passes that mix chunks and decodes."""
+    block_size = 4
+    num_blocks = sum(-(-len(ids) // block_size) for ids in token_ids)
+    cache = PagedKVCache(
+        geometry, num_blocks=num_blocks, block_size=block_size, device=model.device
+    )
+    blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
+    tables = []
+    for ids in token_ids:
+        needed = -(-len(ids) // block_size)
+        tables.append(blocks[:needed])
+        blocks = blocks[needed:]
+    logits: list[list[Tensor]] = [[] for _ in token_ids]
+    # The ends of the chunks differ between the sequences, so that chunks meet decodes.
+    for ends in ((0.4, 0.5), (0.97, 0.6), (1.0, 1.0)):
+        spans, new_ids, owners = [], [], []
+        for owner, (ids, end) in enumerate(zip(token_ids, ends, strict=True)):
+            prior = sum(len(part) for part in logits[owner])
+            new = int(len(ids) * end) - prior
+            if new > 0:
+                spans.append(TokenSpan(new, prior, tables[owner]))
+                new_ids.append(ids[prior : prior + new])
+                owners.append(owner)
+        step = PagedStep(spans, cache, backend)
+        flat_ids = torch.cat(new_ids)
+        everything = torch.arange(len(flat_ids), device=model.device)
+        lengths = [len(ids) for ids in new_ids]
+        parts = torch.split(forward(model, flat_ids, step, everything), lengths)
+        for owner, part in zip(owners, parts, strict=True):
+            logits[owner].append(part)
+    return torch.cat([part for parts in logits for part in parts]).float()
+
+
+def _run_eagerly(model: Any, token_ids: list[Tensor]) -> Tensor:
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            logits = [model(input_ids=ids[None], use_cache=False).logits[0] for ids in token_ids]
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    return torch.cat(logits).float()

@@ -1,0 +1,138 @@
+"""The tensors behind the block tables: a paged KV cache on the device and its swap space."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slosched.core import BlockCopy
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """What one token leaves in the cache: a key and a value in every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class PagedKVCache:
+    """Keys and values of `num_blocks` blocks on the device and `num_host_blocks` on the host.
+
+    One tensor a place, [layers, 2, blocks, block size, KV heads, head dim]: a layer's keys are
+    contiguous for the kernels, and a swap is one indexed copy.  Zeros, because attention multiplies
+    the unused rest of a block by probability zero, and 0 * NaN is NaN.
+
+    Raises ValueError if the host cannot hold it.
+    """
+
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1 or num_host_blocks < 0:
+            raise ValueError(
+                "a KV cache needs num_blocks >= 1, block_size >= 1 and num_host_blocks >= 0, not "
+                f"{num_blocks}, {block_size} and {num_host_blocks}"
+            )
+        self.device = device or torch.device("cpu")
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        on_device = self.device.type != "cpu"
+        block_bytes = geometry.bytes_per_token * block_size
+        _check_host_memory(block_bytes * (num_host_blocks + (0 if on_device else num_blocks)))
+        heads, dim = geometry.num_kv_heads, geometry.head_dim
+        shape = (geometry.num_layers, 2, num_blocks, block_size, heads, dim)
+        host_shape = (geometry.num_layers, 2, num_host_blocks, block_size, heads, dim)
+        self._blocks = torch.zeros(shape, dtype=geometry.dtype, device=self.device)
+        self._host_blocks = torch.zeros(host_shape, dtype=geometry.dtype, pin_memory=on_device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._blocks.dtype
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each [blocks, block size, KV heads, head dim]."""
+        keys, values = self._blocks[index]
+        return keys, values
+
+    def swap_out(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks from the device to the host."""
+        if copies:
+            on_device, on_host = self._indices(copies)
+            blocks = self._blocks.index_select(2, on_device)
+            self._host_blocks.index_copy_(2, on_host, blocks.to("cpu"))
+
+    def swap_in(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks from the host to the device."""
+        if copies:
+            on_device, on_host = self._indices(copies)
+            blocks = self._host_blocks.index_select(2, on_host)
+            self._blocks.index_copy_(2, on_device, blocks.to(self.device))
+
+    def _indices(self, copies: Sequence[BlockCopy]) -> tuple[Tensor, Tensor]:
+        on_device = torch.tensor([copy.device_block for copy in copies], device=self.device)
+        return on_device, torch.tensor([copy.host_block for copy in copies])
+
+
+def default_num_blocks(
+    geometry: KVGeometry,
+    block_size: int,
+    device: torch.device,
+    *,
+    memory_bytes: int | None = None,
+    fraction: float | None = None,
+) -> int:
+    """How many KV blocks fit into `memory_bytes`, or into `fraction` of the memory that is free.
+
+    By default 90 % of what is free on a GPU once the model is there, and on a CPU a quarter of
+    what is available but at most 2 GiB, because the machine is usually also somebody's desk.
+    """
+    if memory_bytes is not None and fraction is not None:
+        raise ValueError("give memory_bytes or fraction, not both")
+    if fraction is not None and not 0 < fraction <= 1:
+        raise ValueError(f"fraction must be in (0, 1], not {fraction}")
+    if memory_bytes is None:
+        memory_bytes = _default_memory_bytes(device, fraction)
+    num_blocks = memory_bytes // (geometry.bytes_per_token * block_size)
+    if num_blocks < 1:
+        raise ValueError(
+            f"{memory_bytes} bytes hold no KV block of {block_size} tokens, "
+            f"which takes {geometry.bytes_per_token * block_size} bytes"
+        )
+    return int(num_blocks)
+
+
+def _default_memory_bytes(device: torch.device, fraction: float | None) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * (0.9 if fraction is None else fraction))
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if fraction is None:
+        return min(available // 4, 2 << 30)
+    return int(available * fraction)
+
+
+def _check_host_memory(num_bytes: int) -> None:
+    """Zeros are only mapped when touched, so too large a cache would be killed much later."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > total:
+        raise ValueError(
+            f"the KV cache would take {num_bytes / 2**30:.1f} GiB of host memory, the machine has "
+            f"{total / 2**30:.1f} GiB: use fewer blocks"
+        )

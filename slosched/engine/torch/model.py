@@ -1,0 +1,179 @@
+"""load_model: a name becomes a transformers model that runs over our paged KV cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import snapshot_download
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from slosched.engine.torch.attention import ATTENTION_NAME, AttentionBackend
+from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
+from slosched.engine.torch.embedded import SMOLLM2, ModelUnavailableError, embedded_model_dir
+from slosched.engine.torch.guards import check_against_eager, probe_geometry
+from slosched.engine.torch.kv_cache import KVGeometry
+from slosched.engine.torch.sdpa import SdpaBackend
+from slosched.engine.torch.tiny import TINY_RANDOM, tiny_config, tiny_tokenizer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CONFIG_FILES = ("*.json", "*.txt", "*.jinja", "tokenizer.model")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that has passed the guards, and what a server must know about it."""
+
+    name: str
+    model: Any
+    """The transformers model, in eval mode, with our attention."""
+    tokenizer: Any | None
+    """The transformers tokenizer; None if the model comes without one."""
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    """Longest context in tokens that the model was made for."""
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    geometry: KVGeometry
+    backend: AttentionBackend
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    load_format: Literal["auto", "dummy"] = "auto",
+    cache_dir: Path | None = None,
+    seed: int = 0,
+    num_threads: int | None = None,
+) -> LoadedModel:
+    """Load `name`: `smollm2-135m`, `tiny-random`, a local model directory, or a hub id.
+
+    `load_format="dummy"` takes only the config and draws the weights from `seed`; timings are
+    right, text is not.  `dtype="auto"` is bfloat16 on a GPU and whatever is faster on a CPU.
+    `cache_dir` is where the embedded model is kept; `num_threads` sets torch's for the process.
+
+    Raises ModelUnavailableError if there is no such model, UnsupportedModelError if it needs
+    attention that is not implemented, ValueError for a wrong option.
+    """
+    if load_format not in ("auto", "dummy"):
+        raise ValueError(f"load_format must be 'auto' or 'dummy', not {load_format!r}")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    torch_device = _device(device)
+    torch_dtype = _dtype(dtype, torch_device)
+    if name == TINY_RANDOM:
+        model = _random_model(tiny_config(), torch_dtype, torch_device, seed)
+        tokenizer = tiny_tokenizer()
+    else:
+        directory = _model_dir(name, load_format == "dummy", cache_dir)
+        model = _model(directory, torch_dtype, torch_device, load_format == "dummy", seed)
+        tokenizer = _tokenizer(directory)
+    return _proven(name, model.eval(), tokenizer, SdpaBackend())
+
+
+def _proven(name: str, model: Any, tokenizer: Any | None, backend: AttentionBackend) -> LoadedModel:
+    config = model.config.get_text_config()
+    geometry = probe_geometry(model)
+    max_model_len = int(config.max_position_embeddings)
+    check_against_eager(model, geometry, backend, max_model_len)
+    return LoadedModel(
+        name=name,
+        model=model,
+        tokenizer=tokenizer,
+        dtype=model.dtype,
+        device=model.device,
+        max_model_len=max_model_len,
+        vocab_size=int(config.vocab_size),
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+        geometry=geometry,
+        backend=backend,
+    )
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = torch.device(device)
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but torch sees no GPU: use 'cpu'")
+    return wanted
+
+
+def _dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if device.type != "cpu" else fastest_cpu_dtype()
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype must be 'auto' or one of {sorted(_DTYPES)}, not {dtype!r}")
+    return _DTYPES[dtype]
+
+
+def _model_dir(name: str, config_only: bool, cache_dir: Path | None) -> Path:
+    """Where the files of the model are, fetched if need be."""
+    if name == SMOLLM2:
+        return embedded_model_dir(cache_dir)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelUnavailableError(f"directory {name!r} holds no config.json")
+        return path
+    if name.startswith((".", "~", os.sep)):
+        raise ModelUnavailableError(f"no such model directory: {name!r}")
+    files = _CONFIG_FILES if config_only else (*_CONFIG_FILES, "*.safetensors")
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(files)))
+    except (OSError, ValueError) as error:
+        raise ModelUnavailableError(
+            f"unknown model {name!r}: it is neither {SMOLLM2!r} nor {TINY_RANDOM!r}, there is no "
+            f"such directory here, and it could not be fetched from the Hugging Face hub ({error})"
+        ) from error
+
+
+def _model(
+    directory: Path, dtype: torch.dtype, device: torch.device, dummy: bool, seed: int
+) -> Any:
+    if dummy:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True)
+        return _random_model(config, dtype, device, seed)
+    if not any(directory.glob("*.safetensors")):
+        raise ModelUnavailableError(
+            f"{directory} holds no *.safetensors; for random weights use load_format='dummy'"
+        )
+    disable_progress_bar()  # it would break into the caller's own
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
+    )
+    return model.to(device)
+
+
+def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.device(device):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=ATTENTION_NAME
+        )
+
+
+def _tokenizer(directory: Path) -> Any | None:
+    if not any((directory / file).is_file() for file in _TOKENIZER_FILES):
+        return None
+    return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+
+def _eos_token_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
+    """What `generate` stops at; conversions often leave a wrong token with the tokenizer."""
+    sources = (model.generation_config, model.config.get_text_config(), tokenizer)
+    for source in sources:
+        found: int | Sequence[int] | None = getattr(source, "eos_token_id", None)
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()
