@@ -25,7 +25,9 @@ class BatchBuilder:
     """One step in the making.  Every call is O(1) unless it says otherwise."""
 
     __slots__ = (
+        "_block_size",
         "_loras",
+        "_num_held_blocks",
         "_out",
         "_view",
         "num_free_blocks",
@@ -51,6 +53,8 @@ class BatchBuilder:
     ) -> None:
         limits = view.limits
         self._view = view
+        self._block_size = view.kv.block_size
+        self._num_held_blocks = view.kv.num_held_blocks
         self._loras: set[str] = set()
         self._out: set[str] = set()
         self.num_free_tokens = limits.max_num_batched_tokens
@@ -90,9 +94,8 @@ class BatchBuilder:
 
     def blocks_missing(self, request: Request, num_new_tokens: int) -> int:
         """Device blocks that computing `num_new_tokens` more would take from the free ones."""
-        kv = self._view.kv
         tokens = request.num_computed_tokens + num_new_tokens
-        return -(-tokens // kv.block_size) - kv.num_held_blocks(request.request_id)
+        return -(-tokens // self._block_size) - self._num_held_blocks(request.request_id)
 
     def add(
         self, request: Request, max_new_tokens: int | None = None, *, min_new_tokens: int = 1
@@ -103,15 +106,22 @@ class BatchBuilder:
         whole rest nor at least `min_new_tokens`.  A swapped request is brought back first; a
         waiting one takes a seat.
         """
-        n = wanted = self._tokens_wanted(request, max_new_tokens)
+        n = self._tokens_wanted(request, max_new_tokens)
         if n <= 0 or not self._may_run(request):
             return 0
+        least = min(n, min_new_tokens)
         missing = self.blocks_missing(request, n)
         if missing > self.num_free_blocks:
             n -= self._tokens_beyond(request, n, missing)
-        n = self._fit_time(request, n, min(wanted, min_new_tokens))
-        if n > 0:
-            self._take(request, n)
+            missing = self.num_free_blocks
+        if self.time_limit_s != math.inf:
+            most = n
+            n = self._fit_time(request, n, least)
+            if n != most:
+                missing = self.blocks_missing(request, n)
+        if n < least:
+            return 0
+        self._take(request, n, missing)
         return n
 
     def admit(
@@ -164,12 +174,43 @@ class BatchBuilder:
         """Add running `requests` in order; where KV blocks run out, preempt from the back.
 
         `requests` is a subsequence of `victims`, so that the first one is always served and
-        something always runs.  A chunk gets all its blocks or none.  O(n).
+        something always runs.  A chunk gets all its blocks or none, and time is no limit.  O(n).
         """
+        # Hundreds of decodes pass here in every step, nearly all of them into a block that they
+        # hold already; those are booked without a further call, and their sums in one go.
+        scheduled, out, block_size = self.num_scheduled_tokens, self._out, self._block_size
+        contexts: list[int] = []
         for request in requests:
-            n = self._tokens_wanted(request, None)
-            if n > 0 and self.make_room(request, n, victims):
-                self.add(request, n)
+            request_id, computed = request.request_id, request.num_computed_tokens
+            if request_id in scheduled or request_id in out:
+                continue
+            if (
+                computed % block_size
+                and request.num_prompt_tokens + request.num_output_tokens - computed == 1
+                and request.lora_id is None
+                and len(contexts) < self.num_free_tokens
+            ):
+                scheduled[request_id] = 1
+                contexts.append(computed + 1)
+                continue
+            self._book_decodes(contexts)
+            contexts = []
+            self._add_or_preempt(request, victims)
+        self._book_decodes(contexts)
+
+    def _add_or_preempt(self, request: Request, victims: list[Request]) -> None:
+        n = self._tokens_wanted(request, None)
+        if n <= 0 or not self._may_run(request):
+            return
+        missing = self.blocks_missing(request, n)
+        if missing <= self.num_free_blocks or self.make_room(request, n, victims):
+            self._take(request, n, missing)
+
+    def _book_decodes(self, contexts: list[int]) -> None:
+        """The tokens and the shape of decodes that need no new block."""
+        if contexts:
+            self.num_free_tokens -= len(contexts)
+            self.shape.add_decodes(contexts)
 
     def preempt(self, request: Request) -> None:
         """Take the seat and the device blocks of a running request that is not in this step.
@@ -212,17 +253,19 @@ class BatchBuilder:
             swapped_out=tuple(self.swapped_out),
             swapped_in=tuple(self.swapped_in),
             rejected=self.rejected,
-            predicted_s=self.predicted_s if self.num_scheduled_tokens else None,
+            shape=self.shape,
         )
 
     def _tokens_wanted(self, request: Request, max_new_tokens: int | None) -> int:
-        request_id = request.request_id
-        if request_id in self.num_scheduled_tokens or request_id in self._out:
-            return 0
         n = request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
         if max_new_tokens is not None and max_new_tokens < n:
             n = max_new_tokens
-        return min(n, self.num_free_tokens)
+        if n > self.num_free_tokens:
+            n = self.num_free_tokens
+        request_id = request.request_id
+        if request_id in self.num_scheduled_tokens or request_id in self._out:
+            return 0
+        return n
 
     def _may_run(self, request: Request) -> bool:
         if request.lora_id is not None and not self._has_lora_slot(request.lora_id):
@@ -231,18 +274,22 @@ class BatchBuilder:
             return True
         return self.num_free_seqs > 0 and self._host_blocks(request) <= self.num_free_swap_blocks
 
-    def _take(self, request: Request, n: int) -> None:
-        """Book what `n` tokens of `request` cost, beyond their time."""
+    def _take(self, request: Request, n: int, num_new_blocks: int) -> None:
+        """Book what `n` tokens of `request` cost."""
+        self.shape.add(n, request.num_computed_tokens)
         self.num_free_tokens -= n
-        self.num_free_blocks -= max(0, self.blocks_missing(request, n))
+        if num_new_blocks > 0:
+            self.num_free_blocks -= num_new_blocks
+        self.num_scheduled_tokens[request.request_id] = n
         if request.lora_id is not None:
             self._loras.add(request.lora_id)
         if request.status is not RequestStatus.RUNNING:
             self.num_free_seqs -= 1
             if request.status is RequestStatus.SWAPPED:
+                num_host_blocks = self._host_blocks(request)
                 self.swapped_in.append(request.request_id)
-                self.num_free_swap_blocks -= self._host_blocks(request)
-        self.num_scheduled_tokens[request.request_id] = n
+                self.num_free_swap_blocks -= num_host_blocks
+                self.shape.num_swapped_blocks += num_host_blocks
 
     def _host_blocks(self, request: Request) -> int:
         """Blocks to copy back from the host before `request` can run."""
@@ -262,33 +309,25 @@ class BatchBuilder:
         return min(n, blocks * block_size + last)
 
     def _fit_time(self, request: Request, n: int, least: int) -> int:
-        """The largest chunk of `least` to `n` tokens below the time limit, added to the shape.
+        """The largest chunk of `least` to `n` tokens below the time limit, or 0.
 
         One prediction if it fits as a whole, O(log n) if it must be cut.
         """
         if n < least:
             return 0
-        shape = self.shape
-        shape.num_swapped_blocks += (host_blocks := self._host_blocks(request))
-        if self.time_limit_s == math.inf:
-            shape.add(n, request.num_computed_tokens)
-            return n
+        prior = request.num_computed_tokens
+        host_blocks = self._host_blocks(request)
+        self.shape.num_swapped_blocks += host_blocks
         fits, too_long = least - 1, n + 1
         chunk = n
         while chunk:
-            if self._is_in_time(chunk, request.num_computed_tokens):
+            if self._predict_with(chunk, prior) < self.time_limit_s:
                 fits = chunk
             else:
                 too_long = chunk
             chunk = (fits + too_long) // 2 if too_long - fits > 1 else 0
-        if fits >= least:
-            shape.add(fits, request.num_computed_tokens)
-            return fits
-        shape.num_swapped_blocks -= host_blocks
-        return 0
-
-    def _is_in_time(self, num_new_tokens: int, num_prior_tokens: int) -> bool:
-        return self._predict_with(num_new_tokens, num_prior_tokens) < self.time_limit_s
+        self.shape.num_swapped_blocks -= host_blocks
+        return fits if fits >= least else 0
 
     def _predict_with(self, num_new_tokens: int, num_prior_tokens: int) -> float:
         model = self._view.latency_model

@@ -310,6 +310,12 @@ class BatchShape:
         if context > self.max_context_tokens:
             self.max_context_tokens = context
 
+    def add_decodes(self, contexts: Sequence[int]) -> None:
+        """Add decodes at once; their context lengths include the token that they compute."""
+        self.num_decodes += len(contexts)
+        self.decode_context_tokens += sum(contexts)
+        self.max_context_tokens = max(self.max_context_tokens, *contexts)
+
     def undo_add(self, num_new_tokens: int, num_prior_tokens: int, max_context_tokens: int) -> None:
         """Take back the latest `add`; `max_context_tokens` is what it was before."""
         self.max_context_tokens = max_context_tokens
@@ -391,8 +397,8 @@ class SchedulerOutput:
     swapped_in: tuple[str, ...] = ()
     rejected: Mapping[str, EndReason] = field(default_factory=dict)
     """Requests that have emitted nothing yet and never will, with the reason."""
-    predicted_s: float | None = None
-    """What the policy expects the step to take, if it asked a latency model."""
+    shape: BatchShape | None = None
+    """The shape of the step, if whoever planned it has summed it up already."""
 
     @property
     def is_empty(self) -> bool:
@@ -451,6 +457,8 @@ class ScheduledBatch:
     shape: BatchShape
     output: SchedulerOutput = SchedulerOutput()
     """The decision that it carries out."""
+    predicted_s: float | None = None
+    """How long the scheduler's latency model, if it has one, expects the step to take."""
 
     @property
     def is_empty(self) -> bool:

@@ -150,28 +150,26 @@ class Scheduler:
         num_blocks = self.kv.num_free_blocks + sum(
             self.kv.num_held_blocks(request_id) for request_id in leaving
         )
+        running, block_size, num_held = self._running, self.kv.block_size, self.kv.num_held_blocks
         for request_id, n in output.num_scheduled_tokens.items():
-            request = self._running.get(request_id)
-            if request is None:
-                request = (self._swapped if request_id in swapped_in else self._waiting).get(
-                    request_id
-                )
-            if request is None:
-                raise IllegalPlanError(
-                    f"{request_id!r} is scheduled but in no queue it can run from"
-                )
-            if not 0 < n <= request.num_uncomputed_tokens:
+            request = running.get(request_id) or self._startable(request_id, swapped_in)
+            computed = request.num_computed_tokens
+            if not 0 < n <= request.num_prompt_tokens + request.num_output_tokens - computed:
                 raise IllegalPlanError(
                     f"{request_id!r} is scheduled for {n} tokens, "
                     f"but has {request.num_uncomputed_tokens} uncomputed ones"
                 )
             num_tokens += n
-            num_blocks -= max(
-                0,
-                self.kv.num_blocks_for(request.num_computed_tokens + n)
-                - self.kv.num_held_blocks(request_id),
-            )
+            missing = -(-(computed + n) // block_size) - num_held(request_id)
+            if missing > 0:
+                num_blocks -= missing
         self._check_totals(output, num_tokens, num_blocks)
+
+    def _startable(self, request_id: str, swapped_in: set[str]) -> Request:
+        queue = self._swapped if request_id in swapped_in else self._waiting
+        if (request := queue.get(request_id)) is None:
+            raise IllegalPlanError(f"{request_id!r} is scheduled but in no queue it can run from")
+        return request
 
     def _check_queues(self, output: SchedulerOutput, swapped_in: set[str]) -> None:
         for request_id in (*output.preempted, *output.swapped_out):
@@ -216,35 +214,31 @@ class Scheduler:
         self._preempt(output.preempted)
         swap_out = self._swap_out(output.swapped_out)
         swap_in = self._swap_in(output.swapped_in)
-        shape = BatchShape()
-        shape.num_swapped_blocks = len(swap_out) + len(swap_in)
         chunks = []
+        running, grow = self._running, self.kv.grow
         for request_id, n in output.num_scheduled_tokens.items():
-            request = self._running.get(request_id)
-            if request is None:
-                request = self._waiting.pop(request_id)
-                request.status = RequestStatus.RUNNING
-                self._running[request_id] = request
-            chunks.append(self._chunk(request, n))
-            shape.add(n, request.num_computed_tokens - n)
+            request = running.get(request_id) or self._start(request_id)
+            prior = request.num_computed_tokens
+            computed = request.num_computed_tokens = prior + n
+            emits_token = computed == request.num_prompt_tokens + request.num_output_tokens
+            chunks.append(
+                ScheduledChunk(request, n, prior, emits_token, grow(request_id, computed))
+            )
+        shape = output.shape or _shape_of(chunks, len(swap_out) + len(swap_in))
+        model = self.latency_model
         return ScheduledBatch(
             chunks=tuple(chunks),
             swap_out=tuple(swap_out),
             swap_in=tuple(swap_in),
             shape=shape,
             output=output,
+            predicted_s=None if model is None else model.predict(shape),
         )
 
-    def _chunk(self, request: Request, n: int) -> ScheduledChunk:
-        prior = request.num_computed_tokens
-        computed = request.num_computed_tokens = prior + n
-        return ScheduledChunk(
-            request,
-            n,
-            prior,
-            computed == request.num_prompt_tokens + request.num_output_tokens,
-            self.kv.grow(request.request_id, computed),
-        )
+    def _start(self, request_id: str) -> Request:
+        request = self._running[request_id] = self._waiting.pop(request_id)
+        request.status = RequestStatus.RUNNING
+        return request
 
     def _preempt(self, request_ids: Iterable[str]) -> None:
         """Victims return to the front of the queue, the last-named first in line."""
@@ -286,3 +280,11 @@ class Scheduler:
         request.end_reason = reason
         request.end_s = now_s
         self._ended.append(request)
+
+
+def _shape_of(chunks: Iterable[ScheduledChunk], num_swapped_blocks: int) -> BatchShape:
+    shape = BatchShape()
+    shape.num_swapped_blocks = num_swapped_blocks
+    for chunk in chunks:
+        shape.add(chunk.num_new_tokens, chunk.num_prior_tokens)
+    return shape

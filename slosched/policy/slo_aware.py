@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
+import numpy as np
+
 from slosched.batch import BatchBuilder
 from slosched.core import (
     EndReason,
@@ -20,7 +22,7 @@ from slosched.core import (
     SchedulerView,
 )
 
-_MAX_REFUSED = 64
+_MAX_REFUSED = 32
 """Waiting requests refused in one step, for KV blocks or as cascades, before the rest is not asked.
 
 It bounds the cost of a step when a thousand requests wait and none may start.
@@ -54,18 +56,20 @@ class SLOAware(Policy):
     2. Sort all others by slack.  The slack of the most urgent is the time limit of the batch.
     3. In that order: add a request, predict the batch, keep it if T < limit, else leave it out.
        Prefills are cut to the largest chunk that fits.
-    4. If a decode or a swapped request does not fit, evict the least urgent prefills (one, then
-       two, four, …) and pack again, until it fits or no prefill is left; then offer the evicted
-       ones what time is left over.
+    4. If a decode or a swapped request does not fit, evict the least urgent prefill and pack
+       again, until it fits or no prefill is left; the evicted get a chunk of what time is left.
     5. Before a waiting prefill is added: if running it would make `cascade` or more of the less
-       urgent prefills late that are not late otherwise, it is early-rejected.
+       urgent waiting prefills late that are not late otherwise, it is early-rejected.
+
+    Steps 3 and 4 end in a state that can be reached without going back, since every addition only
+    makes T grow: decodes and swapped requests are packed first, in order of slack, then prefills
+    in order of slack in the time that remains.  A test holds this against the literal retry.
 
     Source: the mission's text (blog post "vllm reading", 2025-04-01), whose code is not public.
     Where it is silent, the readings are the fields below and these: the slack of a decode is that
     of the run's `DeadlineRule`; one limit bounds the whole step, not each request's share of it;
     when KV blocks run out the least urgent running requests are preempted, and a prompt starts
-    only if all of it fits beside those already begun; the eviction doubles so that packing is
-    O(n log n) and not quadratic.
+    only if all of it fits beside those already begun.
     """
 
     late: LateRule = LateRule.EXCLUDE
@@ -82,51 +86,42 @@ class SLOAware(Policy):
         if model is None:
             raise ValueError("slo_aware predicts every batch: give the scheduler a latency model")
         queue = _Queue(view, model)
-        limit_s = self._time_limit_s(queue.order, view.now_s, model)
-        pack = self._pack_evicting(queue, limit_s)
-        if queue.order and not pack.batch.num_scheduled_tokens:
+        limit_s = self._time_limit_s(queue)
+        pack = _Pack(self, queue, math.inf)
+        pack.add_decodes()
+        if (pack.batch.predicted_s or 0.0) >= limit_s:
+            pack = _Pack(self, queue, limit_s)
+            pack.add_decodes()
+        pack.batch.time_limit_s = limit_s
+        pack.add_prefills()
+        if not pack.batch.num_scheduled_tokens:
             pack = self._serve_late(queue)
         return pack.batch.build()
 
-    def _time_limit_s(self, order: Sequence[Request], now_s: float, model: LatencyModel) -> float:
+    def _time_limit_s(self, queue: _Queue) -> float:
         """Step 2: the tightest slack; zero if nobody's may be the limit."""
-        for request in order:
-            slack_s = request.deadline_s - now_s
-            if self.late == LateRule.BIND or slack_s > model.predict_prefill(
+        return min(
+            (self._tightest_s(queue, queue.decodes), self._tightest_s(queue, queue.prefills))
+        )
+
+    def _tightest_s(self, queue: _Queue, requests: Sequence[Request]) -> float:
+        for request in requests:
+            slack_s = request.deadline_s - queue.view.now_s
+            if self.late == LateRule.BIND or slack_s > queue.model.predict_prefill(
                 request.num_uncomputed_tokens, request.num_computed_tokens
             ):
                 return slack_s * (1 - self.margin)
-        return 0.0
-
-    def _pack_evicting(self, queue: _Queue, limit_s: float) -> _Pack:
-        """Steps 3 and 4: pack, and while a decode is refused, evict prefills and pack again."""
-        evicted: set[str] = set()
-        num_to_evict = 1
-        while True:
-            pack = _Pack(self, queue, limit_s)
-            if limit_s <= 0 or pack.add_all(evicted):
-                return pack
-            evicted.update(r.request_id for r in pack.prefills[-num_to_evict:])
-            num_to_evict *= 2
+        return math.inf
 
     def _serve_late(self, queue: _Queue) -> _Pack:
         """Nothing can be in time: serve all decodes all the same, or else the most urgent."""
         pack = _Pack(self, queue, math.inf)
-        for request in queue.order:
-            if not is_prefill(request):
-                pack.add_decode(request)
-        for request in queue.order:
+        pack.add_decodes()
+        for request in queue.prefills:
             if pack.batch.num_scheduled_tokens:
                 break
             pack.batch.admit(request)
         return pack
-
-
-def is_prefill(request: Request) -> bool:
-    """True if the request waits for its first token or must be recomputed; swapped ones do not."""
-    return request.status is RequestStatus.WAITING or (
-        request.status is RequestStatus.RUNNING and not request.is_decode
-    )
 
 
 class _Queue:
@@ -134,32 +129,45 @@ class _Queue:
 
     def __init__(self, view: SchedulerView, model: LatencyModel) -> None:
         self.view = view
-        self.expired = [
-            r for r in view.waiting if r.deadline_s < view.now_s and r.num_output_tokens == 0
-        ]
-        gone = {r.request_id for r in self.expired}
-        waiting = [r for r in view.waiting if r.request_id not in gone] if gone else view.waiting
-        self.order = sorted(
-            (*view.running, *view.swapped, *waiting), key=attrgetter("deadline_s", "arrival_s")
-        )
-        self.running = [r for r in self.order if r.status is RequestStatus.RUNNING]
-        self._model = model
-        self._waiting = waiting
+        self.model = model
+        by_slack = attrgetter("deadline_s")
+        self.running = sorted(view.running, key=by_slack)
+        self.begun = [r for r in self.running if not r.is_decode]
+        decodes = [r for r in self.running if r.is_decode] if self.begun else self.running
+        self.decodes = sorted((*decodes, *view.swapped), key=by_slack) if view.swapped else decodes
+        """Decodes and swapped requests."""
+        self.prefills = sorted((*self.begun, *view.waiting), key=by_slack)
+        """Prompts begun and waiting, without those that are rejected as expired."""
+        self.expired = self._take_expired()
         self._latest_starts_s: list[float] | None = None
 
+    def _take_expired(self) -> list[Request]:
+        expired = []
+        for request in self.prefills:
+            if request.deadline_s >= self.view.now_s:
+                break
+            if request.num_output_tokens == 0 and request.status is RequestStatus.WAITING:
+                expired.append(request)
+        if expired:
+            gone = {r.request_id for r in expired}
+            self.prefills = [r for r in self.prefills if r.request_id not in gone]
+        return expired
+
     def latest_start_s(self, request: Request) -> float:
-        """How long from now its remaining prefill can wait and still meet the deadline."""
-        return (
-            request.deadline_s
-            - self.view.now_s
-            - self._model.predict_prefill(request.num_uncomputed_tokens)
-        )
+        """How long from now its prefill can wait and still meet the deadline."""
+        prefill_s = self.model.predict_prefill(request.num_uncomputed_tokens)
+        return request.deadline_s - self.view.now_s - prefill_s
 
     def count_starts_between(self, begin_s: float, end_s: float) -> int:
         """Waiting requests that are in time if they start at `begin_s`, but not at `end_s`."""
-        if self._latest_starts_s is None:
-            self._latest_starts_s = sorted(self.latest_start_s(r) for r in self._waiting)
         starts = self._latest_starts_s
+        if starts is None:
+            predict, now_s = self.model.predict_prefill, self.view.now_s
+            unsorted = [
+                r.deadline_s - now_s - predict(r.num_prompt_tokens + r.num_output_tokens)
+                for r in self.view.waiting
+            ]
+            starts = self._latest_starts_s = np.sort(unsorted).tolist()
         return bisect_left(starts, end_s) - bisect_left(starts, begin_s)
 
 
@@ -168,74 +176,65 @@ class _Pack:
 
     def __init__(self, policy: SLOAware, queue: _Queue, limit_s: float) -> None:
         self.batch = BatchBuilder(queue.view, time_limit_s=limit_s)
-        self.prefills: list[Request] = []
-        """Those added, the most urgent first."""
         self._policy = policy
         self._queue = queue
         self._victims = list(queue.running)
-        self._promised_blocks = self.batch.blocks_promised(queue.running)
-        self._is_full = False
-        """No time is left for one more prefill."""
+        self._promised_blocks = self.batch.blocks_promised(queue.begun)
         self._num_refused = 0
+        self._predicted_s: float | None = None
+        """Of the batch as it is; None when it has to be asked again."""
         self._passed_starts_s: list[float] = []
         """Latest starts of the waiting requests asked so far: they are not behind the next."""
         for request in queue.expired:
             self.batch.reject(request, EndReason.EXPIRED)
 
-    def add_all(self, evicted: set[str]) -> bool:
-        """Step 3; False as soon as a decode is refused for time that prefills have taken."""
-        for request in self._queue.order:
-            if not is_prefill(request):
-                if not self.add_decode(request) and self.prefills:
-                    return False
-            elif request.request_id not in evicted:
-                self.add_prefill(request)
-        for request in self._queue.order if evicted else ():
-            if request.request_id in evicted:
-                self.add_prefill(request)
-        return True
-
-    def add_decode(self, request: Request) -> bool:
-        """Add a decode or a swapped request; False if its time does not fit."""
+    def add_decodes(self) -> None:
+        """Add every decode and swapped request that fits; a decode may preempt for its block."""
         batch = self.batch
-        if request.status is RequestStatus.SWAPPED:
-            if batch.num_free_seqs <= 0 or not batch.fits_whole(request, self._promised_blocks):
-                return True
-        elif batch.has_left(request) or not batch.make_room(request, 1, self._victims):
-            return True
-        return batch.add(request) > 0 or batch.num_free_tokens <= 0
+        if not self._queue.view.swapped and batch.time_limit_s == math.inf:
+            batch.add_preempting(self._queue.decodes, self._victims)
+            return
+        for request in self._queue.decodes:
+            if request.status is RequestStatus.SWAPPED:
+                batch.admit(request, reserved_blocks=self._promised_blocks)
+            elif not batch.has_left(request) and batch.make_room(request, 1, self._victims):
+                batch.add(request)
 
-    def add_prefill(self, request: Request) -> None:
-        """Add a chunk of a prompt, begun or new, if there is time and memory for it."""
-        if self._is_full:
-            return
-        if request.status is RequestStatus.RUNNING:
-            self._promised_blocks -= self.batch.blocks_promised((request,))
-        elif not self._may_start(request):
-            return
-        n = self.batch.add(request, min_new_tokens=self._policy.min_chunk_tokens)
-        self._promised_blocks += self.batch.blocks_promised((request,))
-        self._is_full = n < request.num_uncomputed_tokens
-        if n:
-            self.prefills.append(request)
+    def add_prefills(self) -> None:
+        """Add chunks of prompts, begun or new, until one had to be cut or refused for time."""
+        may_start = self.batch.num_free_seqs > 0
+        for request in self._queue.prefills:
+            if request.status is RequestStatus.RUNNING:
+                if self.batch.has_left(request):
+                    continue
+                self._promised_blocks -= self.batch.blocks_promised((request,))
+            elif not may_start:
+                continue
+            elif not self._may_start(request):
+                self._num_refused += 1
+                may_start = self._num_refused < _MAX_REFUSED
+                continue
+            n = self.batch.add(request, min_new_tokens=self._policy.min_chunk_tokens)
+            self._predicted_s = None
+            self._promised_blocks += self.batch.blocks_promised((request,))
+            may_start = may_start and self.batch.num_free_seqs > 0
+            if n < request.num_uncomputed_tokens:
+                break
 
     def _may_start(self, request: Request) -> bool:
-        if self.batch.num_free_seqs <= 0 or self._num_refused >= _MAX_REFUSED:
-            return False
-        if self.batch.fits_whole(request, self._promised_blocks) and not self._cascades(request):
-            return True
-        self._num_refused += 1
-        return False
+        return self.batch.fits_whole(request, self._promised_blocks) and not self._cascades(request)
 
     def _cascades(self, request: Request) -> bool:
         """Step 5: count the less urgent waiting requests that this one would make late."""
         policy, queue = self._policy, self._queue
         if policy.early_reject == EarlyReject.OFF or request.num_output_tokens:
             return False
-        without_s = self.batch.predicted_s or 0.0
+        if self._predicted_s is None:
+            self._predicted_s = self.batch.predicted_s or 0.0
+        without_s = self._predicted_s
         with_s = self.batch.predict_with_rest_of(request)
-        insort(self._passed_starts_s, queue.latest_start_s(request))
         passed = self._passed_starts_s
+        insort(passed, queue.latest_start_s(request))
         victims = queue.count_starts_between(without_s, with_s)
         victims -= bisect_left(passed, with_s) - bisect_left(passed, without_s)
         if victims < policy.cascade:

@@ -1,0 +1,65 @@
+"""The cost of a decision at 256 running + 1,000 waiting requests, of every policy."""
+
+from __future__ import annotations
+
+import pytest
+from factories import make_model
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from slosched.core import SLO, Limits, Policy, Request, ScheduledBatch, StepResult
+from slosched.kv import KVCache
+from slosched.policy import POLICIES
+from slosched.scheduler import Scheduler
+
+NUM_RUNNING, NUM_WAITING = 256, 1000
+MAX_MEDIAN_S = 1e-3
+MODEL = make_model()  # shared: a prompt's own prefill time is predicted once, then remembered
+
+
+def busy_scheduler(policy: Policy) -> tuple[Scheduler, float]:
+    """256 decodes of mixed context, a queue of 1,000 prompts that fit into the cache, and now."""
+    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=NUM_RUNNING + 64)
+    kv = KVCache(num_blocks=40_000, block_size=16)
+    scheduler = Scheduler(POLICIES["fcfs"](), kv, limits, MODEL)
+    for i in range(NUM_RUNNING):
+        scheduler.add_request(request(f"running{i}", 64 + 7 * i, arrival_s=0.0))
+    now_s = 0.0
+    while any(not r.is_decode for r in scheduler.unfinished()):
+        now_s += 0.03
+        batch = scheduler.schedule(now_s)
+        scheduler.update(batch, result_of(batch), now_s)
+    for i in range(NUM_WAITING):
+        prompt = 100 + (37 * i) % 3900
+        scheduler.add_request(request(f"waiting{i}", prompt, arrival_s=now_s - 1e-3 * (i % 900)))
+    scheduler.policy = policy
+    return scheduler, now_s + 1e-3
+
+
+def request(request_id: str, num_prompt_tokens: int, arrival_s: float) -> Request:
+    return Request(request_id, arrival_s, num_prompt_tokens, max_tokens=512, slo=SLO(1.0, 0.05))
+
+
+def result_of(batch: ScheduledBatch) -> StepResult:
+    return StepResult({c.request.request_id: 1 for c in batch.chunks if c.emits_token})
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, name: str) -> None:
+    """`Policy.schedule` alone."""
+    policy = POLICIES[name]()
+    scheduler, now_s = busy_scheduler(policy)
+    view = scheduler.view(now_s)
+    output = benchmark.pedantic(policy.schedule, (view,), rounds=51, warmup_rounds=3)
+    assert len(output.num_scheduled_tokens) > NUM_RUNNING
+    assert benchmark.stats.stats.median < MAX_MEDIAN_S
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_whole_scheduling_step_stays_cheap(benchmark: BenchmarkFixture, name: str) -> None:
+    """`Scheduler.schedule`: view, decision, check of the plan, block tables, queues."""
+    policy = POLICIES[name]()
+    batch = benchmark.pedantic(
+        Scheduler.schedule, setup=lambda: (busy_scheduler(policy), {}), rounds=15
+    )
+    assert batch.shape.num_decodes == NUM_RUNNING
+    assert benchmark.stats.stats.median < 3 * MAX_MEDIAN_S
