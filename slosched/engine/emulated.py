@@ -1,0 +1,47 @@
+"""A device that takes as long as a latency model says, in real time and without weights."""
+
+from __future__ import annotations
+
+import time
+
+from slosched.core import LatencyModel, Request, ScheduledBatch, StepResult
+
+
+class EmulatedExecutor:
+    """Sleeps each step's predicted time, so that a server behaves like one on that device.
+
+    The "model" repeats the prompt for ever: token i of the output is token i of the prompt, modulo
+    its length (0 where the prompt carries no ids).  It ends a request only at one of its own stop
+    token ids; all others run to their limit, since no end of sequence ever comes.
+    """
+
+    def __init__(self, model: LatencyModel) -> None:
+        self._model = model
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        start_s = time.monotonic()
+        token_ids: dict[str, int] = {}
+        stopped: list[str] = []
+        for chunk in batch.chunks:
+            if chunk.emits_token:
+                request = chunk.request
+                token_id = token_ids[request.request_id] = _next_token(request)
+                if _is_stop(request, token_id):
+                    stopped.append(request.request_id)
+        rest_s = self._model.predict(batch.shape) - (time.monotonic() - start_s)
+        if rest_s > 0:
+            time.sleep(rest_s)
+        return StepResult(token_ids, frozenset(stopped), time.monotonic() - start_s)
+
+    def release(self, request_id: str) -> None:
+        """Nothing is kept."""
+
+
+def _next_token(request: Request) -> int:
+    prompt = request.prompt_token_ids
+    return prompt[request.num_output_tokens % len(prompt)] if prompt else 0
+
+
+def _is_stop(request: Request, token_id: int) -> bool:
+    sampling = request.sampling
+    return token_id in sampling.stop_token_ids and request.num_output_tokens >= sampling.min_tokens

@@ -1,0 +1,30 @@
+"""An OpenAI-compatible server over the step loop.
+
+worker = EngineWorker(Engine(scheduler, executor, MonotonicClock()))
+app = build_app(worker, tokenizer, ServerConfig("my-model", max_model_len=8192))
+serve(app, worker, port=8000)
+"""
+
+from slosched.engine.server.app import build_app
+from slosched.engine.server.config import ServerConfig
+from slosched.engine.server.run import ServerStartError, serve, serve_in_thread
+from slosched.engine.server.tokenizer import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    NoTokenizer,
+    Tokenizer,
+)
+from slosched.engine.server.worker import EngineWorker
+
+__all__ = [
+    "ByteTokenizer",
+    "EngineWorker",
+    "HuggingFaceTokenizer",
+    "NoTokenizer",
+    "ServerConfig",
+    "ServerStartError",
+    "Tokenizer",
+    "build_app",
+    "serve",
+    "serve_in_thread",
+]

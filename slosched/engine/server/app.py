@@ -1,0 +1,230 @@
+"""The OpenAI-compatible HTTP application over an engine's worker."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from slosched.core import Request
+from slosched.engine.server.config import ServerConfig
+from slosched.engine.server.errors import ApiError, not_serving, too_long
+from slosched.engine.server.protocol import (
+    Body,
+    Options,
+    parse_messages,
+    parse_options,
+    parse_prompt,
+)
+from slosched.engine.server.respond import (
+    ChatFormat,
+    CompletionFormat,
+    Format,
+    GenerationResponse,
+)
+from slosched.engine.server.slo import parse_slo
+from slosched.engine.server.tokenizer import Tokenizer
+from slosched.engine.server.worker import EngineWorker, NotServingError
+
+_DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's, for /v1/completions; a chat may go on to the end of the context."""
+
+
+def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) -> Starlette:
+    """The application; the caller starts the worker and drains it (`run.serve` does both)."""
+    api = _Api(worker, tokenizer, config)
+    return Starlette(
+        routes=[
+            Route("/health", api.health),
+            Route("/v1/models", api.models),
+            Route("/v1/completions", api.completions, methods=["POST"]),
+            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/tokenize", api.tokenize, methods=["POST"]),
+            Route("/metrics", api.metrics),
+        ],
+        exception_handlers={
+            ApiError: _answer_api_error,
+            ClientDisconnect: _answer_nobody,
+            HTTPException: _answer_http_error,
+            Exception: _answer_bug,
+        },
+    )
+
+
+class _Api:
+    """The endpoints."""
+
+    def __init__(self, worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+        self._config = config
+        self._max_model_len = min(config.max_model_len, worker.capacity_tokens)
+
+    async def health(self, _http: HTTPRequest) -> Response:
+        why = self._worker.why_not_serving
+        if why is None:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable", "reason": why}, 503)
+
+    async def models(self, _http: HTTPRequest) -> Response:
+        model = {
+            "id": self._config.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "slosched",
+            "max_model_len": self._max_model_len,
+            "vocab_size": self._tokenizer.vocab_size,
+        }
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def metrics(self, _http: HTTPRequest) -> Response:
+        text = self._worker.metrics.render(self._config.model_name)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def tokenize(self, http: HTTPRequest) -> Response:
+        body = await self._body(http)
+        encode = self._encode_chat if "messages" in body else self._encode_prompt
+        ids = encode(body)
+        return JSONResponse(
+            {"tokens": ids, "count": len(ids), "max_model_len": self._max_model_len}
+        )
+
+    async def completions(self, http: HTTPRequest) -> Response | GenerationResponse:
+        return await self._generate(
+            http, self._encode_prompt, CompletionFormat(), _DEFAULT_COMPLETION_TOKENS
+        )
+
+    async def chat_completions(self, http: HTTPRequest) -> Response | GenerationResponse:
+        return await self._generate(http, self._encode_chat, ChatFormat(), self._max_model_len)
+
+    async def _generate(
+        self,
+        http: HTTPRequest,
+        encode: Callable[[Body], list[int]],
+        answer: Format,
+        default_max_tokens: int,
+    ) -> GenerationResponse:
+        """Check everything, queue the request, and hand over to the response that follows it."""
+        arrival_s = self._worker.now_s()
+        body = await self._body(http)
+        if (why := self._worker.why_not_serving) is not None:
+            raise not_serving(why, self._config.retry_after_s)
+        options = parse_options(body, self._config.default_temperature, self._tokenizer.vocab_size)
+        slo = parse_slo(http.headers, body, self._config.default_slo)
+        prompt = encode(body)
+        request = Request(
+            request_id=f"{answer.id_prefix}-{uuid.uuid4().hex}",
+            arrival_s=arrival_s,
+            num_prompt_tokens=len(prompt),
+            max_tokens=self._max_tokens(len(prompt), options, default_max_tokens),
+            slo=slo,
+            prompt_token_ids=prompt,
+            sampling=options.sampling,
+            priority=options.priority,
+        )
+        try:
+            generation = self._worker.submit(request)
+        except NotServingError as error:
+            raise not_serving(str(error), self._config.retry_after_s) from error
+        return GenerationResponse(
+            self._worker,
+            self._tokenizer,
+            generation,
+            options,
+            answer,
+            self._config.model_name,
+            self._config.retry_after_s,
+        )
+
+    async def _body(self, http: HTTPRequest) -> Body:
+        """The JSON object that was sent, for the model that is here."""
+        try:
+            body = json.loads(await http.body(), parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"the body is not JSON: {error!r:.200}") from error
+        if not isinstance(body, dict):
+            raise ApiError(400, f"the body must be a JSON object, not {body!r:.100}")
+        model = body.get("model")
+        if model is not None and model != self._config.model_name:
+            raise ApiError(
+                404,
+                f"there is no model {model!r:.100} here, only {self._config.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )
+        return body
+
+    def _max_tokens(self, num_prompt_tokens: int, options: Options, default: int) -> int:
+        """The request's output limit; what it did not ask for is cut to what fits."""
+        room = self._max_model_len - num_prompt_tokens
+        wanted = options.max_tokens
+        if room < 1 or (wanted is not None and wanted > room):
+            raise too_long(num_prompt_tokens, wanted or 1, self._max_model_len)
+        max_tokens = min(default, room) if wanted is None else wanted
+        min_tokens = options.sampling.min_tokens
+        if min_tokens > max_tokens:
+            raise ApiError(
+                400, f"min_tokens={min_tokens} exceeds max_tokens={max_tokens}", param="min_tokens"
+            )
+        return max_tokens
+
+    def _encode_prompt(self, body: Body) -> list[int]:
+        prompt = parse_prompt(body, self._tokenizer.vocab_size)
+        if isinstance(prompt, list):
+            ids = prompt
+        else:
+            ids = _encode(partial(self._tokenizer.encode, prompt), [prompt], "prompt")
+        if not ids:
+            raise ApiError(400, "the prompt is empty: it needs at least one token", param="prompt")
+        return ids
+
+    def _encode_chat(self, body: Body) -> list[int]:
+        messages = parse_messages(body)
+        texts = [text for message in messages for text in message.values()]
+        return _encode(partial(self._tokenizer.apply_chat_template, messages), texts, "messages")
+
+
+def _encode(encode: Callable[[], list[int]], texts: list[str], param: str) -> list[int]:
+    """Token ids, or a 400 if the texts are none or the tokenizer refuses them."""
+    try:
+        for text in texts:
+            text.encode()  # JSON can escape half a surrogate pair, which no tokenizer takes
+        return encode()
+    except ValueError as error:
+        raise ApiError(400, f"{param} cannot be tokenized: {error}", param=param) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+async def _answer_api_error(_http: HTTPRequest, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _answer_nobody(_http: HTTPRequest, _error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _answer_http_error(http: HTTPRequest, error: Exception) -> Response:
+    """Unknown path or method."""
+    assert isinstance(error, HTTPException)
+    message = f"{http.method} {http.url.path}: {error.detail}"
+    response = ApiError(error.status_code, message, code="not_found").response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _answer_bug(_http: HTTPRequest, error: Exception) -> Response:
+    """Starlette goes on to log the traceback."""
+    message = f"the server failed on this request: {type(error).__name__}"
+    return ApiError(500, message, kind="server_error", code="internal_error").response()

@@ -1,0 +1,35 @@
+"""What the operator of a server chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slosched.core import NO_SLO, SLO
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP side of a server; the engine has its own settings (`Limits`, `KVCache`)."""
+
+    model_name: str
+    """The id in /v1/models; requests for any other model get a 404."""
+    max_model_len: int
+    """Prompt and output tokens together; the KV cache may hold less."""
+    default_slo: SLO = NO_SLO
+    """For requests that bring none of their own."""
+    default_temperature: float = 1.0
+    """OpenAI's; 0 is greedy."""
+    retry_after_s: float = 1.0
+    """What the `Retry-After` of a 429 or 503 says."""
+
+    def __post_init__(self) -> None:
+        if not self.model_name:
+            raise ValueError("model_name must not be empty")
+        if self.max_model_len < 2:
+            raise ValueError(
+                f"max_model_len must hold a prompt and an output token, not {self.max_model_len}"
+            )
+        if not self.default_temperature >= 0:
+            raise ValueError(f"default_temperature must be >= 0, not {self.default_temperature!r}")
+        if not self.retry_after_s > 0:
+            raise ValueError(f"retry_after_s must be positive, not {self.retry_after_s!r}")

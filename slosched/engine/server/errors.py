@@ -1,0 +1,116 @@
+"""Every error that a client can see, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import math
+
+from starlette.responses import JSONResponse
+
+from slosched.core import EndReason
+
+_WHY_REJECTED = {
+    EndReason.EXPIRED: "its time-to-first-token deadline passed while it waited",
+    EndReason.INFEASIBLE: "even alone on the device it would miss its time-to-first-token deadline",
+    EndReason.CASCADE: "serving it would make several queued requests late",
+}
+
+
+class ApiError(Exception):
+    """An answer that is an error: `{"error": {"message", "type", "param", "code"}}`."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        reason: EndReason | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, object]:
+        error: dict[str, object] = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        if self.reason is not None:
+            error["reason"] = self.reason.value
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(math.ceil(self.retry_after_s))
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def not_serving(why: str, retry_after_s: float) -> ApiError:
+    return ApiError(
+        503,
+        f"the server takes no requests: {why}",
+        kind="service_unavailable",
+        code="not_serving",
+        retry_after_s=retry_after_s,
+    )
+
+
+def too_long(num_prompt_tokens: int, max_tokens: int, limit_tokens: int) -> ApiError:
+    return ApiError(
+        400,
+        f"the prompt has {num_prompt_tokens} tokens and {max_tokens} output tokens are asked for, "
+        f"but prompt and output together may have {limit_tokens}; shorten the prompt or max_tokens",
+        param="max_tokens" if num_prompt_tokens < limit_tokens else "prompt",
+        code="context_length_exceeded",
+        reason=EndReason.TOO_LONG,
+    )
+
+
+def of_end(reason: EndReason, detail: str, retry_after_s: float) -> ApiError:
+    """The error of a request that ended without finishing."""
+    if reason in _WHY_REJECTED:
+        return ApiError(
+            429,
+            f"rejected ({reason.value}): {_WHY_REJECTED[reason]}; "
+            "retry later, elsewhere or with a longer SLO",
+            kind="rate_limit_exceeded",
+            code="slo_infeasible",
+            reason=reason,
+            retry_after_s=retry_after_s,
+        )
+    if reason is EndReason.TOO_LONG:
+        return ApiError(
+            400,
+            "prompt and max_tokens together can never fit into the KV cache",
+            code="context_length_exceeded",
+            reason=reason,
+        )
+    if reason is EndReason.SHUTDOWN:
+        return ApiError(
+            503,
+            "the server shut down before the request was finished",
+            kind="service_unavailable",
+            code="shutdown",
+            reason=reason,
+            retry_after_s=retry_after_s,
+        )
+    if reason is EndReason.CLIENT:
+        return ApiError(499, "the client went away", code="client_closed_request", reason=reason)
+    return ApiError(
+        500,
+        f"the engine failed while it ran this request: {detail or 'no detail is known'}",
+        kind="server_error",
+        code="engine_fault",
+        reason=reason,
+    )

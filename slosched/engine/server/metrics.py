@@ -1,0 +1,153 @@
+"""GET /metrics: counters and histograms in Prometheus' text format.
+
+Names are vLLM's where vLLM has the thing, so that its dashboards work, and `slosched:` otherwise.
+The engine's thread writes, handlers read: each number is right, but two of them may be a step
+apart.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from slosched.core import EndReason
+from slosched.engine.loop import StepRecord
+from slosched.evaluate.metrics import RequestRecord, is_good
+from slosched.scheduler import Scheduler
+
+_LATENCY_BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120,
+)  # fmt: skip
+_FINISH_REASONS = (EndReason.STOP, EndReason.LENGTH)
+
+
+class Histogram:
+    """Counts of values in buckets, cumulative only when written out."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self._counts = [0] * (len(_LATENCY_BUCKETS_S) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(_LATENCY_BUCKETS_S, value)] += 1
+        self._sum += value
+
+    def lines(self, label: str) -> Iterator[str]:
+        yield f"# HELP {self.name} {self.text}"
+        yield f"# TYPE {self.name} histogram"
+        total = 0
+        for bound, count in zip((*_LATENCY_BUCKETS_S, math.inf), self._counts, strict=True):
+            total += count
+            le = "+Inf" if bound == math.inf else f"{bound:g}"
+            yield f'{self.name}_bucket{{{label},le="{le}"}} {total}'
+        yield f"{self.name}_sum{{{label}}} {self._sum!r}"
+        yield f"{self.name}_count{{{label}}} {total}"
+
+
+class ServerMetrics:
+    """What /metrics tells of one engine since it started."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._ends = dict.fromkeys(EndReason, 0)
+        self._num_good = 0
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._num_preemptions = 0
+        self._predicted_s = 0.0
+        self._predicted_took_s = 0.0
+        self.queue_time = Histogram(
+            "vllm:request_queue_time_seconds", "From arrival to the first step with the request."
+        )
+        self._ttft = Histogram("vllm:time_to_first_token_seconds", "Time to first token.")
+        self._itl = Histogram("vllm:inter_token_latency_seconds", "Gaps between output tokens.")
+        self._tpot = Histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean gap of each finished request."
+        )
+        self._e2e = Histogram(
+            "vllm:e2e_request_latency_seconds", "Until the last token of each finished request."
+        )
+        self._step = Histogram("slosched:step_seconds", "Duration of the executed steps.")
+
+    def observe_step(self, record: StepRecord) -> None:
+        batch = record.batch
+        if batch.is_empty:
+            return
+        took_s = record.end_s - record.start_s
+        self._step.observe(took_s)
+        self._num_output_tokens += len(record.result.token_ids)
+        self._num_preemptions += len(batch.output.preempted) + len(batch.output.swapped_out)
+        if batch.predicted_s is not None:
+            self._predicted_s += batch.predicted_s
+            self._predicted_took_s += took_s
+
+    def observe_end(self, record: RequestRecord) -> None:
+        assert record.end_reason is not None
+        self._ends[record.end_reason] += 1
+        self._num_good += is_good(record, self._scheduler.limits.deadline_rule)
+        if record.ttft_s is not None:
+            self._num_prompt_tokens += record.num_prompt_tokens
+            self._ttft.observe(record.ttft_s)
+        for gap_s in record.itl_s:
+            self._itl.observe(gap_s)
+        if record.end_reason in _FINISH_REASONS:
+            self._tpot.observe(record.tpot_s or 0.0)
+            self._e2e.observe(record.e2e_s or 0.0)
+
+    def render(self, model_name: str) -> str:
+        """The whole page."""
+        escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        label = f'model_name="{escaped}"'
+        lines = [*self._gauges(label), *self._counters(label)]
+        for histogram in (
+            self._ttft, self._itl, self._tpot, self._e2e, self.queue_time, self._step,
+        ):  # fmt: skip
+            lines += histogram.lines(label)
+        return "\n".join(lines) + "\n"
+
+    def _gauges(self, label: str) -> Iterator[str]:
+        scheduler = self._scheduler
+        for name, text, value in (
+            ("vllm:num_requests_running", "Requests that hold a seat.", scheduler.num_running),
+            ("vllm:num_requests_waiting", "Requests in the queue.", scheduler.num_waiting),
+            ("slosched:num_requests_swapped", "Requests in host memory.", scheduler.num_swapped),
+            ("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.", scheduler.kv.used_fraction),
+        ):
+            yield from _sample(name, "gauge", text, label, value)
+
+    def _counters(self, label: str) -> Iterator[str]:
+        for name, text, value in (
+            ("vllm:prompt_tokens", "Prompt tokens computed.", self._num_prompt_tokens),
+            ("vllm:generation_tokens", "Output tokens.", self._num_output_tokens),
+            ("vllm:num_preemptions", "Preemptions, by swap too.", self._num_preemptions),
+            ("slosched:good_requests", "Finished within their SLO.", self._num_good),
+            (
+                "slosched:step_predicted_seconds",
+                "What the steps with a prediction were to take.",
+                self._predicted_s,
+            ),
+            (
+                "slosched:step_with_prediction_seconds",
+                "What the same steps took.",
+                self._predicted_took_s,
+            ),
+        ):
+            yield from _sample(f"{name}_total", "counter", text, label, value)
+        yield "# HELP vllm:request_success_total Requests that finished."
+        yield "# TYPE vllm:request_success_total counter"
+        for reason in _FINISH_REASONS:
+            labels = f'{label},finished_reason="{reason}"'
+            yield f"vllm:request_success_total{{{labels}}} {self._ends[reason]}"
+        yield "# HELP slosched:requests_ended_total Requests that ended, by reason."
+        yield "# TYPE slosched:requests_ended_total counter"
+        for reason, count in self._ends.items():
+            yield f'slosched:requests_ended_total{{{label},reason="{reason}"}} {count}'
+
+
+def _sample(name: str, kind: str, text: str, label: str, value: float) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+    yield f"{name}{{{label}}} {value!r}"

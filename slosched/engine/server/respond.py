@@ -1,0 +1,204 @@
+"""The answer to one generation: its text piece by piece as events, or whole as one object."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from slosched.core import EndReason
+from slosched.engine.server.errors import ApiError, of_end
+from slosched.engine.server.protocol import Options
+from slosched.engine.server.text import Detokenizer, StopStrings
+from slosched.engine.server.tokenizer import Tokenizer
+from slosched.engine.server.worker import EngineWorker, Generation
+
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_DONE = b"data: [DONE]\n\n"
+
+Json = dict[str, object]
+
+
+class Piece(NamedTuple):
+    """The text that one token made certain, often empty; the last piece has a finish reason."""
+
+    text: str
+    finish_reason: str | None
+
+
+class Format(Protocol):
+    """How an endpoint spells its objects."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def whole(self, text: str) -> Json:
+        """The text of `choices[0]`."""
+
+    def delta(self, text: str, is_first: bool, /) -> Json:
+        """The new text of `choices[0]` in a stream."""
+
+
+class CompletionFormat:
+    id_prefix = "cmpl"
+    whole_object = chunk_object = "text_completion"
+
+    def whole(self, text: str) -> Json:
+        return {"text": text}
+
+    def delta(self, text: str, _is_first: bool, /) -> Json:
+        return {"text": text}
+
+
+class ChatFormat:
+    id_prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def whole(self, text: str) -> Json:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def delta(self, text: str, is_first: bool, /) -> Json:
+        role: Json = {"role": "assistant"} if is_first else {}
+        return {"delta": {**role, "content": text}}
+
+
+@dataclass(frozen=True)
+class GenerationResponse:
+    """An ASGI response that follows a generation to its end.
+
+    Nothing is sent before the first token is out, so that a rejection is a 429 in streams, too.
+    When the client goes away, or the answer ends for any other reason, so does the request.
+    """
+
+    worker: EngineWorker
+    tokenizer: Tokenizer
+    generation: Generation
+    options: Options
+    format: Format
+    model_name: str
+    retry_after_s: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = asyncio.create_task(self._abort_on_disconnect(receive))
+        try:
+            response = await self._respond()
+            await response(scope, receive, send)
+        finally:
+            watch.cancel()
+            self.worker.abort(self.generation.request.request_id)
+
+    async def _abort_on_disconnect(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.worker.abort(self.generation.request.request_id)
+
+    async def _respond(self) -> Response:
+        try:
+            pieces = self._pieces()
+            first = await anext(pieces)
+            if self.options.is_streaming:
+                events = self._events(first, pieces)
+                return StreamingResponse(
+                    events, media_type="text/event-stream", headers=_STREAM_HEADERS
+                )
+            return JSONResponse(await self._whole(first, pieces))
+        except ApiError as error:
+            return error.response()
+
+    async def _pieces(self) -> AsyncIterator[Piece]:
+        """One piece a token.  Raises ApiError if the request ends without finishing."""
+        generation, sampling = self.generation, self.options.sampling
+        detokenizer = Detokenizer(self.tokenizer.decode)
+        stops = StopStrings(self.options.stops)
+        num_tokens = 0
+        while True:
+            update = await generation.updates.get()
+            reason = update.end_reason
+            if update.token_id is None or reason not in (None, EndReason.STOP, EndReason.LENGTH):
+                assert reason is not None
+                raise of_end(reason, update.detail, self.retry_after_s)
+            num_tokens += 1
+            # The token at which the model stopped is no part of the text.
+            text = "" if reason is EndReason.STOP else detokenizer.add(update.token_id)
+            if reason is not None:
+                text += detokenizer.flush()
+            if num_tokens > sampling.min_tokens:
+                text = stops.push(text)
+            if stops.found:
+                self.worker.abort(generation.request.request_id, EndReason.STOP)
+                reason = EndReason.STOP
+            elif reason is not None:
+                text += stops.flush()
+            yield Piece(text, reason and reason.value)
+            if reason is not None:
+                return
+
+    async def _whole(self, first: Piece, pieces: AsyncIterator[Piece]) -> Json:
+        all_pieces = [first, *[piece async for piece in pieces]]
+        text = "".join(piece.text for piece in all_pieces)
+        choice = self._choice(self.format.whole(text), all_pieces[-1].finish_reason)
+        return {
+            **self._head(self.format.whole_object),
+            "choices": [choice],
+            "usage": self._usage(len(all_pieces)),
+            "metrics": self._metrics(),
+        }
+
+    async def _events(self, first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+        head = self._head(self.format.chunk_object)
+        num_tokens = 0
+        piece: Piece | None = first
+        try:
+            while piece is not None:
+                delta = self.format.delta(piece.text, num_tokens == 0)
+                yield _event({**head, "choices": [self._choice(delta, piece.finish_reason)]})
+                num_tokens += 1
+                piece = await anext(pieces, None)
+            if self.options.include_usage:
+                usage = {"usage": self._usage(num_tokens), "metrics": self._metrics()}
+                yield _event({**head, "choices": [], **usage})
+        except ApiError as error:
+            yield _event(error.body())
+        yield _DONE
+
+    def _head(self, kind: str) -> Json:
+        return {
+            "id": self.generation.request.request_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.model_name,
+        }
+
+    def _choice(self, content: Json, finish_reason: str | None) -> Json:
+        return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+
+    def _usage(self, num_output_tokens: int) -> Json:
+        num_prompt_tokens = self.generation.request.num_prompt_tokens
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+    def _metrics(self) -> Json:
+        """The server's own times; `vllm bench serve` reads them from the usage chunk."""
+        request = self.generation.request
+        scheduled_s = self.generation.first_scheduled_s
+        assert scheduled_s is not None
+        return {
+            "queue_time_ms": 1000 * (scheduled_s - request.arrival_s),
+            "time_to_first_token_ms": 1000 * (request.token_times_s[0] - request.arrival_s),
+        }
+
+
+def _event(document: Mapping[str, object]) -> bytes:
+    return b"data: " + json.dumps(document, ensure_ascii=False).encode() + b"\n\n"

@@ -1,0 +1,145 @@
+"""Run the server until a signal, and leave no request without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from slosched.core import SloschedError
+from slosched.engine.server.worker import EngineWorker
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_LAST_BYTES_S = 5
+"""For answers that are complete to reach their clients, after the drain."""
+
+
+class ServerStartError(SloschedError):
+    """The server cannot listen where it was told to."""
+
+
+class _DrainingServer(uvicorn.Server):
+    """Drains first and closes its sockets after, so that refusals meanwhile are clear 503s.
+
+    uvicorn alone closes them at once and then waits.  A second signal cuts the drain short.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, worker: EngineWorker, drain_timeout_s: float
+    ) -> None:
+        super().__init__(config)
+        self._worker = worker
+        self._drain_timeout_s = drain_timeout_s
+        self.drain_requested = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
+        """Only sets flags: a signal may come while this thread holds the worker's lock."""
+        if self.drain_requested:
+            self.should_exit = self.force_exit = True
+        self.drain_requested = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.drain_requested:
+            self._worker.begin_drain(self._drain_timeout_s)
+        if self._worker.has_stopped:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def serve(
+    app: ASGIApp,
+    worker: EngineWorker,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    drain_timeout_s: float = 30.0,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM, then drain: running requests finish, new ones get a 503.
+
+    What is not finished after `drain_timeout_s` is aborted with an error; a second signal does so
+    at once.  `on_ready` gets the base URL once the server listens; port 0 takes any free one.
+    Raises ServerStartError if it cannot listen there.
+    """
+    listener, url = _listen(host, port)
+    server = _server(app, worker, drain_timeout_s)
+    worker.start()
+    try:
+        asyncio.run(_serve(server, listener, lambda: on_ready(url) if on_ready else None))
+    finally:
+        _stop(worker)
+
+
+@contextmanager
+def serve_in_thread(
+    app: ASGIApp,
+    worker: EngineWorker,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    drain_timeout_s: float = 5.0,
+) -> Iterator[str]:
+    """The base URL of a server that runs in a thread of this process, drained at the end."""
+    listener, url = _listen(host, port)
+    server = _server(app, worker, drain_timeout_s)
+    ready = threading.Event()
+    thread = threading.Thread(
+        target=lambda: asyncio.run(_serve(server, listener, ready.set)), name="slosched-http"
+    )
+    worker.start()
+    thread.start()
+    try:
+        ready.wait()
+        yield url
+    finally:
+        server.drain_requested = True
+        thread.join()
+        _stop(worker)
+
+
+async def _serve(
+    server: _DrainingServer, listener: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    # The kernel queues connections from `_listen` on; uvicorn takes them up in a moment.
+    asyncio.get_running_loop().call_soon(on_ready)
+    await server.serve(sockets=[listener])
+
+
+def _server(app: ASGIApp, worker: EngineWorker, drain_timeout_s: float) -> _DrainingServer:
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_LAST_BYTES_S,
+    )
+    return _DrainingServer(config, worker, drain_timeout_s)
+
+
+def _listen(host: str, port: int) -> tuple[socket.socket, str]:
+    """A listening socket and its base URL."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise ServerStartError(
+            f"cannot listen on {host}:{port}: {error}; choose another --host or --port"
+        ) from error
+    shown = f"[{host}]" if family == socket.AF_INET6 else host
+    return listener, f"http://{shown}:{listener.getsockname()[1]}"
+
+
+def _stop(worker: EngineWorker) -> None:
+    """After the sockets are closed: cut short what still runs (second signal, or a crash)."""
+    worker.begin_drain(0.0)
+    if not worker.wait_stopped(_LAST_BYTES_S):
+        log.error("the engine thread is still in a step after %d s; leaving it", _LAST_BYTES_S)
