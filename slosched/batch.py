@@ -311,23 +311,31 @@ class BatchBuilder:
     def _fit_time(self, request: Request, n: int, least: int) -> int:
         """The largest chunk of `least` to `n` tokens below the time limit, or 0.
 
-        One prediction if it fits as a whole, O(log n) if it must be cut.
+        One prediction if it fits as a whole, two if nothing does, O(log n) if it must be cut.
         """
         if n < least:
             return 0
         prior = request.num_computed_tokens
         host_blocks = self._host_blocks(request)
         self.shape.num_swapped_blocks += host_blocks
-        fits, too_long = least - 1, n + 1
-        chunk = n
-        while chunk:
-            if self._predict_with(chunk, prior) < self.time_limit_s:
-                fits = chunk
+        try:
+            return self._largest_chunk(prior, n, least)
+        finally:
+            self.shape.num_swapped_blocks -= host_blocks
+
+    def _largest_chunk(self, num_prior_tokens: int, most: int, least: int) -> int:
+        if self._predict_with(most, num_prior_tokens) < self.time_limit_s:
+            return most
+        if self._predict_with(least, num_prior_tokens) >= self.time_limit_s:
+            return 0
+        fits, too_long = least, most
+        while too_long - fits > 1:
+            middle = (fits + too_long) // 2
+            if self._predict_with(middle, num_prior_tokens) < self.time_limit_s:
+                fits = middle
             else:
-                too_long = chunk
-            chunk = (fits + too_long) // 2 if too_long - fits > 1 else 0
-        self.shape.num_swapped_blocks -= host_blocks
-        return fits if fits >= least else 0
+                too_long = middle
+        return fits
 
     def _predict_with(self, num_new_tokens: int, num_prior_tokens: int) -> float:
         model = self._view.latency_model

@@ -23,9 +23,9 @@ from slosched.core import (
 )
 
 _MAX_REFUSED = 32
-"""Waiting requests refused in one step, for KV blocks or as cascades, before the rest is not asked.
+"""Prompts refused in one step, for want of time or KV blocks, before no more may start in it.
 
-It bounds the cost of a step when a thousand requests wait and none may start.
+It bounds the cost of a step when a thousand requests wait and none fits.
 """
 
 
@@ -76,6 +76,8 @@ class SLOAware(Policy):
     cascade: int = 2
     """What "several" timeouts are."""
     early_reject: EarlyReject = EarlyReject.FINAL
+    max_early_rejects: int = 8
+    """Early rejections in one step; after them prefills are added without asking."""
     min_chunk_tokens: int = 32
     """No chunk is cut smaller than this, unless it is the end of its prompt."""
     margin: float = 0.0
@@ -181,6 +183,7 @@ class _Pack:
         self._victims = list(queue.running)
         self._promised_blocks = self.batch.blocks_promised(queue.begun)
         self._num_refused = 0
+        self._num_early_rejects = 0
         self._predicted_s: float | None = None
         """Of the batch as it is; None when it has to be asked again."""
         self._passed_starts_s: list[float] = []
@@ -201,33 +204,40 @@ class _Pack:
                 batch.add(request)
 
     def add_prefills(self) -> None:
-        """Add chunks of prompts, begun or new, until one had to be cut or refused for time."""
+        """Add prompts, begun or new, until one had to be cut to the time or tokens left."""
         may_start = self.batch.num_free_seqs > 0
         for request in self._queue.prefills:
             if request.status is RequestStatus.RUNNING:
                 if self.batch.has_left(request):
                     continue
                 self._promised_blocks -= self.batch.blocks_promised((request,))
-            elif not may_start:
+            elif not may_start or self._cascades(request):
                 continue
-            elif not self._may_start(request):
-                self._num_refused += 1
-                may_start = self._num_refused < _MAX_REFUSED
+            elif not self.batch.fits_whole(request, self._promised_blocks):
+                may_start = self._count_refusal()
                 continue
             n = self.batch.add(request, min_new_tokens=self._policy.min_chunk_tokens)
             self._predicted_s = None
             self._promised_blocks += self.batch.blocks_promised((request,))
-            may_start = may_start and self.batch.num_free_seqs > 0
-            if n < request.num_uncomputed_tokens:
+            if 0 < n < request.num_uncomputed_tokens:
                 break
+            may_start = may_start and self.batch.num_free_seqs > 0
+            if n == 0:
+                may_start = may_start and self._count_refusal()
 
-    def _may_start(self, request: Request) -> bool:
-        return self.batch.fits_whole(request, self._promised_blocks) and not self._cascades(request)
+    def _count_refusal(self) -> bool:
+        """False once so many were refused that no more are asked."""
+        self._num_refused += 1
+        return self._num_refused < _MAX_REFUSED
 
     def _cascades(self, request: Request) -> bool:
         """Step 5: count the less urgent waiting requests that this one would make late."""
         policy, queue = self._policy, self._queue
-        if policy.early_reject == EarlyReject.OFF or request.num_output_tokens:
+        if (
+            policy.early_reject == EarlyReject.OFF
+            or self._num_early_rejects >= policy.max_early_rejects
+            or request.num_output_tokens
+        ):
             return False
         if self._predicted_s is None:
             self._predicted_s = self.batch.predicted_s or 0.0
@@ -239,6 +249,7 @@ class _Pack:
         victims -= bisect_left(passed, with_s) - bisect_left(passed, without_s)
         if victims < policy.cascade:
             return False
+        self._num_early_rejects += 1
         if policy.early_reject == EarlyReject.FINAL:
             self.batch.reject(request, EndReason.CASCADE)
         return True

@@ -1,0 +1,31 @@
+"""The laws of DESIGN.md section 4, for every policy and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from slosched.core import Policy
+from slosched.policy import EDF, FCFS, POLICIES, SJF, Sarathi, SLOAware
+from slosched.policy._drop import Drop
+from slosched.policy.slo_aware import EarlyReject, LateRule
+from slosched.testing import check_policy
+
+VARIANTS: dict[str, Callable[[], Policy]] = {
+    **POLICIES,
+    "fcfs, drop expired": partial(FCFS, drop=Drop.EXPIRED),
+    "sarathi, drop infeasible": partial(Sarathi, token_budget=24, drop=Drop.INFEASIBLE),
+    "edf, drop infeasible": partial(EDF, token_budget=24, drop=Drop.INFEASIBLE),
+    "sjf, drop expired": partial(SJF, token_budget=24, drop=Drop.EXPIRED),
+    "slo_aware, bind": partial(
+        SLOAware, late=LateRule.BIND, early_reject=EarlyReject.ROUND, min_chunk_tokens=4
+    ),
+    "slo_aware, margin": partial(SLOAware, early_reject=EarlyReject.OFF, margin=0.25),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_policy_obeys_the_laws(name: str) -> None:
+    check_policy(VARIANTS[name], max_examples=120)

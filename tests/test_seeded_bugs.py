@@ -1,0 +1,182 @@
+"""Bugs planted on purpose are caught by the laws: the laws are not empty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, find, settings
+
+from slosched.core import (
+    EndReason,
+    IllegalPlanError,
+    Policy,
+    Request,
+    RequestStatus,
+    SchedulerOutput,
+    SchedulerView,
+    StalledError,
+)
+from slosched.kv import KVCache, KVCorruptionError
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
+from slosched.testing import LawBrokenError, Scenario, check_laws, scenarios
+
+
+def breaks(make_policy: Callable[[], Policy], error: type[Exception]) -> Scenario:
+    """A scenario in which the laws notice; fails if there is none."""
+
+    def is_noticed(scenario: Scenario) -> bool:
+        try:
+            check_laws(make_policy, scenario)
+        except error:
+            return True
+        return False
+
+    return find(
+        scenarios(),
+        is_noticed,
+        settings=settings(
+            max_examples=500,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@dataclass
+class Bent(Policy):
+    """FCFS with its answer bent."""
+
+    bend: Callable[[SchedulerView, SchedulerOutput], SchedulerOutput]
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        return self.bend(view, FCFS().schedule(view))
+
+
+def one_token_too_many(_: SchedulerView, output: SchedulerOutput) -> SchedulerOutput:
+    longer = {name: n + 1 for name, n in output.num_scheduled_tokens.items()}
+    return replace(output, num_scheduled_tokens=longer, shape=None)
+
+
+def over_the_token_limit(view: SchedulerView, output: SchedulerOutput) -> SchedulerOutput:
+    whole = {
+        r.request_id: r.num_uncomputed_tokens
+        for r in (*view.running, *view.waiting)
+        if r.request_id in output.num_scheduled_tokens
+    }
+    return replace(output, num_scheduled_tokens=whole, shape=None)
+
+
+def forgets_the_last(_: SchedulerView, output: SchedulerOutput) -> SchedulerOutput:
+    first = dict(list(output.num_scheduled_tokens.items())[:-1])
+    return replace(output, num_scheduled_tokens=first, shape=None)
+
+
+def touches_a_request(view: SchedulerView, output: SchedulerOutput) -> SchedulerOutput:
+    for request in view.waiting:
+        request.deadline_s += 1.0
+    return output
+
+
+def rejects_the_running(view: SchedulerView, output: SchedulerOutput) -> SchedulerOutput:
+    speaking = [r.request_id for r in view.running if r.num_output_tokens]
+    left = {k: n for k, n in output.num_scheduled_tokens.items() if k not in speaking}
+    rejected = dict.fromkeys(speaking, EndReason.INFEASIBLE)
+    return SchedulerOutput(num_scheduled_tokens=left, rejected=rejected)
+
+
+@pytest.mark.parametrize(
+    ("bend", "error"),
+    [
+        (one_token_too_many, (LawBrokenError, IllegalPlanError)),
+        (over_the_token_limit, (LawBrokenError, IllegalPlanError)),
+        (forgets_the_last, StalledError),
+        (touches_a_request, LawBrokenError),
+        (rejects_the_running, IllegalPlanError),
+    ],
+)
+def test_a_bad_plan_is_caught(
+    bend: Callable[[SchedulerView, SchedulerOutput], SchedulerOutput], error: type[Exception]
+) -> None:
+    breaks(lambda: Bent(bend), error)
+
+
+def test_a_policy_with_a_memory_is_caught() -> None:
+    @dataclass
+    class Moody(Policy):
+        calls = 0
+
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            type(self).calls += 1
+            output = FCFS().schedule(view)
+            if type(self).calls % 3 == 0 and len(output.num_scheduled_tokens) > 1:
+                return forgets_the_last(view, output)
+            return output
+
+    breaks(Moody, LawBrokenError)
+
+
+def test_a_policy_that_reads_names_is_caught() -> None:
+    @dataclass
+    class Alphabetical(Policy):
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            by_name = sorted(view.waiting, key=lambda r: r.request_id)
+            return FCFS().schedule(replace(view, waiting=tuple(by_name)))
+
+    breaks(Alphabetical, LawBrokenError)
+
+
+def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = KVCache.free
+
+    def leaky(self: KVCache, request_id: str) -> None:
+        if len(self._tables.get(request_id, ())) > 1:
+            self._tables[request_id].pop()
+        free(self, request_id)
+
+    monkeypatch.setattr(KVCache, "free", leaky)
+    breaks(FCFS, KVCorruptionError)
+
+
+def test_a_chunk_that_is_computed_too_far_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out = Scheduler._carry_out
+
+    def overlong(self: Scheduler, output: SchedulerOutput, now_s: float) -> object:
+        batch = carry_out(self, output, now_s)
+        for chunk in batch.chunks:
+            if chunk.num_new_tokens > 2 and not chunk.emits_token:
+                chunk.request.num_computed_tokens += 1
+        return batch
+
+    monkeypatch.setattr(Scheduler, "_carry_out", overlong)
+    breaks(FCFS, (LawBrokenError, IllegalPlanError, StalledError))
+
+
+def test_a_double_finish_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = Scheduler._end
+
+    def twice(
+        self: Scheduler, request: Request, status: RequestStatus, reason: EndReason, now_s: float
+    ) -> None:
+        end(self, request, status, reason, now_s)
+        if status is RequestStatus.FINISHED:
+            self._ended.append(request)
+
+    monkeypatch.setattr(Scheduler, "_end", twice)
+    breaks(FCFS, LawBrokenError)
+
+
+def test_a_lost_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt = Scheduler._preempt
+
+    def forgetful(self: Scheduler, request_ids: tuple[str, ...]) -> None:
+        preempt(self, request_ids)
+        for request_id in request_ids:
+            del self._waiting[request_id]
+
+    monkeypatch.setattr(Scheduler, "_preempt", forgetful)
+    breaks(FCFS, LawBrokenError)
