@@ -99,8 +99,8 @@ def _check_layers(probe: _Probe, config: Any) -> None:
     num_layers = config.num_hidden_layers
     if probe.calls != list(range(num_layers)):
         raise UnsupportedModelError(
-            f"the config says {num_layers} layers, but attention was called for layers "
-            f"{probe.calls}: the model keeps a state that is not a KV cache in every layer"
+            f"the config says {num_layers} layers, but our attention was called for layers "
+            f"{probe.calls}: the others have attention of their own, or a state that is no KV cache"
         )
     layer_types = getattr(config, "layer_types", None) or []
     if unknown := set(layer_types) - _KNOWN_LAYER_TYPES:

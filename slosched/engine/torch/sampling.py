@@ -35,9 +35,9 @@ class Sampler:
         tokens: list[int] = logits.argmax(dim=-1).tolist()
         for row, request in enumerate(requests):
             if request.sampling.temperature > _GREEDY_TEMPERATURE:
-                probabilities = next_token_probabilities(logits[row], request.sampling)
+                weights = next_token_weights(logits[row], request.sampling)
                 generator = self._generator(request)
-                tokens[row] = int(torch.multinomial(probabilities, 1, generator=generator))
+                tokens[row] = int(torch.multinomial(weights, 1, generator=generator))
         return tokens
 
     def is_last(self, request: Request, token_id: int) -> bool:
@@ -64,11 +64,11 @@ class Sampler:
         return generator
 
 
-def next_token_probabilities(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Probabilities [vocabulary] after temperature, then top-k, then top-p (as vLLM orders them).
+def next_token_weights(logits: Tensor, sampling: SamplingParams) -> Tensor:
+    """Odds [vocabulary] after temperature, then top-k, then top-p (as vLLM orders them).
 
     Top-p keeps the smallest set of most likely tokens that holds at least `top_p`; `top_k` 0 and
-    `top_p` 1 keep everything.
+    `top_p` 1 keep everything.  The odds of what is kept need not add up to one.
     """
     scaled = logits.float() / sampling.temperature
     if 0 < sampling.top_k < scaled.shape[-1]:

