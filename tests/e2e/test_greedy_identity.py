@@ -1,0 +1,204 @@
+"""Scheduling never changes greedy output: in float32 every token equals `generate`'s.
+
+Whatever the policy, however prompts are cut, whoever is preempted, recomputed or swapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+from factories import make_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slosched.core import SLO, Limits, Policy, PreemptionMode, Request, SamplingParams
+from slosched.engine.loop import Engine, MonotonicClock
+from slosched.kv import KVCache
+from slosched.policy import POLICIES
+from slosched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from slosched.engine.torch import LoadedModel
+
+BLOCK_SIZE = 4
+PATIENT = SLO(ttft_s=3600.0, tpot_s=3600.0)
+"""A promise that this machine keeps, so that no request is rejected."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What decides how the work is cut up."""
+
+    policy: str
+    limits: Limits
+    num_blocks: int
+    num_host_blocks: int
+    arrival_steps: tuple[int, ...]
+    """Before which step each request arrives."""
+
+
+def serve(
+    model: LoadedModel, replica: Replica, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> list[Request]:
+    """Serve all prompts to their end on the real engine."""
+    from slosched.engine.torch import TorchExecutor
+
+    executor = TorchExecutor(
+        model,
+        num_blocks=replica.num_blocks,
+        block_size=BLOCK_SIZE,
+        num_host_blocks=replica.num_host_blocks,
+    )
+    kv = KVCache(replica.num_blocks, BLOCK_SIZE, replica.num_host_blocks)
+    policy: Policy = POLICIES[replica.policy]()
+    scheduler = Scheduler(policy, kv, replica.limits, make_model())
+    clock = MonotonicClock()
+    engine = Engine(scheduler, executor, clock)
+    requests: list[Request] = []
+    step = 0
+    while len(requests) < len(prompts) or scheduler.num_unfinished:
+        while len(requests) < len(prompts) and replica.arrival_steps[len(requests)] <= step:
+            prompt = prompts[len(requests)]
+            request = Request(
+                request_id=f"r{len(requests)}",
+                arrival_s=clock.now_s(),
+                num_prompt_tokens=len(prompt),
+                max_tokens=max_tokens,
+                slo=PATIENT,
+                prompt_token_ids=prompt,
+                sampling=SamplingParams(ignore_eos=True),
+            )
+            scheduler.add_request(request)
+            requests.append(request)
+        if scheduler.num_unfinished:
+            engine.step()
+        step += 1
+    return requests
+
+
+def generated(model: LoadedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """transformers' own greedy generation, with its own attention and cache."""
+    import torch
+
+    from slosched.engine.torch.attention import ATTENTION_NAME
+
+    model.model.set_attn_implementation("sdpa")
+    try:
+        out = model.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    finally:
+        model.model.set_attn_implementation(ATTENTION_NAME)
+    return out[0, len(prompt) :].tolist()
+
+
+REAL_MAX_TOKENS = 10
+REAL_TEXTS = (
+    "Once upon a time, in a small village by the sea, there lived",
+    "def fibonacci(n):\n    ",
+    "The three most important facts about the history of paper are: 1.",
+    "Water boils at 100 degrees Celsius, but on the top of a high mountain, where",
+    "Dear Sir or Madam,\n\nI am writing to",
+)
+
+
+@pytest.fixture(scope="module")
+def real_prompts(smollm2: LoadedModel) -> list[list[int]]:
+    tokenizer = smollm2.tokenizer
+    assert tokenizer is not None
+    return [tokenizer(text).input_ids for text in REAL_TEXTS]
+
+
+@pytest.fixture(scope="module")
+def real_outputs(smollm2: LoadedModel, real_prompts: list[list[int]]) -> list[list[int]]:
+    return [generated(smollm2, prompt, REAL_MAX_TOKENS) for prompt in real_prompts]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("mode", PreemptionMode)
+@pytest.mark.parametrize("max_num_batched_tokens", [7, 512])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_real_model(
+    smollm2: LoadedModel,
+    real_prompts: list[list[int]],
+    real_outputs: list[list[int]],
+    policy: str,
+    max_num_batched_tokens: int,
+    mode: PreemptionMode,
+) -> None:
+    replica = Replica(
+        policy=policy,
+        limits=Limits(max_num_batched_tokens=max_num_batched_tokens, preemption_mode=mode),
+        # Prompts of three requests fit, their outputs do not: somebody must go.
+        num_blocks=13,
+        num_host_blocks=64,
+        arrival_steps=(0, 0, 0, 3, 6),
+    )
+    requests = serve(smollm2, replica, real_prompts, REAL_MAX_TOKENS)
+    assert [request.output_token_ids for request in requests] == real_outputs
+    assert sum(request.num_preemptions for request in requests) > 0, "nobody was preempted"
+    swaps = sum(request.num_swaps for request in requests)
+    assert (swaps > 0) == (mode is PreemptionMode.SWAP)
+
+
+TINY_MAX_TOKENS = 12
+
+
+@cache
+def tiny() -> LoadedModel:
+    import torch
+
+    from slosched.engine.torch import load_model
+
+    torch.set_num_threads(1)
+    return load_model("tiny-random", dtype="float32")
+
+
+@cache
+def tiny_prompt(num_tokens: int) -> tuple[int, ...]:
+    """A prompt of that length, always the same one."""
+    return tuple((7 * num_tokens + 13 * i * i) % 259 for i in range(num_tokens))
+
+
+@cache
+def tiny_output(num_tokens: int) -> list[int]:
+    return generated(tiny(), tiny_prompt(num_tokens), TINY_MAX_TOKENS)
+
+
+@st.composite
+def patterns(draw: st.DrawFn) -> tuple[Replica, list[int]]:
+    """A replica with a cache for about one and a half requests, and prompt lengths."""
+    lengths = draw(st.lists(st.sampled_from([1, 2, 5, 11, 17, 30]), min_size=1, max_size=6))
+    longest = -(-(max(lengths) + TINY_MAX_TOKENS) // BLOCK_SIZE)
+    steps = draw(st.lists(st.integers(0, 6), min_size=len(lengths), max_size=len(lengths)))
+    replica = Replica(
+        policy=draw(st.sampled_from(sorted(POLICIES))),
+        limits=Limits(
+            max_num_batched_tokens=draw(st.sampled_from([1, 3, 8, 20, 256])),
+            max_num_seqs=draw(st.integers(1, 6)),
+            preemption_mode=draw(st.sampled_from(PreemptionMode)),
+        ),
+        num_blocks=draw(st.integers(longest, 2 * longest)),
+        num_host_blocks=draw(st.sampled_from([0, longest, 8 * longest])),
+        arrival_steps=tuple(sorted(steps)),
+    )
+    return replica, lengths
+
+
+@settings(
+    max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(patterns())
+def test_tiny_model_on_random_patterns(pattern: tuple[Replica, list[int]]) -> None:
+    replica, lengths = pattern
+    requests = serve(tiny(), replica, [tiny_prompt(n) for n in lengths], TINY_MAX_TOKENS)
+    for request in requests:
+        assert request.output_token_ids == tiny_output(request.num_prompt_tokens)
