@@ -130,7 +130,7 @@ class GenerationResponse:
             text = "" if reason is EndReason.STOP else detokenizer.add(update.token_id)
             if reason is not None:
                 text += detokenizer.flush()
-            if num_tokens > sampling.min_tokens:
+            if num_tokens > sampling.min_tokens:  # only what begins after these can stop it
                 text = stops.push(text)
             if stops.found:
                 self.worker.abort(generation.request.request_id, EndReason.STOP)

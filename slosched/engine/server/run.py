@@ -27,6 +27,10 @@ class ServerStartError(SloschedError):
     """The server cannot listen where it was told to."""
 
 
+class ServerStoppedError(SloschedError):
+    """The engine's thread died; every request was answered, and nothing more can be served."""
+
+
 class _DrainingServer(uvicorn.Server):
     """Drains first and closes its sockets after, so that refusals meanwhile are clear 503s.
 
@@ -68,7 +72,7 @@ def serve(
 
     What is not finished after `drain_timeout_s` is aborted with an error; a second signal does so
     at once.  `on_ready` gets the base URL once the server listens; port 0 takes any free one.
-    Raises ServerStartError if it cannot listen there.
+    Raises ServerStartError if it cannot listen there, ServerStoppedError if the engine's thread dies.
     """
     listener, url = _listen(host, port)
     server = _server(app, worker, drain_timeout_s)
@@ -77,6 +81,8 @@ def serve(
         asyncio.run(_serve(server, listener, lambda: on_ready(url) if on_ready else None))
     finally:
         _stop(worker)
+    if not server.drain_requested:
+        raise ServerStoppedError(f"the server stopped by itself: {worker.why_not_serving}")
 
 
 @contextmanager
@@ -128,9 +134,11 @@ def _server(app: ASGIApp, worker: EngineWorker, drain_timeout_s: float) -> _Drai
 def _listen(host: str, port: int) -> tuple[socket.socket, str]:
     """A listening socket and its base URL."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not 0 <= port < 65536:
+        raise ServerStartError(f"a port is a number in [0, 65536), not {port}")
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ServerStartError(
             f"cannot listen on {host}:{port}: {error}; choose another --host or --port"
         ) from error

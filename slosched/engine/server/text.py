@@ -73,10 +73,11 @@ class StopStrings:
     def push(self, text: str) -> str:
         """The text that may be shown now; `found` tells whether it ends at a stop string."""
         text = self._held + text
-        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
-        if starts:
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            _, start = min(found)  # the first to be complete, however the text was cut into pieces
             self.found, self._held = True, ""
-            return text[: min(starts)]
+            return text[:start]
         num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

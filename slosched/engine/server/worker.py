@@ -206,11 +206,13 @@ class EngineWorker:
             if self._num_faults >= self._max_consecutive_faults:
                 self._broken = f"{self._num_faults} steps failed one after the other, with {what}"
         else:
-            self._broken = f"the scheduling policy failed with {what}"
+            self._broken = f"a step could not be planned or booked, with {what}"
         if self._broken is not None:
             self._abort_all(EndReason.FAULT)
             ended += self._engine.take_ended()
-        self._report({}, ended, detail=what)
+        self._report({}, ended, detail=self._broken or what)
+        if self._broken is not None:
+            self._fail_rest()
 
     def _note_first_scheduled(self, record: StepRecord) -> None:
         for chunk in record.batch.chunks:
@@ -249,14 +251,20 @@ class EngineWorker:
                 log.warning("%d updates came after their event loop had closed", len(deliveries))
 
     def _die(self, why: str) -> None:
-        """Last resort: end all requests as faults without asking the scheduler."""
+        """Last resort, without asking the scheduler."""
         with self._wake:
             self._broken = why
             inbox, self._inbox = self._inbox, []
         for command in inbox:
             if isinstance(command, Generation):
                 self._generations[command.request.request_id] = command
-        self._deliver(dict.fromkeys(self._generations, Update(None, EndReason.FAULT, why)))
+        self._fail_rest()
+
+    def _fail_rest(self) -> None:
+        """Answer whoever still waits: the engine has lost sight of these requests."""
+        assert self._broken is not None
+        end = Update(None, EndReason.FAULT, self._broken)
+        self._deliver(dict.fromkeys(self._generations, end))
 
 
 def _hand_over(deliveries: Iterable[tuple[Generation, Update]]) -> None:

@@ -1,0 +1,343 @@
+"""Every endpoint and every field, over HTTP, against a device that echoes the prompt."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from live_server import MODEL, Live, live
+
+from slosched.core import SLO, EndReason, RequestStatus
+from slosched.engine.server.errors import ApiError
+from slosched.engine.server.slo import parse_slo
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    with live(default_slo=SLO(1.5, 0.25)) as running:
+        yield running
+
+
+def test_health_and_models(server: Live) -> None:
+    assert server.get("/health") == (200, '{"status":"ok"}')
+    [model] = json.loads(server.get("/v1/models")[1])["data"]
+    assert (model["id"], model["max_model_len"], model["vocab_size"]) == (MODEL, 512, 256)
+
+
+@pytest.mark.parametrize("prompt", ["héllo 🙂", list("héllo 🙂".encode()), ["héllo 🙂"]])
+def test_a_completion_whole_and_streamed(server: Live, prompt: Any) -> None:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 11}
+    status, answer, _ = server.post(**body)
+    assert status == 200
+    assert answer["object"] == "text_completion"
+    [choice] = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("héllo 🙂", "length")
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (11, 11)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
+    events = server.events(**body, stream_options={"include_usage": True})
+    *chunks, last = events
+    assert len(chunks) == 11, "one chunk a token"
+    assert len({event["id"] for event in events}) == 1
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert texts == ["h", "", "é", "l", "l", "o", " ", "", "", "", "🙂"]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * 10 + ["length"]
+    assert last["choices"] == []
+    assert last["usage"] == usage
+    assert last["metrics"]["time_to_first_token_ms"] >= last["metrics"]["queue_time_ms"] >= 0
+
+
+def test_half_a_character_at_the_end_is_replaced(server: Live) -> None:
+    body = {"prompt": "é", "max_tokens": 3}
+    assert server.post(**body)[1]["choices"][0]["text"] == "é\ufffd"
+    assert [e["choices"][0]["text"] for e in server.events(**body)] == ["", "é", "\ufffd"]
+
+
+def test_a_chat_whole_and_streamed(server: Live) -> None:
+    parts = [{"type": "text", "text": "hi"}]
+    for content in ("hi", parts):
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": content}],
+            "max_completion_tokens": 8,
+        }
+        status, answer, _ = server.post(CHAT, **body)
+        assert status == 200
+        assert answer["object"] == "chat.completion"
+        assert answer["choices"][0]["message"] == {"role": "assistant", "content": "user: hi"}
+        events = server.events(CHAT, **body)
+        assert {event["object"] for event in events} == {"chat.completion.chunk"}
+        deltas = [event["choices"][0]["delta"] for event in events]
+        assert deltas[0] == {"role": "assistant", "content": "u"}
+        assert deltas[1:] == [{"content": c} for c in "ser: hi"]
+
+
+def test_limits_that_the_client_leaves_out(server: Live) -> None:
+    answer = server.post(prompt="abc")[1]
+    assert answer["usage"]["completion_tokens"] == 16
+    messages = [{"role": "user", "content": "hi"}]
+    assert server.post(CHAT, messages=messages)[1]["usage"]["total_tokens"] == 512
+    answer = server.post(prompt=[65] * 510)[1]
+    assert answer["usage"]["completion_tokens"] == 2
+    assert (
+        server.post(prompt="x", max_tokens=3, max_completion_tokens=5)[1]["usage"][
+            "completion_tokens"
+        ]
+        == 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"stop": "STOP"}, "ab"),
+        ({"stop": ["zzz", "PQ"]}, "abSTO"),
+        ({"stop": "STOP", "min_tokens": 6}, "abSTOPQ" + "ab"),
+        ({"stop": "QabS"}, "abSTOP"),
+        ({"stop": "nowhere"}, "abSTOPQ" * 2 + "abSTOP"),
+        ({"stop_token_ids": [ord("T")]}, "abS"),
+        ({"stop_token_ids": [ord("T")], "min_tokens": 5}, "abSTOPQabS"),
+    ],
+)
+def test_stops(server: Live, fields: dict[str, Any], text: str) -> None:
+    body = {"prompt": "abSTOPQ", "max_tokens": 20, **fields}
+    [choice] = server.post(**body)[1]["choices"]
+    expected = "length" if len(text) == 20 else "stop"
+    assert (choice["text"], choice["finish_reason"]) == (text, expected)
+    events = [event["choices"][0] for event in server.events(**body)]
+    assert "".join(event["text"] for event in events) == text
+    assert [event["finish_reason"] for event in events[-2:]] == [None, expected]
+
+
+def test_a_stop_string_counts_as_finished_and_frees_its_blocks(server: Live) -> None:
+    while not server.device.released.empty():
+        server.device.released.get()
+    answer = server.post(prompt="a" * 50 + "!", max_tokens=400, stop="!")[1]
+    assert answer["usage"]["completion_tokens"] == 51
+    assert server.device.released.get(timeout=5) == answer["id"]
+    assert server.num_held_blocks == 0
+    server.post(prompt="x", max_tokens=1)  # its answer comes after the other's record
+    record = next(r for r in server.worker.records if r.request_id == answer["id"])
+    assert (record.status, record.end_reason) == (RequestStatus.FINISHED, EndReason.STOP)
+    assert record.num_output_tokens < 400
+
+
+def test_unknown_fields_nulls_and_neutral_values_are_fine(server: Live) -> None:
+    status, answer, _ = server.post(
+        prompt="ab",
+        max_tokens=2,
+        user="me",
+        made_up={"x": [1]},
+        n=1,
+        logprobs=None,
+        presence_penalty=0.0,
+        stop=None,
+        top_k=-1,
+        tools=[],
+        stream_options=None,
+    )
+    assert (status, answer["choices"][0]["text"]) == (200, "ab")
+
+
+WRONG = [
+    ({"n": 2}, "n"),
+    ({"n": True}, "n"),
+    ({"best_of": 3}, "best_of"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"echo": True}, "echo"),
+    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 7}, "prompt"),
+    ({"prompt": [1, 256]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [1, True]}, "prompt"),
+    ({"prompt": "half a surrogate pair \ud800"}, "prompt"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "10"}, "max_tokens"),
+    ({"max_tokens": 4, "min_tokens": 5}, "min_tokens"),
+    ({"min_tokens": 17}, "min_tokens"),
+    ({"temperature": -1}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"seed": 2**64}, "seed"),
+    ({"stop": ""}, "stop"),
+    ({"stop": [1]}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop_token_ids": [999]}, "stop_token_ids"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": [1]}, "stream_options"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"slo_ttft_ms": -5}, "slo_ttft_ms"),
+    ({"slo_tpot_ms": 0}, "slo_tpot_ms"),
+    ({"slo_tpot_ms": "soon"}, "slo_tpot_ms"),
+    ({"slo_ttft_ms": 10**400}, "slo_ttft_ms"),
+    ({"slo_ttft_ms": True}, "slo_ttft_ms"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), WRONG)
+def test_a_wrong_field_is_named_with_its_value(
+    server: Live, fields: dict[str, Any], param: str
+) -> None:
+    status, answer, _ = server.post(**{"prompt": "x", **fields})
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert set(answer["error"]) >= {"message", "type", "param", "code"}
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert param in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        (["hi"], "messages[0]"),
+        ([{"content": "hi"}], "messages[0].role"),
+        ([{"role": "user", "content": 3}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
+    ],
+)
+def test_wrong_messages(server: Live, messages: Any, param: str) -> None:
+    status, answer, _ = server.post(CHAT, messages=messages)
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens"), [("x", 512), ([1] * 512, None), ([1] * 600, 1), ([1] * 500, 13)]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_too_long(server: Live, prompt: Any, max_tokens: int | None, stream: bool) -> None:
+    status, answer, _ = server.post(prompt=prompt, max_tokens=max_tokens, stream=stream)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert str(len(prompt)) in answer["error"]["message"]
+
+
+def test_unknown_model_path_and_method(server: Live) -> None:
+    status, answer, _ = server.post(model="gpt-9", prompt="x")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    assert "gpt-9" in answer["error"]["message"]
+    assert server.post("/v1/embeddings", input="x")[0] == 404
+    status, text = server.get("/v1/completions")
+    assert status == 405
+    assert "GET /v1/completions" in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"prompt": NaN}', b"[" * 200_000, b"1" * 5000],
+)
+def test_what_is_not_a_json_object(server: Live, body: bytes) -> None:
+    status, answer = raw_post(server.url, body)
+    assert status == 400
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def raw_post(url: str, body: bytes, path: str = "/v1/completions") -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    try:
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        text = response.read()
+        is_json = response.headers.get_content_type() == "application/json"
+        return response.status, json.loads(text) if is_json else text
+    finally:
+        connection.close()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 600) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    ["prompt", "messages", "max_tokens", "stop", "temperature", "seed", "stream", "slo_ttft_ms"]
+)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(body=st.dictionaries(FIELDS, JSON, max_size=6), is_chat=st.booleans())
+def test_any_body_is_served_or_refused(server: Live, body: dict[str, Any], is_chat: bool) -> None:
+    path = CHAT if is_chat else "/v1/completions"
+    status, _ = raw_post(server.url, json.dumps(body).encode(), path)
+    assert status in (200, 400)
+    assert server.worker.why_not_serving is None
+
+
+def test_tokenize(server: Live) -> None:
+    assert server.post("/tokenize", prompt="hi")[1] == {
+        "tokens": [104, 105],
+        "count": 2,
+        "max_model_len": 512,
+    }
+    chat = server.post("/tokenize", messages=[{"role": "user", "content": "hi"}])[1]
+    assert bytes(chat["tokens"]) == b"user: hi\nassistant: "
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "expected"),
+    [
+        ({}, {}, SLO(1.5, 0.25)),
+        ({"x-slo-ttft-ms": "200"}, {}, SLO(0.2, 0.25)),
+        ({"x-slo-ttft-ms": "200", "x-slo-tpot-ms": "12.5"}, {}, SLO(0.2, 0.0125)),
+        ({"x-slo-ttft-ms": "200"}, {"slo_ttft_ms": 300}, SLO(0.3, 0.25)),
+        ({"x-slo-ttft-ms": "garbage"}, {"slo_ttft_ms": 300}, SLO(0.3, 0.25)),
+        ({"X-SLO-TPOT-MS": "40"}, {"slo_ttft_ms": "300"}, SLO(0.3, 0.04)),
+    ],
+)
+def test_the_slo_of_a_request(
+    server: Live, headers: dict[str, str], body: dict[str, Any], expected: SLO
+) -> None:
+    _, answer, _ = server.post(prompt="x", max_tokens=2, headers=headers, **body)
+    record = next(r for r in server.worker.records if r.request_id == answer["id"])
+    assert record.slo == expected
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "", "1s", "1e999"])
+def test_a_wrong_slo_header_is_named_with_its_value(value: str) -> None:
+    with pytest.raises(ApiError, match="x-slo-tpot-ms") as caught:
+        parse_slo({"x-slo-tpot-ms": value}, {}, SLO(1, 1))
+    assert caught.value.status == 400
+    assert repr(value) in caught.value.message
+
+
+def test_metrics(server: Live) -> None:
+    before = samples(server)
+    server.post(prompt="abcd", max_tokens=5, slo_ttft_ms=60_000, slo_tpot_ms=60_000)
+    after = samples(server)
+    label = f'{{model_name="{MODEL}"}}'
+    ended = f'slosched:requests_ended_total{{model_name="{MODEL}",reason="length"}}'
+    assert after[ended] - before[ended] == 1
+    tokens = f"vllm:generation_tokens_total{label}"
+    assert after[tokens] - before[tokens] == 5
+    good = f"slosched:good_requests_total{label}"
+    assert after[good] - before[good] == 1
+    ttft = f"vllm:time_to_first_token_seconds_count{label}"
+    assert after[ttft] - before[ttft] == 1
+    assert after[f"vllm:kv_cache_usage_perc{label}"] == 0
+    assert after[f"vllm:num_requests_running{label}"] == 0
+
+
+def samples(server: Live) -> dict[str, float]:
+    status, text = server.get("/metrics")
+    assert status == 200
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}

@@ -1,0 +1,350 @@
+"""Whatever happens, every request is answered once and no KV block is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from live_server import Live, live, parse_events, post, stream, with_client
+
+from slosched.core import (
+    EndReason,
+    Limits,
+    Policy,
+    RequestStatus,
+    SchedulerOutput,
+    SchedulerView,
+)
+from slosched.engine.server import ServerStartError
+from slosched.engine.server.run import _listen
+from slosched.policy import FCFS, SLOAware
+from slosched.policy._drop import Drop
+
+
+def reasons(server: Live) -> list[EndReason | None]:
+    return [record.end_reason for record in server.worker.records]
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_rejection_is_a_429_in_both_modes(is_streaming: bool) -> None:
+    with live(FCFS(drop=Drop.INFEASIBLE)) as server:
+        status, answer, headers = server.post(prompt="x", slo_ttft_ms=1e-3, stream=is_streaming)
+        assert status == 429
+        assert headers["retry-after"] == "1"
+        assert answer["error"]["code"] == "slo_infeasible"
+        assert answer["error"]["reason"] in ("expired", "infeasible")
+        assert answer["error"]["reason"] in answer["error"]["message"]
+        assert server.post(prompt="x", slo_ttft_ms=60_000, stream=False)[0] == 200
+        assert [r.status for r in server.worker.records] == ["rejected", "finished"]
+
+
+@contextmanager
+def raw_request(server: Live, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """A client that can go away whenever it likes."""
+    address = urlsplit(server.url)
+    content = json.dumps(body).encode()
+    with socket.create_connection((address.hostname, address.port), timeout=30) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(content), content)
+        )
+        yield client
+
+
+def test_a_client_that_goes_away_in_mid_stream_frees_its_blocks() -> None:
+    with live() as server:
+        with raw_request(server, {"prompt": "abc", "max_tokens": 500, "stream": True}) as client:
+            received = b""
+            while received.count(b"data: ") < 3:
+                received += client.recv(4096)
+            server.device.gate.clear()
+        server.device.gate.set()
+        server.device.released.get(timeout=10)
+        assert server.num_held_blocks == 0
+        assert server.worker.scheduler.num_unfinished == 0
+        assert server.post(prompt="x")[0] == 200
+        [gone, _] = server.worker.records
+        assert (gone.status, gone.end_reason) == (RequestStatus.ABORTED, EndReason.CLIENT)
+        assert 3 <= gone.num_output_tokens < 500
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_client_that_goes_away_before_its_answer_frees_its_blocks(is_streaming: bool) -> None:
+    with live(limits=Limits(max_num_seqs=1)) as server:
+        server.device.gate.clear()
+        body = {"prompt": "abc", "max_tokens": 500, "stream": is_streaming}
+        with raw_request(server, body):
+            assert server.device.entered.wait(10)
+            with raw_request(server, body):  # waits in the queue behind it
+                pass
+        server.device.gate.set()
+        for _ in range(2):
+            server.device.released.get(timeout=10)
+        assert server.num_held_blocks == 0
+        assert server.post(prompt="x")[0] == 200
+        assert reasons(server)[:2] == [EndReason.CLIENT] * 2
+
+
+def test_a_hundred_clients_at_once() -> None:
+    async def many(client: aiohttp.ClientSession) -> list[Any]:
+        prompts = [f"client {i}: " for i in range(100)]
+        asks = [
+            stream(client, prompt=p, max_tokens=20)
+            if i % 2
+            else post(client, prompt=p, max_tokens=20)
+            for i, p in enumerate(prompts)
+        ]
+        return list(zip(prompts, await asyncio.gather(*asks), strict=True))
+
+    with live(num_blocks=128) as server:  # less than all of them need
+        answers = asyncio.run(with_client(server.url, many))
+        for prompt, answer in answers:
+            if isinstance(answer, list):
+                text = "".join(event["choices"][0]["text"] for event in answer)
+            else:
+                text = answer[1]["choices"][0]["text"]
+            assert text == (prompt * 3)[:20]
+        assert reasons(server) == [EndReason.LENGTH] * 100
+        assert len({record.request_id for record in server.worker.records}) == 100
+        assert server.num_held_blocks == 0
+
+
+@dataclass
+class Stubborn(Policy):
+    """FCFS, until it is told to break."""
+
+    how: str = ""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        if self.how == "illegal":
+            return SchedulerOutput(num_scheduled_tokens={"nobody": 1})
+        if self.how == "stall":
+            return SchedulerOutput()
+        if self.how == "raise":
+            raise KeyError("a bug")
+        return FCFS().schedule(view)
+
+
+async def read_until_text(response: aiohttp.ClientResponse) -> str:
+    """The first bytes of a stream: it is under way."""
+    data, _ = await response.content.readchunk()
+    return data.decode()
+
+
+def test_a_fault_of_the_device_costs_its_batch_and_nothing_else() -> None:
+    async def scenario(client: aiohttp.ClientSession) -> tuple[str, Any]:
+        body = {"prompt": "abc", "max_tokens": 400, "stream": True}
+        async with client.post("/v1/completions", json=body) as response:
+            text = await read_until_text(response)
+            server.device.gate.clear()
+            server.device.entered.clear()
+            server.device.fault = RuntimeError("the device fell off the bus")
+            whole = asyncio.create_task(post(client, prompt="whole", max_tokens=3))
+            server.device.gate.set()
+            text += await response.text()
+        return text, await whole
+
+    with live() as server:
+        text, (status, answer, _) = asyncio.run(with_client(server.url, scenario))
+        *chunks, last = parse_events(text)
+        assert len(chunks) >= 1
+        assert last["error"]["code"] == "engine_fault"
+        assert "the device fell off the bus" in last["error"]["message"]
+        assert (status, answer["error"]["code"]) == (500, "engine_fault")
+        server.device.fault = None
+        assert server.num_held_blocks == 0
+        assert server.get("/health")[0] == 200
+        assert server.post(prompt="ok", max_tokens=2)[1]["choices"][0]["text"] == "ok"
+        assert reasons(server) == [EndReason.FAULT, EndReason.FAULT, EndReason.LENGTH]
+
+
+def test_a_device_that_never_recovers_makes_the_server_unhealthy() -> None:
+    with live(max_consecutive_faults=3) as server:
+        server.device.fault = RuntimeError("gone")
+        for _ in range(3):
+            assert server.get("/health")[0] == 200
+            assert server.post(prompt="x", max_tokens=1)[0] == 500
+        status, text = server.get("/health")
+        assert status == 503
+        assert "3 steps failed" in text
+        assert "gone" in text
+
+
+@pytest.mark.parametrize("how", ["illegal", "stall", "raise"])
+def test_a_bug_of_the_policy_ends_everything_with_a_reason(how: str) -> None:
+    policy = Stubborn()
+
+    async def scenario(client: aiohttp.ClientSession) -> tuple[str, Any]:
+        body = {"prompt": "abc", "max_tokens": 400, "stream": True}
+        async with client.post("/v1/completions", json=body) as response:
+            text = await read_until_text(response)
+            policy.how = how
+            text += await response.text()
+        return text, await post(client, prompt="late")
+
+    with live(policy) as server:
+        text, (status, answer, headers) = asyncio.run(with_client(server.url, scenario))
+        error = parse_events(text)[-1]["error"]
+        assert error["code"] == "engine_fault"
+        assert "planned" in error["message"]
+        assert (status, answer["error"]["code"]) == (503, "not_serving")
+        assert "retry-after" in headers
+        status, text = server.get("/health")
+        assert status == 503
+        assert "planned" in json.loads(text)["reason"]
+        assert reasons(server) == [EndReason.FAULT]
+        assert server.num_held_blocks == 0
+
+
+def test_a_request_that_the_engine_loses_sight_of_is_answered() -> None:
+    with live() as server:
+        server.device.release_fault = RuntimeError("cannot even release")
+        status, answer, _ = server.post(prompt="x", max_tokens=1)
+        assert status == 500
+        assert "cannot even release" in answer["error"]["message"]
+        assert server.worker.why_not_serving is not None
+
+
+def test_even_if_the_engine_thread_dies_everybody_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(record: object) -> None:
+        raise ZeroDivisionError("a bug in the bookkeeping")
+
+    with live() as server:
+        monkeypatch.setattr(server.worker.metrics, "observe_step", fail)
+        status, answer, _ = server.post(prompt="x", max_tokens=1)
+        assert status == 500
+        assert "a bug in the bookkeeping" in answer["error"]["message"]
+        assert server.worker.wait_stopped(5)
+        assert "thread died" in str(server.worker.why_not_serving)
+
+
+def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+    async def scenario(client: aiohttp.ClientSession) -> tuple[str, Any, int]:
+        body = {"prompt": "abc", "max_tokens": 50, "stream": True}
+        async with client.post("/v1/completions", json=body) as response:
+            text = await read_until_text(response)
+            server.device.gate.clear()
+            server.worker.begin_drain(20)
+            refused = await post(client, prompt="late")
+            async with client.get("/health") as health:
+                status = health.status
+            server.device.gate.set()
+            text += await response.text()
+        return text, refused, status
+
+    with live() as server:
+        text, (status, answer, _), health = asyncio.run(with_client(server.url, scenario))
+        assert (status, answer["error"]["code"], health) == (503, "not_serving", 503)
+        assert "shutting down" in answer["error"]["message"]
+        assert len(parse_events(text)) == 50
+        assert reasons(server) == [EndReason.LENGTH]
+        assert server.worker.wait_stopped(5)
+
+
+def test_a_drain_that_takes_too_long_aborts_the_rest_once() -> None:
+    async def scenario(client: aiohttp.ClientSession) -> tuple[str, Any]:
+        body = {"prompt": "abc", "max_tokens": 400, "stream": True}
+        async with client.post("/v1/completions", json=body) as response:
+            text = await read_until_text(response)
+            server.device.gate.clear()
+            server.device.entered.clear()
+            waiting = asyncio.create_task(post(client, prompt="queued", max_tokens=300))
+            while server.worker.scheduler.num_unfinished < 2:
+                server.device.gate.set()
+                await asyncio.sleep(0)
+            server.device.gate.clear()
+            server.worker.begin_drain(0)
+            server.device.gate.set()
+            return text + await response.text(), await waiting
+
+    with live(limits=Limits(max_num_seqs=1)) as server:
+        text, (status, answer, _) = asyncio.run(with_client(server.url, scenario))
+        assert parse_events(text)[-1]["error"]["code"] == "shutdown"
+        assert (status, answer["error"]["code"]) == (503, "shutdown")
+        assert sorted(r.status for r in server.worker.records) == [RequestStatus.ABORTED] * 2
+        assert reasons(server) == [EndReason.SHUTDOWN] * 2
+        assert server.num_held_blocks == 0
+
+
+SERVER_PROGRAM = """
+from slosched.engine.emulated import EmulatedExecutor
+from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.server import ByteTokenizer, EngineWorker, ServerConfig, build_app, serve
+from slosched.kv import KVCache
+from slosched.perfmodel import LinearCoefficients, LinearModel
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
+model = LinearModel(LinearCoefficients(0, 0, 0, 0, 0, 0, 0.01))
+worker = EngineWorker(
+    Engine(Scheduler(FCFS(), KVCache(64)), EmulatedExecutor(model), MonotonicClock())
+)
+app = build_app(worker, ByteTokenizer(), ServerConfig("m", 512))
+serve(app, worker, port=0, on_ready=lambda url: print(url, flush=True))
+worker.scheduler.kv.check()
+print([str(r.end_reason) for r in worker.records], worker.scheduler.kv.used_fraction, flush=True)
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_process(sig: signal.Signals) -> None:
+    root = Path(__file__).parents[3]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER_PROGRAM],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+
+        async def scenario(client: aiohttp.ClientSession) -> str:
+            body = {"prompt": "abc", "max_tokens": 60, "stream": True}
+            async with client.post("/v1/completions", json=body) as response:
+                text = await read_until_text(response)
+                process.send_signal(sig)
+                return text + await response.text()
+
+        text = asyncio.run(with_client(url, scenario))
+        assert len(parse_events(text)) == 60, "it was allowed to finish"
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, err) == (0, "")
+        assert out.strip() == "['length'] 0.0"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_port_in_use_is_a_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerStartError, match=str(port)):
+            _listen("127.0.0.1", port)
+    with pytest.raises(ServerStartError, match="99999"):
+        _listen("127.0.0.1", 99999)
+
+
+def test_slo_aware_serves_over_http() -> None:
+    with live(SLOAware()) as server:
+        for _ in range(3):
+            status, answer, _ = server.post(
+                prompt="hello", max_tokens=5, slo_ttft_ms=5000, slo_tpot_ms=500
+            )
+            assert (status, answer["choices"][0]["text"]) == (200, "hello")

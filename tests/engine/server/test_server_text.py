@@ -1,0 +1,93 @@
+"""Text comes out in whole characters and stops where it should."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slosched.engine.server import ByteTokenizer
+from slosched.engine.server.text import Detokenizer, StopStrings
+
+TOKENIZER = ByteTokenizer()
+
+
+@given(st.text(max_size=200))
+def test_pieces_are_whole_characters_and_join_to_the_text(text: str) -> None:
+    detokenizer = Detokenizer(TOKENIZER.decode)
+    ids = TOKENIZER.encode(text)
+    clean = TOKENIZER.decode(ids)  # without half surrogates
+    so_far = ""
+    for i, token_id in enumerate(ids):
+        so_far += detokenizer.add(token_id)
+        assert clean.startswith(so_far)
+        if "\ufffd" not in clean:
+            # No more is held back than the character that is incomplete.
+            assert so_far == bytes(ids[: i + 1]).decode(errors="ignore")
+    assert so_far + detokenizer.flush() == clean
+
+
+@given(st.binary(max_size=300))
+def test_bytes_that_are_no_text_come_out_as_the_decoder_has_them(data: bytes) -> None:
+    detokenizer = Detokenizer(TOKENIZER.decode)
+    pieces = [detokenizer.add(byte) for byte in data]
+    # The window may move in the midst of garbage, so only the good characters are sure.
+    joined = "".join(pieces) + detokenizer.flush()
+    assert joined.replace("\ufffd", "") == data.decode(errors="replace").replace("\ufffd", "")
+
+
+def test_work_per_token_is_bounded() -> None:
+    longest = 0
+
+    def decode(ids: object) -> str:
+        nonlocal longest
+        longest = max(longest, len(list(ids)))  # type: ignore[call-overload]
+        return TOKENIZER.decode(list(ids))  # type: ignore[call-overload]
+
+    for data in (b"plain text " * 100, b"\x80" * 1000, b"\xe2" * 1000, b"\xff\xf0" * 500):
+        detokenizer = Detokenizer(decode)
+        for byte in data:
+            detokenizer.add(byte)
+    assert longest <= 65
+
+
+def test_a_word_piece_decoder_keeps_the_spaces_between_words() -> None:
+    """Such decoders drop the space in front of the first word they are given."""
+    words = [f"▁w{i}" for i in range(100)]
+    detokenizer = Detokenizer(lambda ids: "".join(words[i] for i in ids).replace("▁", " ")[1:])
+    pieces = [detokenizer.add(i) for i in range(100)]
+    assert "".join(pieces) == " ".join(f"w{i}" for i in range(100))
+
+
+def until_stop(text: str, stops: list[str]) -> tuple[str, bool]:
+    """By definition: cut before the stop string that is the first to be complete."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(s) for s in stops if text[:end].endswith(s)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+@given(
+    text=st.text("abc", max_size=40),
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(0, 40), max_size=10),
+)
+def test_stop_strings_do_not_depend_on_the_pieces(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    filter_ = StopStrings(stops)
+    shown = ""
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        shown += filter_.push(text[start:end])
+        if filter_.found:
+            break
+    else:
+        shown += filter_.flush()
+    assert (shown, filter_.found) == until_stop(text, stops)
+
+
+@pytest.mark.parametrize("prompt", ["héllo wörld", "naïve 🙂 emoji 👩‍🚀", "plain"])
+def test_byte_tokenizer_there_and_back(prompt: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(prompt)) == prompt

@@ -1,0 +1,142 @@
+"""A real server on a loopback port, over a device whose faults and pauses the test controls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+from factories import make_model
+
+from slosched.core import NO_SLO, SLO, Limits, Policy, ScheduledBatch, StepResult
+from slosched.engine.emulated import EmulatedExecutor
+from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.server import ByteTokenizer, EngineWorker, ServerConfig, build_app
+from slosched.engine.server.run import serve_in_thread
+from slosched.kv import KVCache
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
+
+MODEL = "echo"
+FAST = make_model(0, 0, 0, 0, 0, 0, constant_s=1e-4)
+T = TypeVar("T")
+
+
+class Device(EmulatedExecutor):
+    """Echoes prompts; steps pass only while `gate` is open, and fail while `fault` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(FAST)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        """A step has begun."""
+        self.fault: Exception | None = None
+        self.release_fault: Exception | None = None
+        self.released: queue.Queue[str] = queue.Queue()
+        """Requests that ended, in order; their KV blocks are free by then."""
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        self.entered.set()
+        assert self.gate.wait(30)
+        if self.fault is not None:
+            raise self.fault
+        return super().execute(batch)
+
+    def release(self, request_id: str) -> None:
+        if self.release_fault is not None:
+            raise self.release_fault
+        self.released.put(request_id)
+
+
+@dataclass
+class Live:
+    url: str
+    worker: EngineWorker
+    device: Device
+
+    @property
+    def num_held_blocks(self) -> int:
+        kv = self.worker.scheduler.kv
+        kv.check()
+        return kv.num_blocks - kv.num_free_blocks
+
+    def post(self, path: str = "/v1/completions", /, **body: Any) -> tuple[int, Any, Any]:
+        """Status, document and headers of one request in a client of its own."""
+        return asyncio.run(with_client(self.url, lambda client: post(client, path, **body)))
+
+    def get(self, path: str) -> tuple[int, str]:
+        async def fetch(client: aiohttp.ClientSession) -> tuple[int, str]:
+            async with client.get(path) as response:
+                return response.status, await response.text()
+
+        return asyncio.run(with_client(self.url, fetch))
+
+    def events(self, path: str = "/v1/completions", /, **body: Any) -> list[Any]:
+        """The events of one stream, up to and without [DONE]."""
+        return asyncio.run(with_client(self.url, lambda client: stream(client, path, **body)))
+
+
+@contextmanager
+def live(
+    policy: Policy | None = None,
+    *,
+    num_blocks: int = 256,
+    max_model_len: int = 512,
+    limits: Limits | None = None,
+    default_slo: SLO = NO_SLO,
+    drain_timeout_s: float = 5.0,
+    max_consecutive_faults: int = 10,
+) -> Iterator[Live]:
+    kv = KVCache(num_blocks, block_size=4)
+    scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), FAST)
+    device = Device()
+    engine = Engine(scheduler, device, MonotonicClock())
+    worker = EngineWorker(engine, max_consecutive_faults=max_consecutive_faults)
+    config = ServerConfig(MODEL, max_model_len, default_slo)
+    app = build_app(worker, ByteTokenizer(), config)
+    with serve_in_thread(app, worker, drain_timeout_s=drain_timeout_s) as url:
+        try:
+            yield Live(url, worker, device)
+        finally:
+            device.gate.set()
+    assert worker.has_stopped
+    kv.check()
+    assert kv.num_free_blocks == kv.num_blocks
+
+
+async def with_client(url: str, use: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
+    timeout = aiohttp.ClientTimeout(total=30)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as client:
+        return await use(client)
+
+
+async def post(
+    client: aiohttp.ClientSession, path: str = "/v1/completions", /, **body: Any
+) -> tuple[int, Any, Any]:
+    headers = body.pop("headers", {})
+    async with client.post(path, json=body, headers=headers) as response:
+        return response.status, await response.json(), response.headers
+
+
+async def stream(
+    client: aiohttp.ClientSession, path: str = "/v1/completions", /, **body: Any
+) -> list[Any]:
+    async with client.post(path, json={**body, "stream": True}) as response:
+        assert response.status == 200, await response.text()
+        assert response.content_type == "text/event-stream"
+        return parse_events(await response.text())
+
+
+def parse_events(text: str) -> list[Any]:
+    *events, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    assert all(event.startswith("data: ") for event in events)
+    return [json.loads(event.removeprefix("data: ")) for event in events]
