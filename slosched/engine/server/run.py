@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ log = logging.getLogger(__name__)
 _BACKLOG = 2048
 _LAST_BYTES_S = 5
 """For answers that are complete to reach their clients, after the drain."""
+
+
+_GIL_SWITCH_S = 0.0005
+"""How long the HTTP thread may keep the interpreter from the engine's: by default ten times longer,
+which is half a step of a fast device."""
 
 
 class ServerStartError(SloschedError):
@@ -72,10 +78,11 @@ def serve(
 
     What is not finished after `drain_timeout_s` is aborted with an error; a second signal does so
     at once.  `on_ready` gets the base URL once the server listens; port 0 takes any free one.
-    Raises ServerStartError if it cannot listen there, ServerStoppedError if the engine's thread dies.
+    Raises ServerStartError if it cannot listen there, ServerStoppedError if its engine thread dies.
     """
     listener, url = _listen(host, port)
     server = _server(app, worker, drain_timeout_s)
+    sys.setswitchinterval(_GIL_SWITCH_S)
     worker.start()
     try:
         asyncio.run(_serve(server, listener, lambda: on_ready(url) if on_ready else None))

@@ -60,7 +60,7 @@ class EngineWorker:
     """
 
     def __init__(
-        self, engine: Engine, *, max_records: int = 100_000, max_consecutive_faults: int = 10
+        self, engine: Engine, *, max_records: int = 10_000, max_consecutive_faults: int = 10
     ) -> None:
         self._engine = engine
         self._inbox: list[Generation | _Abort] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,7 +81,7 @@ def test_stop_strings_do_not_depend_on_the_pieces(
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     filter_ = StopStrings(stops)
     shown = ""
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         shown += filter_.push(text[start:end])
         if filter_.found:
             break

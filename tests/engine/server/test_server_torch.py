@@ -1,0 +1,124 @@
+"""A transformers model with its own tokenizer, behind HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from live_server import post, stream, with_client
+
+from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.server import (
+    EngineWorker,
+    HuggingFaceTokenizer,
+    NoTokenizer,
+    ServerConfig,
+    build_app,
+    serve_in_thread,
+)
+from slosched.engine.server.text import Detokenizer
+from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
+from slosched.kv import KVCache
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: LoadedModel) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(model.tokenizer, model.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def url(model: LoadedModel, tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
+    scheduler = Scheduler(FCFS(), KVCache(128, 4))
+    executor = TorchExecutor(model, num_blocks=128, block_size=4)
+    worker = EngineWorker(Engine(scheduler, executor, MonotonicClock()))
+    app = build_app(worker, tokenizer, ServerConfig("tiny", model.max_model_len))
+    with serve_in_thread(app, worker) as base:
+        yield base
+
+
+def generate(model: LoadedModel, ids: list[int], n: int) -> list[int]:
+    with torch.inference_mode():
+        out = model.model.generate(
+            torch.tensor([ids]), max_new_tokens=n, min_new_tokens=n, do_sample=False
+        )
+    return [int(i) for i in out[0, len(ids) :]]
+
+
+def test_concurrent_requests_answer_as_generate_does(
+    model: LoadedModel, tokenizer: HuggingFaceTokenizer, url: str
+) -> None:
+    prompts = ["one", "two words", "drei Wörter hier", "🙂" * 5]
+
+    async def ask(client: Any) -> list[Any]:
+        fields = {"max_tokens": 12, "min_tokens": 12, "temperature": 0}
+        return await asyncio.gather(
+            *[post(client, prompt=prompt, **fields) for prompt in prompts],
+            *[stream(client, prompt=prompt, **fields) for prompt in prompts],
+        )
+
+    answers = asyncio.run(with_client(url, ask))
+    torch.set_num_threads(1)
+    expected = [
+        tokenizer.decode(generate(plain(model), tokenizer.encode(prompt), 12)) for prompt in prompts
+    ]
+    assert [answer["choices"][0]["text"] for _, answer, _ in answers[:4]] == expected
+    texts = ["".join(event["choices"][0]["text"] for event in events) for events in answers[4:]]
+    assert texts == expected
+
+
+def plain(model: LoadedModel) -> LoadedModel:
+    """The same weights with transformers' own attention, apart from the server's model."""
+    from copy import deepcopy
+    from dataclasses import replace
+
+    twin = deepcopy(model.model)
+    twin.set_attn_implementation("eager")
+    return replace(model, model=twin)
+
+
+def test_a_chat_goes_through_the_template(url: str) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+
+    async def ask(client: Any) -> Any:
+        return (
+            await post(client, "/v1/chat/completions", messages=messages, max_tokens=3),
+            await post(client, "/tokenize", messages=messages),
+            await post(client, "/tokenize", prompt="hi"),
+        )
+
+    chat, ids, plain_ids = asyncio.run(with_client(url, ask))
+    assert chat[0] == 200
+    assert chat[1]["usage"]["prompt_tokens"] == ids[1]["count"] > plain_ids[1]["count"]
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
+def test_pieces_of_a_real_decoder_join_to_its_text(
+    tokenizer: HuggingFaceTokenizer, text: str
+) -> None:
+    ids = tokenizer.encode(text)
+    detokenizer = Detokenizer(tokenizer.decode)
+    pieces = [detokenizer.add(i) for i in ids]
+    assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(ids)
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_without_a_tokenizer_prompts_are_token_ids() -> None:
+    none = NoTokenizer(100)
+    assert none.decode([1, 2]) == ""
+    with pytest.raises(ValueError, match="token ids"):
+        none.encode("text")
+    with pytest.raises(ValueError, match="token ids"):
+        none.apply_chat_template([{"role": "user", "content": "hi"}])
