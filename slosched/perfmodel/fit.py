@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -73,11 +74,14 @@ def fit_linear(
     attention: AttentionWork = AttentionWork.EXACT,
     held_out_fraction: float = 0.25,
     seed: int = 0,
+    balance_regimes: bool = False,
 ) -> FitReport:
     """Least squares on the *relative* error with coefficients >= 0.
 
     A quarter of the measurements, drawn within each regime, is held out and never fitted; the
-    errors reported are theirs, of the very model that is returned.
+    errors reported are theirs, of the very model that is returned.  With `balance_regimes` all
+    decode steps together weigh as much as all mixed ones, however many of each were measured: for
+    grids that are full of combinations which a server rarely runs.
     """
     train, held_out = split(profile.measurements, held_out_fraction, seed)
     matrix = np.array([features(m.shape, attention) for m in train], dtype=float)
@@ -85,9 +89,10 @@ def fit_linear(
     used = np.any(matrix != 0, axis=0)
     coefficients = np.zeros(matrix.shape[1])
     # Columns are scaled to one so that the solver's tolerance means the same for each of them.
-    weighted = matrix[:, used] / seconds[:, None]
+    weights = _regime_weights(train) if balance_regimes else np.ones(len(train))
+    weighted = matrix[:, used] * (weights / seconds)[:, None]
     scale = np.linalg.norm(weighted, axis=0)
-    coefficients[used] = nnls(weighted / scale, np.ones(len(train)))[0] / scale
+    coefficients[used] = nnls(weighted / scale, weights)[0] / scale
     names = tuple(LinearCoefficients.__dataclass_fields__)
     values = dict(zip(names, coefficients.tolist(), strict=True))
     model = LinearModel(LinearCoefficients(**values), attention, profile.provenance)
@@ -111,6 +116,12 @@ def fit_linear(
         undetermined=tuple(name for name, known in zip(names, used, strict=True) if not known),
         held_out_measurements=tuple(held_out),
     )
+
+
+def _regime_weights(measurements: Sequence[Measurement]) -> NDArray[np.float64]:
+    """Of each residual, so that the squares of every regime sum to the same."""
+    counts = Counter(m.regime for m in measurements)
+    return np.array([counts[m.regime] ** -0.5 for m in measurements])
 
 
 def split(
