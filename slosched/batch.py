@@ -102,9 +102,9 @@ class BatchBuilder:
     ) -> int:
         """Schedule up to `max_new_tokens` (default: all uncomputed) tokens of `request`.
 
-        Returns how many were granted: as many as every limit allows, or 0 if that is neither the
-        whole rest nor at least `min_new_tokens`.  A swapped request is brought back first; a
-        waiting one takes a seat.
+        Returns how many were granted: as many as every limit allows, or 0 if KV blocks or time cut
+        it below `min_new_tokens` (the last tokens of the step may be fewer).  A swapped request is
+        brought back first; a waiting one takes a seat.
         """
         n = self._tokens_wanted(request, max_new_tokens)
         if n <= 0 or not self._may_run(request):

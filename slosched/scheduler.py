@@ -177,6 +177,8 @@ class Scheduler:
                 raise IllegalPlanError(f"{request_id!r} is preempted but not running")
         if not swapped_in <= output.num_scheduled_tokens.keys():
             raise IllegalPlanError("a request is swapped in but not scheduled")
+        if not swapped_in <= self._swapped.keys() or len(swapped_in) != len(output.swapped_in):
+            raise IllegalPlanError("a request is swapped in twice, or was not swapped out")
         for request_id in output.rejected:
             request = self.find(request_id)
             if request is None or request.num_output_tokens:
@@ -200,11 +202,28 @@ class Scheduler:
             )
         if num_blocks < 0:
             raise IllegalPlanError(f"the plan needs {-num_blocks} KV blocks more than there are")
+        self._check_swap(output)
+        self._check_loras(output)
+
+    def _check_swap(self, output: SchedulerOutput) -> None:
         out = sum(self.kv.num_held_blocks(name) for name in output.swapped_out)
         if out > self.kv.num_free_host_blocks:
             raise IllegalPlanError(
                 f"{out} KV blocks are swapped out, the host has {self.kv.num_free_host_blocks} free"
             )
+        limit = self.limits.max_num_swapped_blocks
+        traffic = out + sum(self.kv.num_held_host_blocks(name) for name in output.swapped_in)
+        if limit is not None and traffic > limit:
+            raise IllegalPlanError(f"{traffic} KV blocks are swapped, the limit is {limit}")
+
+    def _check_loras(self, output: SchedulerOutput) -> None:
+        limit = self.limits.max_loras
+        if limit is None:
+            return
+        requests = [self.find(name) for name in output.num_scheduled_tokens]
+        loras = {r.lora_id for r in requests if r is not None} - {None}
+        if len(loras) > limit:
+            raise IllegalPlanError(f"{len(loras)} LoRA adapters are used, the limit is {limit}")
 
     def _carry_out(self, output: SchedulerOutput, now_s: float) -> ScheduledBatch:
         for request_id, reason in output.rejected.items():

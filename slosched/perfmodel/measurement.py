@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from slosched.core import BatchShape, SloschedError
 Chunk = tuple[int, int]
 """(tokens computed in the step, tokens already in the KV cache) of one request."""
 
+_HEADER = "# slosched profile "
 _COLUMNS = ("batch", "num_swapped_blocks", "seconds", "repeats", "spread_s")
 
 
@@ -85,8 +87,8 @@ def parse_chunks(text: str) -> tuple[Chunk, ...]:
 
 def write_profile(profile: Profile, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(f"# slosched profile {json.dumps(dict(profile.provenance))}\n")
-        writer = csv.writer(file)
+        file.write(f"{_HEADER}{json.dumps(dict(profile.provenance))}\n")
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(_COLUMNS)
         writer.writerows(_row(measurement) for measurement in profile.measurements)
 
@@ -94,30 +96,41 @@ def write_profile(profile: Profile, path: Path) -> None:
 def append_measurement(measurement: Measurement, path: Path) -> None:
     """Add one row to a file that `write_profile` began, so that a long run loses nothing."""
     with path.open("a", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerow(_row(measurement))
+        csv.writer(file, lineterminator="\n").writerow(_row(measurement))
 
 
 def read_profile(path: Path) -> Profile:
     """Raises MeasurementError with file and line if a row makes no sense."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise MeasurementError(f"cannot read the profile {path}: {error.strerror}") from error
-    provenance: dict[str, str] = {}
-    if lines and lines[0].startswith("# slosched profile "):
-        provenance = json.loads(lines[0].removeprefix("# slosched profile "))
-        lines[0] = ""
-    rows = csv.DictReader(line for line in lines if line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeasurementError(f"cannot read the profile {path}: {error}") from error
+    provenance = _parse_header(lines[0], path) if lines else {}
+    kept = [i for i, line in enumerate(lines, start=1) if line and not line.startswith(_HEADER)]
+    rows = csv.DictReader(lines[i - 1] for i in kept)
     if rows.fieldnames is None or not {"batch", "seconds"} <= set(rows.fieldnames):
         raise MeasurementError(
             f"{path} is not a profile: it needs the columns {', '.join(_COLUMNS)}; "
             "make one with `slosched profile`"
         )
-    blank = sum(not line for line in lines)
-    measurements = tuple(_parse_rows(rows, path, blank))
+    measurements = []
+    for row in rows:
+        try:
+            measurements.append(_parse_row(row))
+        except (TypeError, ValueError) as error:
+            raise MeasurementError(f"{path}, line {kept[rows.line_num - 1]}: {error}") from error
     if not measurements:
         raise MeasurementError(f"the profile {path} holds no measurement")
-    return Profile(measurements, provenance)
+    return Profile(tuple(measurements), provenance)
+
+
+def _parse_header(line: str, path: Path) -> dict[str, str]:
+    if not line.startswith(_HEADER):
+        return {}
+    try:
+        return dict(json.loads(line.removeprefix(_HEADER)))
+    except (TypeError, ValueError) as error:
+        raise MeasurementError(f"{path}, line 1: the provenance is not JSON: {error}") from error
 
 
 def _row(measurement: Measurement) -> tuple[str, int, str, int, str]:
@@ -130,19 +143,18 @@ def _row(measurement: Measurement) -> tuple[str, int, str, int, str]:
     )
 
 
-def _parse_rows(rows: csv.DictReader[str], path: Path, skipped_lines: int) -> Iterable[Measurement]:
-    for row in rows:
-        try:
-            measurement = Measurement(
-                chunks=parse_chunks(row["batch"]),
-                seconds=float(row["seconds"]),
-                num_swapped_blocks=int(row.get("num_swapped_blocks") or 0),
-                repeats=int(row.get("repeats") or 1),
-                spread_s=float(row.get("spread_s") or 0.0),
-            )
-            if not measurement.seconds > 0:
-                raise ValueError(f"{row['seconds']!r} is not a positive time in seconds")
-        except (TypeError, ValueError) as error:
-            line = rows.line_num + skipped_lines
-            raise MeasurementError(f"{path}, line {line}: {error}") from error
-        yield measurement
+def _parse_row(row: Mapping[str, str | None]) -> Measurement:
+    measurement = Measurement(
+        chunks=parse_chunks(row["batch"] or ""),
+        seconds=float(row["seconds"] or "nan"),
+        num_swapped_blocks=int(row.get("num_swapped_blocks") or 0),
+        repeats=int(row.get("repeats") or 1),
+        spread_s=float(row.get("spread_s") or 0.0),
+    )
+    if not 0 < measurement.seconds < math.inf:
+        raise ValueError(f"{row['seconds']!r} is not a positive time in seconds")
+    if measurement.num_swapped_blocks < 0:
+        raise ValueError(f"{measurement.num_swapped_blocks} blocks cannot be swapped")
+    if not (measurement.chunks or measurement.num_swapped_blocks):
+        raise ValueError("the batch is empty")
+    return measurement
