@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from slosched.core import BatchShape, LatencyModel, SloschedError
 from slosched.perfmodel.linear import (
@@ -83,6 +82,8 @@ def fit_linear(
     decode steps together weigh as much as all mixed ones, however many of each were measured: for
     grids that are full of combinations which a server rarely runs.
     """
+    from scipy.optimize import nnls  # half a second to import, which only a fit should pay
+
     train, held_out = split(profile.measurements, held_out_fraction, seed)
     matrix = np.array([features(m.shape, attention) for m in train], dtype=float)
     seconds = np.array([m.seconds for m in train])

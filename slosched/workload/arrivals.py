@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.signal import lfilter
 
 from slosched.workload.trace import FloatArray
 
@@ -93,6 +92,8 @@ def _on_modulated_clock(
 
 def _unit_process(noise: FloatArray, state: float, tau_s: float) -> FloatArray:
     """An Ornstein-Uhlenbeck path of variance 1 on the grid, going on from `state`."""
+    from scipy.signal import lfilter  # seconds to import, which only these arrivals should pay
+
     keep = math.exp(-_GRID_S / tau_s)
     path, _ = lfilter([math.sqrt(1 - keep**2)], [1, -keep], noise, zi=[keep * state])
     return np.asarray(path, dtype=np.float64)

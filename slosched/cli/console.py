@@ -1,0 +1,54 @@
+"""What the commands print with: one console, tables, progress, complaints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+_WIDTH_IN_A_FILE = 100
+
+console = Console(highlight=False)
+if not console.is_terminal:
+    console = Console(highlight=False, width=_WIDTH_IN_A_FILE)
+_stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def complain(error: Exception) -> None:
+    """One line that says what was wrong."""
+    _stderr.print(f"[bold red]error:[/] {escape(str(error))}")
+
+
+def progress_bar() -> Progress:
+    """Counted work, with the time that it still takes."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("eta"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """The first column is a name, the others are numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        made.add_row(*map(escape, row))
+    return made

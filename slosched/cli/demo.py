@@ -1,0 +1,5 @@
+"""`slosched demo`: stub."""
+
+
+def demo() -> None:
+    """x."""

@@ -1,0 +1,172 @@
+"""A model on the device at hand, ready for steps: what `profile` and `serve` share."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slosched.cli.console import console, progress_bar
+from slosched.core import Limits, SloschedError
+from slosched.engine.profiler import PlannedBatch, ProfileLimits, measure, plan_batches
+from slosched.perfmodel import Profile, write_profile
+from slosched.perfmodel.measurement import Measurement, append_measurement
+
+if TYPE_CHECKING:
+    from slosched.engine.torch import LoadedModel, TorchExecutor
+
+
+class ExtraMissingError(SloschedError):
+    """An optional part of slosched is not installed."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What the command line says about the model and its device."""
+
+    name: str
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    threads: int | None = None
+    kv_tokens: int | None = None
+    """Tokens that the KV cache holds; None for what the memory allows."""
+    host_kv_tokens: int = 0
+    block_size: int = 16
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A loaded model, its executor and the size of its KV cache."""
+
+    loaded: LoadedModel
+    executor: TorchExecutor
+    num_blocks: int
+    num_host_blocks: int
+    block_size: int
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context that model and KV cache allow."""
+        return min(self.loaded.max_model_len, self.num_blocks * self.block_size)
+
+    def provenance(self) -> dict[str, str]:
+        """What a measurement on this model must say about itself."""
+        import torch  # torch only where a model runs
+
+        is_gpu = self.loaded.device.type == "cuda"
+        device = torch.cuda.get_device_name(self.loaded.device) if is_gpu else _cpu_name()
+        return {
+            "model": self.loaded.name,
+            "device": device,
+            "dtype": str(self.loaded.dtype).removeprefix("torch."),
+            "threads": "" if is_gpu else str(torch.get_num_threads()),
+            "engine": f"slosched torch {torch.__version__}",
+            "attention": type(self.loaded.backend).__name__,
+            "block_size": str(self.block_size),
+            "kv_capacity_tokens": str(self.num_blocks * self.block_size),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def profile_limits(self, limits: Limits) -> ProfileLimits:
+        return ProfileLimits(
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_context_tokens=self.max_model_len,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            num_host_blocks=self.num_host_blocks,
+        )
+
+
+def open_local(options: ModelOptions) -> LocalModel:
+    """Load the model and reserve its KV cache."""
+    try:
+        from slosched.engine.torch import (  # seconds to import
+            TorchExecutor,
+            default_num_blocks,
+            load_model,
+        )
+    except ImportError as error:
+        raise ExtraMissingError(
+            f"running a model needs the torch extra ({error}): pip install 'slosched[torch]'"
+        ) from error
+    with console.status(f"loading {options.name}"):
+        loaded = load_model(
+            options.name,
+            dtype=options.dtype,
+            device=options.device,
+            load_format="dummy" if options.load_format == "dummy" else "auto",
+            seed=options.seed,
+            num_threads=options.threads,
+        )
+        block_size = options.block_size
+        if options.kv_tokens is None:
+            num_blocks = default_num_blocks(loaded.geometry, block_size, loaded.device)
+        else:
+            num_blocks = max(1, options.kv_tokens // block_size)
+        num_host_blocks = options.host_kv_tokens // block_size
+        executor = TorchExecutor(
+            loaded,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_host_blocks=num_host_blocks,
+            seed=options.seed,
+        )
+    return LocalModel(loaded, executor, num_blocks, num_host_blocks, block_size)
+
+
+def run_profile(
+    local: LocalModel,
+    limits: Limits,
+    out: Path,
+    *,
+    repeats: int,
+    num_random: int,
+    time_limit_s: float,
+    seed: int,
+) -> Profile:
+    """Measure a plan of batches with a progress bar; every row is in `out` as soon as it is done.
+
+    Stops after `time_limit_s`, which the shuffled plan allows at any point.
+    """
+    shape_limits = local.profile_limits(limits)
+    plan = plan_batches(shape_limits, num_random=num_random, seed=seed)
+    provenance = {**local.provenance(), "seed": str(seed), "repeats": str(repeats)}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_profile(Profile((), provenance), out)
+    rows = _measure_until(local, shape_limits, plan, out, repeats, time_limit_s)
+    return Profile(tuple(rows), provenance)
+
+
+def _measure_until(
+    local: LocalModel,
+    limits: ProfileLimits,
+    plan: list[PlannedBatch],
+    out: Path,
+    repeats: int,
+    time_limit_s: float,
+) -> list[Measurement]:
+    rows = []
+    with progress_bar() as progress:
+        task = progress.add_task(f"profiling {local.loaded.name}", total=len(plan))
+        for row in measure(local.executor, limits, plan, repeats=repeats):
+            append_measurement(row, out)
+            rows.append(row)
+            progress.advance(task)
+            if (progress.tasks[task].elapsed or 0.0) > time_limit_s:
+                progress.update(task, description=f"time limit of {time_limit_s:g} s reached")
+                break
+    return rows
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

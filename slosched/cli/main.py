@@ -1,0 +1,47 @@
+"""All commands under one name, and errors as one clear line."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+import slosched
+from slosched.cli.compare import compare
+from slosched.cli.console import complain
+from slosched.cli.demo import demo
+from slosched.cli.fit import fit
+from slosched.cli.policies import policies
+from slosched.cli.profile import profile
+from slosched.cli.replay import replay
+from slosched.cli.serve import serve
+from slosched.cli.trace import trace_app
+from slosched.core import SloschedError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="SLO-aware scheduling of LLM inference: profile, fit, serve, replay, compare.",
+)
+for command in (profile, fit, serve, replay, compare, policies, demo):
+    app.command()(command)
+app.add_typer(trace_app, name="trace")
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if version:
+        typer.echo(f"slosched {slosched.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is one line on stderr and exit status 1."""
+    try:
+        app()
+    except (SloschedError, ValueError, OSError) as error:
+        complain(error)
+        sys.exit(1)

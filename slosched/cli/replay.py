@@ -1,0 +1,125 @@
+"""`slosched replay`: a trace against a running server, or through the simulator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.cli.console import console, progress_bar
+from slosched.cli.local import ExtraMissingError
+from slosched.cli.results import Outcome, outcome_table, summarize_all
+from slosched.cli.simulation import open_replica, simulate_policies
+from slosched.core import DeadlineRule, PreemptionMode
+from slosched.evaluate.records import write_records
+from slosched.policy.spec import make_policy
+from slosched.workload import Trace
+
+if TYPE_CHECKING:
+    from slosched.evaluate.metrics import RequestRecord
+
+
+def replay(
+    trace: options.TraceSource = "azure_conv",
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running OpenAI-compatible server.  Without it: the simulator."),
+    ] = None,
+    policy: options.PolicyName = "slo_aware",
+    latency_model: options.LatencyModelName = None,
+    rate: options.Rate = None,
+    num_requests: options.NumRequests = None,
+    slo_ttft: options.SomeTTFT = None,
+    slo_tpot: options.SomeTPOT = None,
+    max_prompt_tokens: options.MaxPrompt = None,
+    max_output_tokens: options.MaxOutput = None,
+    deadline_rule: options.Rule = DeadlineRule.MEAN_TPOT,
+    preemption: options.Preemption = PreemptionMode.RECOMPUTE,
+    max_num_batched_tokens: options.MaxTokens = 2048,
+    max_num_seqs: options.MaxSeqs = 256,
+    kv_tokens: options.KVTokens = None,
+    host_kv_tokens: options.HostKVTokens = 0,
+    block_size: options.BlockSize = 16,
+    noise: options.Noise = 0.0,
+    seed: options.Seed = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder for records.jsonl and figures."),
+    ] = None,
+) -> None:
+    """Replay a trace open loop and score it: requests arrive on time whatever became of others.
+
+    Against a server: `slosched replay --trace azure_conv -n 60 --rate 1 --url
+    http://127.0.0.1:8000 --slo-ttft 1s --slo-tpot 100ms`.  What the server's policy and limits
+    are is the server's business; those options are for the simulator.
+
+    Simulated: `slosched replay --trace AzureLLMInferenceTrace_conv.csv --rate 4 --policy edf
+    --slo-ttft 1s --slo-tpot 50ms`.
+    """
+    requests = options.open_trace(
+        trace,
+        num_requests=num_requests,
+        rate=rate,
+        seed=seed,
+        slo=options.slo_from(slo_ttft, slo_tpot),
+        max_prompt_tokens=max_prompt_tokens,
+        max_output_tokens=max_output_tokens,
+    )
+    provenance: dict[str, object] = {"trace": requests.name, **requests.provenance}
+    if url is not None:
+        name = url
+        outcome = Outcome(replay_live(requests, url, seed))
+    else:
+        limits = options.make_limits(
+            max_num_batched_tokens, max_num_seqs, preemption, deadline_rule
+        )
+        replica = open_replica(
+            latency_model,
+            limits,
+            kv_tokens=kv_tokens,
+            host_kv_tokens=host_kv_tokens,
+            block_size=block_size,
+            noise=noise,
+            seed=seed,
+        )
+        name = policy
+        outcome = simulate_policies(requests, {name: make_policy(policy)}, replica)[name]
+        provenance |= {"policy": policy, **replica.provenance()}
+    title = f"{len(requests)} requests of {requests.name}, judged by {deadline_rule}"
+    console.print(outcome_table(title, summarize_all({name: outcome}, deadline_rule)))
+    if out is not None:
+        from slosched.cli.figures import figures, save_figures  # matplotlib takes seconds to import
+
+        write_records(out / "records.jsonl", outcome.records, provenance)
+        save_figures(out, figures({name: outcome}, deadline_rule))
+        console.print(f"wrote {out}/records.jsonl and figures")
+
+
+def replay_live(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
+    """Against a server, with a progress bar; says what the client itself did late."""
+    try:
+        from slosched.engine.client import ReplayOptions  # aiohttp is an extra
+        from slosched.engine.client import replay as replay_against
+    except ImportError as error:
+        raise ExtraMissingError(
+            f"replaying against a server needs the serve extra ({error}): "
+            "pip install 'slosched[serve]'"
+        ) from error
+    with progress_bar() as progress:
+        task = progress.add_task(f"replaying against {url}", total=len(trace))
+        report = replay_against(
+            trace,
+            url,
+            ReplayOptions(seed=seed),
+            on_record=lambda _: progress.advance(task),
+        )
+    if report.num_late_sends:
+        console.print(
+            f"[yellow]note:[/] the client sent {report.num_late_sends} requests late, by up to "
+            f"{report.max_lateness_s * 1e3:.0f} ms; their times count from when they were due"
+        )
+    for description, count in report.errors.items():
+        console.print(f"[yellow]note:[/] {count} x {description}")
+    return report.records

@@ -1,0 +1,75 @@
+"""Replays side by side, as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from slosched.cli.console import table
+from slosched.core import DeadlineRule, RequestStatus
+from slosched.engine.loop import StepRecord
+from slosched.evaluate.metrics import RequestRecord, StepRow, Summary, summarize
+
+COLUMNS = (
+    "policy",
+    "good/s",
+    "good",
+    "rejected",
+    "TTFT p50",
+    "TTFT p99",
+    "TPOT p50",
+    "TPOT p99",
+    "preempt",
+)
+
+
+@dataclass
+class Outcome:
+    """One policy's replay."""
+
+    records: Sequence[RequestRecord]
+    steps: list[StepRow] = field(default_factory=list)
+
+
+def step_row(record: StepRecord) -> StepRow:
+    shape = record.batch.shape
+    return StepRow(
+        start_s=record.start_s,
+        duration_s=record.end_s - record.start_s,
+        predicted_s=record.batch.predicted_s,
+        num_prefill_tokens=shape.num_prefill_tokens,
+        num_decodes=shape.num_decodes,
+        num_waiting=record.num_waiting,
+        num_running=record.num_running,
+        num_swapped=record.num_swapped,
+        kv_used_fraction=record.kv_used_fraction,
+        num_rejected=sum(r.status is RequestStatus.REJECTED for r in record.ended),
+    )
+
+
+def summarize_all(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Summary]:
+    return {name: summarize(outcome.records, rule) for name, outcome in outcomes.items()}
+
+
+def outcome_table(title: str, summaries: Mapping[str, Summary]) -> Table:
+    return table(title, COLUMNS, [outcome_row(name, s) for name, s in summaries.items()])
+
+
+def outcome_row(name: str, summary: Summary) -> tuple[str, ...]:
+    return (
+        name,
+        f"{summary.good_requests_per_s:.3g}",
+        f"{summary.attainment:.1%}",
+        f"{summary.num_rejected / summary.num_offered:.1%}",
+        _time(summary.ttft_s.p50),
+        _time(summary.ttft_s.p99),
+        _time(summary.tpot_s.p50),
+        _time(summary.tpot_s.p99),
+        str(summary.num_preemptions),
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,174 @@
+"""`slosched serve`: an OpenAI-compatible server that keeps promises."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.cli.console import console
+from slosched.cli.local import ExtraMissingError, LocalModel, ModelOptions, open_local, run_profile
+from slosched.core import DeadlineRule, Executor, LatencyModel, Limits, PreemptionMode
+from slosched.engine.emulated import EmulatedExecutor
+from slosched.engine.loop import Engine, MonotonicClock
+from slosched.kv import KVCache
+from slosched.perfmodel import LinearModel, fit_linear, load_model, save_model
+from slosched.policy.spec import make_policy
+from slosched.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from slosched.engine.server import Tokenizer
+
+_QUICK_PROFILE_S = 20.0
+_EMULATED_KV_TOKENS = 131_072
+_EMULATED_VOCAB = 256
+
+
+def serve(
+    model: options.ModelName = "smollm2-135m",
+    policy: options.PolicyName = "slo_aware",
+    slo_ttft: options.TTFT = 1.0,
+    slo_tpot: options.TPOT = 0.1,
+    latency_model: options.LatencyModelName = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    emulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="No weights: answer with filler at the speed of this latency model.",
+        ),
+    ] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    load_format: options.LoadFormat = "auto",
+    threads: options.Threads = None,
+    deadline_rule: options.Rule = DeadlineRule.MEAN_TPOT,
+    preemption: options.Preemption = PreemptionMode.RECOMPUTE,
+    max_num_batched_tokens: options.MaxTokens = 512,
+    max_num_seqs: options.MaxSeqs = 32,
+    kv_tokens: options.KVTokens = None,
+    host_kv_tokens: options.HostKVTokens = 4096,
+    block_size: options.BlockSize = 16,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            parser=options.duration, metavar="TIME", help="How long a shutdown waits for answers."
+        ),
+    ] = 30.0,
+) -> None:
+    """Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
+
+    The promises given here hold for every request that brings none of its own (body fields
+    `slo_ttft_ms`, `slo_tpot_ms` or headers `x-slo-ttft-ms`, `x-slo-tpot-ms`).  A request that
+    cannot be served in time is refused with a 429 and the reason.
+
+    Without `--latency-model` the model is profiled for some seconds on the first start and the
+    result is kept in the cache.
+
+    Examples: `slosched serve --slo-ttft 1s --slo-tpot 100ms`,
+    `slosched serve --emulate rtx4090-llama-3.1-8b --policy edf:drop=expired`.
+    """
+    try:
+        from slosched.engine import server as http  # starlette and uvicorn are an extra
+    except ImportError as error:
+        raise ExtraMissingError(
+            f"serving needs the serve extra ({error}): pip install 'slosched[serve]'"
+        ) from error
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    chosen = make_policy(policy)
+    limits = options.make_limits(max_num_batched_tokens, max_num_seqs, preemption, deadline_rule)
+    slo = options.slo_from(slo_ttft, slo_tpot)
+    assert slo is not None
+    executor: Executor
+    tokenizer: Tokenizer
+    learned: LatencyModel
+    if emulate is not None:
+        learned = load_model(emulate)
+        executor, tokenizer, name = EmulatedExecutor(learned), http.ByteTokenizer(), emulate
+        num_tokens = kv_tokens or int(
+            learned.provenance.get("kv_capacity_tokens", _EMULATED_KV_TOKENS)
+        )
+        max_model_len = num_tokens
+        kv = KVCache(num_tokens // block_size, block_size, host_kv_tokens // block_size)
+    else:
+        local = open_local(
+            ModelOptions(
+                name=model,
+                device=device,
+                dtype=dtype,
+                load_format=load_format,
+                threads=threads,
+                kv_tokens=kv_tokens,
+                host_kv_tokens=host_kv_tokens,
+                block_size=block_size,
+            )
+        )
+        learned = load_model(latency_model) if latency_model else remembered_model(local, limits)
+        executor, name, max_model_len = local.executor, local.loaded.name, local.max_model_len
+        tokenizer = make_tokenizer(local)
+        kv = KVCache(local.num_blocks, block_size, local.num_host_blocks)
+    scheduler = Scheduler(chosen, kv, limits, learned)
+    worker = http.EngineWorker(Engine(scheduler, executor, MonotonicClock()))
+    config = http.ServerConfig(name, max_model_len=max_model_len, default_slo=slo)
+
+    def announce(url: str) -> None:
+        console.print(
+            f"serving [bold]{name}[/] at {url} with {chosen}\n"
+            f"promise: TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s ({deadline_rule}); "
+            f"KV cache: {kv.num_blocks * kv.block_size} tokens; Ctrl-C drains and stops"
+        )
+
+    app = http.build_app(worker, tokenizer, config)
+    http.serve(app, worker, host, port, drain_timeout_s=drain_timeout, on_ready=announce)
+    console.print("stopped: every request has had its answer")
+
+
+def make_tokenizer(local: LocalModel) -> Tokenizer:
+    from slosched.engine.server import HuggingFaceTokenizer, NoTokenizer
+
+    loaded = local.loaded
+    if loaded.tokenizer is None:
+        return NoTokenizer(loaded.vocab_size)
+    return HuggingFaceTokenizer(loaded.tokenizer, loaded.vocab_size)
+
+
+def remembered_model(local: LocalModel, limits: Limits) -> LinearModel:
+    """The latency model of this model on this device, from the cache or profiled now."""
+    from slosched.engine.torch import default_cache_dir
+
+    path = default_cache_dir() / "latency" / f"{_fingerprint(local, limits)}.json"
+    if path.exists():
+        console.print(f"latency model: {path}")
+        return load_model(path)
+    console.print(
+        f"no --latency-model given: profiling {local.loaded.name} for "
+        f"{_QUICK_PROFILE_S:g} s, once (kept in {path.parent})"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    measured = run_profile(
+        local,
+        limits,
+        path.with_suffix(".csv"),
+        repeats=1,
+        num_random=40,
+        time_limit_s=_QUICK_PROFILE_S,
+        seed=0,
+    )
+    report = fit_linear(measured)
+    save_model(report.model, path)
+    console.print(f"latency model: held-out error {report.held_out.mape:.1f} % on average, {path}")
+    return report.model
+
+
+def _fingerprint(local: LocalModel, limits: Limits) -> str:
+    """Of everything on which the times depend, so that a stale model is never used."""
+    facts = {k: v for k, v in local.provenance().items() if k not in ("date", "kv_capacity_tokens")}
+    facts |= {"tokens": str(limits.max_num_batched_tokens), "seqs": str(limits.max_num_seqs)}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    return f"{Path(local.loaded.name).name}-{digest}"

@@ -1,0 +1,91 @@
+"""Simulated replays for `replay`, `compare` and `demo`: one replica, any number of policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slosched.cli.console import progress_bar
+from slosched.cli.results import Outcome, step_row
+from slosched.core import Limits, Policy
+from slosched.engine.loop import StepRecord
+from slosched.engine.simulate import SimulationConfig, simulate
+from slosched.evaluate.metrics import RequestRecord, StepRow
+from slosched.perfmodel import LinearModel, bundled_models, load_model
+from slosched.workload import Trace
+
+_DEFAULT_KV_TOKENS = 131_072
+"""Where neither the command line nor the latency model's provenance says how large the cache is."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """The device that is simulated and its limits."""
+
+    model: LinearModel
+    model_name: str
+    config: SimulationConfig
+
+    def provenance(self) -> dict[str, object]:
+        config = self.config
+        return {
+            "latency model": self.model_name,
+            "kv_tokens": config.num_blocks * config.block_size,
+            "noise": config.noise,
+            "seed": config.seed,
+            **{f"limit {name}": value for name, value in _limits(config.limits).items()},
+            **{f"measured {name}": value for name, value in self.model.provenance.items()},
+        }
+
+
+def open_replica(
+    latency_model: str | None,
+    limits: Limits,
+    *,
+    kv_tokens: int | None,
+    host_kv_tokens: int,
+    block_size: int,
+    noise: float,
+    seed: int,
+) -> Replica:
+    """The simulated replica that the options describe; a bundled GPU by default."""
+    name = latency_model or bundled_models()[0]
+    model = load_model(name)
+    if kv_tokens is None:
+        kv_tokens = int(model.provenance.get("kv_capacity_tokens", _DEFAULT_KV_TOKENS))
+    config = SimulationConfig(
+        limits=limits,
+        num_blocks=max(1, kv_tokens // block_size),
+        block_size=block_size,
+        num_host_blocks=host_kv_tokens // block_size,
+        noise=noise,
+        seed=seed,
+    )
+    return Replica(model, name, config)
+
+
+def simulate_policies(
+    trace: Trace, policies: Mapping[str, Policy], replica: Replica
+) -> dict[str, Outcome]:
+    """Each policy on the same arrivals and the same device, with a progress bar."""
+    outcomes = {}
+    with progress_bar() as progress:
+        for name, policy in policies.items():
+            task = progress.add_task(f"simulating {name}", total=len(trace))
+            steps: list[StepRow] = []
+
+            def on_step(
+                record: StepRecord, task: object = task, rows: list[StepRow] = steps
+            ) -> None:
+                rows.append(step_row(record))
+                if record.ended:
+                    progress.advance(task, len(record.ended))  # type: ignore[arg-type]
+
+            requests = simulate(trace, policy, replica.model, replica.config, on_step=on_step)
+            outcomes[name] = Outcome([RequestRecord.from_request(r) for r in requests], steps)
+    return outcomes
+
+
+def _limits(limits: Limits) -> dict[str, object]:
+    names = ("max_num_batched_tokens", "max_num_seqs", "preemption_mode", "deadline_rule")
+    return {name: getattr(limits, name) for name in names}

@@ -1,0 +1,109 @@
+"""Imports point down, the core stays light, and policies touch neither clock nor tensor."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "slosched"
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("core",),
+    ("batch", "kv", "perfmodel", "workload", "evaluate.metrics"),
+    ("policy", "scheduler"),
+    ("engine",),
+    ("integrations", "testing"),
+    ("evaluate",),
+    ("cli",),
+)
+"""Lowest first (DESIGN.md section 2).  A module imports from its own part or from lower layers."""
+
+HEAVY = {"torch", "transformers", "starlette", "uvicorn", "aiohttp", "safetensors", "gguf", "vllm"}
+NOT_FOR_POLICIES = HEAVY | {"time", "random", "os", "datetime", "asyncio", "threading"}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the package: its name without `slosched.`, and its syntax tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(tree: ast.Module, *, everywhere: bool = True) -> Iterator[str]:
+    """Names of imported modules; with `everywhere=False` only those at import time."""
+    nodes = ast.walk(tree) if everywhere else iter(tree.body)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def layer_of(module: str) -> tuple[int, str] | None:
+    """The layer of a module and the part of the house it belongs to; the longest name wins."""
+    found = [
+        (len(part), layer, part)
+        for layer, parts in enumerate(LAYERS)
+        for part in parts
+        if module == part or module.startswith(part + ".")
+    ]
+    if not found:
+        return None
+    _, layer, part = max(found)
+    return layer, part
+
+
+def test_every_module_has_its_place() -> None:
+    unplaced = [name for name, _ in modules() if name and layer_of(name) is None]
+    assert unplaced == []
+
+
+@pytest.mark.parametrize("name", [name for name, _ in modules() if name])
+def test_imports_point_down(name: str) -> None:
+    tree = dict(modules())[name]
+    own = layer_of(name)
+    assert own is not None
+    for imported in imports(tree):
+        target = layer_of(imported.removeprefix("slosched."))
+        if not imported.startswith("slosched.") or target is None or target[1] == own[1]:
+            continue
+        assert target[0] < own[0], f"slosched.{name} must not import {imported}"
+
+
+def test_the_rule_catches_an_arrow_that_points_up() -> None:
+    tree = ast.parse("from slosched.engine.loop import Engine")
+    upward = [layer_of(n.removeprefix("slosched.")) for n in imports(tree)]
+    policy = layer_of("policy.edf")
+    assert policy is not None
+    assert any(target is not None and target[0] > policy[0] for target in upward)
+
+
+def test_policies_know_neither_clock_nor_chance_nor_tensor() -> None:
+    for name, tree in modules():
+        if name.startswith("policy"):
+            used = {imported.split(".")[0] for imported in imports(tree)}
+            assert not used & NOT_FOR_POLICIES, name
+
+
+def test_heavy_libraries_are_imported_in_the_engine_alone() -> None:
+    for name, tree in modules():
+        if not name.startswith(("engine.torch", "engine.server", "engine.client")):
+            used = {i.split(".")[0] for i in imports(tree, everywhere=False)}
+            assert not used & HEAVY, name
+
+
+def test_importing_slosched_is_light() -> None:
+    program = (
+        "import sys, slosched, slosched.policy, slosched.engine.simulate, slosched.cli;"
+        f"print(sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
