@@ -3,9 +3,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from slosched.engine.torch import LoadedModel
+
+# A busy machine is not a bug: time limits belong to the benchmarks.
+settings.register_profile("slosched", deadline=None)
+settings.load_profile("slosched")
 
 
 @pytest.fixture(scope="session")
