@@ -1,0 +1,221 @@
+"""The step loop: faults lose nothing, idleness is noticed, everybody is told what they must know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from factories import make_model, make_request
+
+from slosched.core import (
+    BatchShape,
+    EndReason,
+    Limits,
+    Policy,
+    RequestStatus,
+    ScheduledBatch,
+    SchedulerOutput,
+    SchedulerView,
+    StalledError,
+    StepResult,
+)
+from slosched.engine.loop import Engine
+from slosched.engine.simulated import SimulatedExecutor, VirtualClock
+from slosched.kv import KVCache
+from slosched.perfmodel import LinearModel
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
+
+
+class DeviceError(RuntimeError):
+    """What a broken device raises."""
+
+
+class Device(SimulatedExecutor):
+    """A simulated device that can be broken, and that remembers who was released."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(make_model(), clock, {})
+        self.is_broken = False
+        self.released: list[str] = []
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        if self.is_broken:
+            raise DeviceError("out of memory")
+        return super().execute(batch)
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+
+@dataclass
+class Plans(Policy):
+    """Carries out given plans one after the other, then nothing."""
+
+    plans: list[SchedulerOutput] = field(default_factory=list)
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        return self.plans.pop(0) if self.plans else SchedulerOutput()
+
+
+class Learner(LinearModel):
+    """A model that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__(make_model().coefficients)
+        self.seen: list[tuple[BatchShape, float]] = []
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        self.seen.append((shape, seconds))
+
+
+def make_engine(
+    policy: Policy | None = None, limits: Limits | None = None, model: LinearModel | None = None
+) -> tuple[Engine, Device]:
+    clock = VirtualClock()
+    kv = KVCache(num_blocks=16, block_size=4, num_host_blocks=16)
+    scheduler = Scheduler(policy or FCFS(), kv, limits, model or make_model())
+    device = Device(clock)
+    return Engine(scheduler, device, clock), device
+
+
+def run_to_end(engine: Engine) -> list[str]:
+    ended = []
+    while engine.scheduler.num_unfinished:
+        ended += [r.request_id for r in engine.step().ended]
+    return ended
+
+
+def test_a_fault_ends_exactly_the_requests_in_the_batch() -> None:
+    engine, device = make_engine(limits=Limits(max_num_seqs=2))
+    hit = [make_request("a"), make_request("b")]
+    spared = make_request("c", max_tokens=2)
+    for request in (*hit, spared):
+        engine.scheduler.add_request(request)
+    engine.step()
+    broke_s = engine.clock.now_s()
+    device.is_broken = True
+    with pytest.raises(DeviceError, match="out of memory"):
+        engine.step()
+    for request in hit:
+        assert (request.status, request.end_reason) == (RequestStatus.ABORTED, EndReason.FAULT)
+        assert request.end_s == broke_s
+        assert request.num_output_tokens == 1, "what came out before stays"
+    assert spared.status is RequestStatus.WAITING
+    engine.scheduler.kv.check()
+
+    device.is_broken = False
+    assert run_to_end(engine) == ["a", "b", "c"]
+    assert spared.status is RequestStatus.FINISHED
+    assert engine.scheduler.kv.num_free_blocks == 16
+
+
+def test_a_fault_ends_those_whose_cache_was_being_copied() -> None:
+    plans = Plans(
+        [
+            SchedulerOutput({"out": 8, "in": 8, "idle": 8}),
+            SchedulerOutput(swapped_out=("in",)),
+            SchedulerOutput({"in": 1}, swapped_in=("in",), swapped_out=("out",)),
+        ]
+    )
+    engine, device = make_engine(plans)
+    requests = {name: make_request(name) for name in ("out", "in", "idle")}
+    for request in requests.values():
+        engine.scheduler.add_request(request)
+    engine.step()
+    engine.step()
+    device.is_broken = True
+    with pytest.raises(DeviceError):
+        engine.step()
+    assert {name: r.end_reason for name, r in requests.items()} == {
+        "out": EndReason.FAULT,
+        "in": EndReason.FAULT,
+        "idle": None,
+    }
+    assert {r.request_id for r in engine.take_ended()} == {"out", "in"}
+    engine.scheduler.kv.check()
+    assert engine.scheduler.kv.num_free_host_blocks == 16
+
+
+def test_requests_may_join_after_a_fault() -> None:
+    engine, device = make_engine()
+    engine.scheduler.add_request(make_request("a"))
+    device.is_broken = True
+    with pytest.raises(DeviceError):
+        engine.step()
+    device.is_broken = False
+    engine.scheduler.add_request(make_request("b", max_tokens=1))
+    assert run_to_end(engine) == ["a", "b"]
+
+
+def test_work_that_nobody_schedules_is_an_error_that_counts_it() -> None:
+    engine, _ = make_engine(Plans())
+    engine.scheduler.add_request(make_request("a"))
+    engine.scheduler.add_request(make_request("b"))
+    with pytest.raises(StalledError, match="2 waiting, 0 running, 0 swapped"):
+        engine.step()
+    assert engine.scheduler.num_waiting == 2
+
+
+def test_nothing_to_do_is_not_a_stall() -> None:
+    engine, _ = make_engine(Plans())
+    record = engine.step()
+    assert record.batch.is_empty
+    assert (record.start_s, record.end_s) == (0.0, 0.0)
+
+
+def test_a_step_that_only_rejects_is_not_a_stall() -> None:
+    plans = Plans([SchedulerOutput(rejected={"a": EndReason.CASCADE}), SchedulerOutput({"b": 8})])
+    engine, device = make_engine(plans)
+    engine.scheduler.add_request(make_request("a"))
+    engine.scheduler.add_request(make_request("b", max_tokens=1))
+    assert [r.request_id for r in engine.step().ended] == ["a"]
+    assert [r.request_id for r in engine.step().ended] == ["b"]
+    assert device.released == ["a", "b"]
+
+
+def test_the_model_sees_every_executed_step_and_what_it_took() -> None:
+    model = Learner()
+    engine, _ = make_engine(model=model)
+    engine.scheduler.add_request(make_request("a", 8, max_tokens=3))
+    records = []
+    while engine.scheduler.num_unfinished:
+        records.append(engine.step())
+    assert model.seen == [(r.batch.shape, r.result.elapsed_s) for r in records]
+    assert [shape.num_tokens for shape, _ in model.seen] == [8, 1, 1]
+    assert all(seconds > 0 for _, seconds in model.seen)
+
+
+def test_the_model_is_not_shown_steps_that_computed_nothing() -> None:
+    model = Learner()
+    plans = Plans([SchedulerOutput({"a": 8}), SchedulerOutput(swapped_out=("a",))])
+    engine, _ = make_engine(plans, model=model)
+    engine.scheduler.add_request(make_request("a"))
+    engine.step()
+    copied = engine.step()
+    assert len(copied.batch.swap_out) == 2
+    assert copied.result.elapsed_s > 0
+    assert [shape.num_tokens for shape, _ in model.seen] == [8]
+
+
+def test_every_ended_request_is_released_once() -> None:
+    engine, device = make_engine(limits=Limits(max_num_seqs=3))
+    for i in range(6):
+        engine.scheduler.add_request(make_request(f"r{i}", max_tokens=1 + i % 3))
+    engine.scheduler.add_request(make_request("too long", max_tokens=1000))
+    engine.step()
+    engine.scheduler.abort("r5", EndReason.CLIENT, engine.clock.now_s())
+    run_to_end(engine)
+    assert sorted(device.released) == ["r0", "r1", "r2", "r3", "r4", "r5", "too long"]
+
+
+def test_a_record_shows_the_queues_as_the_device_ran_the_step() -> None:
+    engine, _ = make_engine(limits=Limits(max_num_seqs=2))
+    for name in "abc":
+        engine.scheduler.add_request(make_request(name, 8, max_tokens=1))
+    record = engine.step()
+    assert (record.num_waiting, record.num_running, record.num_swapped) == (1, 2, 0)
+    assert record.kv_used_fraction == pytest.approx(4 / 16)
+    assert record.end_s - record.start_s == pytest.approx(record.result.elapsed_s)
+    assert record.batch.predicted_s == record.result.elapsed_s
+    assert [r.request_id for r in record.ended] == ["a", "b"]
