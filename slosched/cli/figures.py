@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from slosched.cli.fit import ERROR_COLUMNS, coefficient_rows, error_rows
 from slosched.cli.results import COLUMNS, Outcome, outcome_row, summarize_all
 from slosched.core import DeadlineRule
 from slosched.evaluate.metrics import Summary
@@ -28,6 +29,17 @@ def plot_fit(report: FitReport) -> Figure:
     measured = report.held_out_measurements
     predicted = [report.model.predict(m.shape) for m in measured]
     return fit_plot(predicted, [m.seconds for m in measured])
+
+
+def fit_section(report: FitReport) -> Section:
+    """Coefficients, errors and the plot of a fit."""
+    coefficients = pd.DataFrame(coefficient_rows(report), columns=["coefficient", "value"])
+    errors = pd.DataFrame(error_rows(report), columns=list(ERROR_COLUMNS))
+    text = (
+        "T = C1(t+Bd) + C2·t2 + C3·t3 + C4·ceil((t+Bd)/64) + C5·[Bd>0] + C6·num_swap + C7, "
+        "fitted to three quarters of the measured steps; errors in % of the measured time."
+    )
+    return Section("Latency model", [text, coefficients, errors, plot_fit(report)])
 
 
 def comparison_section(

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from slosched.engine.torch import LoadedModel, TorchExecutor
 
 
+_MIN_ROWS = 24
+"""Enough for a fit and its held-out share."""
+
+
 class ExtraMissingError(SloschedError):
     """An optional part of slosched is not installed."""
 
@@ -71,11 +75,12 @@ class LocalModel:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    def profile_limits(self, limits: Limits) -> ProfileLimits:
+    def profile_limits(self, limits: Limits, max_context_tokens: int | None) -> ProfileLimits:
+        longest = self.max_model_len
         return ProfileLimits(
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_num_seqs=limits.max_num_seqs,
-            max_context_tokens=self.max_model_len,
+            max_context_tokens=min(longest, max_context_tokens or longest),
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             num_host_blocks=self.num_host_blocks,
@@ -128,12 +133,14 @@ def run_profile(
     num_random: int,
     time_limit_s: float,
     seed: int,
+    max_context_tokens: int | None = None,
 ) -> Profile:
     """Measure a plan of batches with a progress bar; every row is in `out` as soon as it is done.
 
-    Stops after `time_limit_s`, which the shuffled plan allows at any point.
+    Stops after `time_limit_s`, which the shuffled plan allows at any point, but not before there
+    are enough rows for a fit.
     """
-    shape_limits = local.profile_limits(limits)
+    shape_limits = local.profile_limits(limits, max_context_tokens)
     plan = plan_batches(shape_limits, num_random=num_random, seed=seed)
     provenance = {**local.provenance(), "seed": str(seed), "repeats": str(repeats)}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +164,8 @@ def _measure_until(
             append_measurement(row, out)
             rows.append(row)
             progress.advance(task)
-            if (progress.tasks[task].elapsed or 0.0) > time_limit_s:
+            is_late = (progress.tasks[task].elapsed or 0.0) > time_limit_s
+            if is_late and len(rows) >= _MIN_ROWS:
                 progress.update(task, description=f"time limit of {time_limit_s:g} s reached")
                 break
     return rows

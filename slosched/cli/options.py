@@ -43,6 +43,9 @@ Rate = Annotated[
 NumRequests = Annotated[
     int | None, typer.Option("--num-requests", "-n", help="Only so many (synthetic: 200).")
 ]
+LengthScale = Annotated[
+    float, typer.Option(help="Multiply all lengths, as 0.125 for a laptop on a datacentre's trace.")
+]
 MaxPrompt = Annotated[int | None, typer.Option(help="Clip longer prompts to this.")]
 MaxOutput = Annotated[int | None, typer.Option(help="Clip longer outputs to this.")]
 Seed = Annotated[int, typer.Option(help="Of everything that is random.")]
@@ -102,6 +105,7 @@ def open_trace(
     rate: float | None,
     seed: int,
     slo: SLO | None,
+    length_scale: float = 1.0,
     max_prompt_tokens: int | None = None,
     max_output_tokens: int | None = None,
 ) -> Trace:
@@ -113,6 +117,8 @@ def open_trace(
         trace = trace if num_requests is None else trace.head(num_requests)
     if rate is not None:
         trace = trace.scaled_to(rate)
+    if length_scale != 1.0:
+        trace = trace.with_lengths_scaled(length_scale)
     if slo is not None:
         trace = trace.with_slo(slo)
     return trace.clipped(max_prompt_tokens, max_output_tokens).trace

@@ -24,6 +24,10 @@ def profile(
     threads: options.Threads = None,
     max_num_batched_tokens: options.MaxTokens = 512,
     max_num_seqs: options.MaxSeqs = 32,
+    max_context_tokens: Annotated[
+        int | None,
+        typer.Option(help="Longest context in the plan.  Default: what model and KV cache hold."),
+    ] = None,
     kv_tokens: options.KVTokens = None,
     host_kv_tokens: options.HostKVTokens = 4096,
     block_size: options.BlockSize = 16,
@@ -64,5 +68,6 @@ def profile(
         num_random=num_random,
         time_limit_s=time_limit,
         seed=seed,
+        max_context_tokens=max_context_tokens,
     )
     console.print(f"wrote {len(measured.measurements)} measurements to {out}")

@@ -33,6 +33,7 @@ def replay(
     num_requests: options.NumRequests = None,
     slo_ttft: options.SomeTTFT = None,
     slo_tpot: options.SomeTPOT = None,
+    length_scale: options.LengthScale = 1.0,
     max_prompt_tokens: options.MaxPrompt = None,
     max_output_tokens: options.MaxOutput = None,
     deadline_rule: options.Rule = DeadlineRule.MEAN_TPOT,
@@ -64,6 +65,7 @@ def replay(
         rate=rate,
         seed=seed,
         slo=options.slo_from(slo_ttft, slo_tpot),
+        length_scale=length_scale,
         max_prompt_tokens=max_prompt_tokens,
         max_output_tokens=max_output_tokens,
     )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slosched.engine.server import Tokenizer
 
 _QUICK_PROFILE_S = 20.0
+_QUICK_CONTEXT_TOKENS = 2048
 _EMULATED_KV_TOKENS = 131_072
 _EMULATED_VOCAB = 256
 
@@ -159,6 +160,7 @@ def remembered_model(local: LocalModel, limits: Limits) -> LinearModel:
         num_random=40,
         time_limit_s=_QUICK_PROFILE_S,
         seed=0,
+        max_context_tokens=_QUICK_CONTEXT_TOKENS,
     )
     report = fit_linear(measured)
     save_model(report.model, path)

@@ -167,6 +167,23 @@ class Trace:
         requests = tuple(replace(r, slo=s) for r, s in zip(self.requests, slos, strict=True))
         return self._derived(requests)
 
+    def with_lengths_scaled(self, factor: float) -> Trace:
+        """Every prompt and output `factor` times as long, and at least one token.
+
+        So that a small device can be offered the mix of a large one's trace.
+        """
+        if not 0 < factor < math.inf:
+            raise ValueError(f"lengths can be scaled by a positive factor, not {factor!r}")
+        requests = tuple(
+            replace(
+                r,
+                num_prompt_tokens=max(1, round(r.num_prompt_tokens * factor)),
+                num_output_tokens=max(1, round(r.num_output_tokens * factor)),
+            )
+            for r in self.requests
+        )
+        return self._derived(requests, length_scale=factor)
+
     def clipped(
         self, max_prompt_tokens: int | None = None, max_output_tokens: int | None = None
     ) -> Clipped:

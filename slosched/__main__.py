@@ -1,0 +1,5 @@
+"""`python -m slosched`."""
+
+from slosched.cli import main
+
+main()
