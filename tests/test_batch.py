@@ -315,7 +315,8 @@ def test_a_step_uses_at_most_so_many_adapters(max_loras: int | None, served: str
 def test_a_chunk_is_the_largest_below_the_time_limit(
     time_limit_s: float, computed: int, rest: int, least: int, num_decodes: int
 ) -> None:
-    model = make_model(per_token_s=2e-4, per_attention_s=1e-6, per_tile_s=4e-3)
+    # One token alone counts as a decode; it must not cost more than a chunk of two.
+    model = make_model(2e-4, per_attention_s=1e-6, per_tile_s=4e-3, any_decode_s=0)
     kv = KVCache(200, BLOCK_SIZE)
     decodes = [put(kv, f"d{i}", 8, 7) for i in range(num_decodes)]
     request = put(kv, "a", computed + rest, computed)

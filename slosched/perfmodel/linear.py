@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -42,8 +43,10 @@ class LinearCoefficients:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value >= 0:
-                raise ValueError(f"coefficient {name} must not be negative, but is {value!r}")
+            if not 0 <= value < math.inf:
+                raise ValueError(
+                    f"coefficient {name} must be finite and not negative, but is {value!r}"
+                )
 
 
 @dataclass(eq=False)

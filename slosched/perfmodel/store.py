@@ -33,10 +33,9 @@ def load_model(name_or_path: str | Path) -> LinearModel:
     """A model from a file, or a bundled one by its name (see `bundled_models`)."""
     path = Path(name_or_path)
     if not path.exists() and str(name_or_path) in bundled_models():
-        text = _bundle().joinpath(f"{name_or_path}.json").read_text(encoding="utf-8")
-        return _parse(text, str(name_or_path))
+        return _parse(_bundle().joinpath(f"{name_or_path}.json").read_bytes(), str(name_or_path))
     try:
-        return _parse(path.read_text(encoding="utf-8"), str(path))
+        return _parse(path.read_bytes(), str(path))
     except OSError as error:
         known = ", ".join(bundled_models()) or "none"
         raise ModelFileError(
@@ -57,7 +56,7 @@ def _bundle() -> resources.abc.Traversable:
     return resources.files("slosched.perfmodel").joinpath("bundled")
 
 
-def _parse(text: str, source: str) -> LinearModel:
+def _parse(text: bytes, source: str) -> LinearModel:
     try:
         document = json.loads(text)
         if document["format"] != _FORMAT:

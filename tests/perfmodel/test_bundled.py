@@ -1,0 +1,157 @@
+"""The latency profiles of real GPUs: where they come from, and that they are what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from slosched.core import BatchShape, Limits, Request
+from slosched.engine.simulate import SimulationConfig, simulate
+from slosched.perfmodel import AttentionWork, bundled_models, fit_linear, load_model, read_profile
+from slosched.policy import FCFS
+from slosched.workload.trace import Trace, TraceRequest
+
+ROOT = Path(__file__).parents[2]
+PERF = ROOT.parent / "shared" / "data" / "llmservingsim"
+COMPOSED = ("rtx4090-llama-3.1-8b", "rtxpro6000-llama-3.1-8b", "rtxpro6000-qwen3-32b")
+
+needs_tables = pytest.mark.skipif(
+    not PERF.exists(), reason=f"LLMServingSim's tables are not at {PERF}"
+)
+
+
+@pytest.fixture(scope="module")
+def compose() -> ModuleType:
+    """profiling/llmservingsim/compose.py, which is a script and in no package."""
+    path = ROOT / "profiling" / "llmservingsim" / "compose.py"
+    spec = importlib.util.spec_from_file_location("compose", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["compose"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gpus_are_there() -> None:
+    assert set(COMPOSED) <= set(bundled_models())
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_a_bundled_model_says_where_it_comes_from_and_how_wrong_it_is(name: str) -> None:
+    model = load_model(name)
+    for key in ("gpu", "model", "engine", "source", "licence", "method", "not_in_it"):
+        assert model.provenance[key].strip(), key
+    capacity = model.provenance.get("kv_capacity_tokens", "1")
+    assert int(capacity) > 0
+    assert model.held_out_error["count"] > 100
+    assert 0 < model.held_out_error["mape"] < 15
+    assert model.attention is AttentionWork.EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "weights_gb", "bandwidth_gb_s"),
+    [
+        ("rtx4090-llama-3.1-8b", 15.0, 1008),
+        ("rtxpro6000-llama-3.1-8b", 15.0, 1597),
+        ("rtxpro6000-qwen3-32b", 64.0, 1597),
+    ],
+)
+def test_a_decode_step_takes_about_as_long_as_reading_the_weights(
+    name: str, weights_gb: float, bandwidth_gb_s: float
+) -> None:
+    """bfloat16 weights without the input embedding, over the memory bandwidth of the data sheet."""
+    model = load_model(name)
+    floor_s = weights_gb / bandwidth_gb_s
+    alone = BatchShape()
+    alone.add(1, 500)
+    assert 0.95 * floor_s < model.predict(alone) < 1.5 * floor_s
+    batch = BatchShape()
+    for _ in range(32):
+        batch.add(1, 500)
+    assert model.predict(alone) < model.predict(batch) < 2 * model.predict(alone)
+    assert model.predict_prefill(2048) > 3 * model.predict(batch), "a full step is compute-bound"
+
+
+def test_the_committed_steps_give_the_bundled_model(compose: ModuleType) -> None:
+    report = compose.fit_steps(read_profile(ROOT / "profiling" / "rtx4090" / "llama-3.1-8b.csv"))
+    bundled = load_model("rtx4090-llama-3.1-8b")
+    expected = list(vars(bundled.coefficients).values())
+    # The file holds nanoseconds.
+    assert list(vars(report.model.coefficients).values()) == pytest.approx(expected, rel=1e-4)
+    assert report.held_out.mape == pytest.approx(bundled.held_out_error["mape"], rel=1e-4)
+    assert dict(report.model.provenance) == dict(bundled.provenance)
+
+
+def test_on_a_real_gpu_too_exact_attention_work_beats_the_literal_text() -> None:
+    profile = read_profile(ROOT / "profiling" / "rtx4090" / "llama-3.1-8b.csv")
+    exact = fit_linear(profile).held_out
+    literal = fit_linear(profile, attention=AttentionWork.LITERAL).held_out
+    assert exact.mape < literal.mape
+    assert exact.p99 < literal.p99
+
+
+@needs_tables
+@pytest.mark.parametrize("index", range(len(COMPOSED)))
+def test_composing_and_fitting_again_gives_the_bundled_model(
+    compose: ModuleType, index: int
+) -> None:
+    source = compose.SOURCES[index]
+    report = compose.fit(source, PERF)
+    bundled = load_model(source.name)
+    expected = list(vars(bundled.coefficients).values())
+    assert list(vars(report.model.coefficients).values()) == pytest.approx(expected, rel=1e-6)
+    assert dict(report.model.held_out_error) == pytest.approx(dict(bundled.held_out_error))
+    assert dict(report.model.provenance) == dict(bundled.provenance)
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("name", "served", "max_num_seqs", "kv_capacity_tokens"),
+    [
+        ("rtx4090-llama-3.1-8b", "RTX4090/Llama-3.1-8B", 256, 41_408),
+        ("rtxpro6000-llama-3.1-8b", "RTXPRO6000/Llama-3.1-8B", 128, 520_000),
+    ],
+)
+def test_a_simulated_replica_is_as_fast_as_the_real_vllm(
+    name: str, served: str, max_num_seqs: int, kv_capacity_tokens: int
+) -> None:
+    """300 ShareGPT requests at 10/s, served by vLLM 0.19 on that GPU and by `fcfs` on its profile.
+
+    One of them is in heavy overload, so that a step a few per cent too long would show in TTFT.
+    """
+    lines = (PERF / "vllm_runs" / served / "requests.jsonl").read_text().splitlines()
+    real = sorted(map(json.loads, lines), key=lambda r: float(r["queued_ts"]))
+    trace = Trace.of(
+        [
+            TraceRequest(r["request_id"], r["queued_ts"], r["input_toks"], r["output_toks"])
+            for r in real
+        ],
+        "ShareGPT, as served",
+    )
+    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=max_num_seqs)
+    config = SimulationConfig(limits, num_blocks=kv_capacity_tokens // 16)
+    simulated = simulate(trace, FCFS(), load_model(name), config)
+    spans_s = [(r["last_token_ts"] - r["first_token_ts"], r["output_toks"]) for r in real]
+    real_tpot_s = mean([span / (n - 1) for span, n in spans_s if n > 1])
+    assert mean([tpot_s(r) for r in simulated if r.num_output_tokens > 1]) == pytest.approx(
+        real_tpot_s, rel=0.05
+    )
+    real_ttft_s = mean([r["first_token_ts"] - r["queued_ts"] for r in real])
+    assert mean([r.token_times_s[0] - r.arrival_s for r in simulated]) == pytest.approx(
+        real_ttft_s, rel=0.15
+    )
+
+
+def tpot_s(request: Request) -> float:
+    times = request.token_times_s
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,91 @@
+"""Models survive a file, and what is no model says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from factories import make_model
+
+from slosched.perfmodel import AttentionWork, LinearModel, bundled_models, load_model, save_model
+from slosched.perfmodel.store import ModelFileError
+
+MODEL = LinearModel(
+    make_model().coefficients,
+    AttentionWork.LITERAL,
+    {"gpu": "a GPU", "date": "2026-11-21"},
+    {"count": 12, "mape": 3.25},
+)
+
+
+def test_a_model_survives_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    save_model(MODEL, path)
+    loaded = load_model(path)
+    for name in ("coefficients", "attention", "provenance", "held_out_error"):
+        assert getattr(loaded, name) == getattr(MODEL, name)
+    assert load_model(str(path)).coefficients == MODEL.coefficients
+
+
+def test_an_unknown_name_lists_the_bundled_models() -> None:
+    with pytest.raises(ModelFileError, match="no latency model 'h9000-gpt-7'") as caught:
+        load_model("h9000-gpt-7")
+    for name in bundled_models():
+        assert name in str(caught.value)
+    assert bundled_models()
+
+
+def saved(**changes: object) -> str:
+    document: dict[str, object] = {
+        "format": "slosched-latency-model/1",
+        "form": "linear",
+        "attention": "exact",
+        "coefficients": vars(MODEL.coefficients),
+    }
+    return json.dumps(document | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not a latency model .JSONDecodeError"),
+        ("[]", "is not a latency model .TypeError"),
+        ("{}", "is not a latency model .KeyError: 'format'"),
+        (saved(format="other/2"), "has the format 'other/2', not 'slosched-latency-model/1'"),
+        (saved(attention="cubic"), "'cubic' is not a valid AttentionWork"),
+        (saved(coefficients={"per_token_s": 1.0}), "missing 6 required positional arguments"),
+        (saved(coefficients={**vars(MODEL.coefficients), "c8": 1}), "unexpected keyword .*'c8'"),
+        (
+            saved(coefficients={**vars(MODEL.coefficients), "per_token_s": -1}),
+            "per_token_s must be finite and not negative, but is -1",
+        ),
+        (saved(coefficients={**vars(MODEL.coefficients), "per_token_s": "1"}), "not a latency mod"),
+    ],
+)
+def test_a_file_that_is_no_model_says_why(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(ModelFileError, match=message) as caught:
+        load_model(path)
+    assert "mine.json" in str(caught.value)
+
+
+def test_a_document_without_its_origin_still_predicts(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(saved())
+    model = load_model(path)
+    assert (model.provenance, model.held_out_error) == ({}, {})
+    assert model.predict_prefill(64) == make_model().predict_prefill(64)
+
+
+def test_a_binary_file_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ModelFileError, match=r"mine\.json is not a latency model"):
+        load_model(path)
+
+
+def test_a_directory_is_not_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="no latency model"):
+        load_model(tmp_path)
