@@ -70,6 +70,17 @@ class EndReason(StrEnum):
     SHUTDOWN = "shutdown"
     """Aborted: the server stopped before it could be served."""
 
+    @property
+    def status(self) -> RequestStatus:
+        """The end that this is a reason for."""
+        if self in _FINISHING:
+            return RequestStatus.FINISHED
+        return RequestStatus.ABORTED if self in _ABORTING else RequestStatus.REJECTED
+
+
+_FINISHING = frozenset({EndReason.STOP, EndReason.LENGTH})
+_ABORTING = frozenset({EndReason.CLIENT, EndReason.FAULT, EndReason.SHUTDOWN})
+
 
 class PreemptionMode(StrEnum):
     """What happens to the KV cache of a preempted request."""

@@ -87,14 +87,19 @@ class Scheduler:
         request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
         self._waiting[request.request_id] = request
         if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
-            self._end(request, RequestStatus.REJECTED, EndReason.TOO_LONG, now_s=request.arrival_s)
+            self._end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
 
-    def abort(self, request_id: str, reason: EndReason, now_s: float) -> bool:
-        """End a request from outside; False if it has ended already (or never was)."""
+    def end(self, request_id: str, reason: EndReason, now_s: float) -> bool:
+        """End a request from outside; False if it has ended already (or never was).
+
+        The client went away, the device failed, the server stops, or its text is complete.
+        """
+        if reason.status is RequestStatus.REJECTED:
+            raise ValueError(f"only a policy's plan rejects: {request_id!r} cannot end as {reason}")
         request = self.find(request_id)
         if request is None:
             return False
-        self._end(request, RequestStatus.ABORTED, reason, now_s)
+        self._end(request, reason, now_s)
         return True
 
     def take_ended(self) -> list[Request]:
@@ -134,9 +139,9 @@ class Scheduler:
             request.num_output_tokens += 1
             request.deadline_s = rule.next_deadline_s(request)
             if request.request_id in result.stopped:
-                self._end(request, RequestStatus.FINISHED, EndReason.STOP, now_s)
+                self._end(request, EndReason.STOP, now_s)
             elif request.num_output_tokens >= request.max_tokens:
-                self._end(request, RequestStatus.FINISHED, EndReason.LENGTH, now_s)
+                self._end(request, EndReason.LENGTH, now_s)
 
     def _check(self, output: SchedulerOutput) -> None:
         """Raise IllegalPlanError if the plan breaks a limit.  Nothing has been changed yet."""
@@ -179,7 +184,9 @@ class Scheduler:
             raise IllegalPlanError("a request is swapped in but not scheduled")
         if not swapped_in <= self._swapped.keys() or len(swapped_in) != len(output.swapped_in):
             raise IllegalPlanError("a request is swapped in twice, or was not swapped out")
-        for request_id in output.rejected:
+        for request_id, reason in output.rejected.items():
+            if reason.status is not RequestStatus.REJECTED:
+                raise IllegalPlanError(f"{request_id!r} cannot be rejected for {reason!r}")
             request = self.find(request_id)
             if request is None or request.num_output_tokens:
                 raise IllegalPlanError(
@@ -229,7 +236,7 @@ class Scheduler:
         for request_id, reason in output.rejected.items():
             request = self.find(request_id)
             assert request is not None
-            self._end(request, RequestStatus.REJECTED, reason, now_s)
+            self._end(request, reason, now_s)
         self._preempt(output.preempted)
         swap_out = self._swap_out(output.swapped_out)
         swap_in = self._swap_in(output.swapped_in)
@@ -288,14 +295,12 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
         return copies
 
-    def _end(
-        self, request: Request, status: RequestStatus, reason: EndReason, now_s: float
-    ) -> None:
+    def _end(self, request: Request, reason: EndReason, now_s: float) -> None:
         assert not request.status.is_ended, f"{request.request_id!r} would end twice"
         for queue in (self._running, self._swapped, self._waiting):
             queue.pop(request.request_id, None)
         self.kv.free(request.request_id)
-        request.status = status
+        request.status = reason.status
         request.end_reason = reason
         request.end_s = now_s
         self._ended.append(request)

@@ -201,7 +201,7 @@ def play(
             next_arrival += 1
         for request, source in zip(requests, scenario.requests, strict=True):
             if source.abort_at_step == step:
-                scheduler.abort(request.request_id, EndReason.CLIENT, clock.now_s())
+                scheduler.end(request.request_id, EndReason.CLIENT, clock.now_s())
         ended += [r.request_id for r in engine.step().ended]
         kv.check()
         step += 1

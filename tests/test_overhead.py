@@ -11,6 +11,8 @@ from slosched.kv import KVCache
 from slosched.policy import POLICIES
 from slosched.scheduler import Scheduler
 
+pytestmark = pytest.mark.cost
+
 NUM_RUNNING, NUM_WAITING = 256, 1000
 MAX_MEDIAN_S = 1e-3
 MODEL = make_model()  # shared: a prompt's own prefill time is predicted once, then remembered

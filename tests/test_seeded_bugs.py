@@ -159,11 +159,9 @@ def test_a_chunk_that_is_computed_too_far_is_caught(monkeypatch: pytest.MonkeyPa
 def test_a_double_finish_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     end = Scheduler._end
 
-    def twice(
-        self: Scheduler, request: Request, status: RequestStatus, reason: EndReason, now_s: float
-    ) -> None:
-        end(self, request, status, reason, now_s)
-        if status is RequestStatus.FINISHED:
+    def twice(self: Scheduler, request: Request, reason: EndReason, now_s: float) -> None:
+        end(self, request, reason, now_s)
+        if request.status is RequestStatus.FINISHED:
             self._ended.append(request)
 
     monkeypatch.setattr(Scheduler, "_end", twice)

@@ -100,7 +100,7 @@ class Engine:
             now_s = self.clock.now_s()
             hit = (*batch.output.num_scheduled_tokens, *batch.output.swapped_out)
             for request_id in hit:
-                self.scheduler.abort(request_id, EndReason.FAULT, now_s)
+                self.scheduler.end(request_id, EndReason.FAULT, now_s)
             raise
 
     def _note_idle_step(self, batch: ScheduledBatch) -> None:

@@ -174,16 +174,12 @@ class EngineWorker:
             self._report({}, self._engine.take_ended())
 
     def _carry_out(self, abort: _Abort) -> None:
-        request = self.scheduler.find(abort.request_id)
-        if request is not None:
-            self.scheduler.abort(abort.request_id, abort.reason, self.now_s())
-            if abort.reason is EndReason.STOP:
-                request.status = RequestStatus.FINISHED  # to the scheduler all of these are aborts
+        self.scheduler.end(abort.request_id, abort.reason, self.now_s())
 
     def _abort_all(self, reason: EndReason) -> None:
         now_s = self.now_s()
         for request in self.scheduler.unfinished():
-            self.scheduler.abort(request.request_id, reason, now_s)
+            self.scheduler.end(request.request_id, reason, now_s)
 
     def _step(self) -> None:
         try:

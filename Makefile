@@ -1,0 +1,46 @@
+# Needs Python >= 3.11 (PYTHON=python3.12 for another one), pip, git and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# uv does not read pip's configuration: hand it the folder of local wheels, if pip has one.
+FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get global.find-links 2>/dev/null); do \
+	[ -d "$$d" ] && echo "$$d" && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint check-types test-slow bench clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(VENV)/.ready  ## Make .venv with everything that demo and test need
+
+$(VENV)/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "slosched needs Python >= 3.11; set PYTHON=python3.12, say"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	@touch $@
+
+demo: setup  ## Profile, fit, serve and replay a real model on this machine; leave a report
+	$(BIN)/slosched demo --out runs/demo
+
+test: setup lint check-types  ## Lint, types, and all tests but the slow ones
+	$(BIN)/python -m pytest -n 2 -m "not slow and not cost"
+	$(BIN)/python -m pytest -m "cost and not slow"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+check-types: setup
+	$(BIN)/mypy
+
+test-slow: setup  ## The tests that `make test` leaves out
+	$(BIN)/python -m pytest -m slow
+
+bench: setup  ## What a scheduling decision and a prediction cost
+	$(BIN)/python -m pytest -m cost --benchmark-columns=min,median,max
+
+clean:  ## Remove .venv and results
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
