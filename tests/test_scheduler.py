@@ -136,7 +136,7 @@ def test_an_id_can_be_used_again_only_after_its_end() -> None:
     bench.add("a")
     with pytest.raises(ValueError, match="'a' is already queued"):
         bench.add("a")
-    bench.scheduler.abort("a", EndReason.CLIENT, 0.0)
+    bench.scheduler.end("a", EndReason.CLIENT, 0.0)
     bench.add("a")
     assert bench.scheduler.num_waiting == 1
 
@@ -159,21 +159,21 @@ def test_a_request_can_be_aborted_wherever_it_is(status: str) -> None:
         bench.step({}, swapped_out=("a",))
     if status == "preempted":
         bench.step({}, preempted=("a",))
-    assert bench.scheduler.abort("a", EndReason.CLIENT, 9.0)
+    assert bench.scheduler.end("a", EndReason.CLIENT, 9.0)
     assert (request.status, request.end_reason) == (RequestStatus.ABORTED, EndReason.CLIENT)
     assert request.end_s == 9.0
     assert bench.queues() == ([], [], [])
     assert (bench.kv.num_free_blocks, bench.kv.num_free_host_blocks) == (8, 8)
     assert bench.scheduler.take_ended() == [request]
-    assert not bench.scheduler.abort("a", EndReason.CLIENT, 10.0)
-    assert not bench.scheduler.abort("never seen", EndReason.CLIENT, 10.0)
+    assert not bench.scheduler.end("a", EndReason.CLIENT, 10.0)
+    assert not bench.scheduler.end("never seen", EndReason.CLIENT, 10.0)
 
 
 def test_a_request_aborted_while_its_step_runs_gets_no_token() -> None:
     bench = Bench()
     gone, other = bench.add("a"), bench.add("b")
     batch = bench.plan({"a": 8, "b": 8})
-    bench.scheduler.abort("a", EndReason.CLIENT, 0.5)
+    bench.scheduler.end("a", EndReason.CLIENT, 0.5)
     bench.scheduler.update(batch, StepResult({"a": 7, "b": 7}), 1.0)
     assert (gone.num_output_tokens, gone.token_times_s) == (0, [])
     assert other.num_output_tokens == 1
@@ -437,7 +437,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         request = data.draw(st.sampled_from(self.requests))
         had_ended = request.status.is_ended
-        assert self.scheduler.abort(request.request_id, EndReason.CLIENT, self.now_s) != had_ended
+        assert self.scheduler.end(request.request_id, EndReason.CLIENT, self.now_s) != had_ended
 
     @rule(name=st.sampled_from(sorted(POLICIES)))
     def change_policy(self, name: str) -> None:

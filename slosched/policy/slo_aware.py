@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
-
-import numpy as np
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
@@ -160,17 +158,32 @@ class _Queue:
         prefill_s = self.model.predict_prefill(request.num_uncomputed_tokens)
         return request.deadline_s - self.view.now_s - prefill_s
 
-    def count_starts_between(self, begin_s: float, end_s: float) -> int:
-        """Waiting requests that are in time if they start at `begin_s`, but not at `end_s`."""
+    def count_starts_between(self, begin_s: float, end_s: float, limit_s: float) -> int:
+        """Waiting requests that are in time if they start at `begin_s`, but not at `end_s`.
+
+        `limit_s` bounds every `begin_s` of the step.
+        """
+        if self._latest_starts_s is None:
+            self._latest_starts_s = self._find_latest_starts(limit_s)
         starts = self._latest_starts_s
-        if starts is None:
-            predict, now_s = self.model.predict_prefill, self.view.now_s
-            unsorted = [
-                r.deadline_s - now_s - predict(r.num_prompt_tokens + r.num_output_tokens)
-                for r in self.view.waiting
-            ]
-            starts = self._latest_starts_s = np.sort(unsorted).tolist()
         return bisect_left(starts, end_s) - bisect_left(starts, begin_s)
+
+    def _find_latest_starts(self, limit_s: float) -> list[float]:
+        """Sorted, of all that a prefill begun before `limit_s` could make late.
+
+        Nobody due later than the longest prefill, and its own after it, is among them, which
+        spares most of a long queue.
+        """
+        predict, now_s, waiting = self.model.predict_prefill, self.view.now_s, self.view.waiting
+        longest_s = predict(max(r.num_prompt_tokens + r.num_output_tokens for r in waiting))
+        due_s = now_s + limit_s + 2 * longest_s
+        num_due = bisect_right(self.prefills, due_s, key=attrgetter("deadline_s"))
+        unsorted = [
+            r.deadline_s - now_s - predict(r.num_prompt_tokens + r.num_output_tokens)
+            for r in self.prefills[:num_due]
+            if r.status is RequestStatus.WAITING
+        ]
+        return sorted(unsorted)
 
 
 class _Pack:
@@ -245,7 +258,7 @@ class _Pack:
         with_s = self.batch.predict_with_rest_of(request)
         passed = self._passed_starts_s
         insort(passed, queue.latest_start_s(request))
-        victims = queue.count_starts_between(without_s, with_s)
+        victims = queue.count_starts_between(without_s, with_s, self.batch.time_limit_s)
         victims -= bisect_left(passed, with_s) - bisect_left(passed, without_s)
         if victims < policy.cascade:
             return False

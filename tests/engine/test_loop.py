@@ -204,7 +204,7 @@ def test_every_ended_request_is_released_once() -> None:
         engine.scheduler.add_request(make_request(f"r{i}", max_tokens=1 + i % 3))
     engine.scheduler.add_request(make_request("too long", max_tokens=1000))
     engine.step()
-    engine.scheduler.abort("r5", EndReason.CLIENT, engine.clock.now_s())
+    engine.scheduler.end("r5", EndReason.CLIENT, engine.clock.now_s())
     run_to_end(engine)
     assert sorted(device.released) == ["r0", "r1", "r2", "r3", "r4", "r5", "too long"]
 

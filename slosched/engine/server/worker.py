@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from slosched.core import EndReason, Request, RequestStatus, SloschedError
+from slosched.core import EndReason, Request, SloschedError
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.server.metrics import ServerMetrics
 from slosched.evaluate.metrics import RequestRecord
