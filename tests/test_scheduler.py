@@ -169,6 +169,34 @@ def test_a_request_can_be_aborted_wherever_it_is(status: str) -> None:
     assert not bench.scheduler.end("never seen", EndReason.CLIENT, 10.0)
 
 
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        (EndReason.CLIENT, RequestStatus.ABORTED),
+        (EndReason.FAULT, RequestStatus.ABORTED),
+        (EndReason.SHUTDOWN, RequestStatus.ABORTED),
+        (EndReason.STOP, RequestStatus.FINISHED),
+        (EndReason.LENGTH, RequestStatus.FINISHED),
+    ],
+)
+def test_the_reason_says_which_end_it_is(reason: EndReason, status: RequestStatus) -> None:
+    bench = Bench()
+    request = bench.add("a")
+    assert bench.scheduler.end("a", reason, 1.0)
+    assert (request.status, request.end_reason) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    "reason", [EndReason.TOO_LONG, EndReason.EXPIRED, EndReason.INFEASIBLE, EndReason.CASCADE]
+)
+def test_only_a_plan_rejects(reason: EndReason) -> None:
+    bench = Bench()
+    request = bench.add("a")
+    with pytest.raises(ValueError, match=f"'a' cannot end as {reason}"):
+        bench.scheduler.end("a", reason, 1.0)
+    assert request.status is RequestStatus.WAITING
+
+
 def test_a_request_aborted_while_its_step_runs_gets_no_token() -> None:
     bench = Bench()
     gone, other = bench.add("a"), bench.add("b")
@@ -319,6 +347,9 @@ TIGHT = Limits(max_num_batched_tokens=9, max_num_seqs=2, max_num_swapped_blocks=
         ),
         pytest.param(
             {}, {"rejected": {"x": EndReason.EXPIRED}}, "'x' cannot be rejected", id="not known"
+        ),
+        pytest.param(
+            {}, {"rejected": {"w": EndReason.STOP}}, "'w' cannot be rejected for", id="as stopped"
         ),
         pytest.param(
             {"w": 8},
