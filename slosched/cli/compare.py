@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -80,8 +81,8 @@ def compare(
         seed=seed,
     )
     policies = {spec: make_policy(spec) for spec in policy or POLICIES}
-    outcomes = simulate_policies(requests, policies, replica)
-    outcomes |= dict(_recorded(text) for text in records or ())
+    recorded = _read_all(records or (), taken=policies)
+    outcomes = simulate_policies(requests, policies, replica) | recorded
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
     console.print(outcome_table(title, summarize_all(outcomes, deadline_rule)))
     from slosched.cli.figures import comparison_section, figures, save_figures  # slow to import
@@ -99,8 +100,16 @@ def compare(
     console.print(f"wrote {out}/report.html and figures")
 
 
-def _recorded(text: str) -> tuple[str, Outcome]:
-    name, equals, path = text.partition("=")
-    if not equals:
-        raise typer.BadParameter(f"{text!r} is not NAME=FILE, as in live=runs/a/records.jsonl")
-    return name, Outcome(read_records(Path(path)).records)
+def _read_all(texts: Sequence[str], taken: Collection[str]) -> dict[str, Outcome]:
+    """The replays that `--records` names; no name twice, nor one of those `taken`."""
+    found: dict[str, Outcome] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise ValueError(
+                f"--records {text!r} is not NAME=FILE, as in live=runs/a/records.jsonl"
+            )
+        if name in taken or name in found:
+            raise ValueError(f"--records {text!r}: the name {name!r} is taken; choose another")
+        found[name] = Outcome(read_records(Path(path)).records)
+    return found

@@ -53,7 +53,9 @@ class DemoError(SloschedError):
 def demo(
     out: options.OutDir = Path("runs/demo"),
     model: options.ModelName = "smollm2-135m",
-    num_requests: Annotated[int, typer.Option("--num-requests", "-n", help="To replay.")] = 60,
+    num_requests: Annotated[
+        int, typer.Option("--num-requests", "-n", min=1, help="To replay.")
+    ] = 60,
     profile_time: Annotated[
         float, typer.Option(parser=options.duration, metavar="TIME", help="For profiling.")
     ] = 60.0,

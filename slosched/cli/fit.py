@@ -14,9 +14,9 @@ from slosched.perfmodel import AttentionWork, FitReport, fit_linear, read_profil
 
 def fit(
     profile: Annotated[Path, typer.Argument(help="CSV file from `slosched profile`.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The model, as JSON.")] = Path(
-        "model.json"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", dir_okay=False, help="The model, as JSON.")
+    ] = Path("model.json"),
     attention: Annotated[
         AttentionWork,
         typer.Option(help="Prefill attention as exact work, or the literal sum of chunk²."),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slosched.cli.console import console, progress_bar
+from slosched.cli.options import Format, num_blocks
 from slosched.core import Limits, SloschedError
 from slosched.engine.profiler import PlannedBatch, ProfileLimits, measure, plan_batches
 from slosched.perfmodel import Profile, write_profile
@@ -33,7 +34,7 @@ class ModelOptions:
     name: str
     device: str = "auto"
     dtype: str = "auto"
-    load_format: str = "auto"
+    load_format: Format = Format.AUTO
     threads: int | None = None
     kv_tokens: int | None = None
     """Tokens that the KV cache holds; None for what the memory allows."""
@@ -104,24 +105,24 @@ def open_local(options: ModelOptions) -> LocalModel:
             options.name,
             dtype=options.dtype,
             device=options.device,
-            load_format="dummy" if options.load_format == "dummy" else "auto",
+            load_format="dummy" if options.load_format is Format.DUMMY else "auto",
             seed=options.seed,
             num_threads=options.threads,
         )
         block_size = options.block_size
         if options.kv_tokens is None:
-            num_blocks = default_num_blocks(loaded.geometry, block_size, loaded.device)
+            num_device_blocks = default_num_blocks(loaded.geometry, block_size, loaded.device)
         else:
-            num_blocks = max(1, options.kv_tokens // block_size)
+            num_device_blocks = num_blocks(options.kv_tokens, block_size)
         num_host_blocks = options.host_kv_tokens // block_size
         executor = TorchExecutor(
             loaded,
-            num_blocks=num_blocks,
+            num_blocks=num_device_blocks,
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             seed=options.seed,
         )
-    return LocalModel(loaded, executor, num_blocks, num_host_blocks, block_size)
+    return LocalModel(loaded, executor, num_device_blocks, num_host_blocks, block_size)
 
 
 def run_profile(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slosched.core import NO_SLO, SLO, DeadlineRule, Limits, PreemptionMode
-from slosched.workload import KINDS, Trace, parse_duration, read_trace, synthesize
+from slosched.workload import KINDS, Trace, TraceError, parse_duration, read_trace, synthesize
 
 
 def duration(text: str) -> float:
@@ -17,6 +18,13 @@ def duration(text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+class Format(StrEnum):
+    """What is loaded of a model."""
+
+    AUTO = "auto"
+    DUMMY = "dummy"
 
 
 _TTFT = typer.Option(
@@ -41,14 +49,14 @@ Rate = Annotated[
     float | None, typer.Option(help="Requests/s, by time compression.  Default: the trace's own.")
 ]
 NumRequests = Annotated[
-    int | None, typer.Option("--num-requests", "-n", help="Only so many (synthetic: 200).")
+    int | None, typer.Option("--num-requests", "-n", min=1, help="Only so many (synthetic: 200).")
 ]
 LengthScale = Annotated[
     float, typer.Option(help="Multiply all lengths, as 0.125 for a laptop on a datacentre's trace.")
 ]
-MaxPrompt = Annotated[int | None, typer.Option(help="Clip longer prompts to this.")]
-MaxOutput = Annotated[int | None, typer.Option(help="Clip longer outputs to this.")]
-Seed = Annotated[int, typer.Option(help="Of everything that is random.")]
+MaxPrompt = Annotated[int | None, typer.Option(min=1, help="Clip longer prompts to this.")]
+MaxOutput = Annotated[int | None, typer.Option(min=1, help="Clip longer outputs to this.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
 PolicyName = Annotated[
     str,
     typer.Option(metavar="NAME[:option=value,…]", help="See `slosched policies`."),
@@ -59,17 +67,18 @@ Rule = Annotated[
 Preemption = Annotated[
     PreemptionMode, typer.Option(help="What happens to the KV cache of a preempted request.")
 ]
-MaxTokens = Annotated[int, typer.Option(help="Tokens in one step.")]
-MaxSeqs = Annotated[int, typer.Option(help="Requests running at once.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens in one step.")]
+MaxSeqs = Annotated[int, typer.Option(min=1, help="Requests running at once.")]
 Noise = Annotated[
-    float, typer.Option(help="Sigma of a lognormal factor on every simulated step's time.")
+    float, typer.Option(min=0, help="Sigma of a lognormal factor on every simulated step's time.")
 ]
-BlockSize = Annotated[int, typer.Option(help="Tokens in one KV block.")]
+BlockSize = Annotated[int, typer.Option(min=1, help="Tokens in one KV block.")]
 KVTokens = Annotated[
-    int | None, typer.Option(help="Tokens that the KV cache holds.  Default: what memory allows.")
+    int | None,
+    typer.Option(min=1, help="Tokens that the KV cache holds.  Default: what memory allows."),
 ]
 HostKVTokens = Annotated[
-    int, typer.Option(help="Tokens of KV cache in host memory, for preemption by swap.")
+    int, typer.Option(min=0, help="Tokens of KV cache in host memory, for preemption by swap.")
 ]
 ModelName = Annotated[
     str,
@@ -82,9 +91,11 @@ ModelName = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 LoadFormat = Annotated[
-    str, typer.Option(help="`dummy` builds the architecture with random weights.")
+    Format, typer.Option(help="`dummy` builds the architecture with random weights.")
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads of torch.  Default: torch's own.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads of torch.  Default: torch's own.")
+]
 LatencyModelName = Annotated[
     str | None,
     typer.Option(
@@ -93,7 +104,7 @@ LatencyModelName = Annotated[
         help="A model that `slosched fit` saved, or a bundled one.",
     ),
 ]
-OutDir = Annotated[Path, typer.Option("--out", "-o", help="Folder for results.")]
+OutDir = Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for results.")]
 
 SYNTHETIC_REQUESTS = 200
 
@@ -113,7 +124,7 @@ def open_trace(
     if source in KINDS and not Path(source).exists():
         trace = synthesize(source, num_requests=num_requests or SYNTHETIC_REQUESTS, seed=seed)
     else:
-        trace = read_trace(source)
+        trace = _read(source)
         trace = trace if num_requests is None else trace.head(num_requests)
     if rate is not None:
         trace = trace.scaled_to(rate)
@@ -122,6 +133,26 @@ def open_trace(
     if slo is not None:
         trace = trace.with_slo(slo)
     return trace.clipped(max_prompt_tokens, max_output_tokens).trace
+
+
+def _read(source: str) -> Trace:
+    try:
+        return read_trace(source)
+    except OSError as error:
+        raise TraceError(
+            f"no trace {source!r}: neither a file that can be read ({error.strerror}) nor one of "
+            f"the kinds to synthesize ({', '.join(KINDS)})"
+        ) from error
+
+
+def num_blocks(num_tokens: int, block_size: int) -> int:
+    """KV blocks of a cache of so many tokens."""
+    if num_tokens < block_size:
+        raise ValueError(
+            f"a KV cache of {num_tokens} tokens does not hold one block of {block_size}: "
+            "raise --kv-tokens or lower --block-size"
+        )
+    return num_tokens // block_size
 
 
 def slo_from(ttft_s: float | None, tpot_s: float | None) -> SLO | None:

@@ -14,25 +14,31 @@ from slosched.core import Limits
 
 
 def profile(
-    out: Annotated[Path, typer.Option("--out", "-o", help="CSV file with one row a batch.")] = Path(
-        "profile.csv"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", dir_okay=False, help="CSV file with one row a batch.")
+    ] = Path("profile.csv"),
     model: options.ModelName = "smollm2-135m",
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
-    load_format: options.LoadFormat = "auto",
+    load_format: options.LoadFormat = options.Format.AUTO,
     threads: options.Threads = None,
     max_num_batched_tokens: options.MaxTokens = 512,
     max_num_seqs: options.MaxSeqs = 32,
     max_context_tokens: Annotated[
         int | None,
-        typer.Option(help="Longest context in the plan.  Default: what model and KV cache hold."),
+        typer.Option(
+            min=1, help="Longest context in the plan.  Default: what model and KV cache hold."
+        ),
     ] = None,
     kv_tokens: options.KVTokens = None,
     host_kv_tokens: options.HostKVTokens = 4096,
     block_size: options.BlockSize = 16,
-    repeats: Annotated[int, typer.Option(help="Timed runs of each batch; the median counts.")] = 3,
-    num_random: Annotated[int, typer.Option(help="Random mixed batches beside the grid.")] = 60,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Timed runs of each batch; the median counts.")
+    ] = 3,
+    num_random: Annotated[
+        int, typer.Option(min=0, help="Random mixed batches beside the grid.")
+    ] = 60,
     time_limit: Annotated[
         float,
         typer.Option(parser=options.duration, metavar="TIME", help="Stop measuring after this."),

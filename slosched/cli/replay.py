@@ -47,7 +47,7 @@ def replay(
     seed: options.Seed = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder for records.jsonl and figures."),
+        typer.Option("--out", "-o", file_okay=False, help="Folder for records.jsonl and figures."),
     ] = None,
 ) -> None:
     """Replay a trace open loop and score it: requests arrive on time whatever became of others.

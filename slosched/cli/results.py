@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -60,7 +61,7 @@ def outcome_table(title: str, summaries: Mapping[str, Summary]) -> Table:
 def outcome_row(name: str, summary: Summary) -> tuple[str, ...]:
     return (
         name,
-        f"{summary.good_requests_per_s:.3g}",
+        _rate(summary.good_requests_per_s),
         f"{summary.attainment:.1%}",
         f"{summary.num_rejected / summary.num_offered:.1%}",
         _time(summary.ttft_s.p50),
@@ -71,5 +72,11 @@ def outcome_row(name: str, summary: Summary) -> tuple[str, ...]:
     )
 
 
+def _rate(per_s: float) -> str:
+    return "-" if math.isnan(per_s) else f"{per_s:.3g}"
+
+
 def _time(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "-"
     return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -47,7 +47,7 @@ def serve(
     ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
-    load_format: options.LoadFormat = "auto",
+    load_format: options.LoadFormat = options.Format.AUTO,
     threads: options.Threads = None,
     deadline_rule: options.Rule = DeadlineRule.MEAN_TPOT,
     preemption: options.Preemption = PreemptionMode.RECOMPUTE,
@@ -96,7 +96,9 @@ def serve(
             learned.provenance.get("kv_capacity_tokens", _EMULATED_KV_TOKENS)
         )
         max_model_len = num_tokens
-        kv = KVCache(num_tokens // block_size, block_size, host_kv_tokens // block_size)
+        kv = KVCache(
+            options.num_blocks(num_tokens, block_size), block_size, host_kv_tokens // block_size
+        )
     else:
         local = open_local(
             ModelOptions(

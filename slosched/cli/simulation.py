@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slosched.cli.console import progress_bar
+from slosched.cli.options import num_blocks
 from slosched.cli.results import Outcome, step_row
 from slosched.core import Limits, Policy
 from slosched.engine.loop import StepRecord
@@ -49,13 +51,15 @@ def open_replica(
     seed: int,
 ) -> Replica:
     """The simulated replica that the options describe; a bundled GPU by default."""
+    if not 0 <= noise < math.inf:
+        raise ValueError(f"noise must be a finite number >= 0, not {noise!r}")
     name = latency_model or bundled_models()[0]
     model = load_model(name)
     if kv_tokens is None:
         kv_tokens = int(model.provenance.get("kv_capacity_tokens", _DEFAULT_KV_TOKENS))
     config = SimulationConfig(
         limits=limits,
-        num_blocks=max(1, kv_tokens // block_size),
+        num_blocks=num_blocks(kv_tokens, block_size),
         block_size=block_size,
         num_host_blocks=host_kv_tokens // block_size,
         noise=noise,

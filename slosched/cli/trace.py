@@ -44,7 +44,7 @@ def show(
 @trace_app.command()
 def make(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", "-o", help="CSV file to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="CSV file to write.")],
     num_requests: options.NumRequests = None,
     rate: options.Rate = None,
     seed: options.Seed = 0,

@@ -104,7 +104,8 @@ def read_profile(path: Path) -> Profile:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise MeasurementError(f"cannot read the profile {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise MeasurementError(f"cannot read the profile {path}: {reason}") from error
     provenance = _parse_header(lines[0], path) if lines else {}
     kept = [i for i, line in enumerate(lines, start=1) if line and not line.startswith(_HEADER)]
     rows = csv.DictReader(lines[i - 1] for i in kept)

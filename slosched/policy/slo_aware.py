@@ -50,7 +50,7 @@ class EarlyReject(StrEnum):
 class SLOAware(Policy):
     """Decode, prefill and swapped requests in one order of slack, packed up to the tightest slack.
 
-    1. Reject the waiting requests whose TTFT deadline has passed.
+    1. Reject the requests without a token whose TTFT deadline has passed.
     2. Sort all others by slack.  The slack of the most urgent is the time limit of the batch.
     3. In that order: add a request, predict the batch, keep it if T < limit, else leave it out.
        Prefills are cut to the largest chunk that fits.
@@ -71,6 +71,8 @@ class SLOAware(Policy):
     """
 
     late: LateRule = LateRule.EXCLUDE
+    expire_begun: bool = True
+    """Whether a prompt that has begun is rejected, too, once its TTFT deadline has passed."""
     cascade: int = 2
     """What "several" timeouts are."""
     early_reject: EarlyReject = EarlyReject.FINAL
@@ -85,7 +87,7 @@ class SLOAware(Policy):
         model = view.latency_model
         if model is None:
             raise ValueError("slo_aware predicts every batch: give the scheduler a latency model")
-        queue = _Queue(view, model)
+        queue = _Queue(view, model, self.expire_begun)
         limit_s = self._time_limit_s(queue)
         pack = _Pack(self, queue, math.inf)
         pack.add_decodes()
@@ -127,7 +129,7 @@ class SLOAware(Policy):
 class _Queue:
     """All requests of a step in order of urgency, and what a cascade would do to them."""
 
-    def __init__(self, view: SchedulerView, model: LatencyModel) -> None:
+    def __init__(self, view: SchedulerView, model: LatencyModel, expire_begun: bool) -> None:
         self.view = view
         self.model = model
         by_slack = attrgetter("deadline_s")
@@ -138,19 +140,23 @@ class _Queue:
         """Decodes and swapped requests."""
         self.prefills = sorted((*self.begun, *view.waiting), key=by_slack)
         """Prompts begun and waiting, without those that are rejected as expired."""
-        self.expired = self._take_expired()
+        self.expired = self._take_expired(expire_begun)
         self._latest_starts_s: list[float] | None = None
 
-    def _take_expired(self) -> list[Request]:
+    def _take_expired(self, expire_begun: bool) -> list[Request]:
         expired = []
         for request in self.prefills:
             if request.deadline_s >= self.view.now_s:
                 break
-            if request.num_output_tokens == 0 and request.status is RequestStatus.WAITING:
+            may_expire = expire_begun or request.status is RequestStatus.WAITING
+            if may_expire and request.num_output_tokens == 0:
                 expired.append(request)
         if expired:
             gone = {r.request_id for r in expired}
-            self.prefills = [r for r in self.prefills if r.request_id not in gone]
+            self.prefills, self.begun, self.running = (
+                [r for r in requests if r.request_id not in gone]
+                for requests in (self.prefills, self.begun, self.running)
+            )
         return expired
 
     def latest_start_s(self, request: Request) -> float:
