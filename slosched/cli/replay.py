@@ -71,6 +71,8 @@ def replay(
     )
     provenance: dict[str, object] = {"trace": requests.name, **requests.provenance}
     if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"--url {url!r} is no address of a server; write http://host:port")
         name = url
         outcome = Outcome(replay_live(requests, url, seed))
     else:

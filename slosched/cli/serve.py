@@ -100,6 +100,7 @@ def serve(
             options.num_blocks(num_tokens, block_size), block_size, host_kv_tokens // block_size
         )
     else:
+        given = load_model(latency_model) if latency_model else None
         local = open_local(
             ModelOptions(
                 name=model,
@@ -112,7 +113,7 @@ def serve(
                 block_size=block_size,
             )
         )
-        learned = load_model(latency_model) if latency_model else remembered_model(local, limits)
+        learned = given or remembered_model(local, limits)
         executor, name, max_model_len = local.executor, local.loaded.name, local.max_model_len
         tokenizer = make_tokenizer(local)
         kv = KVCache(local.num_blocks, block_size, local.num_host_blocks)

@@ -146,8 +146,9 @@ def _listen(host: str, port: int) -> tuple[socket.socket, str]:
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
+        reason = str(error.strerror or error).partition(" (while")[0]
         raise ServerStartError(
-            f"cannot listen on {host}:{port}: {error}; choose another --host or --port"
+            f"cannot listen on {host}:{port}: {reason}; choose another --host or --port"
         ) from error
     shown = f"[{host}]" if family == socket.AF_INET6 else host
     return listener, f"http://{shown}:{listener.getsockname()[1]}"

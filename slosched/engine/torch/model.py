@@ -102,7 +102,10 @@ def _proven(name: str, model: Any, tokenizer: Any | None, backend: AttentionBack
 def _device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    wanted = torch.device(device)
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be 'auto', 'cpu' or 'cuda', not {device!r}") from error
     if wanted.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {device!r} was asked for, but torch sees no GPU: use 'cpu'")
     return wanted
