@@ -40,6 +40,9 @@ _REPEATS = 3
 """`measurement_iterations` in the tables' meta.yaml."""
 
 
+_ESTIMATE = "our estimate: 0.9 of the memory less weights and activations"
+
+
 @dataclass(frozen=True)
 class Source:
     """One profiled GPU and model, and what the tables do not say about it."""
@@ -51,8 +54,7 @@ class Source:
     """Folder of its tables below `profiler/perf`."""
     num_layers: int
     kv_capacity_tokens: int
-    kv_capacity_origin: str = ""
-    """Who reports that capacity; empty if it is our estimate."""
+    kv_capacity_origin: str = _ESTIMATE
 
 
 SOURCES = (
@@ -131,10 +133,6 @@ def _measurement(step: tuple[float, ...]) -> Measurement:
 
 
 def _provenance(source: Source) -> dict[str, str]:
-    estimate = "" if source.kv_capacity_origin else "_estimate"
-    capacity = {f"kv_capacity_tokens{estimate}": str(source.kv_capacity_tokens)}
-    if source.kv_capacity_origin:
-        capacity["kv_capacity_origin"] = source.kv_capacity_origin
     return {
         "gpu": source.gpu,
         "model": source.model,
@@ -147,7 +145,8 @@ def _provenance(source: Source) -> dict[str, str]:
         "range": "up to 2048 tokens and 256 requests a step, contexts up to 16384 tokens",
         "not_in_it": "launch gaps, CUDA graphs, scheduling and sampling on the CPU; more than one "
         "prefill chunk a step; decodes of unequal context; KV swap, which costs nothing here",
-        **capacity,
+        "kv_capacity_tokens": str(source.kv_capacity_tokens),
+        "kv_capacity_origin": source.kv_capacity_origin,
     }
 
 

@@ -47,8 +47,8 @@ def test_a_bundled_model_says_where_it_comes_from_and_how_wrong_it_is(name: str)
     model = load_model(name)
     for key in ("gpu", "model", "engine", "source", "licence", "method", "not_in_it"):
         assert model.provenance[key].strip(), key
-    capacity = model.provenance.get("kv_capacity_tokens", "1")
-    assert int(capacity) > 0
+    assert int(model.provenance["kv_capacity_tokens"]) > 16_384
+    assert model.provenance["kv_capacity_origin"]
     assert model.held_out_error["count"] > 100
     assert 0 < model.held_out_error["mape"] < 15
     assert model.attention is AttentionWork.EXACT
