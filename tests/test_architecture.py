@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("integrations", "testing"),
     ("evaluate",),
     ("cli",),
+    ("__main__",),
 )
 """Lowest first (DESIGN.md section 2).  A module imports from its own part or from lower layers."""
 

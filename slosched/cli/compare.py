@@ -10,14 +10,15 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console
+from slosched.cli.groups import grouped
 from slosched.cli.results import Outcome, outcome_table, summarize_all
-from slosched.cli.simulation import open_replica, simulate_policies
-from slosched.core import DeadlineRule, PreemptionMode
+from slosched.cli.simulation import ReplicaOptions, simulate_policies
 from slosched.evaluate.records import read_records
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 
 
+@grouped
 def compare(
     policy: Annotated[
         list[str] | None,
@@ -29,22 +30,11 @@ def compare(
         ),
     ] = None,
     trace: options.TraceSource = "azure_conv",
-    latency_model: options.LatencyModelName = None,
-    rate: options.Rate = None,
-    num_requests: options.NumRequests = None,
-    slo_ttft: options.SomeTTFT = 1.0,
-    slo_tpot: options.SomeTPOT = 0.05,
-    length_scale: options.LengthScale = 1.0,
-    max_prompt_tokens: options.MaxPrompt = None,
-    max_output_tokens: options.MaxOutput = None,
-    deadline_rule: options.Rule = DeadlineRule.MEAN_TPOT,
-    preemption: options.Preemption = PreemptionMode.RECOMPUTE,
-    max_num_batched_tokens: options.MaxTokens = 2048,
-    max_num_seqs: options.MaxSeqs = 256,
-    kv_tokens: options.KVTokens = None,
-    host_kv_tokens: options.HostKVTokens = 0,
-    block_size: options.BlockSize = 16,
-    noise: options.Noise = 0.0,
+    promise: options.PromiseOptions = options.PromiseOptions(slo_ttft=1.0, slo_tpot=0.05),
+    arrivals: options.TraceOptions = options.TraceOptions(),
+    limits: options.LimitOptions = options.LimitOptions(),
+    kv: options.KVOptions = options.KVOptions(),
+    replica: ReplicaOptions = ReplicaOptions(),
     records: Annotated[
         list[str] | None,
         typer.Option(
@@ -60,43 +50,26 @@ def compare(
     Example: `slosched compare -p fcfs -p slo_aware -p edf:drop=expired --trace azure_code
     --rate 2 -n 500 --slo-ttft 1s --slo-tpot 50ms -o runs/code`.
     """
-    requests = options.open_trace(
-        trace,
-        num_requests=num_requests,
-        rate=rate,
-        seed=seed,
-        slo=options.slo_from(slo_ttft, slo_tpot),
-        length_scale=length_scale,
-        max_prompt_tokens=max_prompt_tokens,
-        max_output_tokens=max_output_tokens,
-    )
-    limits = options.make_limits(max_num_batched_tokens, max_num_seqs, preemption, deadline_rule)
-    replica = open_replica(
-        latency_model,
-        limits,
-        kv_tokens=kv_tokens,
-        host_kv_tokens=host_kv_tokens,
-        block_size=block_size,
-        noise=noise,
-        seed=seed,
-    )
+    requests = arrivals.open(trace, promise.slo(), seed)
+    device = replica.open(limits.limits(), kv, seed)
+    rule = limits.deadline_rule
     policies = {spec: make_policy(spec) for spec in policy or POLICIES}
     recorded = _read_all(records or (), taken=policies)
-    outcomes = simulate_policies(requests, policies, replica) | recorded
+    outcomes = simulate_policies(requests, policies, device) | recorded
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
-    console.print(outcome_table(title, summarize_all(outcomes, deadline_rule)))
+    console.print(outcome_table(title, summarize_all(outcomes, rule)))
     from slosched.cli.figures import comparison_section, figures, save_figures  # slow to import
     from slosched.evaluate.report import write_report
 
     text = (
-        f"{title}, judged by the deadline rule {deadline_rule}, on a simulated "
-        f"{replica.model_name}. Every policy gets the same arrivals, lengths, KV cache and "
+        f"{title}, judged by the deadline rule {rule}, on a simulated "
+        f"{device.model_name}. Every policy gets the same arrivals, lengths, KV cache and "
         "latency model; rejected and unfinished requests count as misses."
     )
-    section = comparison_section("Comparison", text, outcomes, deadline_rule)
-    provenance = {"trace": requests.name, **requests.provenance, **replica.provenance()}
+    section = comparison_section("Comparison", text, outcomes, rule)
+    provenance = {"trace": requests.name, **requests.provenance, **device.provenance()}
     write_report(out / "report.html", "Policies compared", [section], provenance)
-    save_figures(out, figures(outcomes, deadline_rule))
+    save_figures(out, figures(outcomes, rule))
     console.print(f"wrote {out}/report.html and figures")
 
 

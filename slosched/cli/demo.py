@@ -52,14 +52,14 @@ class DemoError(SloschedError):
 
 def demo(
     out: options.OutDir = Path("runs/demo"),
-    model: options.ModelName = "smollm2-135m",
+    model: Annotated[str, typer.Option("--model", "-m", help="As in `serve`.")] = "smollm2-135m",
     num_requests: Annotated[
         int, typer.Option("--num-requests", "-n", min=1, help="To replay.")
     ] = 60,
     profile_time: Annotated[
         float, typer.Option(parser=options.duration, metavar="TIME", help="For profiling.")
     ] = 60.0,
-    threads: options.Threads = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of torch.")] = 1,
     seed: options.Seed = 0,
 ) -> None:
     """Profile a real model here, fit, serve it, replay a trace live under two policies, compare.
@@ -157,14 +157,8 @@ def choose_load(model: LatencyModel, num_requests: int, seed: int) -> Load:
 
 
 def _azure(num_requests: int, seed: int) -> Trace:
-    return options.open_trace(
-        "azure_conv",
-        num_requests=num_requests,
-        rate=1.0,
-        seed=seed,
-        slo=None,
-        length_scale=LENGTH_SCALE,
-    )
+    arrivals = options.TraceOptions(num_requests=num_requests, rate=1.0, length_scale=LENGTH_SCALE)
+    return arrivals.open("azure_conv", None, seed)
 
 
 def _fcfs_capacity(trace: Trace, model: LatencyModel) -> float:
@@ -181,7 +175,7 @@ def _fcfs_capacity(trace: Trace, model: LatencyModel) -> float:
     return low
 
 
-def _serve_and_replay(policy: str, model: str, threads: int | None, files: Files) -> None:
+def _serve_and_replay(policy: str, model: str, threads: int, files: Files) -> None:
     port = _free_port()
     command = (
         f"serve --model {model} --policy {policy} --latency-model {files.model}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slosched.cli.console import console, progress_bar
-from slosched.cli.options import Format, num_blocks
+from slosched.cli.options import Format, KVOptions, ModelOptions
 from slosched.core import Limits, SloschedError
 from slosched.engine.profiler import PlannedBatch, ProfileLimits, measure, plan_batches
 from slosched.perfmodel import Profile, write_profile
@@ -25,22 +25,6 @@ _MIN_ROWS = 24
 
 class ExtraMissingError(SloschedError):
     """An optional part of slosched is not installed."""
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """What the command line says about the model and its device."""
-
-    name: str
-    device: str = "auto"
-    dtype: str = "auto"
-    load_format: Format = Format.AUTO
-    threads: int | None = None
-    kv_tokens: int | None = None
-    """Tokens that the KV cache holds; None for what the memory allows."""
-    host_kv_tokens: int = 0
-    block_size: int = 16
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,7 +72,7 @@ class LocalModel:
         )
 
 
-def open_local(options: ModelOptions) -> LocalModel:
+def open_local(model: ModelOptions, kv: KVOptions, seed: int = 0) -> LocalModel:
     """Load the model and reserve its KV cache."""
     try:
         from slosched.engine.torch import (  # seconds to import
@@ -100,29 +84,25 @@ def open_local(options: ModelOptions) -> LocalModel:
         raise ExtraMissingError(
             f"running a model needs the torch extra ({error}): pip install 'slosched[torch]'"
         ) from error
-    with console.status(f"loading {options.name}"):
+    with console.status(f"loading {model.model}"):
         loaded = load_model(
-            options.name,
-            dtype=options.dtype,
-            device=options.device,
-            load_format="dummy" if options.load_format is Format.DUMMY else "auto",
-            seed=options.seed,
-            num_threads=options.threads,
+            model.model,
+            dtype=model.dtype,
+            device=model.device,
+            load_format="dummy" if model.load_format is Format.DUMMY else "auto",
+            seed=seed,
+            num_threads=model.threads,
         )
-        block_size = options.block_size
-        if options.kv_tokens is None:
-            num_device_blocks = default_num_blocks(loaded.geometry, block_size, loaded.device)
-        else:
-            num_device_blocks = num_blocks(options.kv_tokens, block_size)
-        num_host_blocks = options.host_kv_tokens // block_size
+        fitting = default_num_blocks(loaded.geometry, kv.block_size, loaded.device)
+        num_blocks = kv.num_blocks(fitting * kv.block_size)
         executor = TorchExecutor(
             loaded,
-            num_blocks=num_device_blocks,
-            block_size=block_size,
-            num_host_blocks=num_host_blocks,
-            seed=options.seed,
+            num_blocks=num_blocks,
+            block_size=kv.block_size,
+            num_host_blocks=kv.num_host_blocks,
+            seed=seed,
         )
-    return LocalModel(loaded, executor, num_device_blocks, num_host_blocks, block_size)
+    return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size)
 
 
 def run_profile(

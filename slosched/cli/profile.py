@@ -9,30 +9,26 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console
-from slosched.cli.local import ModelOptions, open_local, run_profile
-from slosched.core import Limits
+from slosched.cli.groups import grouped
+from slosched.cli.local import open_local, run_profile
 
 
+@grouped
 def profile(
     out: Annotated[
         Path, typer.Option("--out", "-o", dir_okay=False, help="CSV file with one row a batch.")
     ] = Path("profile.csv"),
-    model: options.ModelName = "smollm2-135m",
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    load_format: options.LoadFormat = options.Format.AUTO,
-    threads: options.Threads = None,
-    max_num_batched_tokens: options.MaxTokens = 512,
-    max_num_seqs: options.MaxSeqs = 32,
+    model: options.ModelOptions = options.ModelOptions(),
+    limits: options.LimitOptions = options.LimitOptions(
+        max_num_batched_tokens=512, max_num_seqs=32
+    ),
+    kv: options.KVOptions = options.KVOptions(host_kv_tokens=4096),
     max_context_tokens: Annotated[
         int | None,
         typer.Option(
             min=1, help="Longest context in the plan.  Default: what model and KV cache hold."
         ),
     ] = None,
-    kv_tokens: options.KVTokens = None,
-    host_kv_tokens: options.HostKVTokens = 4096,
-    block_size: options.BlockSize = 16,
     repeats: Annotated[
         int, typer.Option(min=1, help="Timed runs of each batch; the median counts.")
     ] = 3,
@@ -53,22 +49,10 @@ def profile(
     Example: `slosched profile --model smollm2-135m --time-limit 2m -o profile.csv`, then
     `slosched fit profile.csv`.
     """
-    local = open_local(
-        ModelOptions(
-            name=model,
-            device=device,
-            dtype=dtype,
-            load_format=load_format,
-            threads=threads,
-            kv_tokens=kv_tokens,
-            host_kv_tokens=host_kv_tokens,
-            block_size=block_size,
-            seed=seed,
-        )
-    )
+    local = open_local(model, kv, seed)
     measured = run_profile(
         local,
-        Limits(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs),
+        limits.limits(),
         out,
         repeats=repeats,
         num_random=num_random,

@@ -9,10 +9,10 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
+from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError
 from slosched.cli.results import Outcome, outcome_table, summarize_all
-from slosched.cli.simulation import open_replica, simulate_policies
-from slosched.core import DeadlineRule, PreemptionMode
+from slosched.cli.simulation import ReplicaOptions, simulate_policies
 from slosched.evaluate.records import write_records
 from slosched.policy.spec import make_policy
 from slosched.workload import Trace
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slosched.evaluate.metrics import RequestRecord
 
 
+@grouped
 def replay(
     trace: options.TraceSource = "azure_conv",
     url: Annotated[
@@ -28,22 +29,11 @@ def replay(
         typer.Option(help="A running OpenAI-compatible server.  Without it: the simulator."),
     ] = None,
     policy: options.PolicyName = "slo_aware",
-    latency_model: options.LatencyModelName = None,
-    rate: options.Rate = None,
-    num_requests: options.NumRequests = None,
-    slo_ttft: options.SomeTTFT = None,
-    slo_tpot: options.SomeTPOT = None,
-    length_scale: options.LengthScale = 1.0,
-    max_prompt_tokens: options.MaxPrompt = None,
-    max_output_tokens: options.MaxOutput = None,
-    deadline_rule: options.Rule = DeadlineRule.MEAN_TPOT,
-    preemption: options.Preemption = PreemptionMode.RECOMPUTE,
-    max_num_batched_tokens: options.MaxTokens = 2048,
-    max_num_seqs: options.MaxSeqs = 256,
-    kv_tokens: options.KVTokens = None,
-    host_kv_tokens: options.HostKVTokens = 0,
-    block_size: options.BlockSize = 16,
-    noise: options.Noise = 0.0,
+    promise: options.PromiseOptions = options.PromiseOptions(),
+    arrivals: options.TraceOptions = options.TraceOptions(),
+    limits: options.LimitOptions = options.LimitOptions(),
+    kv: options.KVOptions = options.KVOptions(),
+    replica: ReplicaOptions = ReplicaOptions(),
     seed: options.Seed = 0,
     out: Annotated[
         Path | None,
@@ -59,16 +49,7 @@ def replay(
     Simulated: `slosched replay --trace AzureLLMInferenceTrace_conv.csv --rate 4 --policy edf
     --slo-ttft 1s --slo-tpot 50ms`.
     """
-    requests = options.open_trace(
-        trace,
-        num_requests=num_requests,
-        rate=rate,
-        seed=seed,
-        slo=options.slo_from(slo_ttft, slo_tpot),
-        length_scale=length_scale,
-        max_prompt_tokens=max_prompt_tokens,
-        max_output_tokens=max_output_tokens,
-    )
+    requests = arrivals.open(trace, promise.slo(), seed)
     provenance: dict[str, object] = {"trace": requests.name, **requests.provenance}
     if url is not None:
         if not url.startswith(("http://", "https://")):
@@ -76,28 +57,18 @@ def replay(
         name = url
         outcome = Outcome(replay_live(requests, url, seed))
     else:
-        limits = options.make_limits(
-            max_num_batched_tokens, max_num_seqs, preemption, deadline_rule
-        )
-        replica = open_replica(
-            latency_model,
-            limits,
-            kv_tokens=kv_tokens,
-            host_kv_tokens=host_kv_tokens,
-            block_size=block_size,
-            noise=noise,
-            seed=seed,
-        )
+        device = replica.open(limits.limits(), kv, seed)
         name = policy
-        outcome = simulate_policies(requests, {name: make_policy(policy)}, replica)[name]
-        provenance |= {"policy": policy, **replica.provenance()}
-    title = f"{len(requests)} requests of {requests.name}, judged by {deadline_rule}"
-    console.print(outcome_table(title, summarize_all({name: outcome}, deadline_rule)))
+        outcome = simulate_policies(requests, {name: make_policy(policy)}, device)[name]
+        provenance |= {"policy": policy, **device.provenance()}
+    rule = limits.deadline_rule
+    title = f"{len(requests)} requests of {requests.name}, judged by {rule}"
+    console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
     if out is not None:
         from slosched.cli.figures import figures, save_figures  # matplotlib takes seconds to import
 
         write_records(out / "records.jsonl", outcome.records, provenance)
-        save_figures(out, figures({name: outcome}, deadline_rule))
+        save_figures(out, figures({name: outcome}, rule))
         console.print(f"wrote {out}/records.jsonl and figures")
 
 

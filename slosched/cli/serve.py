@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +13,10 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console
-from slosched.cli.local import ExtraMissingError, LocalModel, ModelOptions, open_local, run_profile
-from slosched.core import DeadlineRule, Executor, LatencyModel, Limits, PreemptionMode
+from slosched.cli.groups import grouped
+from slosched.cli.local import ExtraMissingError, LocalModel, open_local, run_profile
+from slosched.cli.simulation import kv_capacity_tokens
+from slosched.core import NO_SLO, Executor, LatencyModel, Limits
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.kv import KVCache
@@ -26,15 +29,13 @@ if TYPE_CHECKING:
 
 _QUICK_PROFILE_S = 20.0
 _QUICK_CONTEXT_TOKENS = 2048
-_EMULATED_KV_TOKENS = 131_072
-_EMULATED_VOCAB = 256
 
 
+@grouped
 def serve(
-    model: options.ModelName = "smollm2-135m",
     policy: options.PolicyName = "slo_aware",
-    slo_ttft: options.TTFT = 1.0,
-    slo_tpot: options.TPOT = 0.1,
+    promise: options.PromiseOptions = options.PromiseOptions(slo_ttft=1.0, slo_tpot=0.1),
+    model: options.ModelOptions = options.ModelOptions(),
     latency_model: options.LatencyModelName = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
@@ -45,17 +46,10 @@ def serve(
             help="No weights: answer with filler at the speed of this latency model.",
         ),
     ] = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    load_format: options.LoadFormat = options.Format.AUTO,
-    threads: options.Threads = None,
-    deadline_rule: options.Rule = DeadlineRule.MEAN_TPOT,
-    preemption: options.Preemption = PreemptionMode.RECOMPUTE,
-    max_num_batched_tokens: options.MaxTokens = 512,
-    max_num_seqs: options.MaxSeqs = 32,
-    kv_tokens: options.KVTokens = None,
-    host_kv_tokens: options.HostKVTokens = 4096,
-    block_size: options.BlockSize = 16,
+    limits: options.LimitOptions = options.LimitOptions(
+        max_num_batched_tokens=512, max_num_seqs=32
+    ),
+    kv: options.KVOptions = options.KVOptions(host_kv_tokens=4096),
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -83,54 +77,68 @@ def serve(
         ) from error
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     chosen = make_policy(policy)
-    limits = options.make_limits(max_num_batched_tokens, max_num_seqs, preemption, deadline_rule)
-    slo = options.slo_from(slo_ttft, slo_tpot)
-    assert slo is not None
-    executor: Executor
-    tokenizer: Tokenizer
-    learned: LatencyModel
+    slo = promise.slo() or NO_SLO
     if emulate is not None:
-        learned = load_model(emulate)
-        executor, tokenizer, name = EmulatedExecutor(learned), http.ByteTokenizer(), emulate
-        num_tokens = kv_tokens or int(
-            learned.provenance.get("kv_capacity_tokens", _EMULATED_KV_TOKENS)
-        )
-        max_model_len = num_tokens
-        kv = KVCache(
-            options.num_blocks(num_tokens, block_size), block_size, host_kv_tokens // block_size
-        )
+        device = _emulated(emulate, kv)
     else:
-        given = load_model(latency_model) if latency_model else None
-        local = open_local(
-            ModelOptions(
-                name=model,
-                device=device,
-                dtype=dtype,
-                load_format=load_format,
-                threads=threads,
-                kv_tokens=kv_tokens,
-                host_kv_tokens=host_kv_tokens,
-                block_size=block_size,
-            )
-        )
-        learned = given or remembered_model(local, limits)
-        executor, name, max_model_len = local.executor, local.loaded.name, local.max_model_len
-        tokenizer = make_tokenizer(local)
-        kv = KVCache(local.num_blocks, block_size, local.num_host_blocks)
-    scheduler = Scheduler(chosen, kv, limits, learned)
-    worker = http.EngineWorker(Engine(scheduler, executor, MonotonicClock()))
-    config = http.ServerConfig(name, max_model_len=max_model_len, default_slo=slo)
+        device = _real(model, kv, limits.limits(), latency_model)
+    cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks)
+    scheduler = Scheduler(chosen, cache, limits.limits(), device.latency_model)
+    worker = http.EngineWorker(Engine(scheduler, device.executor, MonotonicClock()))
+    config = http.ServerConfig(device.name, max_model_len=device.max_model_len, default_slo=slo)
 
     def announce(url: str) -> None:
         console.print(
-            f"serving [bold]{name}[/] at {url} with {chosen}\n"
-            f"promise: TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s ({deadline_rule}); "
-            f"KV cache: {kv.num_blocks * kv.block_size} tokens; Ctrl-C drains and stops"
+            f"serving [bold]{device.name}[/] at {url} with {chosen}\n"
+            f"promise: TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s ({limits.deadline_rule}); "
+            f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
         )
 
-    app = http.build_app(worker, tokenizer, config)
+    app = http.build_app(worker, device.tokenizer, config)
     http.serve(app, worker, host, port, drain_timeout_s=drain_timeout, on_ready=announce)
     console.print("stopped: every request has had its answer")
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What runs the steps, and what a server must know of it."""
+
+    name: str
+    executor: Executor
+    latency_model: LatencyModel
+    tokenizer: Tokenizer
+    num_blocks: int
+    max_model_len: int
+
+
+def _emulated(name: str, kv: options.KVOptions) -> _Device:
+    from slosched.engine.server import ByteTokenizer
+
+    model = load_model(name)
+    num_blocks = kv.num_blocks(kv_capacity_tokens(model))
+    return _Device(
+        name=name,
+        executor=EmulatedExecutor(model),
+        latency_model=model,
+        tokenizer=ByteTokenizer(),
+        num_blocks=num_blocks,
+        max_model_len=num_blocks * kv.block_size,
+    )
+
+
+def _real(
+    model: options.ModelOptions, kv: options.KVOptions, limits: Limits, latency_model: str | None
+) -> _Device:
+    given = load_model(latency_model) if latency_model else None
+    local = open_local(model, kv)
+    return _Device(
+        name=local.loaded.name,
+        executor=local.executor,
+        latency_model=given or remembered_model(local, limits),
+        tokenizer=make_tokenizer(local),
+        num_blocks=local.num_blocks,
+        max_model_len=local.max_model_len,
+    )
 
 
 def make_tokenizer(local: LocalModel) -> Tokenizer:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+import typer
+
+from slosched.cli import options
 from slosched.cli.console import progress_bar
-from slosched.cli.options import num_blocks
 from slosched.cli.results import Outcome, step_row
 from slosched.core import Limits, Policy
 from slosched.engine.loop import StepRecord
@@ -40,32 +43,36 @@ class Replica:
         }
 
 
-def open_replica(
-    latency_model: str | None,
-    limits: Limits,
-    *,
-    kv_tokens: int | None,
-    host_kv_tokens: int,
-    block_size: int,
-    noise: float,
-    seed: int,
-) -> Replica:
-    """The simulated replica that the options describe; a bundled GPU by default."""
-    if not 0 <= noise < math.inf:
-        raise ValueError(f"noise must be a finite number >= 0, not {noise!r}")
-    name = latency_model or bundled_models()[0]
-    model = load_model(name)
-    if kv_tokens is None:
-        kv_tokens = int(model.provenance.get("kv_capacity_tokens", _DEFAULT_KV_TOKENS))
-    config = SimulationConfig(
-        limits=limits,
-        num_blocks=num_blocks(kv_tokens, block_size),
-        block_size=block_size,
-        num_host_blocks=host_kv_tokens // block_size,
-        noise=noise,
-        seed=seed,
-    )
-    return Replica(model, name, config)
+@dataclass(frozen=True)
+class ReplicaOptions:
+    """The replica that is simulated."""
+
+    latency_model: options.LatencyModelName = None
+    noise: Annotated[
+        float,
+        typer.Option(min=0, help="Sigma of a lognormal factor on every simulated step's time."),
+    ] = 0.0
+
+    def open(self, limits: Limits, kv: options.KVOptions, seed: int) -> Replica:
+        """With a bundled GPU by default."""
+        if not 0 <= self.noise < math.inf:
+            raise ValueError(f"noise must be a finite number >= 0, not {self.noise!r}")
+        name = self.latency_model or bundled_models()[0]
+        model = load_model(name)
+        config = SimulationConfig(
+            limits=limits,
+            num_blocks=kv.num_blocks(kv_capacity_tokens(model)),
+            block_size=kv.block_size,
+            num_host_blocks=kv.num_host_blocks,
+            noise=self.noise,
+            seed=seed,
+        )
+        return Replica(model, name, config)
+
+
+def kv_capacity_tokens(model: LinearModel) -> int:
+    """What the measured device's KV cache held, as far as the model's provenance says."""
+    return int(model.provenance.get("kv_capacity_tokens", _DEFAULT_KV_TOKENS))
 
 
 def simulate_policies(

@@ -10,6 +10,7 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, table
+from slosched.cli.groups import grouped
 from slosched.workload import KINDS, Trace, write_trace
 
 trace_app = typer.Typer(
@@ -26,10 +27,10 @@ Source = Annotated[
 
 
 @trace_app.command()
+@grouped
 def show(
     source: Source,
-    num_requests: options.NumRequests = None,
-    rate: options.Rate = None,
+    arrivals: options.TraceOptions = options.TraceOptions(),
     seed: options.Seed = 0,
 ) -> None:
     """Show size, rate, burstiness and lengths of a trace.
@@ -37,38 +38,24 @@ def show(
     Examples: `slosched trace show AzureLLMInferenceTrace_conv.csv`,
     `slosched trace show azure_code -n 5000`.
     """
-    trace = options.open_trace(source, num_requests=num_requests, rate=rate, seed=seed, slo=None)
-    print_summary(trace)
+    print_summary(arrivals.open(source, None, seed))
 
 
 @trace_app.command()
+@grouped
 def make(
     source: Source,
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="CSV file to write.")],
-    num_requests: options.NumRequests = None,
-    rate: options.Rate = None,
+    promise: options.PromiseOptions = options.PromiseOptions(),
+    arrivals: options.TraceOptions = options.TraceOptions(),
     seed: options.Seed = 0,
-    slo_ttft: options.SomeTTFT = None,
-    slo_tpot: options.SomeTPOT = None,
-    length_scale: options.LengthScale = 1.0,
-    max_prompt_tokens: options.MaxPrompt = None,
-    max_output_tokens: options.MaxOutput = None,
 ) -> None:
     """Write a trace as CSV: a synthetic one with the statistics of a public trace, or a file
     cut, scaled, clipped and given promises.
 
     Example: `slosched trace make azure_conv -n 1000 --rate 4 --slo-ttft 1s -o t.csv`.
     """
-    trace = options.open_trace(
-        source,
-        num_requests=num_requests,
-        rate=rate,
-        seed=seed,
-        slo=options.slo_from(slo_ttft, slo_tpot),
-        length_scale=length_scale,
-        max_prompt_tokens=max_prompt_tokens,
-        max_output_tokens=max_output_tokens,
-    )
+    trace = arrivals.open(source, promise.slo(), seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_trace(trace, out)
     print_summary(trace)
