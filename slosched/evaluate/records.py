@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slosched.core import SLO, EndReason, RequestStatus, SloschedError
 from slosched.evaluate.metrics import RequestRecord
 
 _FORMAT = "slosched-records/1"
+
+T = TypeVar("T")
 
 
 class RecordsError(SloschedError):
@@ -33,7 +35,8 @@ def write_records(
     """Write them, making the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps({"format": _FORMAT, **provenance}, default=str) + "\n")
+        header = {"format": _FORMAT, "provenance": dict(provenance)}
+        file.write(json.dumps(header, default=str) + "\n")
         for record in records:
             file.write(json.dumps(_as_json(record)) + "\n")
 
@@ -41,25 +44,31 @@ def write_records(
 def read_records(path: Path) -> Replay:
     """Raises RecordsError with file and line for what is not a record."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        header, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
     except OSError as error:
         raise RecordsError(f"cannot read the records {path}: {error.strerror}") from error
-    records: list[RequestRecord] = []
-    header: dict[str, object] | None = None
+    except UnicodeDecodeError as error:
+        raise RecordsError(f"{path} is not a text file: {error}") from error
+    provenance = _parsed(path, 1, header, _provenance)
+    records = [_parsed(path, i, line, _from_json) for i, line in enumerate(lines, start=2)]
+    if not records:
+        raise RecordsError(f"{path} holds no record")
+    return Replay(records, provenance)
+
+
+def _parsed(path: Path, number: int, line: str, parse: Callable[[dict[str, Any]], T]) -> T:
     try:
-        header = json.loads(lines[0])
-        if header.pop("format") != _FORMAT:
-            raise ValueError(f"the first line does not say {_FORMAT!r}")
-        for line in lines[1:]:
-            records.append(_from_json(json.loads(line)))
-    except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
-        number = len(records) + 1 + (header is not None)
+        return parse(json.loads(line))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordsError(
             f"{path}, line {number} is not what `slosched replay` writes: {error!r}"
         ) from error
-    if not records:
-        raise RecordsError(f"{path} holds no record")
-    return Replay(records, header)
+
+
+def _provenance(header: dict[str, Any]) -> dict[str, object]:
+    if header["format"] != _FORMAT:
+        raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
+    return dict(header["provenance"])
 
 
 def _as_json(record: RequestRecord) -> dict[str, object]:

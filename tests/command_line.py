@@ -1,0 +1,124 @@
+"""The command line as a user has it: in this process where that will do, else in one of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SLOSCHED = str(Path(sys.executable).with_name("slosched"))
+"""The installed script."""
+_URL = re.compile(r"http://127\.0\.0\.1:\d+")
+_STOP_TIMEOUT_S = 40
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, and its exit status."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """Standard error in one line, without the frame that typer draws around its own."""
+        return " ".join(re.sub("[─│╭╮╰╯]", " ", self.err).split())
+
+
+@dataclass(frozen=True)
+class Server:
+    """`slosched serve` in a process of its own."""
+
+    process: subprocess.Popen[str]
+    url: str
+    announced: str
+    """All that it said until it was ready."""
+
+    def get(self, path: str) -> tuple[int, str]:
+        return _ask(urllib.request.Request(self.url + path))
+
+    def post(
+        self,
+        path: str = "/v1/completions",
+        /,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **body: Any,
+    ) -> tuple[int, Any]:
+        """Status and document."""
+        status, text = self.post_raw(json.dumps(body).encode(), path, headers)
+        return status, json.loads(text)
+
+    def post_raw(
+        self,
+        body: bytes,
+        path: str = "/v1/completions",
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, str]:
+        return _ask(urllib.request.Request(self.url + path, data=body, headers=dict(headers or {})))
+
+    def stream(self, path: str = "/v1/completions", /, **body: Any) -> list[Any]:
+        """The events of one stream, up to and without [DONE]."""
+        status, text = self.post_raw(json.dumps({**body, "stream": True}).encode(), path)
+        assert status == 200, text
+        return parse_events(text)
+
+    def metric(self, name: str, labels: str = "") -> float:
+        """The one sample of this name whose labels end so."""
+        pattern = rf"^{re.escape(name)}\{{[^}}]*{re.escape(labels)}\}} (\S+)$"
+        (value,) = re.findall(pattern, self.get("/metrics")[1], flags=re.MULTILINE)
+        return float(value)
+
+    def terminate(self) -> tuple[int, str]:
+        """SIGTERM; the exit status and what it said on its way out."""
+        self.process.send_signal(signal.SIGTERM)
+        rest, _ = self.process.communicate(timeout=_STOP_TIMEOUT_S)
+        return self.process.returncode, rest
+
+
+@contextmanager
+def serving(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """A server on a free port, ready to answer; killed at the end if nobody stopped it."""
+    process = subprocess.Popen(
+        [SLOSCHED, "serve", "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
+    )
+    with process:
+        try:
+            said = ""
+            assert process.stdout is not None
+            while (found := _URL.search(said)) is None:
+                line = process.stdout.readline()
+                assert line, f"the server ended before it was ready: {said}"
+                said += line
+            yield Server(process, found[0], said)
+        finally:
+            process.kill()
+
+
+def parse_events(text: str) -> list[Any]:
+    *events, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def _ask(request: urllib.request.Request) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()

@@ -1,0 +1,263 @@
+"""Every command as a user would type it; what is typed wrong is in test_cli_errors.py."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import SLOSCHED, Said
+
+import slosched
+from slosched.core import EndReason, RequestStatus
+from slosched.evaluate.records import read_records
+from slosched.perfmodel import load_model, read_profile
+from slosched.policy import POLICIES
+from slosched.policy.spec import policy_fields
+from slosched.workload import KINDS, read_trace
+
+pytestmark = pytest.mark.e2e
+
+Cli = Callable[..., Said]
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+LIFO = '''
+from dataclasses import dataclass
+
+from slosched.batch import BatchBuilder
+from slosched.core import Policy
+
+
+@dataclass
+class LIFO(Policy):
+    """The latest first."""
+
+    most: int = 1000
+
+    def schedule(self, view):
+        batch = BatchBuilder(view)
+        batch.add_preempting(view.running, victims=list(view.running))
+        for request in (*view.swapped, *reversed(view.waiting[-self.most :])):
+            if batch.preempted or batch.swapped_out:
+                break
+            batch.admit(request)
+        return batch.build()
+'''
+
+
+def is_png(path: Path) -> bool:
+    return path.read_bytes().startswith(PNG)
+
+
+def row(table: str, name: str) -> list[str]:
+    """The cells of the row that begins with `name`."""
+    (line,) = [line for line in table.splitlines() if re.match(rf"│ {re.escape(name)}\s+│", line)]
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_the_installed_script_starts_and_knows_its_version() -> None:
+    run = subprocess.run([SLOSCHED, "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == f"slosched {slosched.__version__}"
+
+
+def test_without_a_command_it_lists_them_all(cli: Cli) -> None:
+    said = cli()
+    assert said.status == 2
+    for command in ("profile", "fit", "serve", "replay", "compare", "policies", "trace", "demo"):
+        assert re.search(rf"^│ {command} ", said.out, flags=re.MULTILINE), command
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "profile",
+        "fit",
+        "serve",
+        "replay",
+        "compare",
+        "policies",
+        "demo",
+        "trace show",
+        "trace make",
+    ],
+)
+def test_every_command_explains_itself(cli: Cli, command: str) -> None:
+    said = cli(*command.split(), "--help")
+    assert said.status == 0
+    assert re.search(rf"Usage: .* {command} \[OPTIONS\]", said.out)
+
+
+def test_policies_lists_every_policy_with_its_options_and_defaults(cli: Cli) -> None:
+    said = cli("policies")
+    assert said.status == 0
+    for name, policy_class in POLICIES.items():
+        assert f"│ {name} " in said.out
+        for option, default, _ in policy_fields(policy_class):
+            assert f"{option}={default}" in said.out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trace_make_writes_what_it_promises(cli: Cli, kind: str) -> None:
+    said = cli(
+        *("trace", "make", kind, "-n", "50", "--rate", "4", "--seed", "7"),
+        *("--slo-ttft", "1s", "--slo-tpot", "50ms", "--length-scale", "0.5"),
+        *("--max-prompt-tokens", "600", "--max-output-tokens", "90", "-o", "deep/er/t.csv"),
+    )
+    assert said.status == 0
+    trace = read_trace("deep/er/t.csv")
+    assert len(trace) == 50
+    assert math.isclose(trace.rate, 4)
+    assert {(r.slo.ttft_s, r.slo.tpot_s) for r in trace.requests} == {(1.0, 0.05)}
+    assert trace.prompt_tokens.max() <= 600
+    assert trace.output_tokens.max() <= 90
+    assert (trace.name, trace.provenance["seed"]) == (kind, 7)
+
+
+def test_a_trace_that_was_made_shows_the_same_statistics(cli: Cli) -> None:
+    made = cli("trace", "make", "azure_code", "-n", "80", "-o", "t.csv")
+    shown = cli("trace", "show", "t.csv")
+    assert made.out == shown.out + "wrote t.csv\n"
+    assert row(shown.out, "n")[1] == "80"
+    assert cli("trace", "show", "t.csv", "-n", "30").out != shown.out
+
+
+@pytest.mark.parametrize(
+    ("file_name", "num_requests", "mean_prompt"),
+    [
+        ("azure_conv_2023.csv", "1.937e+04", "1,155"),
+        ("mooncake_conversation.jsonl", "1.203e+04", "1.204e+04"),
+    ],
+)
+def test_trace_show_reads_the_public_traces(
+    cli: Cli, file_name: str, num_requests: str, mean_prompt: str
+) -> None:
+    """Sizes and means as the publishers give them."""
+    path = TRACES / file_name
+    if not path.exists():
+        pytest.skip(f"the public trace {path} is not on this machine")
+    said = cli("trace", "show", str(path))
+    assert said.status == 0
+    assert row(said.out, "n")[1] == num_requests
+    assert row(said.out, "prompt_mean")[1] == mean_prompt
+
+
+def test_replay_scores_a_trace_and_leaves_records_and_figures(cli: Cli) -> None:
+    cli(
+        "trace",
+        "make",
+        "azure_conv",
+        "-n",
+        "40",
+        "--slo-ttft",
+        "2s",
+        "--slo-tpot",
+        "50ms",
+        "-o",
+        "t.csv",
+    )
+    said = cli(
+        "replay", "--trace", "t.csv", "--policy", "edf:drop=expired,token_budget=256", "-o", "run"
+    )
+    assert said.status == 0
+    trace, replay = read_trace("t.csv"), read_records(Path("run/records.jsonl"))
+    assert [r.request_id for r in replay.records] == [r.request_id for r in trace.requests]
+    for record, request in zip(replay.records, trace.requests, strict=True):
+        if record.status is RequestStatus.FINISHED:
+            assert record.num_output_tokens == request.num_output_tokens
+        else:
+            assert record.end_reason is EndReason.EXPIRED
+    assert replay.provenance["policy"] == "edf:drop=expired,token_budget=256"
+    assert replay.provenance["measured model"] == "meta-llama/Llama-3.1-8B"
+    pngs = {path.stem for path in Path("run").glob("*.png") if is_png(path)}
+    assert pngs == {
+        *("goodput", "outcomes", "latency", "by_prompt_length"),
+        "timeline_edf_drop_expired_token_budget_256",
+    }
+
+
+def test_the_same_seed_replays_the_same(cli: Cli) -> None:
+    first, again, other = (
+        cli("replay", "-n", "30", "--noise", "0.2", "--seed", seed).out for seed in ("1", "1", "2")
+    )
+    assert first == again != other
+
+
+def test_a_prompt_that_the_kv_cache_cannot_hold_is_rejected(cli: Cli) -> None:
+    Path("t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n1,2000,5\n2,100,5\n")
+    said = cli("replay", "--trace", "t.csv", "--policy", "fcfs", "--kv-tokens", "1024", "-o", "run")
+    assert said.status == 0
+    short, long, last = read_records(Path("run/records.jsonl")).records
+    assert (long.status, long.end_reason) == (RequestStatus.REJECTED, EndReason.TOO_LONG)
+    assert short.status is last.status is RequestStatus.FINISHED
+
+
+def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_path: Path) -> None:
+    """Options, a policy of one's own from the current folder, and a replay on record."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "lifo.py").write_text(LIFO)
+    assert cli("replay", "-n", "30", "--policy", "sjf", "-o", "before").status == 0
+    specs = ("fcfs", "slo_aware:margin=0.1,late=bind", "mine.lifo:LIFO", "mine.lifo:LIFO:most=3")
+    said = cli(
+        *("compare", "-n", "30", "--rate", "8", "--slo-ttft", "1s", "--slo-tpot", "50ms"),
+        *(word for spec in specs for word in ("-p", spec)),
+        *("--records", "before=before/records.jsonl", "-o", "out"),
+    )
+    assert said.status == 0, said.err
+    assert row(said.out, "fcfs")[2].endswith("%")
+    assert row(said.out, "before")[2].endswith("%")
+    page = Path("out/report.html").read_text()
+    for text in (*specs, "before", "mean_tpot", "rtx4090-llama-3.1-8b", "<dt>seed</dt>"):
+        assert text in page, text
+    assert page.count("<svg") == 4 + len(specs)  # a replay on record has no steps to draw
+    assert not re.search(r'(src|href)="(?!#)', page), "it loads from elsewhere"
+    assert sum(is_png(path) for path in Path("out").glob("*.png")) == 4 + len(specs)
+
+
+def test_compare_takes_all_policies_by_default(cli: Cli) -> None:
+    said = cli("compare", "-n", "10", "--trace", "poisson")
+    assert said.status == 0
+    assert [name for name in POLICIES if row(said.out, name)] == list(POLICIES)
+    assert Path("runs/compare/report.html").is_file()
+
+
+def test_profile_then_fit_then_replay_on_the_fitted_device(cli: Cli) -> None:
+    """A model of random weights, measured on this machine in seconds."""
+    said = cli(
+        *("profile", "-m", "tiny-random", "--threads", "1", "--time-limit", "3s", "--repeats", "1"),
+        *("--max-num-seqs", "8", "--max-num-batched-tokens", "128", "--max-context-tokens", "256"),
+        *("--num-random", "20", "--kv-tokens", "4096", "-o", "p.csv"),
+    )
+    assert said.status == 0, said.err
+    profile = read_profile(Path("p.csv"))
+    assert f"wrote {len(profile.measurements)} measurements to p.csv" in said.out
+    assert {m.regime for m in profile.measurements} == {"decode", "prefill", "mixed", "swap"}
+    assert profile.provenance["model"] == "tiny-random"
+
+    said = cli("fit", "p.csv", "-o", "m.json", "--plot", "fit.png")
+    assert said.status == 0, said.err
+    model = load_model("m.json")
+    assert row(said.out, "held out")[2] == f"{model.held_out_error['mape']:.1f}"
+    assert float(row(said.out, "C7 constant")[1].removesuffix(" µs")) > 0
+    assert is_png(Path("fit.png"))
+
+    said = cli(
+        "replay", "-n", "10", "--length-scale", "0.05", "--latency-model", "m.json", "-o", "run"
+    )
+    assert said.status == 0, said.err
+    replay = read_records(Path("run/records.jsonl"))
+    assert replay.provenance["kv_tokens"] == 4096, "the cache that was profiled"
+    assert all(r.status is RequestStatus.FINISHED for r in replay.records)
+
+
+def test_output_into_a_file_holds_no_terminal_codes() -> None:
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    run = subprocess.run(
+        [SLOSCHED, "replay", "-n", "5"], capture_output=True, text=True, check=True, env=environment
+    )
+    assert "\x1b" not in run.stdout + run.stderr
+    assert row(run.stdout, "slo_aware")[2] == "100.0%"
