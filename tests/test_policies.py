@@ -22,7 +22,9 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
     "slo_aware, bind": partial(
         SLOAware, late=LateRule.BIND, early_reject=EarlyReject.ROUND, min_chunk_tokens=4
     ),
-    "slo_aware, margin": partial(SLOAware, early_reject=EarlyReject.OFF, margin=0.25),
+    "slo_aware, margin": partial(
+        SLOAware, early_reject=EarlyReject.OFF, expire_begun=False, margin=0.25
+    ),
 }
 
 

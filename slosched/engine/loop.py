@@ -12,10 +12,15 @@ from slosched.core import (
     Executor,
     Request,
     ScheduledBatch,
+    SloschedError,
     StalledError,
     StepResult,
 )
 from slosched.scheduler import Scheduler
+
+
+class ExecutorFaultError(SloschedError):
+    """An executor broke its contract."""
 
 
 class MonotonicClock:
@@ -95,7 +100,13 @@ class Engine:
 
     def _execute(self, batch: ScheduledBatch) -> StepResult:
         try:
-            return self.executor.execute(batch)
+            result = self.executor.execute(batch)
+            for chunk in batch.chunks:
+                if chunk.emits_token and chunk.request.request_id not in result.token_ids:
+                    raise ExecutorFaultError(
+                        f"the executor returned no token for {chunk.request.request_id!r}"
+                    )
+            return result
         except Exception:
             now_s = self.clock.now_s()
             hit = (*batch.output.num_scheduled_tokens, *batch.output.swapped_out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from factories import make_model, make_request
+from factories import make_model, make_request, make_scheduler
 
 from slosched.core import (
     BatchShape,
@@ -19,7 +19,7 @@ from slosched.core import (
     StalledError,
     StepResult,
 )
-from slosched.engine.loop import Engine
+from slosched.engine.loop import Engine, ExecutorFaultError
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
 from slosched.perfmodel import LinearModel
@@ -219,3 +219,26 @@ def test_a_record_shows_the_queues_as_the_device_ran_the_step() -> None:
     assert record.end_s - record.start_s == pytest.approx(record.result.elapsed_s)
     assert record.batch.predicted_s == record.result.elapsed_s
     assert [r.request_id for r in record.ended] == ["a", "b"]
+
+
+def test_an_executor_that_forgets_a_token_is_at_fault_before_anything_is_booked() -> None:
+    """Half a step must not be booked: all of its requests end, and exactly once."""
+
+    class Forgetful(SimulatedExecutor):
+        def execute(self, batch: ScheduledBatch) -> StepResult:
+            result = super().execute(batch)
+            tokens = dict(list(result.token_ids.items())[:-1])
+            return StepResult(tokens, result.stopped, result.elapsed_s)
+
+    scheduler = make_scheduler()
+    clock = VirtualClock()
+    for i in range(3):
+        scheduler.add_request(make_request(f"r{i}"))
+    engine = Engine(scheduler, Forgetful(make_model(), clock, {}), clock)
+    with pytest.raises(ExecutorFaultError, match="'r2'"):
+        engine.step()
+    ended = engine.take_ended()
+    assert [r.end_reason for r in ended] == [EndReason.FAULT] * 3
+    assert [r.num_output_tokens for r in ended] == [0] * 3
+    scheduler.kv.check()
+    assert scheduler.num_unfinished == 0
