@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,6 +52,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; what a user can mend is one line on stderr and exit status 1."""
+    sys.path.append(str(Path.cwd()))  # where a policy of one's own may lie, as package.module:Class
     try:
         app()
     except (SloschedError, ValueError, OSError) as error:
