@@ -17,9 +17,10 @@ setup: $(VENV)/.ready  ## Make .venv with everything that demo and test need
 $(VENV)/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "slosched needs Python >= 3.11; set PYTHON=python3.12, say"; exit 1; }
+	@echo "setting up $(VENV): a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") $(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") $(BIN)/uv pip install --python $(BIN)/python -e '.[dev]'
 	@touch $@
 
 demo: setup  ## Profile, fit, serve and replay a real model on this machine; leave a report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -52,6 +53,8 @@ def _options(
 
 def main() -> None:
     """Run the command line; what a user can mend is one line on stderr and exit status 1."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("slosched").setLevel(logging.INFO)  # what takes long says so
     sys.path.append(str(Path.cwd()))  # where a policy of one's own may lie, as package.module:Class
     try:
         app()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -75,7 +74,6 @@ def serve(
         raise ExtraMissingError(
             f"serving needs the serve extra ({error}): pip install 'slosched[serve]'"
         ) from error
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     chosen = make_policy(policy)
     slo = promise.slo() or NO_SLO
     if emulate is not None:
