@@ -1,0 +1,173 @@
+"""What is typed wrong: one clear complaint that names the value, and nothing written."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import Said
+
+pytestmark = pytest.mark.e2e
+
+Cli = Callable[..., Said]
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+FILES = {
+    "bad.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n2023-11-16 18:17:04.97,ten,5\n",
+    "short.csv": f"{AZURE}2023-11-16 18:17:03.97,10\n",
+    "empty.csv": AZURE,
+    "zero.csv": "",
+    "other.csv": "when,what\n1,2\n",
+    "bad.jsonl": '{"timestamp": 0, "input_length": 5, "output_length": 5}\n{"timestamp": 1,\n',
+    "promise.csv": "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,"
+    "slo_e2e_s\na,0,5,5,-1,0.1,\n",
+    "bad.json": '{"format": "slosched-latency-model/7"}',
+    "negative.json": '{"format": "slosched-latency-model/1", "attention": "exact", "coefficients": '
+    '{"per_token_s": -1, "per_attention_s": 0, "per_context_s": 0, "per_tile_s": 0, '
+    '"any_decode_s": 0, "per_swapped_block_s": 0, "constant_s": 0}}',
+    "profile.csv": "batch,seconds\n64@0,0.1\n1@0,-3\n",
+    "few.csv": "batch,seconds\n64@0,0.1\n",
+    "records.jsonl": '{"format": "slosched-records/1", "provenance": {}}\n{"request_id": 1}\n',
+}
+"""Files to go wrong with."""
+
+# What is typed, and what the complaint must say; `-o out` must leave nothing behind.
+MISTAKES: dict[str, tuple[str, ...]] = {
+    # traces
+    "trace show missing.csv": ("'missing.csv'", "No such file", "azure_conv"),
+    "trace show .": ("'.'", "Is a directory"),
+    "trace show bad.csv": ("bad.csv, line 3", "ContextTokens", "'ten'"),
+    "trace show short.csv": ("short.csv, line 2", "2 values"),
+    "trace show other.csv": ("other.csv", "when, what", "ContextTokens"),
+    "trace show bad.jsonl": ("bad.jsonl, line 2", "not JSON"),
+    "trace show binary.dat": ("binary.dat", "not a text file"),
+    "trace make promise.csv -o out": ("promise.csv, line 2", "slo_ttft_s", "'-1'"),
+    "trace make empty.csv -o out": ("empty.csv is empty",),
+    "trace make zero.csv -o out": ("zero.csv is empty",),
+    "trace make azure_cov -o out": ("'azure_cov'", "azure_conv, azure_code"),
+    "trace make poisson -n 0 -o out": ("--num-requests",),
+    "trace make poisson --rate 0 -o out": ("rate", "0.0"),
+    "trace make poisson --rate nan -o out": ("rate", "nan"),
+    "trace make poisson -n 1 --rate 3 -o out": ("no rate to scale", "1 request"),
+    "trace make poisson --length-scale -1 -o out": ("-1.0",),
+    "trace make poisson --max-prompt-tokens 0 -o out": ("--max-prompt-tokens",),
+    "trace make poisson --seed -1 -o out": ("--seed",),
+    "trace make poisson --slo-ttft -1s -o out": ("--slo-ttft", "'-1s'", "positive"),
+    "trace make poisson --slo-tpot soon -o out": ("--slo-tpot", "'soon'", "500ms"),
+    "trace make poisson -o .": ("--out", "'.'"),
+    "trace make poisson -o bad.csv/t.csv": ("bad.csv", "exists"),
+    # policies and replicas
+    "replay --trace bad.csv -o out": ("bad.csv, line 3",),
+    "replay --policy fifo -o out": ("'fifo'", "fcfs, sarathi"),
+    "replay --policy fcfs:speed=9 -o out": ("FCFS", "'speed=9'", "drop"),
+    "replay --policy edf:token_budget=many -o out": ("token_budget", "'many'", "int"),
+    "replay --policy edf:drop=often -o out": ("drop", "'often'", "never, expired, infeasible"),
+    "replay --policy no.such:Policy -o out": ("no.such:Policy", "No module named 'no'"),
+    "replay --policy slosched.core:SLO -o out": ("slosched.core:SLO", "not a subclass"),
+    "replay --latency-model rtx9999 -o out": ("'rtx9999'", "rtx4090-llama-3.1-8b", "slosched fit"),
+    "replay --latency-model bad.csv -o out": ("bad.csv", "not a latency model"),
+    "replay --latency-model bad.json -o out": ("bad.json", "slosched-latency-model/7"),
+    "replay --latency-model negative.json -o out": ("negative.json", "per_token_s", "-1"),
+    "replay --latency-model binary.dat -o out": ("binary.dat", "not a latency model"),
+    "replay --kv-tokens 0 -o out": ("--kv-tokens",),
+    "replay --kv-tokens 8 -o out": ("8 tokens", "--kv-tokens"),
+    "replay --block-size 0 -o out": ("--block-size",),
+    "replay --host-kv-tokens -1 -o out": ("--host-kv-tokens",),
+    "replay --max-num-seqs 0 -o out": ("--max-num-seqs",),
+    "replay --noise -1 -o out": ("--noise",),
+    "replay --noise nan -o out": ("noise",),
+    "replay --deadline-rule later -o out": ("--deadline-rule", "'later'", "mean_tpot"),
+    "replay -o bad.csv": ("--out", "bad.csv"),
+    "compare -p fcfs -p fifo -o out": ("'fifo'",),
+    "compare --records before -o out": ("'before'", "NAME=FILE"),
+    "compare --records before=gone -o out": ("gone", "No such file"),
+    "compare --records before=records.jsonl -o out": ("records.jsonl, line 2",),
+    "compare --records fcfs=records.jsonl -o out": ("'fcfs'", "taken"),
+    # live
+    "replay --url localhost:8000 -o out": ("'localhost:8000'", "http://"),
+    "replay --url http://127.0.0.1:9 -o out": ("http://127.0.0.1:9", "slosched serve"),
+    "serve --emulate rtx9999": ("'rtx9999'", "rtx4090-llama-3.1-8b"),
+    "serve --emulate rtx4090-llama-3.1-8b --policy fifo": ("'fifo'",),
+    "serve --emulate rtx4090-llama-3.1-8b --slo-ttft 0": ("--slo-ttft", "'0'"),
+    "serve --emulate rtx4090-llama-3.1-8b --port 99999": ("99999",),
+    "serve --emulate rtx4090-llama-3.1-8b --kv-tokens 3": ("3 tokens",),
+    "serve --emulate rtx4090-llama-3.1-8b --host 300.1.1.1": ("300.1.1.1", "--host"),
+    # measuring and fitting
+    "fit missing.csv -o out": ("missing.csv", "No such file"),
+    "fit profile.csv -o out": ("profile.csv, line 3", "'-3'"),
+    "fit bad.csv -o out": ("bad.csv", "slosched profile"),
+    "fit few.csv -o out": ("1 measurements", "16"),
+    "profile --repeats 0 -o out": ("--repeats",),
+    "profile --time-limit 0 -o out": ("--time-limit", "'0'"),
+    "profile --load-format half -o out": ("--load-format", "'half'"),
+    # the line itself
+    "simulate": ("'simulate'",),
+    "replay --polcy fcfs": ("--polcy", "--policy"),
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_is_named_and_leaves_nothing(cli: Cli, tmp_path: Path, typed: str) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "binary.dat").write_bytes(b"\xff\xfe\x00")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    said = cli(*typed.split())
+    assert said.status in (1, 2)
+    for text in MISTAKES[typed]:
+        assert text in said.complaint, said.complaint
+    assert "Errno" not in said.complaint
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_port_in_use_is_said_to_be(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        said = cli("serve", "--emulate", "rtx4090-llama-3.1-8b", "--port", port)
+    assert said.status == 1
+    assert said.complaint == (
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use; "
+        "choose another --host or --port"
+    )
+
+
+def test_a_policy_that_schedules_nothing_ends_the_replay(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "idle").mkdir()
+    (tmp_path / "idle" / "policy.py").write_text(
+        "from slosched.core import Policy, SchedulerOutput\n\n\n"
+        "class Idle(Policy):\n"
+        "    def schedule(self, view):\n"
+        "        return SchedulerOutput()\n"
+    )
+    said = cli("replay", "-n", "5", "--policy", "idle.policy:Idle", "-o", "out")
+    assert said.status == 1
+    assert "scheduled nothing although 1 requests are unfinished" in said.complaint
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ("./no-such-folder", "no such model directory: './no-such-folder'"),
+        (".", "directory '.' holds no config.json"),
+        ("nobody/nothing", "unknown model 'nobody/nothing'"),
+    ],
+)
+def test_an_unknown_model_is_named(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, model: str, complaint: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for long
+    for command in (("profile", "-o", "out"), ("serve",)):
+        said = cli(*command, "-m", model)
+        assert said.status == 1
+        assert complaint in said.complaint
+    assert not Path("out").exists()
+
+
+def test_an_unknown_device_or_dtype_is_named(cli: Cli) -> None:
+    for option, value in (("--device", "tpu9"), ("--dtype", "float7")):
+        said = cli("profile", "-m", "tiny-random", option, value, "-o", "out")
+        assert said.status == 1
+        assert repr(value) in said.complaint
+    assert not Path("out").exists()
