@@ -87,7 +87,7 @@ def serve(
 
     def announce(url: str) -> None:
         console.print(
-            f"serving [bold]{device.name}[/] at {url} with {chosen}\n"
+            f"serving [bold]{device.name}[/] at {url} under the policy {policy}\n"
             f"promise: TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s ({limits.deadline_rule}); "
             f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
         )

@@ -222,6 +222,8 @@ def tidy(axes: Axes) -> None:
 
 def _log_axis(axes: Axes) -> None:
     """A logarithmic x axis whose ticks are plain numbers: 0.2, 0.5, 1."""
+    if not math.isfinite(axes.dataLim.minposx):  # nothing is drawn, of which there is no logarithm
+        axes.set_xlim(0.1, 10)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -3,11 +3,12 @@
 import io
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from slosched.core import SLO, DeadlineRule, EndReason, RequestStatus
+from slosched.core import NO_SLO, SLO, DeadlineRule, EndReason, RequestStatus
 from slosched.evaluate.metrics import RequestRecord, StepRow, summarize
 from slosched.evaluate.plots import (
     decile_lines,
@@ -110,7 +111,13 @@ def test_decile_lines_are_the_attainments():
     assert line.get_ydata().tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("replay", [[rejected(0), rejected(1)], [finished(0, 0.5, tokens=1)]])
+UNPROMISED = replace(rejected(0), slo=NO_SLO)
+
+
+@pytest.mark.parametrize(
+    "replay",
+    [[rejected(0), rejected(1)], [UNPROMISED, rejected(1)], [finished(0, 0.5, tokens=1)]],
+)
 def test_replays_with_nothing_to_rank_are_drawn_all_the_same(replay):
     summaries = {"fcfs": summarize(replay, RULE)}
     for figure in (

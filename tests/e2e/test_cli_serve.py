@@ -1,0 +1,222 @@
+"""`slosched serve` in a process of its own, and `slosched replay` against it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from command_line import Said, Server, serving
+
+from slosched.core import EndReason, RequestStatus
+from slosched.evaluate.records import read_records
+from slosched.perfmodel import load_model
+
+pytestmark = pytest.mark.e2e
+
+Cli = Callable[..., Said]
+GPU = "rtx4090-llama-3.1-8b"
+KV_TOKENS = 2048
+EMULATED = ("--emulate", GPU, "--policy", "edf:drop=infeasible", "--kv-tokens", str(KV_TOKENS))
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Server]:
+    """An emulated GPU that echoes prompts."""
+    with serving(*EMULATED, "--slo-ttft", "5s", "--slo-tpot", "200ms") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real forward pass; on its first start it profiles itself."""
+    cache = tmp_path_factory.mktemp("cache")
+    with serving(
+        *("-m", "tiny-random", "--threads", "1", "--kv-tokens", "1024", "--max-num-seqs", "8"),
+        *("--slo-ttft", "10s", "--slo-tpot", "1s"),
+        env={**os.environ, "SLOSCHED_CACHE": str(cache)},
+    ) as server:
+        yield server
+    (model,) = (cache / "latency").glob("tiny-random-*.json")
+    assert load_model(model).provenance["model"] == "tiny-random", "kept for the next start"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_it_says_what_it_serves_and_promises(gpu: Server) -> None:
+    assert f"serving {GPU} at {gpu.url}" in gpu.announced
+    assert "under the policy edf:drop=infeasible" in gpu.announced
+
+
+def test_health_and_models(gpu: Server) -> None:
+    assert gpu.get("/health") == (200, '{"status":"ok"}')
+    status, text = gpu.get("/v1/models")
+    (model,) = json.loads(text)["data"]
+    assert (status, model["id"], model["max_model_len"]) == (200, GPU, KV_TOKENS)
+
+
+def test_a_completion_whole_and_in_a_stream(gpu: Server) -> None:
+    """The emulated model repeats the prompt."""
+    status, whole = gpu.post(prompt="abc ", max_tokens=6)
+    assert status == 200
+    assert whole["choices"][0]["text"] == "abc ab"
+    assert whole["choices"][0]["finish_reason"] == "length"
+    assert whole["usage"]["total_tokens"] == 10
+    *events, usage = gpu.stream(prompt="abc ", max_tokens=6, stream_options={"include_usage": True})
+    assert "".join(e["choices"][0]["text"] for e in events) == "abc ab"
+    assert [e["choices"][0]["finish_reason"] for e in events] == [None] * 5 + ["length"]
+    assert usage["usage"] == whole["usage"]
+    assert usage["metrics"]["time_to_first_token_ms"] > 0
+
+
+def test_a_chat(gpu: Server) -> None:
+    status, answer = gpu.post(
+        "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], max_tokens=8
+    )
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "user: hi")
+
+
+@pytest.mark.parametrize("where", ["body", "headers"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_promise_that_cannot_be_kept_is_refused_with_a_429(
+    gpu: Server, where: str, streamed: bool
+) -> None:
+    promise = {"slo_ttft_ms": 1} if where == "body" else {}
+    headers = {"x-slo-ttft-ms": "1"} if where == "headers" else {}
+    status, answer = gpu.post(
+        prompt="x" * 500, max_tokens=4, stream=streamed, headers=headers, **promise
+    )
+    assert status == 429
+    assert answer["error"]["code"] == "slo_infeasible"
+    assert answer["error"]["reason"] in ("infeasible", "expired")
+    assert gpu.post(prompt="x" * 500, max_tokens=4, slo_ttft_ms=5000)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "JSON object"),
+        (b'{"prompt": 7}', "prompt must be"),
+        (b'{"prompt": ""}', "empty"),
+        (b'{"prompt": "a", "max_tokens": -3}', "max_tokens must be an integer >= 1, not -3"),
+        (b'{"prompt": "a", "slo_ttft_ms": -5}', "slo_ttft_ms must be a positive, finite number"),
+        (b'{"prompt": "a", "slo_tpot_ms": "soon"}', "'soon'"),
+        (json.dumps({"prompt": "x" * (KV_TOKENS + 1)}).encode(), f"may have {KV_TOKENS}"),
+        (json.dumps({"prompt": "x", "max_tokens": KV_TOKENS}).encode(), f"may have {KV_TOKENS}"),
+    ],
+)
+def test_a_wrong_body_is_a_400_that_says_why(gpu: Server, body: bytes, complaint: str) -> None:
+    status, answer = gpu.post_raw(body)
+    assert status == 400
+    assert complaint in json.loads(answer)["error"]["message"]
+
+
+def test_another_model_is_a_404(gpu: Server) -> None:
+    status, answer = gpu.post(model="gpt-9", prompt="a")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_client_that_leaves_in_mid_stream_costs_nobody_anything(gpu: Server) -> None:
+    """Its request is aborted and its KV blocks are free again."""
+    aborted = gpu.metric("slosched:requests_ended_total", 'reason="client"')
+    client = http.client.HTTPConnection(urlsplit(gpu.url).netloc, timeout=10)
+    body = json.dumps({"prompt": "abc", "max_tokens": 1000, "stream": True})
+    client.request("POST", "/v1/completions", body)
+    response = client.getresponse()
+    assert response.fp.readline().strip()
+    assert response.fp.readline().startswith(b"data: ")
+    assert gpu.metric("vllm:num_requests_running") >= 1
+    response.close()
+    client.close()
+    wait_until(
+        lambda: gpu.metric("slosched:requests_ended_total", 'reason="client"') == aborted + 1
+    )
+    wait_until(lambda: gpu.metric("vllm:kv_cache_usage_perc") == 0)
+    assert gpu.post(prompt="abc", max_tokens=3)[0] == 200
+
+
+def test_replay_against_the_server(gpu: Server, cli: Cli) -> None:
+    """Everything ends as it should: served, refused for its promise, or too long for the cache."""
+    rows = [f"{0.1 * i:.1f},{50 + i},{4 + i}" for i in range(10)]
+    Path("t.csv").write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows, "1,3000,5"]))
+    said = cli("replay", "--trace", "t.csv", "--url", gpu.url, "--slo-ttft", "5s", "-o", "live")
+    assert said.status == 0, said.err
+    *served, too_long = read_records(Path("live/records.jsonl")).records
+    assert [r.num_output_tokens for r in served] == [4 + i for i in range(10)]
+    assert all(r.status is RequestStatus.FINISHED for r in served)
+    assert (too_long.status, too_long.end_reason) == (RequestStatus.REJECTED, EndReason.TOO_LONG)
+    assert all(time_s < 5 for r in served for time_s in [r.ttft_s] if time_s is not None)
+
+    said = cli("replay", "--trace", "t.csv", "--url", gpu.url, "--slo-ttft", "1ms", "-o", "strict")
+    assert said.status == 0, said.err
+    strict = read_records(Path("strict/records.jsonl")).records
+    assert {r.status for r in strict} == {RequestStatus.REJECTED}
+
+    said = cli(
+        *("compare", "-p", "fcfs", "--trace", "t.csv", "--slo-ttft", "5s", "--kv-tokens", "2048"),
+        *("--records", "live=live/records.jsonl", "-o", "both"),
+    )
+    assert said.status == 0, said.err
+    assert "live" in Path("both/report.html").read_text()
+
+
+def test_sigterm_lets_running_requests_finish() -> None:
+    with serving(*EMULATED) as server, ThreadPoolExecutor() as pool:
+        answer = pool.submit(server.stream, prompt="abc", max_tokens=120)
+        wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
+        server.process.terminate()
+        wait_until(lambda: server.get("/health")[0] == 503)
+        status, refusal = server.post(prompt="abc", max_tokens=3)
+        assert (status, refusal["error"]["code"]) == (503, "not_serving")
+        events = answer.result()
+        assert len(events) == 120
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        rest, _ = server.process.communicate(timeout=20)
+        assert server.process.returncode == 0
+        assert rest.strip() == "stopped: every request has had its answer"
+
+
+def test_a_real_model_answers_the_same_whole_streamed_and_in_a_crowd(tiny: Server) -> None:
+    assert "profiling tiny-random" in tiny.announced
+    prompts = [f"The {word} of a step" for word in ("time", "cost", "end", "start", "sum")]
+
+    def text(prompt: str) -> str:
+        events = tiny.stream(prompt=prompt, max_tokens=12, temperature=0, ignore_eos=True)
+        return "".join(e["choices"][0]["text"] for e in events)
+
+    alone = [tiny.post(prompt=p, max_tokens=12, temperature=0, ignore_eos=True)[1] for p in prompts]
+    assert [a["usage"]["completion_tokens"] for a in alone] == [12] * len(prompts)
+    with ThreadPoolExecutor() as pool:
+        crowd = list(pool.map(text, prompts))
+    assert crowd == [a["choices"][0]["text"] for a in alone]
+    assert len(set(crowd)) > 1
+
+
+def test_a_real_model_refuses_what_it_cannot_hold_or_keep(tiny: Server) -> None:
+    status, answer = tiny.post(prompt="x" * 1100, max_tokens=2)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    status, answer = tiny.post(prompt="x" * 900, max_tokens=2, slo_ttft_ms=0.01)
+    assert (status, answer["error"]["code"]) == (429, "slo_infeasible")
+
+
+def test_a_real_model_takes_a_replay_and_stops_cleanly(tiny: Server, cli: Cli) -> None:
+    said = cli(
+        *("replay", "--trace", "azure_conv", "-n", "8", "--rate", "8", "--length-scale", "0.05"),
+        *("--url", tiny.url, "--slo-ttft", "10s", "--slo-tpot", "1s", "-o", "live"),
+    )
+    assert said.status == 0, said.err
+    records = read_records(Path("live/records.jsonl")).records
+    assert {r.status for r in records} == {RequestStatus.FINISHED}
+    assert "100.0%" in said.out
