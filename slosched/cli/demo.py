@@ -26,11 +26,14 @@ from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, summarize
 from slosched.evaluate.records import read_records
 from slosched.perfmodel import fit_linear, load_model, read_profile
-from slosched.policy import FCFS, POLICIES
+from slosched.policy import FCFS
+from slosched.policy.spec import make_policy
 from slosched.workload import Trace, read_trace
 
 RULE = DeadlineRule.MEAN_TPOT
-LIVE = ("fcfs", "slo_aware")
+LIVE = ("fcfs", "slo_aware:margin=0.1")
+"""Served live.  The margin leaves room for steps that take longer than predicted, as on a desk."""
+SIMULATED = ("fcfs", "sarathi", "edf", "sjf", "slo_aware:margin=0.1")
 LIMITS = Limits(max_num_batched_tokens=256, max_num_seqs=16, deadline_rule=RULE)
 KV_TOKENS, HOST_KV_TOKENS, BLOCK_SIZE = 16_384, 4_096, 16
 MAX_CONTEXT_TOKENS = 1024
@@ -125,7 +128,10 @@ class Files:
         return self.folder / "report.html"
 
     def live(self, policy: str) -> Path:
-        return self.folder / f"live-{policy}"
+        return self.folder / f"live-{policy.partition(':')[0]}"
+
+    def server_log(self, policy: str) -> Path:
+        return self.live(policy).with_suffix(".log")
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,7 @@ def _serve_and_replay(policy: str, model: str, threads: int, files: Files) -> No
         f" --max-num-seqs {LIMITS.max_num_seqs} --kv-tokens {KV_TOKENS}"
         f" --host-kv-tokens {HOST_KV_TOKENS} --deadline-rule {RULE} --port {port}"
     )
-    with _server(command, port, files.folder / f"serve-{policy}.log") as url:
+    with _server(command, port, files.server_log(policy)) as url:
         _run(f"replay --trace {files.trace} --url {url} -o {files.live(policy)}")
 
 
@@ -231,11 +237,11 @@ def _compare(files: Files, model: str) -> None:
     replica = Replica(load_model(files.model), str(files.model), REPLICA)
     trace = read_trace(files.trace)
     live = {
-        f"{policy}, live": Outcome(read_records(files.live(policy) / "records.jsonl").records)
+        policy: Outcome(read_records(files.live(policy) / "records.jsonl").records)
         for policy in LIVE
     }
     simulated = simulate_policies(
-        trace, {name: policy() for name, policy in POLICIES.items()}, replica
+        trace, {policy: make_policy(policy) for policy in SIMULATED}, replica
     )
     console.print(outcome_table(f"Live: {model} on this machine", summarize_all(live, RULE)))
     console.print(outcome_table("Simulated with the fitted model", summarize_all(simulated, RULE)))

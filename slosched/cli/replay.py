@@ -54,7 +54,7 @@ def replay(
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"--url {url!r} is no address of a server; write http://host:port")
-        name = url
+        name = "the server"
         outcome = Outcome(replay_live(requests, url, seed))
     else:
         device = replica.open(limits.limits(), kv, seed)
