@@ -26,14 +26,14 @@ from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, summarize
 from slosched.evaluate.records import read_records
 from slosched.perfmodel import fit_linear, load_model, read_profile
-from slosched.policy import FCFS
+from slosched.policy import FCFS, POLICIES
 from slosched.policy.spec import make_policy
 from slosched.workload import Trace, read_trace
 
 RULE = DeadlineRule.MEAN_TPOT
-LIVE = ("fcfs", "slo_aware:margin=0.1")
-"""Served live.  The margin leaves room for steps that take longer than predicted, as on a desk."""
-SIMULATED = ("fcfs", "sarathi", "edf", "sjf", "slo_aware:margin=0.1")
+SPECS = {name: name for name in POLICIES} | {"slo_aware": "slo_aware:margin=0.1"}
+"""The margin leaves room for steps that take longer than predicted, as they do on a busy desk."""
+LIVE = ("fcfs", "slo_aware")
 LIMITS = Limits(max_num_batched_tokens=256, max_num_seqs=16, deadline_rule=RULE)
 KV_TOKENS, HOST_KV_TOKENS, BLOCK_SIZE = 16_384, 4_096, 16
 MAX_CONTEXT_TOKENS = 1024
@@ -128,7 +128,7 @@ class Files:
         return self.folder / "report.html"
 
     def live(self, policy: str) -> Path:
-        return self.folder / f"live-{policy.partition(':')[0]}"
+        return self.folder / f"live-{policy}"
 
     def server_log(self, policy: str) -> Path:
         return self.live(policy).with_suffix(".log")
@@ -184,7 +184,7 @@ def _fcfs_capacity(trace: Trace, model: LatencyModel) -> float:
 def _serve_and_replay(policy: str, model: str, threads: int, files: Files) -> None:
     port = _free_port()
     command = (
-        f"serve --model {model} --policy {policy} --latency-model {files.model}"
+        f"serve --model {model} --policy {SPECS[policy]} --latency-model {files.model}"
         f" --threads {threads} --max-num-batched-tokens {LIMITS.max_num_batched_tokens}"
         f" --max-num-seqs {LIMITS.max_num_seqs} --kv-tokens {KV_TOKENS}"
         f" --host-kv-tokens {HOST_KV_TOKENS} --deadline-rule {RULE} --port {port}"
@@ -241,7 +241,7 @@ def _compare(files: Files, model: str) -> None:
         for policy in LIVE
     }
     simulated = simulate_policies(
-        trace, {policy: make_policy(policy) for policy in SIMULATED}, replica
+        trace, {name: make_policy(spec) for name, spec in SPECS.items()}, replica
     )
     console.print(outcome_table(f"Live: {model} on this machine", summarize_all(live, RULE)))
     console.print(outcome_table("Simulated with the fitted model", summarize_all(simulated, RULE)))
@@ -262,7 +262,7 @@ def _report(
     what = (
         f"{len(trace)} requests of the Azure conversation mix with lengths divided by 8, at "
         f"{trace.rate:.3g} requests/s, judged by the deadline rule {RULE}. Rejected and "
-        "unfinished requests count as misses."
+        f"unfinished requests count as misses. slo_aware is {SPECS['slo_aware']}."
     )
     sections = [
         comparison_section("Live", f"A real model behind a real server. {what}", live, RULE),
