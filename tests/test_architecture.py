@@ -106,5 +106,7 @@ def test_importing_slosched_is_light() -> None:
         "import sys, slosched, slosched.policy, slosched.engine.simulate, slosched.cli;"
         f"print(sorted({HEAVY!r} & set(sys.modules)))"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == "[]"
