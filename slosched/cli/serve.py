@@ -75,6 +75,7 @@ def serve(
             f"serving needs the serve extra ({error}): pip install 'slosched[serve]'"
         ) from error
     chosen = make_policy(policy)
+    http.check_can_listen(host, port)
     slo = promise.slo() or NO_SLO
     if emulate is not None:
         device = _emulated(emulate, kv)

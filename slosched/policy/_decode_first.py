@@ -9,6 +9,11 @@ from slosched.core import Request, RequestStatus, SchedulerOutput, SchedulerView
 from slosched.policy._drop import Drop, drop_late
 
 
+def check_token_budget(token_budget: int) -> None:
+    if token_budget < 1:
+        raise ValueError(f"token_budget must be at least 1, not {token_budget}")
+
+
 def pack_decode_first(
     view: SchedulerView,
     *,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from slosched.core import Policy, SchedulerOutput, SchedulerView
-from slosched.policy._decode_first import pack_decode_first
+from slosched.policy._decode_first import check_token_budget, pack_decode_first
 from slosched.policy._drop import Drop
 
 
@@ -21,6 +21,9 @@ class EDF(Policy):
 
     token_budget: int = 512
     drop: Drop = Drop.NEVER
+
+    def __post_init__(self) -> None:
+        check_token_budget(self.token_budget)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         return pack_decode_first(

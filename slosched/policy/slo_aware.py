@@ -83,6 +83,13 @@ class SLOAware(Policy):
     margin: float = 0.0
     """Share of the time limit that is left unused, against predictions that are too low."""
 
+    def __post_init__(self) -> None:
+        for name, least in (("cascade", 1), ("max_early_rejects", 0), ("min_chunk_tokens", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not 0 <= self.margin < 1:
+            raise ValueError(f"margin must be in [0, 1), not {self.margin}")
+
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         model = view.latency_model
         if model is None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import MISSING, Field, fields
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, cast, get_type_hints
+from typing import Any, get_type_hints
 
 from slosched.core import Policy, SloschedError
 from slosched.policy import POLICIES
@@ -21,17 +22,19 @@ def make_policy(spec: str) -> Policy:
     Your own: `package.module:Class`, with options as `package.module:Class:margin=0.1`.
     """
     head, *rest = spec.strip().split(":")
-    if "." in head and rest:
-        policy_class = _import(head, rest[0])
-        rest = rest[1:]
-    elif head in POLICIES:
+    if head in POLICIES:
         policy_class = POLICIES[head]
+    elif rest:
+        policy_class = _import(head, rest.pop(0))
     else:
         raise PolicySpecError(
             f"no policy {head!r}; there are {', '.join(POLICIES)}, or package.module:Class"
         )
     options = dict(_option(text, policy_class) for text in ":".join(rest).split(",") if text)
-    return policy_class(**options)
+    try:
+        return policy_class(**options)
+    except (TypeError, ValueError) as error:
+        raise PolicySpecError(f"{spec!r} makes no policy: {error}") from error
 
 
 def policy_fields(policy_class: type[Policy]) -> list[tuple[str, object, list[str]]]:
@@ -39,8 +42,13 @@ def policy_fields(policy_class: type[Policy]) -> list[tuple[str, object, list[st
     hints = get_type_hints(policy_class)
     return [
         (field.name, _default(field), _choices(hints[field.name]))
-        for field in fields(cast("Any", policy_class))
+        for field in _fields(policy_class)
     ]
+
+
+def _fields(policy_class: Any) -> Sequence[Field[object]]:
+    """None if its author made it no dataclass."""
+    return fields(policy_class) if is_dataclass(policy_class) else ()
 
 
 def _import(module: str, name: str) -> type[Policy]:
@@ -57,7 +65,7 @@ def _option(text: str, policy_class: type[Policy]) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     name = name.strip()
     hints = get_type_hints(policy_class)
-    known = [field.name for field in fields(cast("Any", policy_class))]
+    known = [field.name for field in _fields(policy_class)]
     if not equals or name not in known:
         raise PolicySpecError(
             f"{policy_class.__name__} has no option {text!r}; write name=value with one of "

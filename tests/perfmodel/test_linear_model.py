@@ -117,6 +117,7 @@ def test_a_coefficient_is_finite_and_never_negative(index: int, value: float) ->
         LinearCoefficients(*values)
 
 
+@pytest.mark.cost
 def test_a_prediction_takes_microseconds(benchmark: BenchmarkFixture) -> None:
     shape = make_shape((512, 1024), *((1, 300),) * 100)
     model = make_model()

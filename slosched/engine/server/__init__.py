@@ -7,7 +7,12 @@ serve(app, worker, port=8000)
 
 from slosched.engine.server.app import build_app
 from slosched.engine.server.config import ServerConfig
-from slosched.engine.server.run import ServerStartError, serve, serve_in_thread
+from slosched.engine.server.run import (
+    ServerStartError,
+    check_can_listen,
+    serve,
+    serve_in_thread,
+)
 from slosched.engine.server.tokenizer import (
     ByteTokenizer,
     HuggingFaceTokenizer,
@@ -25,6 +30,7 @@ __all__ = [
     "ServerStartError",
     "Tokenizer",
     "build_app",
+    "check_can_listen",
     "serve",
     "serve_in_thread",
 ]

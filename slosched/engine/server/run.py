@@ -138,6 +138,11 @@ def _server(app: ASGIApp, worker: EngineWorker, drain_timeout_s: float) -> _Drai
     return _DrainingServer(config, worker, drain_timeout_s)
 
 
+def check_can_listen(host: str, port: int) -> None:
+    """Raise ServerStartError now rather than after a model has been loaded."""
+    _listen(host, port)[0].close()
+
+
 def _listen(host: str, port: int) -> tuple[socket.socket, str]:
     """A listening socket and its base URL."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,76 @@
+"""A policy from one line of text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from slosched.core import Policy, SchedulerOutput, SchedulerView
+from slosched.policy import EDF, POLICIES, SLOAware
+from slosched.policy._drop import Drop
+from slosched.policy.slo_aware import LateRule
+from slosched.policy.spec import PolicySpecError, make_policy, policy_fields
+
+
+@dataclass
+class Mine(Policy):
+    """A policy of one's own."""
+
+    margin: float = 0.0
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        raise NotImplementedError
+
+
+class NotADataclass(Policy):
+    """Has no fields to set."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_name_alone_gives_the_defaults(name: str) -> None:
+    assert make_policy(name) == POLICIES[name]()
+
+
+def test_options_are_read_as_their_fields_types() -> None:
+    assert make_policy("edf:token_budget=256,drop=expired") == EDF(256, Drop.EXPIRED)
+    policy = make_policy("slo_aware:margin=0.1,late=bind,expire_begun=false")
+    assert policy == SLOAware(margin=0.1, late=LateRule.BIND, expire_begun=False)
+
+
+def test_a_policy_of_ones_own_is_named_by_its_module() -> None:
+    assert make_policy(f"{__name__}:Mine:margin=0.5") == Mine(0.5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("nope", "no policy 'nope'; there are fcfs"),
+        ("edf:budget=1", "has no option 'budget=1'; .* token_budget, drop"),
+        ("edf:token_budget", "has no option 'token_budget'"),
+        ("edf:token_budget=many", "token_budget='many' is not of type int"),
+        ("edf:drop=always", "drop='always' is not one of never, expired, infeasible"),
+        ("edf:token_budget=0", "token_budget must be at least 1, not 0"),
+        ("slo_aware:margin=2", "margin must be in \\[0, 1\\), not 2.0"),
+        ("slo_aware:margin=nan", "margin must be in"),
+        ("slo_aware:cascade=0", "cascade must be at least 1, not 0"),
+        ("slo_aware:min_chunk_tokens=0", "min_chunk_tokens must be at least 1"),
+        ("slo_aware:expire_begun=maybe", "expire_begun='maybe'"),
+        ("no_such_module:X", "cannot import no_such_module:X"),
+        (f"{__name__}:LateRule", "is not a subclass of slosched.core.Policy"),
+        (f"{__name__}:NotADataclass:margin=1", "has no option 'margin=1'; .* none"),
+    ],
+)
+def test_what_is_wrong_with_a_spec_is_said(spec: str, complaint: str) -> None:
+    with pytest.raises(PolicySpecError, match=complaint):
+        make_policy(spec)
+
+
+def test_the_fields_of_a_policy_are_listed_with_defaults_and_choices() -> None:
+    assert policy_fields(EDF) == [
+        ("token_budget", 512, []),
+        ("drop", Drop.NEVER, ["never", "expired", "infeasible"]),
+    ]
