@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +180,9 @@ def fit_plot(predicted_s: npt.ArrayLike, measured_s: npt.ArrayLike) -> Figure:
     times.plot(ends, ends, color=BLACK, linewidth=1, label="exact")
     times.plot(ends, ends * 1.1, color=GREY, linewidth=1, linestyle="--", label="±10 %")
     times.plot(ends, ends * 0.9, color=GREY, linewidth=1, linestyle="--")
-    times.set(xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)")
+    times.set(xlabel="measured (ms)", ylabel="predicted (ms)")
+    _log_axis(times)
+    _log_axis(times, "y")
     times.legend(frameon=False, fontsize=9, loc="upper left")
     errors.scatter(measured * 1e3, error, color=BLUE, **dots)
     errors.axhline(0, color=BLACK, linewidth=1)
@@ -198,7 +200,8 @@ def fit_plot(predicted_s: npt.ArrayLike, measured_s: npt.ArrayLike) -> Figure:
             color=VERMILION,
             annotation_clip=False,
         )
-    errors.set(xscale="log", xlabel="measured (ms)", ylabel="predicted / measured − 1")
+    errors.set(xlabel="measured (ms)", ylabel="predicted / measured − 1")
+    _log_axis(errors)
     errors.yaxis.set_major_formatter(PercentFormatter(1.0))
     errors.set_title(f"mean |error| {np.abs(error).mean():.2%}, n = {len(error)}", fontsize=10)
     for axes in (times, errors):
@@ -220,16 +223,15 @@ def tidy(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _log_axis(axes: Axes) -> None:
-    """A logarithmic x axis whose ticks are plain numbers: 0.2, 0.5, 1."""
-    if not math.isfinite(axes.dataLim.minposx):  # nothing is drawn, of which there is no logarithm
-        axes.set_xlim(0.1, 10)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    low, high = axes.get_xlim()
+def _log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
+    """A logarithmic axis whose ticks are plain numbers: 0.2, 0.5, 1."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+    low, high = axis.get_view_interval()
     few_decades = high < 300 * low
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,)))
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,)))
 
 
 def _named(by_policy: Mapping[str, object]) -> list[str]:
