@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,28 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console
+from slosched.cli.replay import replay_live
 from slosched.cli.results import Outcome, outcome_table, summarize_all
 from slosched.cli.simulation import Replica, simulate_policies
-from slosched.core import SLO, BatchShape, DeadlineRule, LatencyModel, Limits, SloschedError
+from slosched.core import (
+    SLO,
+    BatchShape,
+    DeadlineRule,
+    LatencyModel,
+    Limits,
+    RequestStatus,
+    SloschedError,
+)
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, summarize
 from slosched.evaluate.records import read_records
-from slosched.perfmodel import fit_linear, load_model, read_profile
+from slosched.perfmodel import (
+    LinearModel,
+    fit_linear,
+    load_model,
+    read_profile,
+    save_model,
+)
 from slosched.policy import FCFS, POLICIES
 from slosched.policy.spec import make_policy
 from slosched.workload import Trace, read_trace
@@ -44,6 +59,7 @@ REPLICA = SimulationConfig(
     num_host_blocks=HOST_KV_TOKENS // BLOCK_SIZE,
 )
 LENGTH_SCALE = 0.125
+PROBE_REQUESTS = 5
 OVERLOAD = 1.5
 """Offered load over the highest rate at which `fcfs` keeps 90 % of the promises."""
 _START_TIMEOUT_S = 180.0
@@ -82,23 +98,35 @@ def demo(
     )
     _heading("2. Fit the latency model")
     _run(f"fit {demo_files.profile} -o {demo_files.model} --plot {demo_files.fit_plot}")
-    _heading("3. A trace: the Azure conversation mix, every length divided by 8")
-    load = choose_load(load_model(demo_files.model), num_requests, seed)
+    _heading("3. Serve it under fcfs, and choose what to ask of it")
+    with _server("fcfs", demo_files.model, model, threads, demo_files) as url:
+        now = as_fast_as_now(load_model(demo_files.model), url, seed)
+        save_model(now, demo_files.model_now)
+        _make_trace(choose_load(now, num_requests, seed), num_requests, seed, demo_files)
+        _heading("4. Replay the trace against it, open loop, then against slo_aware")
+        _replay("fcfs", url, demo_files)
+    with _server("slo_aware", demo_files.model_now, model, threads, demo_files) as url:
+        _replay("slo_aware", url, demo_files)
+    _heading("5. The same trace through the simulator, under every policy")
+    _compare(demo_files, model)
+
+
+def _make_trace(load: Load, num_requests: int, seed: int, files: Files) -> None:
     console.print(
         f"Promises for this machine: TTFT {load.slo.ttft_s:.2g} s, TPOT {load.slo.tpot_s:.2g} s.  "
         f"In the simulator fcfs keeps 90 % of them up to {load.capacity:.2g} requests/s; "
-        f"offered are {OVERLOAD:g} times that."
+        f"offered are {OVERLOAD:g} times that, in the mix of Azure's conversation trace with "
+        "every length divided by 8."
     )
     _run(
         f"trace make azure_conv -n {num_requests} --rate {load.rate:.3g} --seed {seed}"
         f" --length-scale {LENGTH_SCALE} --slo-ttft {load.slo.ttft_s:.2g}"
-        f" --slo-tpot {load.slo.tpot_s:.2g} -o {demo_files.trace}"
+        f" --slo-tpot {load.slo.tpot_s:.2g} -o {files.trace}"
     )
-    _heading("4. Serve the model and replay the trace, open loop, once under each policy")
-    for policy in LIVE:
-        _serve_and_replay(policy, model, threads, demo_files)
-    _heading("5. The same trace through the simulator, under every policy")
-    _compare(demo_files, model)
+
+
+def _replay(policy: str, url: str, files: Files) -> None:
+    _run(f"replay --trace {files.trace} --url {url} -o {files.live(policy)}")
 
 
 @dataclass(frozen=True)
@@ -114,6 +142,10 @@ class Files:
     @property
     def model(self) -> Path:
         return self.folder / "model.json"
+
+    @property
+    def model_now(self) -> Path:
+        return self.folder / "model-now.json"
 
     @property
     def fit_plot(self) -> Path:
@@ -142,6 +174,25 @@ class Load:
     rate: float
     capacity: float
     """Highest simulated rate at which `fcfs` keeps 90 % of the promises."""
+
+
+def as_fast_as_now(model: LinearModel, url: str, seed: int) -> LinearModel:
+    """The model scaled to what a burst of a few requests takes on the server right now.
+
+    A desk or a shared machine may have become faster or slower since it was profiled.
+    """
+    burst = _azure(PROBE_REQUESTS, seed + 1).scaled_to(1000.0)
+    live = replay_live(burst, url, seed)
+    if any(record.status is not RequestStatus.FINISHED for record in live):
+        raise DemoError(f"the server at {url} did not answer a burst of {PROBE_REQUESTS} requests")
+    expected = simulate(burst, FCFS(), model, REPLICA)
+    ratio = _makespan_s(live) / _makespan_s([RequestRecord.from_request(r) for r in expected])
+    console.print(f"A burst takes {ratio:.2f} times as long as the fitted model says: corrected.")
+    return model.scaled(ratio)
+
+
+def _makespan_s(records: Sequence[RequestRecord]) -> float:
+    return max(record.token_times_s[-1] for record in records)
 
 
 def choose_load(model: LatencyModel, num_requests: int, seed: int) -> Load:
@@ -181,21 +232,19 @@ def _fcfs_capacity(trace: Trace, model: LatencyModel) -> float:
     return low
 
 
-def _serve_and_replay(policy: str, model: str, threads: int, files: Files) -> None:
+@contextmanager
+def _server(
+    policy: str, latency_model: Path, model: str, threads: int, files: Files
+) -> Iterator[str]:
+    """A server in a process of its own, ready to answer; stopped and drained at the end."""
     port = _free_port()
+    log = files.server_log(policy)
     command = (
-        f"serve --model {model} --policy {SPECS[policy]} --latency-model {files.model}"
+        f"serve --model {model} --policy {SPECS[policy]} --latency-model {latency_model}"
         f" --threads {threads} --max-num-batched-tokens {LIMITS.max_num_batched_tokens}"
         f" --max-num-seqs {LIMITS.max_num_seqs} --kv-tokens {KV_TOKENS}"
         f" --host-kv-tokens {HOST_KV_TOKENS} --deadline-rule {RULE} --port {port}"
     )
-    with _server(command, port, files.server_log(policy)) as url:
-        _run(f"replay --trace {files.trace} --url {url} -o {files.live(policy)}")
-
-
-@contextmanager
-def _server(command: str, port: int, log: Path) -> Iterator[str]:
-    """A server in a process of its own, ready to answer; stopped and drained at the end."""
     console.print(f"[bold green]$[/] slosched {command} &")
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as file:
@@ -234,7 +283,7 @@ def _free_port() -> int:
 
 def _compare(files: Files, model: str) -> None:
     """Live and simulated outcomes, as tables and as one report."""
-    replica = Replica(load_model(files.model), str(files.model), REPLICA)
+    replica = Replica(load_model(files.model_now), str(files.model_now), REPLICA)
     trace = read_trace(files.trace)
     live = {
         policy: Outcome(read_records(files.live(policy) / "records.jsonl").records)

@@ -103,5 +103,15 @@ class LinearModel:
         shape.add(num_new_tokens, num_prior_tokens)
         return self.predict(shape)
 
+    def scaled(self, factor: float) -> LinearModel:
+        """The same device, `factor` times as slow."""
+        coefficients = {name: factor * value for name, value in vars(self.coefficients).items()}
+        return LinearModel(
+            LinearCoefficients(**coefficients),
+            self.attention,
+            {**self.provenance, "scaled_by": f"{factor:.4g}"},
+            self.held_out_error,
+        )
+
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """Nothing: this form does not learn online."""

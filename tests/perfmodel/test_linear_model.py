@@ -124,3 +124,12 @@ def test_a_prediction_takes_microseconds(benchmark: BenchmarkFixture) -> None:
     seconds = benchmark(model.predict, shape)
     assert seconds > 0
     assert benchmark.stats.stats.median < MAX_PREDICT_S
+
+
+def test_a_slower_device_is_slower_in_everything() -> None:
+    model = make_model()
+    slower = model.scaled(1.5)
+    for chunks in (((512, 1024),), ((1, 300),) * 8, ((64, 0), (1, 40))):
+        shape = make_shape(*chunks)
+        assert slower.predict(shape) == pytest.approx(1.5 * model.predict(shape))
+    assert slower.provenance["scaled_by"] == "1.5"
