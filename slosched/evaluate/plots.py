@@ -225,11 +225,14 @@ def tidy(axes: Axes) -> None:
 
 def _log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     """A logarithmic axis whose ticks are plain numbers: 0.2, 0.5, 1."""
+    smallest = axes.dataLim.minposx if which == "x" else axes.dataLim.minposy
+    if not math.isfinite(smallest):  # nothing is drawn, of which there is no logarithm
+        axes.set(**{f"{which}lim": (0.1, 10)})
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
-    low, high = axis.get_view_interval()
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
     few_decades = high < 300 * low
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,)))
 
