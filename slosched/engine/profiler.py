@@ -23,7 +23,7 @@ from slosched.core import (
 from slosched.kv import KVCache
 from slosched.perfmodel.measurement import Chunk, Measurement
 
-_LONGEST_ALONE = "profiling"
+_NAME = "profiling"
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,16 @@ class ProfileLimits:
     block_size: int
     num_host_blocks: int = 0
 
-    def fits(self, chunks: Sequence[Chunk]) -> bool:
-        blocks = sum(-(-(new + prior) // self.block_size) for new, prior in chunks)
+    def fits(self, chunks: Sequence[Chunk], num_swapped_blocks: int = 0) -> bool:
+        blocks = num_swapped_blocks + sum(
+            -(-(new + prior) // self.block_size) for new, prior in chunks
+        )
         return (
             sum(new for new, _ in chunks) <= self.max_num_batched_tokens
             and len(chunks) <= self.max_num_seqs
             and all(new + prior <= self.max_context_tokens for new, prior in chunks)
             and blocks <= self.num_blocks
+            and num_swapped_blocks <= self.num_host_blocks
         )
 
 
@@ -66,8 +69,8 @@ def plan_batches(
     rng = np.random.default_rng(seed)
     batches = [*_prefill_grid(limits), *_decode_grid(limits)]
     batches += [_random_mix(limits, rng) for _ in range(num_random)]
-    planned = [PlannedBatch(chunks) for chunks in dict.fromkeys(batches) if limits.fits(chunks)]
-    planned += _swaps(limits)
+    planned = [PlannedBatch(chunks) for chunks in dict.fromkeys(batches)] + list(_swaps(limits))
+    planned = [b for b in planned if limits.fits(b.chunks, b.num_swapped_blocks)]
     return [planned[i] for i in rng.permutation(len(planned))]
 
 
@@ -112,7 +115,7 @@ def _random_mix(limits: ProfileLimits, rng: np.random.Generator) -> tuple[Chunk,
     for chunk in chunks:
         if limits.fits([*kept, chunk]):
             kept.append(chunk)
-    return tuple(kept) or ((2, 0),)
+    return tuple(kept) or ((1, 0),)
 
 
 def _swaps(limits: ProfileLimits) -> Iterator[PlannedBatch]:
@@ -156,7 +159,7 @@ class _Run:
         chunks = []
         shape = BatchShape()
         for i, (new, prior) in enumerate(planned.chunks):
-            name = f"{_LONGEST_ALONE}-{i}"
+            name = f"{_NAME}-{i}"
             request = Request(name, 0.0, num_prompt_tokens=prior + new, max_tokens=1)
             table = kv.grow(name, prior + new)
             chunks.append(ScheduledChunk(request, new, prior, True, table))
@@ -179,5 +182,5 @@ class _Run:
     def _copies(kv: KVCache, num_blocks: int) -> list[BlockCopy]:
         if not num_blocks:
             return []
-        kv.grow(_LONGEST_ALONE, num_blocks * kv.block_size)
-        return kv.swap_out(_LONGEST_ALONE)
+        kv.grow(_NAME, num_blocks * kv.block_size)
+        return kv.swap_out(_NAME)
