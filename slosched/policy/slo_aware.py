@@ -96,6 +96,8 @@ class SLOAware(Policy):
             raise ValueError("slo_aware predicts every batch: give the scheduler a latency model")
         queue = _Queue(view, model, self.expire_begun)
         limit_s = self._time_limit_s(queue)
+        if limit_s <= 0:
+            return self._serve_late(queue).batch.build()
         pack = _Pack(self, queue, math.inf)
         pack.add_decodes()
         if (pack.batch.predicted_s or 0.0) >= limit_s:
@@ -109,18 +111,17 @@ class SLOAware(Policy):
 
     def _time_limit_s(self, queue: _Queue) -> float:
         """Step 2: the tightest slack; zero if nobody's may be the limit."""
-        return min(
-            (self._tightest_s(queue, queue.decodes), self._tightest_s(queue, queue.prefills))
-        )
+        tightest_s = (self._tightest_s(queue, part) for part in (queue.decodes, queue.prefills))
+        return min((slack_s for slack_s in tightest_s if slack_s is not None), default=0.0)
 
-    def _tightest_s(self, queue: _Queue, requests: Sequence[Request]) -> float:
+    def _tightest_s(self, queue: _Queue, requests: Sequence[Request]) -> float | None:
         for request in requests:
             slack_s = request.deadline_s - queue.view.now_s
             if self.late == LateRule.BIND or slack_s > queue.model.predict_prefill(
                 request.num_uncomputed_tokens, request.num_computed_tokens
             ):
                 return slack_s * (1 - self.margin)
-        return math.inf
+        return None
 
     def _serve_late(self, queue: _Queue) -> _Pack:
         """Nothing can be in time: serve all decodes all the same, or else the most urgent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -168,6 +169,19 @@ def test_who_is_late_does_not_bind_the_batch_by_default() -> None:
     queue = [Q("d1", "D", 100, -5), Q("d2", "D", 100, 40), Q("p1", "P", 64, 500)]
     output = SLOAware(min_chunk_tokens=8).schedule(make_view(queue))
     assert set(output.num_scheduled_tokens) == {"d1", "d2", "p1"}
+
+
+def test_if_nobody_can_be_in_time_the_decodes_go_on_without_prefills() -> None:
+    """The progress rule: a prompt that cannot make it either must not hold the late ones up."""
+    queue = [Q("d1", "D", 100, -5), Q("p1", "P", 2000, 20)]
+    output = SLOAware().schedule(make_view(queue))
+    assert set(output.num_scheduled_tokens) == {"d1"}
+
+
+def test_without_promises_there_is_no_time_limit() -> None:
+    queue = [Q("d1", "D", 100, math.inf), Q("p1", "P", 2000, math.inf)]
+    output = SLOAware(margin=0.1).schedule(make_view(queue))
+    assert output.num_scheduled_tokens == {"d1": 1, "p1": 2000}
 
 
 def test_a_prompt_is_cut_to_the_time_that_the_decodes_leave() -> None:
