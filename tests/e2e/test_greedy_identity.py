@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from factories import make_model
+from greedy import generated
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -78,26 +79,6 @@ def serve(
             engine.step()
         step += 1
     return requests
-
-
-def generated(model: LoadedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """transformers' own greedy generation, with its own attention and cache."""
-    import torch
-
-    from slosched.engine.torch.attention import ATTENTION_NAME
-
-    model.model.set_attn_implementation("sdpa")
-    try:
-        out = model.model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-    finally:
-        model.model.set_attn_implementation(ATTENTION_NAME)
-    return out[0, len(prompt) :].tolist()
 
 
 REAL_MAX_TOKENS = 10

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from batches import GREEDY, book, make_batch, make_chunk, make_prompt_request
+from greedy import generated
 
 from slosched.core import BlockCopy, Request, SamplingParams
 from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
-from slosched.engine.torch.attention import ATTENTION_NAME
 
 torch.set_num_threads(1)
 
@@ -28,22 +27,6 @@ def tiny() -> LoadedModel:
 @pytest.fixture
 def executor(tiny: LoadedModel) -> TorchExecutor:
     return TorchExecutor(tiny, num_blocks=32, block_size=BLOCK_SIZE, num_host_blocks=16)
-
-
-def generated(model: LoadedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What transformers' own generate says, greedily and past any end of sequence."""
-    model.model.set_attn_implementation("sdpa")
-    try:
-        out = model.model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=None,
-        )
-    finally:
-        model.model.set_attn_implementation(ATTENTION_NAME)
-    return out[0, len(prompt) :].tolist()
 
 
 def run(executor: TorchExecutor, *chunks: object) -> dict[str, int]:

@@ -1,0 +1,26 @@
+"""What transformers itself generates: the reference for every token of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from slosched.engine.torch import LoadedModel
+from slosched.engine.torch.attention import ATTENTION_NAME
+
+
+def generated(model: LoadedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """What transformers' own generate says, greedily and past any end of sequence."""
+    model.model.set_attn_implementation("sdpa")
+    try:
+        out = model.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    finally:
+        model.model.set_attn_implementation(ATTENTION_NAME)
+    return out[0, len(prompt) :].tolist()
