@@ -263,6 +263,10 @@ class KVView(Protocol):
         """Blocks that the request holds in host memory."""
 
 
+ATTENTION_TILE_TOKENS = 64
+"""Query rows that one block of an attention kernel works on (FlashAttention-2's size for most)."""
+
+
 class BatchShape:
     """The sums and maxima on which the time of a step depends; adding a request is O(1).
 
@@ -274,10 +278,13 @@ class BatchShape:
         "decode_context_tokens",
         "max_context_tokens",
         "num_decodes",
+        "num_prefill_tiles",
         "num_prefill_tokens",
         "num_prefills",
         "num_swapped_blocks",
         "prefill_attention_tokens",
+        "prefill_context_tokens",
+        "prefill_tile_tokens",
         "squared_chunk_tokens",
     )
 
@@ -291,6 +298,12 @@ class BatchShape:
         """t2: sum of chunk * (prior + (chunk + 1) / 2), the exact (query, key) pairs."""
         self.squared_chunk_tokens = 0
         """Sum of chunk**2: t2 as the mission's text has it, kept for comparison."""
+        self.prefill_context_tokens = 0
+        """Sum of prior + chunk over the chunks: the keys that their attention reads."""
+        self.num_prefill_tiles = 0
+        """Sum of ceil(chunk / 64): blocks of query rows that an attention kernel works on."""
+        self.prefill_tile_tokens = 0
+        """Sum over those blocks of the keys that each walks, up to its own last row."""
         self.decode_context_tokens = 0
         """t3: sum of the context lengths of the decodes, their own token included."""
         self.max_context_tokens = 0
@@ -312,12 +325,7 @@ class BatchShape:
             self.num_decodes += 1
             self.decode_context_tokens += context
         else:
-            self.num_prefills += 1
-            self.num_prefill_tokens += num_new_tokens
-            self.prefill_attention_tokens += (
-                num_new_tokens * num_prior_tokens + num_new_tokens * (num_new_tokens + 1) // 2
-            )
-            self.squared_chunk_tokens += num_new_tokens * num_new_tokens
+            self._count_chunk(num_new_tokens, num_prior_tokens, 1)
         if context > self.max_context_tokens:
             self.max_context_tokens = context
 
@@ -334,12 +342,26 @@ class BatchShape:
             self.num_decodes -= 1
             self.decode_context_tokens -= num_prior_tokens + 1
         else:
-            self.num_prefills -= 1
-            self.num_prefill_tokens -= num_new_tokens
-            self.prefill_attention_tokens -= (
-                num_new_tokens * num_prior_tokens + num_new_tokens * (num_new_tokens + 1) // 2
-            )
-            self.squared_chunk_tokens -= num_new_tokens * num_new_tokens
+            self._count_chunk(num_new_tokens, num_prior_tokens, -1)
+
+    def _count_chunk(self, num_new_tokens: int, num_prior_tokens: int, sign: int) -> None:
+        """Add (sign 1) or take back (-1) a prefill chunk in every sum."""
+        # Full tile i walks prior + 64 i keys, i = 1 … full; a last, shorter one walks them all.
+        tiles = num_new_tokens // ATTENTION_TILE_TOKENS
+        walked = tiles * num_prior_tokens + tiles * (tiles + 1) * (ATTENTION_TILE_TOKENS // 2)
+        context = num_prior_tokens + num_new_tokens
+        if num_new_tokens % ATTENTION_TILE_TOKENS:
+            tiles += 1
+            walked += context
+        squared = num_new_tokens * num_new_tokens
+        pairs = num_new_tokens * num_prior_tokens + (squared + num_new_tokens) // 2
+        self.num_prefills += sign
+        self.num_prefill_tokens += sign * num_new_tokens
+        self.prefill_attention_tokens += sign * pairs
+        self.squared_chunk_tokens += sign * squared
+        self.prefill_context_tokens += sign * context
+        self.num_prefill_tiles += sign * tiles
+        self.prefill_tile_tokens += sign * walked
 
     def copy(self) -> BatchShape:
         """A snapshot to go back to after several adds."""
@@ -349,6 +371,9 @@ class BatchShape:
         twin.num_decodes = self.num_decodes
         twin.prefill_attention_tokens = self.prefill_attention_tokens
         twin.squared_chunk_tokens = self.squared_chunk_tokens
+        twin.prefill_context_tokens = self.prefill_context_tokens
+        twin.num_prefill_tiles = self.num_prefill_tiles
+        twin.prefill_tile_tokens = self.prefill_tile_tokens
         twin.decode_context_tokens = self.decode_context_tokens
         twin.max_context_tokens = self.max_context_tokens
         twin.num_swapped_blocks = self.num_swapped_blocks
@@ -372,6 +397,9 @@ class LatencyModel(Protocol):
 
     def predict(self, shape: BatchShape) -> float:
         """Seconds for one step of this shape."""
+
+    def predict_upper(self, shape: BatchShape) -> float:
+        """Seconds that at most 1 % of such steps exceed; never below `predict`."""
 
     def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
         """Seconds for a step that holds nothing but this one chunk; cached, so nearly free."""

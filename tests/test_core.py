@@ -94,6 +94,10 @@ def test_a_shape_counts_every_query_key_pair_of_its_chunks(batch: list[tuple[int
     assert shape.prefill_attention_tokens == pairs
     assert shape.num_prefill_tokens == sum(new for new, _ in prefills)
     assert shape.squared_chunk_tokens == sum(new**2 for new, _ in prefills)
+    assert shape.prefill_context_tokens == sum(new + prior for new, prior in prefills)
+    tiles = [prior + min(end, new) for new, prior in prefills for end in range(64, new + 64, 64)]
+    assert shape.num_prefill_tiles == len(tiles)
+    assert shape.prefill_tile_tokens == sum(tiles)
     assert shape.num_decodes == len(batch) - len(prefills)
     assert shape.decode_context_tokens == sum(prior + 1 for new, prior in batch if new == 1)
     assert shape.max_context_tokens == max(new + prior for new, prior in batch)

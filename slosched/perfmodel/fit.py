@@ -96,13 +96,13 @@ def fit_linear(
     coefficients[used] = nnls(weighted / scale, weights)[0] / scale
     names = tuple(LinearCoefficients.__dataclass_fields__)
     values = dict(zip(names, coefficients.tolist(), strict=True))
-    model = LinearModel(LinearCoefficients(**values), attention, profile.provenance)
+    model = LinearModel(LinearCoefficients(**values), attention, provenance=profile.provenance)
     report = evaluate(model, held_out)
     model = LinearModel(
         model.coefficients,
         attention,
-        profile.provenance,
-        {
+        provenance=profile.provenance,
+        held_out_error={
             "count": report.count,
             "mape": report.mape,
             "p99": report.p99,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from slosched.core import BatchShape
+from slosched.perfmodel.model import FittedModel
 
 TILE_TOKENS = 64
 """Rows of a GEMM tile: the step's time has a stair every so many tokens."""
@@ -50,20 +50,19 @@ class LinearCoefficients:
 
 
 @dataclass(eq=False)
-class LinearModel:
+class LinearModel(FittedModel):
     """T = C1(t+Bd) + C2·t2 + C3·t3 + C4·ceil((t+Bd)/64) + C5·[Bd>0] + C6·num_swap + C7.
 
     Source: the mission's text (the blog post "vllm reading", 2025-04-01), with t2 as the exact
     work of chunked prefill unless `attention` says "literal".  `num_swap` counts KV blocks, since
-    that is what a copy's time grows with.  The model is fixed: `observe` learns nothing.
+    that is what a copy's time grows with.
     """
 
     coefficients: LinearCoefficients
     attention: AttentionWork = AttentionWork.EXACT
-    provenance: Mapping[str, str] = field(default_factory=dict)
-    held_out_error: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         c = self.coefficients
         self._c1 = c.per_token_s
         self._c2 = c.per_attention_s
@@ -73,7 +72,10 @@ class LinearModel:
         self._c6 = c.per_swapped_block_s
         self._c7 = c.constant_s
         self._is_exact = self.attention is AttentionWork.EXACT
-        self._prompt_s: dict[int, float] = {}
+
+    @property
+    def form(self) -> str:
+        return "linear" if self._is_exact else "linear-literal"
 
     def predict(self, shape: BatchShape) -> float:
         tokens = shape.num_prefill_tokens + shape.num_decodes
@@ -90,28 +92,11 @@ class LinearModel:
         )
         return seconds + self._c5 if shape.num_decodes else seconds
 
-    def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
-        if num_prior_tokens:
-            return self._predict_alone(num_new_tokens, num_prior_tokens)
-        seconds = self._prompt_s.get(num_new_tokens)
-        if seconds is None:
-            seconds = self._prompt_s[num_new_tokens] = self._predict_alone(num_new_tokens, 0)
-        return seconds
-
-    def _predict_alone(self, num_new_tokens: int, num_prior_tokens: int) -> float:
-        shape = BatchShape()
-        shape.add(num_new_tokens, num_prior_tokens)
-        return self.predict(shape)
-
     def scaled(self, factor: float) -> LinearModel:
-        """The same device, `factor` times as slow."""
         coefficients = {name: factor * value for name, value in vars(self.coefficients).items()}
         return LinearModel(
             LinearCoefficients(**coefficients),
             self.attention,
-            {**self.provenance, "scaled_by": f"{factor:.4g}"},
-            self.held_out_error,
+            provenance={**self.provenance, "scaled_by": f"{factor:.4g}"},
+            held_out_error=self.held_out_error,
         )
-
-    def observe(self, shape: BatchShape, seconds: float) -> None:
-        """Nothing: this form does not learn online."""

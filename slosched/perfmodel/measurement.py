@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from slosched.core import BatchShape, SloschedError
@@ -16,11 +17,20 @@ Chunk = tuple[int, int]
 """(tokens computed in the step, tokens already in the KV cache) of one request."""
 
 _HEADER = "# slosched profile "
-_COLUMNS = ("batch", "num_swapped_blocks", "seconds", "repeats", "spread_s")
+_COLUMNS = ("batch", "num_swapped_blocks", "seconds", "repeats", "spread_s", "part")
 
 
 class MeasurementError(SloschedError):
     """A file of measurements cannot be read."""
+
+
+class Part(StrEnum):
+    """What of a step a measurement timed."""
+
+    STEP = "step"
+    """All of it, as a server sees it."""
+    LAYERS = "layers"
+    """Everything except attention: what profilers of single operators give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +43,7 @@ class Measurement:
     repeats: int = 1
     spread_s: float = 0.0
     """Half the range between the 25th and the 75th percentile of the repeats."""
+    part: Part = Part.STEP
 
     @property
     def shape(self) -> BatchShape:
@@ -134,13 +145,14 @@ def _parse_header(line: str, path: Path) -> dict[str, str]:
         raise MeasurementError(f"{path}, line 1: the provenance is not JSON: {error}") from error
 
 
-def _row(measurement: Measurement) -> tuple[str, int, str, int, str]:
+def _row(measurement: Measurement) -> tuple[str, int, str, int, str, str]:
     return (
         format_chunks(measurement.chunks),
         measurement.num_swapped_blocks,
         f"{measurement.seconds:.9f}",
         measurement.repeats,
         f"{measurement.spread_s:.9f}",
+        measurement.part.value,
     )
 
 
@@ -151,6 +163,7 @@ def _parse_row(row: Mapping[str, str | None]) -> Measurement:
         num_swapped_blocks=int(row.get("num_swapped_blocks") or 0),
         repeats=int(row.get("repeats") or 1),
         spread_s=float(row.get("spread_s") or 0.0),
+        part=Part(row.get("part") or Part.STEP),
     )
     if not 0 < measurement.seconds < math.inf:
         raise ValueError(f"{row['seconds']!r} is not a positive time in seconds")

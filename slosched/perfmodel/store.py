@@ -64,8 +64,8 @@ def _parse(text: bytes, source: str) -> LinearModel:
         return LinearModel(
             LinearCoefficients(**document["coefficients"]),
             AttentionWork(document["attention"]),
-            document.get("provenance", {}),
-            document.get("held_out_error_percent", {}),
+            provenance=document.get("provenance", {}),
+            held_out_error=document.get("held_out_error_percent", {}),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFileError(

@@ -14,7 +14,7 @@ from slosched.perfmodel.store import ModelFileError
 MODEL = LinearModel(
     make_model().coefficients,
     AttentionWork.LITERAL,
-    {"gpu": "a GPU", "date": "2026-11-21"},
+    provenance={"gpu": "a GPU", "date": "2026-11-21"},
     {"count": 12, "mape": 3.25},
 )
 
