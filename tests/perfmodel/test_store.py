@@ -15,7 +15,7 @@ MODEL = LinearModel(
     make_model().coefficients,
     AttentionWork.LITERAL,
     provenance={"gpu": "a GPU", "date": "2026-11-21"},
-    {"count": 12, "mape": 3.25},
+    held_out_error={"count": 12, "mape": 3.25},
 )
 
 
