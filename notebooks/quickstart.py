@@ -118,7 +118,7 @@ from slosched.perfmodel import load_model
 from slosched.workload import synthesize
 from slosched.workload.synthetic import fitted_summary
 
-gpu = load_model("rtx4090-llama-3.1-8b")
+gpu = load_model("rtx4090/llama-3.1-8b")
 trace = synthesize("azure_conv", num_requests=600, seed=1, slo=SLO(ttft_s=1.0, tpot_s=0.05))
 pd.DataFrame({"this trace": trace.summary(), "Azure, 2023": fitted_summary("azure_conv")})
 

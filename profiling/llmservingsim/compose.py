@@ -59,7 +59,7 @@ class Source:
 
 SOURCES = (
     Source(
-        name="rtx4090-llama-3.1-8b",
+        name="rtx4090/llama-3.1-8b",
         gpu="NVIDIA GeForce RTX 4090",
         model="meta-llama/Llama-3.1-8B",
         tables="RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1",
@@ -68,7 +68,7 @@ SOURCES = (
         kv_capacity_origin="vLLM 0.19 at gpu_memory_utilization 0.9",
     ),
     Source(
-        name="rtxpro6000-llama-3.1-8b",
+        name="rtxpro6000/llama-3.1-8b",
         gpu="NVIDIA RTX PRO 6000 Blackwell Server Edition",
         model="meta-llama/Llama-3.1-8B",
         tables="RTXPRO6000/meta-llama/Llama-3.1-8B/bf16/tp1",
@@ -76,7 +76,7 @@ SOURCES = (
         kv_capacity_tokens=520_000,
     ),
     Source(
-        name="rtxpro6000-qwen3-32b",
+        name="rtxpro6000/qwen3-32b",
         gpu="NVIDIA RTX PRO 6000 Blackwell Server Edition",
         model="Qwen/Qwen3-32B",
         tables="RTXPRO6000/Qwen/Qwen3-32B/bf16/tp1",

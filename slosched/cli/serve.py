@@ -66,7 +66,7 @@ def serve(
     result is kept in the cache.
 
     Examples: `slosched serve --slo-ttft 1s --slo-tpot 100ms`,
-    `slosched serve --emulate rtx4090-llama-3.1-8b --policy edf:drop=expired`.
+    `slosched serve --emulate rtx4090/llama-3.1-8b --policy edf:drop=expired`.
     """
     try:
         from slosched.engine import server as http  # starlette and uvicorn are an extra

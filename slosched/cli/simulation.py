@@ -16,7 +16,7 @@ from slosched.core import Limits, Policy
 from slosched.engine.loop import StepRecord
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, StepRow
-from slosched.perfmodel import LinearModel, bundled_models, load_model
+from slosched.perfmodel import DEFAULT_MODEL, LinearModel, load_model
 from slosched.workload import Trace
 
 _DEFAULT_KV_TOKENS = 131_072
@@ -57,7 +57,7 @@ class ReplicaOptions:
         """With a bundled GPU by default."""
         if not 0 <= self.noise < math.inf:
             raise ValueError(f"noise must be a finite number >= 0, not {self.noise!r}")
-        name = self.latency_model or bundled_models()[0]
+        name = self.latency_model or DEFAULT_MODEL
         model = load_model(name)
         config = SimulationConfig(
             limits=limits,

@@ -3,9 +3,10 @@
 from slosched.perfmodel.fit import FitReport, fit_linear
 from slosched.perfmodel.linear import AttentionWork, LinearCoefficients, LinearModel
 from slosched.perfmodel.measurement import Measurement, Profile, read_profile, write_profile
-from slosched.perfmodel.store import bundled_models, load_model, save_model
+from slosched.perfmodel.store import DEFAULT_MODEL, bundled_models, load_model, save_model
 
 __all__ = [
+    "DEFAULT_MODEL",
     "AttentionWork",
     "FitReport",
     "LinearCoefficients",

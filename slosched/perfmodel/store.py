@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from slosched.core import SloschedError
 from slosched.perfmodel.linear import AttentionWork, LinearCoefficients, LinearModel
 
 _FORMAT = "slosched-latency-model/1"
+
+DEFAULT_MODEL = "rtx4090/llama-3.1-8b"
+"""The bundled model that a simulation takes if none is named: measured kernels, a common GPU."""
 
 
 class ModelFileError(SloschedError):
@@ -30,26 +34,40 @@ def save_model(model: LinearModel, path: Path) -> None:
 
 
 def load_model(name_or_path: str | Path) -> LinearModel:
-    """A model from a file, or a bundled one by its name (see `bundled_models`)."""
+    """A model from a file, or a bundled one by its name, in any case (see `bundled_models`)."""
     path = Path(name_or_path)
-    if not path.exists() and str(name_or_path) in bundled_models():
-        return _parse(_bundle().joinpath(f"{name_or_path}.json").read_bytes(), str(name_or_path))
+    name = str(name_or_path).lower()
+    if not path.is_file() and name in bundled_models():
+        return _parse(_bundle().joinpath(f"{name}.json").read_bytes(), name)
     try:
         return _parse(path.read_bytes(), str(path))
     except OSError as error:
-        known = ", ".join(bundled_models()) or "none"
         raise ModelFileError(
-            f"no latency model {str(name_or_path)!r}: neither a file ({error.strerror}) nor one of "
-            f"the bundled ones ({known}); `slosched profile` and `slosched fit` make one"
+            f"no latency model {str(name_or_path)!r}: neither a file ({error.strerror}) nor a "
+            f"bundled one; {_nearest(name)} (`slosched profile --list` shows them, `slosched "
+            "profile` and `slosched fit` make one)"
         ) from error
 
 
 def bundled_models() -> list[str]:
+    """Names of the models that come with slosched: `gpu/model`, all lower case, in order."""
     return sorted(
-        entry.name.removesuffix(".json")
-        for entry in _bundle().iterdir()
+        f"{gpu.name}/{entry.name.removesuffix('.json')}"
+        for gpu in _bundle().iterdir()
+        if gpu.is_dir()
+        for entry in gpu.iterdir()
         if entry.name.endswith(".json")
     )
+
+
+def _nearest(name: str) -> str:
+    """A question that names the bundled models that may have been meant, or a list of all."""
+    known = bundled_models()
+    # Most slips are a "-" for the "/", a letter, or one half of the name alone.
+    spelt = {bundled.replace("/", "-"): bundled for bundled in known}
+    close = get_close_matches(name.replace("/", "-"), spelt, n=4, cutoff=0.7)
+    meant = [spelt[word] for word in close] or [k for k in known if name in k.split("/")]
+    return f"did you mean {' or '.join(meant)}?" if meant else f"bundled are {', '.join(known)}"
 
 
 def _bundle() -> resources.abc.Traversable:

@@ -211,7 +211,7 @@ def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_pat
     assert row(said.out, "fcfs")[2].endswith("%")
     assert row(said.out, "before")[2].endswith("%")
     page = Path("out/report.html").read_text()
-    for text in (*specs, "before", "mean_tpot", "rtx4090-llama-3.1-8b", "<dt>seed</dt>"):
+    for text in (*specs, "before", "mean_tpot", "rtx4090/llama-3.1-8b", "<dt>seed</dt>"):
         assert text in page, text
     assert page.count("<svg") == 4 + len(specs)  # a replay on record has no steps to draw
     assert not re.search(r'(src|href)="(?!#)', page), "it loads from elsewhere"

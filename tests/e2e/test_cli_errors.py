@@ -65,7 +65,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "replay --policy edf:drop=often -o out": ("drop", "'often'", "never, expired, infeasible"),
     "replay --policy no.such:Policy -o out": ("no.such:Policy", "No module named 'no'"),
     "replay --policy slosched.core:SLO -o out": ("slosched.core:SLO", "not a subclass"),
-    "replay --latency-model rtx9999 -o out": ("'rtx9999'", "rtx4090-llama-3.1-8b", "slosched fit"),
+    "replay --latency-model rtx9999 -o out": ("'rtx9999'", "rtx4090/llama-3.1-8b", "slosched fit"),
     "replay --latency-model bad.csv -o out": ("bad.csv", "not a latency model"),
     "replay --latency-model bad.json -o out": ("bad.json", "slosched-latency-model/7"),
     "replay --latency-model negative.json -o out": ("negative.json", "per_token_s", "-1"),
@@ -87,12 +87,12 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     # live
     "replay --url localhost:8000 -o out": ("'localhost:8000'", "http://"),
     "replay --url http://127.0.0.1:9 -o out": ("http://127.0.0.1:9", "slosched serve"),
-    "serve --emulate rtx9999": ("'rtx9999'", "rtx4090-llama-3.1-8b"),
-    "serve --emulate rtx4090-llama-3.1-8b --policy fifo": ("'fifo'",),
-    "serve --emulate rtx4090-llama-3.1-8b --slo-ttft 0": ("--slo-ttft", "'0'"),
-    "serve --emulate rtx4090-llama-3.1-8b --port 99999": ("99999",),
-    "serve --emulate rtx4090-llama-3.1-8b --kv-tokens 3": ("3 tokens",),
-    "serve --emulate rtx4090-llama-3.1-8b --host 300.1.1.1": ("300.1.1.1", "--host"),
+    "serve --emulate rtx9999": ("'rtx9999'", "rtx4090/llama-3.1-8b"),
+    "serve --emulate rtx4090/llama-3.1-8b --policy fifo": ("'fifo'",),
+    "serve --emulate rtx4090/llama-3.1-8b --slo-ttft 0": ("--slo-ttft", "'0'"),
+    "serve --emulate rtx4090/llama-3.1-8b --port 99999": ("99999",),
+    "serve --emulate rtx4090/llama-3.1-8b --kv-tokens 3": ("3 tokens",),
+    "serve --emulate rtx4090/llama-3.1-8b --host 300.1.1.1": ("300.1.1.1", "--host"),
     # measuring and fitting
     "fit missing.csv -o out": ("missing.csv", "No such file"),
     "fit profile.csv -o out": ("profile.csv, line 3", "'-3'"),
@@ -124,7 +124,7 @@ def test_a_mistake_is_named_and_leaves_nothing(cli: Cli, tmp_path: Path, typed: 
 def test_a_port_in_use_is_said_to_be(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
-        said = cli("serve", "--emulate", "rtx4090-llama-3.1-8b", "--port", port)
+        said = cli("serve", "--emulate", "rtx4090/llama-3.1-8b", "--port", port)
     assert said.status == 1
     assert said.complaint == (
         f"error: cannot listen on 127.0.0.1:{port}: Address already in use; "

@@ -22,7 +22,7 @@ from slosched.perfmodel import load_model
 pytestmark = pytest.mark.e2e
 
 Cli = Callable[..., Said]
-GPU = "rtx4090-llama-3.1-8b"
+GPU = "rtx4090/llama-3.1-8b"
 KV_TOKENS = 2048
 EMULATED = ("--emulate", GPU, "--policy", "edf:drop=infeasible", "--kv-tokens", str(KV_TOKENS))
 

@@ -18,7 +18,7 @@ from slosched.workload.trace import Trace, TraceRequest
 
 ROOT = Path(__file__).parents[2]
 PERF = ROOT.parent / "shared" / "data" / "llmservingsim"
-COMPOSED = ("rtx4090-llama-3.1-8b", "rtxpro6000-llama-3.1-8b", "rtxpro6000-qwen3-32b")
+COMPOSED = ("rtx4090/llama-3.1-8b", "rtxpro6000/llama-3.1-8b", "rtxpro6000/qwen3-32b")
 
 needs_tables = pytest.mark.skipif(
     not PERF.exists(), reason=f"LLMServingSim's tables are not at {PERF}"
@@ -57,9 +57,9 @@ def test_a_bundled_model_says_where_it_comes_from_and_how_wrong_it_is(name: str)
 @pytest.mark.parametrize(
     ("name", "weights_gb", "bandwidth_gb_s"),
     [
-        ("rtx4090-llama-3.1-8b", 15.0, 1008),
-        ("rtxpro6000-llama-3.1-8b", 15.0, 1597),
-        ("rtxpro6000-qwen3-32b", 64.0, 1597),
+        ("rtx4090/llama-3.1-8b", 15.0, 1008),
+        ("rtxpro6000/llama-3.1-8b", 15.0, 1597),
+        ("rtxpro6000/qwen3-32b", 64.0, 1597),
     ],
 )
 def test_a_decode_step_takes_about_as_long_as_reading_the_weights(
@@ -80,7 +80,7 @@ def test_a_decode_step_takes_about_as_long_as_reading_the_weights(
 
 def test_the_committed_steps_give_the_bundled_model(compose: ModuleType) -> None:
     report = compose.fit_steps(read_profile(ROOT / "profiling" / "rtx4090" / "llama-3.1-8b.csv"))
-    bundled = load_model("rtx4090-llama-3.1-8b")
+    bundled = load_model("rtx4090/llama-3.1-8b")
     expected = list(vars(bundled.coefficients).values())
     # The file holds nanoseconds.
     assert list(vars(report.model.coefficients).values()) == pytest.approx(expected, rel=1e-4)
@@ -114,8 +114,8 @@ def test_composing_and_fitting_again_gives_the_bundled_model(
 @pytest.mark.parametrize(
     ("name", "served", "max_num_seqs", "kv_capacity_tokens"),
     [
-        ("rtx4090-llama-3.1-8b", "RTX4090/Llama-3.1-8B", 256, 41_408),
-        ("rtxpro6000-llama-3.1-8b", "RTXPRO6000/Llama-3.1-8B", 128, 520_000),
+        ("rtx4090/llama-3.1-8b", "RTX4090/Llama-3.1-8B", 256, 41_408),
+        ("rtxpro6000/llama-3.1-8b", "RTXPRO6000/Llama-3.1-8B", 128, 520_000),
     ],
 )
 def test_a_simulated_replica_is_as_fast_as_the_real_vllm(

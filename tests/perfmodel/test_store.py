@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from factories import make_model
 
-from slosched.perfmodel import AttentionWork, LinearModel, bundled_models, load_model, save_model
+from slosched.perfmodel import (
+    DEFAULT_MODEL,
+    AttentionWork,
+    LinearModel,
+    bundled_models,
+    load_model,
+    save_model,
+)
 from slosched.perfmodel.store import ModelFileError
 
 MODEL = LinearModel(
@@ -34,6 +41,26 @@ def test_an_unknown_name_lists_the_bundled_models() -> None:
     for name in bundled_models():
         assert name in str(caught.value)
     assert bundled_models()
+
+
+def test_a_bundled_model_is_found_by_its_name_in_any_case() -> None:
+    assert load_model("RTX4090/Llama-3.1-8B").provenance == load_model(DEFAULT_MODEL).provenance
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("rtx4090-llama-3.1-8b", "rtx4090/llama-3.1-8b"),
+        ("rtx4090/llama3.1-8b", "rtx4090/llama-3.1-8b"),
+        ("rtxpro6000", "rtxpro6000/llama-3.1-8b or rtxpro6000/qwen3-32b"),
+        ("Qwen3-32B", "rtxpro6000/qwen3-32b"),
+    ],
+)
+def test_a_slip_in_a_name_is_answered_with_the_names_near_it(slip: str, meant: str) -> None:
+    with pytest.raises(ModelFileError, match="did you mean") as caught:
+        load_model(slip)
+    assert meant in str(caught.value)
+    assert repr(slip) in str(caught.value)
 
 
 def saved(**changes: object) -> str:
