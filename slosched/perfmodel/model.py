@@ -1,0 +1,60 @@
+"""What every fitted latency model has in common, whatever its form."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slosched.core import BatchShape
+
+
+@dataclass(eq=False, kw_only=True)
+class FittedModel(ABC):
+    """A latency model that was fitted to measurements and stays as it is.
+
+    `predict` is the form's own; the rest follows from it.
+    """
+
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    held_out_error: Mapping[str, float] = field(default_factory=dict)
+    """`count` steps that were not fitted, and on them `mape`, `p99` and `under_p99`, in percent."""
+
+    def __post_init__(self) -> None:
+        self._prompt_s: dict[int, float] = {}
+        under = self.held_out_error.get("under_p99", 0.0) / 100
+        # Under-prediction is relative to the measured time: measured = predicted / (1 - under).
+        self._upper = 1 / (1 - min(under, 0.9))
+
+    @property
+    @abstractmethod
+    def form(self) -> str:
+        """The name by which the form is chosen and stored."""
+
+    @abstractmethod
+    def predict(self, shape: BatchShape) -> float:
+        """Seconds for one step of this shape; 0 for an empty one.  O(1)."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> FittedModel:
+        """The same device, `factor` times as slow."""
+
+    def predict_upper(self, shape: BatchShape) -> float:
+        """Seconds that 99 % of the held-out steps stayed below, relative to their prediction."""
+        return self._upper * self.predict(shape)
+
+    def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
+        if num_prior_tokens:
+            return self._predict_alone(num_new_tokens, num_prior_tokens)
+        seconds = self._prompt_s.get(num_new_tokens)
+        if seconds is None:
+            seconds = self._prompt_s[num_new_tokens] = self._predict_alone(num_new_tokens, 0)
+        return seconds
+
+    def _predict_alone(self, num_new_tokens: int, num_prior_tokens: int) -> float:
+        shape = BatchShape()
+        shape.add(num_new_tokens, num_prior_tokens)
+        return self.predict(shape)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:  # noqa: B027  # not abstract
+        """Nothing: a fitted model is fixed; wrap it in an `OnlineModel` to follow the device."""
