@@ -19,7 +19,7 @@ from slosched.core import NO_SLO, Executor, LatencyModel, Limits
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.kv import KVCache
-from slosched.perfmodel import LinearModel, fit_linear, load_model, save_model
+from slosched.perfmodel import LinearModel, OnlineModel, fit_linear, load_model, save_model
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
 
@@ -82,7 +82,7 @@ def serve(
     else:
         device = _real(model, kv, limits.limits(), latency_model)
     cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks)
-    scheduler = Scheduler(chosen, cache, limits.limits(), device.latency_model)
+    scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))
     worker = http.EngineWorker(Engine(scheduler, device.executor, MonotonicClock()))
     config = http.ServerConfig(device.name, max_model_len=device.max_model_len, default_slo=slo)
 

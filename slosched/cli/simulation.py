@@ -37,6 +37,8 @@ class Replica:
             "latency model": self.model_name,
             "kv_tokens": config.num_blocks * config.block_size,
             "noise": config.noise,
+            "drift": config.drift,
+            "online": config.online,
             "seed": config.seed,
             **{f"limit {name}": value for name, value in _limits(config.limits).items()},
             **{f"measured {name}": value for name, value in self.model.provenance.items()},
@@ -52,11 +54,27 @@ class ReplicaOptions:
         float,
         typer.Option(min=0, help="Sigma of a lognormal factor on every simulated step's time."),
     ] = 0.0
+    drift: Annotated[
+        float,
+        typer.Option(
+            help="Share by which the simulated device gets slower and faster, over two minutes: "
+            "0.2 for 20 %."
+        ),
+    ] = 0.0
+    online: Annotated[
+        bool,
+        typer.Option(
+            "--online",
+            help="Let the policy's latency model learn from the simulated steps, as `serve` does.",
+        ),
+    ] = False
 
     def open(self, limits: Limits, kv: options.KVOptions, seed: int) -> Replica:
         """With a bundled GPU by default."""
         if not 0 <= self.noise < math.inf:
             raise ValueError(f"noise must be a finite number >= 0, not {self.noise!r}")
+        if not 0 <= self.drift < 1:
+            raise ValueError(f"drift must be a share in [0, 1), not {self.drift!r}")
         name = self.latency_model or DEFAULT_MODEL
         model = load_model(name)
         config = SimulationConfig(
@@ -65,6 +83,8 @@ class ReplicaOptions:
             block_size=kv.block_size,
             num_host_blocks=kv.num_host_blocks,
             noise=self.noise,
+            drift=self.drift,
+            online=self.online,
             seed=seed,
         )
         return Replica(model, name, config)

@@ -11,6 +11,7 @@ from slosched.core import LatencyModel, Limits, Policy, Request
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
+from slosched.perfmodel import OnlineModel
 from slosched.scheduler import Scheduler
 from slosched.workload.trace import Trace
 
@@ -27,6 +28,10 @@ class SimulationConfig:
     """KV blocks in host memory, for preemption by swap."""
     noise: float = 0.0
     """Sigma of the lognormal factor on every step's true time."""
+    drift: float = 0.0
+    """Share by which the device becomes slower and faster over time."""
+    online: bool = False
+    """Whether the policy's latency model learns from the steps."""
     seed: int = 0
 
 
@@ -42,18 +47,23 @@ def simulate(
     """Play `trace` open loop until every request has ended; they come back in order of arrival.
 
     The device takes as long as `model` says; the policy predicts with `scheduler_model` (the same
-    one by default, which no real engine grants it).  Each request's true output length is known to
-    the device alone; its limit `max_tokens` is the longest output of the whole trace, as far as
-    the KV cache allows.
+    one by default, which no real engine grants it), corrected as it goes if `config.online`.  Each
+    request's true output length is known to the device alone; its limit `max_tokens` is the
+    longest output of the whole trace, as far as the KV cache allows.
     """
     config = config or SimulationConfig()
     policy.reset()
     clock = VirtualClock()
     kv = KVCache(config.num_blocks, config.block_size, config.num_host_blocks)
-    scheduler = Scheduler(policy, kv, config.limits, scheduler_model or model)
+    predictor = scheduler_model or model
+    if config.online:
+        predictor = OnlineModel(predictor)
+    scheduler = Scheduler(policy, kv, config.limits, predictor)
     lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
     rng = np.random.default_rng(config.seed)
-    executor = SimulatedExecutor(model, clock, lengths, noise=config.noise, rng=rng)
+    executor = SimulatedExecutor(
+        model, clock, lengths, noise=config.noise, drift=config.drift, rng=rng
+    )
     engine = Engine(scheduler, executor, clock)
     requests = make_requests(trace, capacity_tokens=config.num_blocks * config.block_size)
     next_arrival = 0

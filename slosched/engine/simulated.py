@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from slosched.core import LatencyModel, ScheduledBatch, StepResult
+
+DRIFT_PERIOD_S = 120.0
+"""How long a drifting device takes to become slower, faster and itself again."""
 
 
 class VirtualClock:
@@ -32,7 +36,8 @@ class SimulatedExecutor:
     `output_lengths` gives the true number of output tokens by request id; only the executor knows
     it, and it ends a request there as a real model would by its end-of-sequence token.  A request
     that is not in it runs to its limit.  With `noise` > 0 each step is multiplied by a lognormal
-    factor of that sigma and mean one.
+    factor of that sigma and mean one.  With `drift` > 0 the device becomes slower and faster by
+    that share, in a sine over time.
     """
 
     def __init__(
@@ -42,20 +47,27 @@ class SimulatedExecutor:
         output_lengths: Mapping[str, int],
         *,
         noise: float = 0.0,
+        drift: float = 0.0,
         rng: np.random.Generator | None = None,
     ) -> None:
         if noise > 0 and rng is None:
             raise ValueError("noise needs a random generator: pass rng=np.random.default_rng(seed)")
+        if not 0 <= drift < 1:
+            raise ValueError(f"drift must be a share in [0, 1), not {drift!r}")
         self._model = model
         self._clock = clock
         self._output_lengths = output_lengths
         self._noise = noise
+        self._drift = drift
         self._rng = rng
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         elapsed_s = self._model.predict(batch.shape)
         if self._noise > 0 and self._rng is not None:
             elapsed_s *= float(self._rng.lognormal(-0.5 * self._noise**2, self._noise))
+        if self._drift > 0:
+            angle = 2 * math.pi * self._clock.now_s() / DRIFT_PERIOD_S
+            elapsed_s *= 1 + self._drift * math.sin(angle)
         self._clock.advance(elapsed_s)
         token_ids: dict[str, int] = {}
         stopped: list[str] = []

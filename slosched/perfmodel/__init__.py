@@ -3,6 +3,7 @@
 from slosched.perfmodel.fit import FitReport, fit_linear
 from slosched.perfmodel.linear import AttentionWork, LinearCoefficients, LinearModel
 from slosched.perfmodel.measurement import Measurement, Profile, read_profile, write_profile
+from slosched.perfmodel.online import OnlineModel
 from slosched.perfmodel.store import DEFAULT_MODEL, bundled_models, load_model, save_model
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "LinearCoefficients",
     "LinearModel",
     "Measurement",
+    "OnlineModel",
     "Profile",
     "bundled_models",
     "fit_linear",

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from slosched.core import EndReason
 from slosched.engine.loop import StepRecord
 from slosched.evaluate.metrics import RequestRecord, is_good
+from slosched.perfmodel import OnlineModel
 from slosched.scheduler import Scheduler
 
 _LATENCY_BUCKETS_S = (
@@ -101,7 +102,7 @@ class ServerMetrics:
         """The whole page."""
         escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         label = f'model_name="{escaped}"'
-        lines = [*self._gauges(label), *self._counters(label)]
+        lines = [*self._gauges(label), *self._counters(label), *self._latency_model(label)]
         for histogram in (
             self._ttft, self._itl, self._tpot, self._e2e, self.queue_time, self._step,
         ):  # fmt: skip
@@ -146,8 +147,48 @@ class ServerMetrics:
         for reason, count in self._ends.items():
             yield f'slosched:requests_ended_total{{{label},reason="{reason}"}} {count}'
 
+    def _latency_model(self, label: str) -> Iterator[str]:
+        """How far off the fitted model is by now, and how often its upper bound was broken."""
+        model = self._scheduler.latency_model
+        if not isinstance(model, OnlineModel):
+            return
+        states = {f'{label},regime="{regime}"': state for regime, state in model.regimes.items()}
+        for name, kind, text, values in (
+            (
+                "slosched:latency_model_bias",
+                "gauge",
+                "Measured over fitted step time, lately.",
+                {labels: state.bias for labels, state in states.items()},
+            ),
+            (
+                "slosched:latency_model_margin",
+                "gauge",
+                "The step time that 1 % exceed over the predicted one.",
+                {labels: state.margin for labels, state in states.items()},
+            ),
+            (
+                "slosched:steps_observed_total",
+                "counter",
+                "Steps that the latency model has learnt from.",
+                {labels: state.num_steps for labels, state in states.items()},
+            ),
+            (
+                "slosched:steps_over_upper_total",
+                "counter",
+                "Those that took longer than the upper bound predicted for them.",
+                {labels: state.num_over for labels, state in states.items()},
+            ),
+        ):
+            yield from _samples(name, kind, text, values)
+
 
 def _sample(name: str, kind: str, text: str, label: str, value: float) -> Iterator[str]:
+    return _samples(name, kind, text, {label: value})
+
+
+def _samples(name: str, kind: str, text: str, values: Mapping[str, float]) -> Iterator[str]:
+    """A metric with its value by labels."""
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} {kind}"
-    yield f"{name}{{{label}}} {value!r}"
+    for labels, value in values.items():
+        yield f"{name}{{{labels}}} {value!r}"

@@ -1,0 +1,220 @@
+"""A latency model that follows the device: a bias that drifts, and a measured upper quantile.
+
+A fitted model is right on average on the day it was fitted.  Then the clock throttles, a neighbour
+takes the memory bus, the driver is updated; and what a deadline needs is not the average but the
+time that a step hardly ever exceeds.  Both can be read off the steps that are run anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from slosched.core import BatchShape, LatencyModel
+
+MISS_RATE = 0.01
+"""Share of the steps that may take longer than `predict_upper` says."""
+
+_GAIN = 0.15
+"""Of the bias that both regimes share: it forgets within about seven steps."""
+_NUM_FIRST_STEPS = int(1 / _GAIN) - 2
+"""So long the average is a plain one, begun with two steps that were as predicted."""
+_OFFSET_GAIN = 0.03
+"""Of what one regime has beyond that: slower, so that a common drift is not taken for its own."""
+_CLIP = 3.0
+"""A step counts as no further off than so many times the spread, however long it stalled."""
+_SPREAD_STEP = 1.1
+_SPREAD_START, _SPREAD_MIN, _SPREAD_MAX = 0.04, 0.005, 0.3
+_MAX_LOG_BIAS = math.log(8.0)
+
+_MARGIN_GAIN = 0.1
+_MARGIN_START = math.log(1.1)
+"""Where the base model brings no error of its own."""
+_MARGIN_MIN, _MARGIN_MAX = 0.002, math.log(4.0)
+_MARGIN_GROWS = math.exp(_MARGIN_GAIN * (1 - MISS_RATE))
+_MARGIN_SHRINKS = math.exp(-_MARGIN_GAIN * MISS_RATE)
+
+
+class Regime(StrEnum):
+    """What kernels a step runs, by which its errors differ."""
+
+    DECODE = "decode"
+    """Nothing but decodes (and copies of swapped blocks)."""
+    PREFILL = "prefill"
+    """At least one prefill chunk, with decodes or without."""
+
+
+class RegimeState:
+    """What the steps of one regime have taught.  Logarithms are natural."""
+
+    __slots__ = ("bias", "log_margin", "margin", "num_over", "num_steps", "offset", "upper")
+
+    def __init__(self, log_margin: float) -> None:
+        self.offset = 0.0
+        """Log bias of this regime beyond the one that both share."""
+        self.log_margin = log_margin
+        self.margin = math.exp(log_margin)
+        """What `predict_upper` is over `predict`."""
+        self.bias = 1.0
+        """Measured over fitted time."""
+        self.upper = self.margin
+        """The same, exceeded by 1 % of the steps."""
+        self.num_steps = 0
+        self.num_over = 0
+        """Steps that took longer than `predict_upper` had said."""
+
+
+class OnlineModel:
+    """`base` times a bias, learnt from every step; O(1) in time and memory, deterministic.
+
+    **Bias.**  The log ratio measured / predicted moves an exponentially weighted average that both
+    regimes share and, more slowly, an offset of the regime that it belongs to: a device that
+    slows down does so for all steps, and where one regime is rare it follows the other.  An error
+    counts up to three times the median error only (Huber's ψ, 1964), so that a stalled step moves
+    the bias as little as an unlucky one, and a lasting change still arrives within some 20 steps.
+
+    **Upper quantile.**  The log margin m of a regime goes up by the factor e^(γ·0.99) after a step
+    that exceeded it, and down by e^(-γ·0.01) after any other.  The log of m is bounded and sums up
+    (misses - 0.01), so the share of misses over N steps is 1 % ± log(m_max / m_min) / (γ N)
+    whatever the steps do: no distribution is assumed, nor that it stays the same.  This is the
+    quantile tracker of Angelopoulos, Candès and Tibshirani ("Conformal PID control for time series
+    prediction", NeurIPS 2023, section 2.1), which goes back to adaptive conformal inference (Gibbs
+    and Candès, NeurIPS 2021), with steps in proportion to the margin, as they recommend.  Sliding
+    window order statistics cover as well, but leap to a stall's length once one step in a hundred
+    stalls.  It starts from the base model's own held-out upper bound.
+
+    **Monotone**, as the protocol demands: the regime changes when the first chunk is added to a
+    batch of decodes, so the prediction of a step with a chunk is at least that of its decodes.
+    """
+
+    __slots__ = (
+        "_common",
+        "_decode",
+        "_decodes",
+        "_decodes_s",
+        "_num_steps",
+        "_prefill",
+        "_spread",
+        "base",
+    )
+
+    def __init__(self, base: LatencyModel) -> None:
+        if isinstance(base, OnlineModel):
+            raise ValueError("the base of an OnlineModel must be a fixed model, not an OnlineModel")
+        self.base = base
+        step = BatchShape()
+        step.add(1, 1023)
+        self._decode = RegimeState(_log_margin_of(base, step))
+        step.add(512, 0)
+        self._prefill = RegimeState(_log_margin_of(base, step))
+        self._common = 0.0
+        self._spread = _SPREAD_START
+        """Median size of the error, in log."""
+        self._num_steps = 0
+        self._decodes = BatchShape()
+        """Of the latest shape whose decodes had to be predicted."""
+        self._decodes_s = 0.0
+
+    @property
+    def regimes(self) -> dict[Regime, RegimeState]:
+        """To look at."""
+        return {Regime.DECODE: self._decode, Regime.PREFILL: self._prefill}
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of the steps so far that stayed within `predict_upper`; None before the first."""
+        states = self.regimes.values()
+        num_steps = sum(state.num_steps for state in states)
+        return 1 - sum(state.num_over for state in states) / num_steps if num_steps else None
+
+    def predict(self, shape: BatchShape) -> float:
+        seconds = self.base.predict(shape)
+        if not shape.num_prefills:
+            return seconds * self._decode.bias
+        factor, least = self._prefill.bias, self._decode.bias
+        if factor >= least:
+            return seconds * factor
+        return max(seconds * factor, self._predict_decodes_of(shape) * least)
+
+    def predict_upper(self, shape: BatchShape) -> float:
+        seconds = self.base.predict(shape)
+        if not shape.num_prefills:
+            return seconds * self._decode.upper
+        factor, least = self._prefill.upper, self._decode.upper
+        if factor >= least:
+            return seconds * factor
+        return max(seconds * factor, self._predict_decodes_of(shape) * least)
+
+    def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
+        # A chunk of one token is a decode; see BatchShape.
+        state = self._prefill if num_new_tokens > 1 else self._decode
+        return self.base.predict_prefill(num_new_tokens, num_prior_tokens) * state.bias
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """Learn from a step; one without a time, or of which nothing was predicted, is ignored."""
+        predicted_s = self.base.predict(shape)
+        if not (seconds > 0 and predicted_s > 0):
+            return
+        state = self._prefill if shape.num_prefills else self._decode
+        error = math.log(seconds / predicted_s) - self._common - state.offset
+        self._learn_margin(state, error)
+        self._learn_bias(state, error)
+        for each in (self._decode, self._prefill):
+            each.bias = math.exp(self._common + each.offset)
+            each.upper = each.bias * each.margin
+
+    def _learn_margin(self, state: RegimeState, error: float) -> None:
+        state.num_steps += 1
+        if error > state.log_margin:
+            state.num_over += 1
+            state.log_margin = min(_MARGIN_MAX, state.log_margin * _MARGIN_GROWS)
+        else:
+            state.log_margin = max(_MARGIN_MIN, state.log_margin * _MARGIN_SHRINKS)
+        state.margin = math.exp(state.log_margin)
+
+    def _learn_bias(self, state: RegimeState, error: float) -> None:
+        self._num_steps += 1
+        gain = _GAIN if self._num_steps > _NUM_FIRST_STEPS else 1 / (self._num_steps + 2)
+        spread, most = self._spread, _CLIP * self._spread
+        # As many errors above as below: up or down by the same factor tracks the median.
+        if -spread < error < spread:
+            self._spread = max(_SPREAD_MIN, spread / _SPREAD_STEP)
+        else:
+            self._spread = min(_SPREAD_MAX, spread * _SPREAD_STEP)
+            error = max(-most, min(most, error))
+        self._common = _clamp(self._common + gain * error)
+        state.offset = _clamp(state.offset + _OFFSET_GAIN * error)
+
+    def _predict_decodes_of(self, shape: BatchShape) -> float:
+        """What the base predicts for the step without its chunks, at least.
+
+        The longest context may have been a chunk's; keeping it errs upwards and stays monotone.
+        Remembered, since a step is packed decodes first and then asks for one chunk after another.
+        """
+        decodes = self._decodes
+        if (
+            decodes.decode_context_tokens != shape.decode_context_tokens
+            or decodes.max_context_tokens != shape.max_context_tokens
+            or decodes.num_decodes != shape.num_decodes
+            or decodes.num_swapped_blocks != shape.num_swapped_blocks
+        ):
+            decodes.num_decodes = shape.num_decodes
+            decodes.decode_context_tokens = shape.decode_context_tokens
+            decodes.max_context_tokens = shape.max_context_tokens
+            decodes.num_swapped_blocks = shape.num_swapped_blocks
+            self._decodes_s = self.base.predict(decodes)
+        return self._decodes_s
+
+
+def _log_margin_of(base: LatencyModel, shape: BatchShape) -> float:
+    """From the base model's own upper bound, if it has one."""
+    expected_s, upper_s = base.predict(shape), base.predict_upper(shape)
+    if not 0 < expected_s < upper_s < math.inf:
+        return _MARGIN_START
+    return max(_MARGIN_MIN, min(_MARGIN_MAX, math.log(upper_s / expected_s)))
+
+
+def _clamp(log_bias: float) -> float:
+    if -_MAX_LOG_BIAS <= log_bias <= _MAX_LOG_BIAS:
+        return log_bias
+    return math.copysign(_MAX_LOG_BIAS, log_bias)
