@@ -277,6 +277,7 @@ class BatchShape:
     __slots__ = (
         "decode_context_tokens",
         "max_context_tokens",
+        "max_decode_context_tokens",
         "num_decodes",
         "num_prefill_tiles",
         "num_prefill_tokens",
@@ -307,6 +308,8 @@ class BatchShape:
         self.decode_context_tokens = 0
         """t3: sum of the context lengths of the decodes, their own token included."""
         self.max_context_tokens = 0
+        """The longest context of all, the tokens of this step included."""
+        self.max_decode_context_tokens = 0
         self.num_swapped_blocks = 0
         """KV blocks copied between device and host, both ways."""
 
@@ -324,6 +327,8 @@ class BatchShape:
         if num_new_tokens == 1:
             self.num_decodes += 1
             self.decode_context_tokens += context
+            if context > self.max_decode_context_tokens:
+                self.max_decode_context_tokens = context
         else:
             self._count_chunk(num_new_tokens, num_prior_tokens, 1)
         if context > self.max_context_tokens:
@@ -333,11 +338,20 @@ class BatchShape:
         """Add decodes at once; their context lengths include the token that they compute."""
         self.num_decodes += len(contexts)
         self.decode_context_tokens += sum(contexts)
-        self.max_context_tokens = max(self.max_context_tokens, *contexts)
+        longest = max(contexts)
+        self.max_decode_context_tokens = max(self.max_decode_context_tokens, longest)
+        self.max_context_tokens = max(self.max_context_tokens, longest)
 
-    def undo_add(self, num_new_tokens: int, num_prior_tokens: int, max_context_tokens: int) -> None:
-        """Take back the latest `add`; `max_context_tokens` is what it was before."""
-        self.max_context_tokens = max_context_tokens
+    @property
+    def maxima(self) -> tuple[int, int]:
+        """What `undo_add` cannot work out: max_context_tokens and max_decode_context_tokens."""
+        return self.max_context_tokens, self.max_decode_context_tokens
+
+    def undo_add(
+        self, num_new_tokens: int, num_prior_tokens: int, maxima: tuple[int, int]
+    ) -> None:
+        """Take back the latest `add`; `maxima` are those of before."""
+        self.max_context_tokens, self.max_decode_context_tokens = maxima
         if num_new_tokens == 1:
             self.num_decodes -= 1
             self.decode_context_tokens -= num_prior_tokens + 1
@@ -376,6 +390,7 @@ class BatchShape:
         twin.prefill_tile_tokens = self.prefill_tile_tokens
         twin.decode_context_tokens = self.decode_context_tokens
         twin.max_context_tokens = self.max_context_tokens
+        twin.max_decode_context_tokens = self.max_decode_context_tokens
         twin.num_swapped_blocks = self.num_swapped_blocks
         return twin
 

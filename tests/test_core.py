@@ -101,6 +101,8 @@ def test_a_shape_counts_every_query_key_pair_of_its_chunks(batch: list[tuple[int
     assert shape.num_decodes == len(batch) - len(prefills)
     assert shape.decode_context_tokens == sum(prior + 1 for new, prior in batch if new == 1)
     assert shape.max_context_tokens == max(new + prior for new, prior in batch)
+    decodes = [prior + 1 for new, prior in batch if new == 1]
+    assert shape.max_decode_context_tokens == max(decodes, default=0)
 
 
 @given(chunks, chunks)
@@ -113,7 +115,7 @@ def test_undoing_an_add_restores_the_shape(
     snapshot = shape.copy()
     for new, prior in more:
         shape.add(new, prior)
-        shape.undo_add(new, prior, snapshot.max_context_tokens)
+        shape.undo_add(new, prior, snapshot.maxima)
         assert shape == snapshot
 
 
