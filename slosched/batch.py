@@ -8,7 +8,7 @@ is always legal.  The builder knows no policy and changes nothing outside itself
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from slosched.core import (
     BatchShape,
@@ -29,6 +29,7 @@ class BatchBuilder:
         "_loras",
         "_num_held_blocks",
         "_out",
+        "_predict",
         "_view",
         "num_free_blocks",
         "num_free_host_blocks",
@@ -50,9 +51,15 @@ class BatchBuilder:
         *,
         token_budget: int | None = None,
         time_limit_s: float = math.inf,
+        cautious: bool = False,
     ) -> None:
+        """`cautious` predicts the time that a step hardly ever exceeds, not the expected one."""
         limits = view.limits
         self._view = view
+        model = view.latency_model
+        self._predict: Callable[[BatchShape], float] | None = None
+        if model is not None:
+            self._predict = model.predict_upper if cautious else model.predict
         self._block_size = view.kv.block_size
         self._num_held_blocks = view.kv.num_held_blocks
         self._loras: set[str] = set()
@@ -85,8 +92,7 @@ class BatchBuilder:
     @property
     def predicted_s(self) -> float | None:
         """Predicted time of the step so far; None without a latency model."""
-        model = self._view.latency_model
-        return None if model is None else model.predict(self.shape)
+        return None if self._predict is None else self._predict(self.shape)
 
     def predict_with_rest_of(self, request: Request) -> float:
         """Predicted time of the step if it computed all that is left of `request` as well."""
@@ -338,12 +344,11 @@ class BatchBuilder:
         return fits
 
     def _predict_with(self, num_new_tokens: int, num_prior_tokens: int) -> float:
-        model = self._view.latency_model
-        if model is None:
+        if self._predict is None:
             raise ValueError("a time limit needs a latency model: give the scheduler one")
         shape = self.shape
-        max_context_tokens = shape.max_context_tokens
+        maxima = shape.maxima
         shape.add(num_new_tokens, num_prior_tokens)
-        predicted_s = model.predict(shape)
-        shape.undo_add(num_new_tokens, num_prior_tokens, max_context_tokens)
+        predicted_s = self._predict(shape)
+        shape.undo_add(num_new_tokens, num_prior_tokens, maxima)
         return predicted_s

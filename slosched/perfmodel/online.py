@@ -27,12 +27,12 @@ _SPREAD_STEP = 1.1
 _SPREAD_START, _SPREAD_MIN, _SPREAD_MAX = 0.04, 0.005, 0.3
 _MAX_LOG_BIAS = math.log(8.0)
 
-_MARGIN_GAIN = 0.1
-_MARGIN_START = math.log(1.1)
+_MARGIN_GAIN, _FIRST_MARGIN_GAIN = 0.1, 0.5
+_MARGIN_GAIN_STEPS = 100
+"""After so many steps of a regime half the way from the first gain to the lasting one is gone."""
+_MARGIN_START = math.log(1.25)
 """Where the base model brings no error of its own."""
 _MARGIN_MIN, _MARGIN_MAX = 0.002, math.log(4.0)
-_MARGIN_GROWS = math.exp(_MARGIN_GAIN * (1 - MISS_RATE))
-_MARGIN_SHRINKS = math.exp(-_MARGIN_GAIN * MISS_RATE)
 
 
 class Regime(StrEnum):
@@ -47,11 +47,22 @@ class Regime(StrEnum):
 class RegimeState:
     """What the steps of one regime have taught.  Logarithms are natural."""
 
-    __slots__ = ("bias", "log_margin", "margin", "num_over", "num_steps", "offset", "upper")
+    __slots__ = (
+        "bias",
+        "log_margin",
+        "margin",
+        "num_over",
+        "num_steps",
+        "offset",
+        "spread",
+        "upper",
+    )
 
     def __init__(self, log_margin: float) -> None:
         self.offset = 0.0
         """Log bias of this regime beyond the one that both share."""
+        self.spread = _SPREAD_START
+        """Median size of the error, in log."""
         self.log_margin = log_margin
         self.margin = math.exp(log_margin)
         """What `predict_upper` is over `predict`."""
@@ -78,10 +89,10 @@ class OnlineModel:
     (misses - 0.01), so the share of misses over N steps is 1 % ± log(m_max / m_min) / (γ N)
     whatever the steps do: no distribution is assumed, nor that it stays the same.  This is the
     quantile tracker of Angelopoulos, Candès and Tibshirani ("Conformal PID control for time series
-    prediction", NeurIPS 2023, section 2.1), which goes back to adaptive conformal inference (Gibbs
-    and Candès, NeurIPS 2021), with steps in proportion to the margin, as they recommend.  Sliding
-    window order statistics cover as well, but leap to a stall's length once one step in a hundred
-    stalls.  It starts from the base model's own held-out upper bound.
+    prediction", NeurIPS 2023), which goes back to adaptive conformal inference (Gibbs and Candès,
+    NeurIPS 2021), with steps in proportion to the margin.  It starts from the base model's own
+    held-out upper bound, with a γ of 0.5 that soon falls to 0.1.  Sliding window order statistics
+    cover as well, but leap to a stall's length once one step in a hundred stalls.
 
     **Monotone**, as the protocol demands: the regime changes when the first chunk is added to a
     batch of decodes, so the prediction of a step with a chunk is at least that of its decodes.
@@ -94,7 +105,6 @@ class OnlineModel:
         "_decodes_s",
         "_num_steps",
         "_prefill",
-        "_spread",
         "base",
     )
 
@@ -108,8 +118,6 @@ class OnlineModel:
         step.add(512, 0)
         self._prefill = RegimeState(_log_margin_of(base, step))
         self._common = 0.0
-        self._spread = _SPREAD_START
-        """Median size of the error, in log."""
         self._num_steps = 0
         self._decodes = BatchShape()
         """Of the latest shape whose decodes had to be predicted."""
@@ -165,42 +173,46 @@ class OnlineModel:
 
     def _learn_margin(self, state: RegimeState, error: float) -> None:
         state.num_steps += 1
+        extra = _FIRST_MARGIN_GAIN - _MARGIN_GAIN
+        gain = _MARGIN_GAIN + extra / (1 + state.num_steps / _MARGIN_GAIN_STEPS)
         if error > state.log_margin:
             state.num_over += 1
-            state.log_margin = min(_MARGIN_MAX, state.log_margin * _MARGIN_GROWS)
+            grown = state.log_margin * math.exp(gain * (1 - MISS_RATE))
+            state.log_margin = min(_MARGIN_MAX, grown)
         else:
-            state.log_margin = max(_MARGIN_MIN, state.log_margin * _MARGIN_SHRINKS)
+            shrunk = state.log_margin * math.exp(-gain * MISS_RATE)
+            state.log_margin = max(_MARGIN_MIN, shrunk)
         state.margin = math.exp(state.log_margin)
 
     def _learn_bias(self, state: RegimeState, error: float) -> None:
         self._num_steps += 1
         gain = _GAIN if self._num_steps > _NUM_FIRST_STEPS else 1 / (self._num_steps + 2)
-        spread, most = self._spread, _CLIP * self._spread
+        spread, most = state.spread, _CLIP * state.spread
         # As many errors above as below: up or down by the same factor tracks the median.
         if -spread < error < spread:
-            self._spread = max(_SPREAD_MIN, spread / _SPREAD_STEP)
+            state.spread = max(_SPREAD_MIN, spread / _SPREAD_STEP)
         else:
-            self._spread = min(_SPREAD_MAX, spread * _SPREAD_STEP)
+            state.spread = min(_SPREAD_MAX, spread * _SPREAD_STEP)
             error = max(-most, min(most, error))
         self._common = _clamp(self._common + gain * error)
         state.offset = _clamp(state.offset + _OFFSET_GAIN * error)
 
     def _predict_decodes_of(self, shape: BatchShape) -> float:
-        """What the base predicts for the step without its chunks, at least.
+        """What the base predicts for the step without its chunks.
 
-        The longest context may have been a chunk's; keeping it errs upwards and stays monotone.
         Remembered, since a step is packed decodes first and then asks for one chunk after another.
         """
         decodes = self._decodes
         if (
             decodes.decode_context_tokens != shape.decode_context_tokens
-            or decodes.max_context_tokens != shape.max_context_tokens
             or decodes.num_decodes != shape.num_decodes
+            or decodes.max_context_tokens != shape.max_decode_context_tokens
             or decodes.num_swapped_blocks != shape.num_swapped_blocks
         ):
             decodes.num_decodes = shape.num_decodes
             decodes.decode_context_tokens = shape.decode_context_tokens
-            decodes.max_context_tokens = shape.max_context_tokens
+            decodes.max_context_tokens = shape.max_decode_context_tokens
+            decodes.max_decode_context_tokens = shape.max_decode_context_tokens
             decodes.num_swapped_blocks = shape.num_swapped_blocks
             self._decodes_s = self.base.predict(decodes)
         return self._decodes_s

@@ -82,6 +82,8 @@ class SLOAware(Policy):
     """No chunk is cut smaller than this, unless it is the end of its prompt."""
     margin: float = 0.0
     """Share of the time limit that is left unused, against predictions that are too low."""
+    cautious: bool = False
+    """Whether the time that at most 1 % of such steps exceed must stay below the limit."""
 
     def __post_init__(self) -> None:
         for name, least in (("cascade", 1), ("max_early_rejects", 0), ("min_chunk_tokens", 1)):
@@ -204,7 +206,7 @@ class _Pack:
     """One attempt at packing the queue below a time limit."""
 
     def __init__(self, policy: SLOAware, queue: _Queue, limit_s: float) -> None:
-        self.batch = BatchBuilder(queue.view, time_limit_s=limit_s)
+        self.batch = BatchBuilder(queue.view, time_limit_s=limit_s, cautious=policy.cautious)
         self._policy = policy
         self._queue = queue
         self._victims = list(queue.running)
