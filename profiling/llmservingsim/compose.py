@@ -25,17 +25,21 @@ import slosched.perfmodel
 from slosched.perfmodel import (
     FitReport,
     Measurement,
+    Part,
     Profile,
-    fit_linear,
+    fit,
     save_model,
     write_profile,
 )
+from slosched.perfmodel.split import covering
 
 BUNDLED = Path(slosched.perfmodel.__file__).parent / "bundled"
 
 _PER_STEP = ("embedding", "final_layernorm")
 _TWICE_A_LAYER = ("layernorm",)
 """The table has one norm; a decoder layer runs it before attention and before the MLP."""
+_NUM_KEPT = 320
+"""Steps of a composed profile that are kept in the repository, beside the layers' times."""
 _REPEATS = 3
 """`measurement_iterations` in the tables' meta.yaml."""
 
@@ -53,6 +57,10 @@ class Source:
     tables: str
     """Folder of its tables below `profiler/perf`."""
     num_layers: int
+    num_sms: int
+    num_query_heads: int
+    """Of one GPU, as are the KV heads."""
+    num_kv_heads: int
     kv_capacity_tokens: int
     kv_capacity_origin: str = _ESTIMATE
 
@@ -64,6 +72,9 @@ SOURCES = (
         model="meta-llama/Llama-3.1-8B",
         tables="RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1",
         num_layers=32,
+        num_sms=128,
+        num_query_heads=32,
+        num_kv_heads=8,
         kv_capacity_tokens=41_408,
         kv_capacity_origin="vLLM 0.19 at gpu_memory_utilization 0.9",
     ),
@@ -73,6 +84,9 @@ SOURCES = (
         model="meta-llama/Llama-3.1-8B",
         tables="RTXPRO6000/meta-llama/Llama-3.1-8B/bf16/tp1",
         num_layers=32,
+        num_sms=188,
+        num_query_heads=32,
+        num_kv_heads=8,
         kv_capacity_tokens=520_000,
     ),
     Source(
@@ -81,47 +95,103 @@ SOURCES = (
         model="Qwen/Qwen3-32B",
         tables="RTXPRO6000/Qwen/Qwen3-32B/bf16/tp1",
         num_layers=64,
+        num_sms=188,
+        num_query_heads=64,
+        num_kv_heads=8,
         kv_capacity_tokens=80_000,
     ),
 )
 
 
+@dataclass(frozen=True)
+class Tables:
+    """Microseconds of everything but attention, by tokens and by requests of a step."""
+
+    layers_us: pd.Series
+    requests_us: pd.Series
+
+    @staticmethod
+    def read(source: Source, perf: Path) -> Tables:
+        folder = perf / source.tables
+        dense = pd.read_csv(folder / "dense.csv").pivot(
+            index="tokens", columns="layer", values="time_us"
+        )
+        per_layer_us = dense.drop(columns=list(_PER_STEP)).sum(axis=1)
+        per_layer_us += dense[list(_TWICE_A_LAYER)].sum(axis=1)
+        per_sequence = pd.read_csv(folder / "per_sequence.csv").groupby("sequences").time_us.sum()
+        layers_us = dense[list(_PER_STEP)].sum(axis=1) + source.num_layers * per_layer_us
+        return Tables(layers_us, per_sequence)
+
+    def at(self, num_tokens: pd.Series, num_reqs: pd.Series) -> np.ndarray:
+        layers_us = np.interp(num_tokens, self.layers_us.index, self.layers_us)
+        return layers_us + np.interp(num_reqs, self.requests_us.index, self.requests_us)
+
+    def holds(self, num_tokens: pd.Series, num_reqs: pd.Series) -> pd.Series:
+        return (num_tokens <= self.layers_us.index.max()) & (
+            num_reqs <= self.requests_us.index.max()
+        )
+
+    def measurements(self) -> list[Measurement]:
+        """Each tabulated count of tokens in one request, each of requests with a token each."""
+        tokens = pd.Series(self.layers_us.index)
+        requests = pd.Series([s for s in self.requests_us.index if s > 1])
+        alone_us = self.at(tokens, tokens * 0 + 1)
+        many_us = self.at(requests, requests)
+        return [
+            *(
+                Measurement(((int(t), 0),), us / 1e6, repeats=_REPEATS, part=Part.LAYERS)
+                for t, us in zip(tokens, alone_us, strict=True)
+            ),
+            *(
+                Measurement(((1, 0),) * int(s), us / 1e6, repeats=_REPEATS, part=Part.LAYERS)
+                for s, us in zip(requests, many_us, strict=True)
+            ),
+        ]
+
+
 def compose(source: Source, perf: Path) -> Profile:
-    """The steps of all measured batches that fit into the GPU's KV cache."""
-    folder = perf / source.tables
-    dense = pd.read_csv(folder / "dense.csv").pivot(
-        index="tokens", columns="layer", values="time_us"
-    )
-    per_sequence = pd.read_csv(folder / "per_sequence.csv").groupby("sequences").time_us.sum()
-    once_us = dense[list(_PER_STEP)].sum(axis=1)
-    layer_us = dense.drop(columns=list(_PER_STEP)).sum(axis=1)
-    layer_us += dense[list(_TWICE_A_LAYER)].sum(axis=1)
-    rows = pd.read_csv(folder / "attention.csv")
+    """The layers' times, and the steps of all measured batches that fit into the KV cache."""
+    tables = Tables.read(source, perf)
+    rows = pd.read_csv(perf / source.tables / "attention.csv")
     tokens = rows.prefill_chunk + rows.n_decode
-    sequences = rows.n_decode + (rows.prefill_chunk > 0)
+    requests = rows.n_decode + (rows.prefill_chunk > 0)
     context = rows.prefill_chunk + rows.kv_prefill + rows.n_decode * (rows.kv_decode + 1)
-    micros = (
-        np.interp(tokens, once_us.index, once_us)
-        + source.num_layers * (np.interp(tokens, layer_us.index, layer_us) + rows.time_us)
-        + np.interp(sequences, per_sequence.index, per_sequence)
-    )
-    kept = (
-        (tokens <= dense.index.max())
-        & (sequences <= per_sequence.index.max())
-        & (context <= source.kv_capacity_tokens)
-    )
+    micros = tables.at(tokens, requests) + source.num_layers * rows.time_us
+    kept = tables.holds(tokens, requests) & (context <= source.kv_capacity_tokens)
     steps = rows.assign(seconds=micros / 1e6)[kept]
-    measurements = tuple(_measurement(step) for step in steps.itertuples())
-    return Profile(measurements, _provenance(source))
+    measured = (*tables.measurements(), *(_measurement(step) for step in steps.itertuples()))
+    return Profile(measured, _provenance(source))
 
 
-def fit(source: Source, perf: Path) -> FitReport:
-    return fit_steps(compose(source, perf))
+def compose_skewed(source: Source, perf: Path) -> list[Measurement]:
+    """Steps with decodes of unequal context, from `skew.csv`; never fitted.
+
+    Its times are sums over the repetitions, three times those of `attention.csv`.
+    """
+    tables = Tables.read(source, perf)
+    rows = pd.read_csv(perf / source.tables / "skew.csv")
+    tokens, requests = rows.pc + rows.n, rows.n + (rows.pc > 0)
+    context = rows.pc + rows.kp + rows.nb * (rows.kv_big + 1) + (rows.n - rows.nb) * (rows.kvs + 1)
+    micros = tables.at(tokens, requests) + source.num_layers * rows.t_skew_us / _REPEATS
+    kept = tables.holds(tokens, requests) & (context <= source.kv_capacity_tokens)
+    return [
+        Measurement(
+            (((int(r.pc), int(r.kp)),) if r.pc else ())
+            + ((1, int(r.kv_big)),) * int(r.nb)
+            + ((1, int(r.kvs)),) * int(r.n - r.nb),
+            float(r.seconds),
+            repeats=_REPEATS,
+        )
+        for r in rows.assign(seconds=micros / 1e6)[kept].itertuples()
+    ]
 
 
-def fit_steps(profile: Profile) -> FitReport:
-    """Nearly all measured batches are mixed, nearly all steps of a server are decodes."""
-    return fit_linear(profile, balance_regimes=True)
+def thinned(profile: Profile, num_steps: int) -> Profile:
+    """All rows of the layers and `num_steps` steps that cover the shapes of all."""
+    layers = [m for m in profile.measurements if m.part is Part.LAYERS]
+    steps = [m for m in profile.measurements if m.part is Part.STEP]
+    chosen = [steps[i] for i in covering(steps, num_steps)]
+    return Profile((*layers, *chosen), profile.provenance)
 
 
 def _measurement(step: tuple[float, ...]) -> Measurement:
@@ -138,6 +208,9 @@ def _provenance(source: Source) -> dict[str, str]:
         "model": source.model,
         "engine": "vLLM 0.19.0, bfloat16, tensor parallel 1, kernels of enforce_eager",
         "source": f"github.com/casys-kaist/LLMServingSim 5daddb21, profiler/perf/{source.tables}",
+        "num_sms": str(source.num_sms),
+        "num_query_heads": str(source.num_query_heads),
+        "num_kv_heads": str(source.num_kv_heads),
         "licence": "MIT (Copyright (c) 2024 CASYS Lab at KAIST)",
         "method": "steps composed from per-layer CUDA kernel times by "
         "profiling/llmservingsim/compose.py; each attention time measured jointly over one chunk "
@@ -159,14 +232,21 @@ def main(
     for source in SOURCES:
         profile = compose(source, perf)
         if steps is not None:
-            write_profile(profile, steps / f"{source.name}.csv")
-        report = fit_steps(profile)
-        save_model(report.model, out / f"{source.name}.json")
-        typer.echo(f"{source.name}: {report.train.count} steps fitted, errors of the others:")
+            path = steps / f"{source.name}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_profile(thinned(profile, _NUM_KEPT), path)
+        report: FitReport = fit(profile)
+        path = out / f"{source.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_model(report.model, path)
+        typer.echo(
+            f"{source.name}: {report.model.form}, {report.train.count} steps fitted, errors of "
+            "the others:"
+        )
         for regime, error in {**report.by_regime, "all": report.held_out}.items():
             typer.echo(
-                f"  {regime:>8} {error.count:5}  MAPE {error.mape:4.1f} %, p50 {error.p50:4.1f} %, "
-                f"p90 {error.p90:4.1f} %, p99 {error.p99:4.1f} %"
+                f"  {regime:>12} {error.count:5}  MAPE {error.mape:4.1f} %, p50 {error.p50:4.1f} %,"
+                f" p90 {error.p90:4.1f} %, p99 {error.p99:4.1f} %"
             )
 
 

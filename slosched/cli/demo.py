@@ -35,11 +35,12 @@ from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, summarize
 from slosched.evaluate.records import read_records
 from slosched.perfmodel import (
-    LinearModel,
-    fit_linear,
+    FittedModel,
+    fit,
     load_model,
     read_profile,
     save_model,
+    scaled,
 )
 from slosched.policy import FCFS, POLICIES
 from slosched.policy.spec import make_policy
@@ -176,7 +177,7 @@ class Load:
     """Highest simulated rate at which `fcfs` keeps 90 % of the promises."""
 
 
-def as_fast_as_now(model: LinearModel, url: str, seed: int) -> LinearModel:
+def as_fast_as_now(model: FittedModel, url: str, seed: int) -> FittedModel:
     """The model scaled to what a burst of a few requests takes on the server right now.
 
     A desk or a shared machine may have become faster or slower since it was profiled.
@@ -188,7 +189,7 @@ def as_fast_as_now(model: LinearModel, url: str, seed: int) -> LinearModel:
     expected = simulate(burst, FCFS(), model, REPLICA)
     ratio = _makespan_s(live) / _makespan_s([RequestRecord.from_request(r) for r in expected])
     console.print(f"A burst takes {ratio:.2f} times as long as the fitted model says: corrected.")
-    return model.scaled(ratio)
+    return scaled(model, ratio)
 
 
 def _makespan_s(records: Sequence[RequestRecord]) -> float:
@@ -318,7 +319,7 @@ def _report(
         comparison_section(
             "Simulated", f"The same trace on the fitted latency model. {what}", simulated, RULE
         ),
-        fit_section(fit_linear(read_profile(files.profile))),
+        fit_section(fit(read_profile(files.profile))),
     ]
     write_report(files.report, "slosched demo", sections, replica.provenance())
 

@@ -8,7 +8,14 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from slosched.cli.fit import ERROR_COLUMNS, coefficient_rows, error_rows
+from slosched.cli.fit import (
+    ERROR_COLUMNS,
+    PARAMETER_COLUMNS,
+    choice,
+    error_rows,
+    form_rows,
+    parameter_rows,
+)
 from slosched.cli.results import COLUMNS, Outcome, outcome_row, summarize_all
 from slosched.core import DeadlineRule
 from slosched.evaluate.metrics import Summary
@@ -22,24 +29,26 @@ from slosched.evaluate.plots import (
 from slosched.evaluate.report import Section
 from slosched.evaluate.timeline import timeline
 from slosched.perfmodel import FitReport
+from slosched.perfmodel.errors import regimes
 
 
 def plot_fit(report: FitReport) -> Figure:
-    """Held-out measurements only."""
+    """Predictions for steps that were not fitted, by regime."""
     measured = report.held_out_measurements
-    predicted = [report.model.predict(m.shape) for m in measured]
-    return fit_plot(predicted, [m.seconds for m in measured])
+    groups = {
+        regime: [i for i, m in enumerate(measured) if m.regime == regime]
+        for regime in regimes(measured)
+    }
+    return fit_plot(report.held_out_predictions_s, [m.seconds for m in measured], groups)
 
 
 def fit_section(report: FitReport) -> Section:
-    """Coefficients, errors and the plot of a fit."""
-    coefficients = pd.DataFrame(coefficient_rows(report), columns=["coefficient", "value"])
+    """Forms, parameters, errors and the plot of a fit."""
+    forms = pd.DataFrame(form_rows(report), columns=list(ERROR_COLUMNS))
+    parameters = pd.DataFrame(parameter_rows(report), columns=list(PARAMETER_COLUMNS))
     errors = pd.DataFrame(error_rows(report), columns=list(ERROR_COLUMNS))
-    text = (
-        "T = C1(t+Bd) + C2·t2 + C3·t3 + C4·ceil((t+Bd)/64) + C5·[Bd>0] + C6·num_swap + C7, "
-        "fitted to three quarters of the measured steps; errors in % of the measured time."
-    )
-    return Section("Latency model", [text, coefficients, errors, plot_fit(report)])
+    text = f"{choice(report)}. Errors in % of the measured time, of steps that were not fitted."
+    return Section("Latency model", [text, forms, parameters, errors, plot_fit(report)])
 
 
 def comparison_section(

@@ -9,7 +9,8 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, table
-from slosched.perfmodel import AttentionWork, FitReport, fit_linear, read_profile, save_model
+from slosched.perfmodel import AUTO, FITTERS, ErrorReport, FitReport, read_profile, save_model
+from slosched.perfmodel import fit as fit_model
 
 
 def fit(
@@ -17,25 +18,28 @@ def fit(
     out: Annotated[
         Path, typer.Option("--out", "-o", dir_okay=False, help="The model, as JSON.")
     ] = Path("model.json"),
-    attention: Annotated[
-        AttentionWork,
-        typer.Option(help="Prefill attention as exact work, or the literal sum of chunk²."),
-    ] = AttentionWork.EXACT,
-    held_out: Annotated[
-        float, typer.Option(help="Share of the measurements that is never fitted, only judged.")
-    ] = 0.25,
+    form: Annotated[
+        str,
+        typer.Option(help=f"What is fitted: {', '.join((AUTO, *FITTERS))}."),
+    ] = AUTO,
     plot: Annotated[
-        Path | None, typer.Option(help="Figure of predicted against measured times (PNG, SVG).")
+        Path | None,
+        typer.Option(help="Figure of held-out predictions and residuals by regime (PNG, SVG)."),
     ] = None,
     seed: options.Seed = 0,
 ) -> None:
-    """Fit T = C1(t+Bd) + C2·t2 + C3·t3 + C4·⌈(t+Bd)/64⌉ + C5·[Bd>0] + C6·num_swap + C7.
+    """Fit how long a step takes, and say how wrong the fit is on steps it has not seen.
 
-    Example: `slosched fit profile.csv -o model.json --plot fit.png`.
+    The forms: `linear`, T = C1(t+Bd) + C2·t2 + C3·t3 + C4·⌈(t+Bd)/64⌉ + C5·[Bd>0] + C6·num_swap +
+    C7, with t2 as exact work (`linear-literal`: the sum of chunk²); `roofline`, weights read or
+    tokens multiplied, whichever is slower; `profiled-separate` and `profiled-joint`, a table of
+    the layers' time and attention kernels that add up or, as FlashAttention-2's, do not.  `auto`
+    fits all of them and takes the one with the least held-out error.
+
+    Examples: `slosched fit profile.csv -o model.json --plot fit.png`,
+    `slosched fit profile.csv --form linear`.
     """
-    report = fit_linear(
-        read_profile(profile), attention=attention, held_out_fraction=held_out, seed=seed
-    )
+    report = fit_model(read_profile(profile), form, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_model(report.model, out)
     print_fit(report)
@@ -49,45 +53,74 @@ def fit(
 
 
 def print_fit(report: FitReport) -> None:
-    console.print(table("Coefficients", ("coefficient", "value"), coefficient_rows(report)))
+    if len(report.considered) > 1:
+        console.print(table("Forms, held-out error in %", ERROR_COLUMNS, form_rows(report)))
+    console.print(table(f"The {report.model.form} form", PARAMETER_COLUMNS, parameter_rows(report)))
     console.print(table("Error in % of the measured time", ERROR_COLUMNS, error_rows(report)))
+    console.print(choice(report))
 
 
-ERROR_COLUMNS = ("steps", "n", "mean", "p50", "p90", "p99", "under p95", "under p99")
+ERROR_COLUMNS = ("steps", "n", "mean", "p50", "p90", "p99", "max", "under p95", "under p99")
+PARAMETER_COLUMNS = ("parameter", "value", "95 % interval")
 
 
-def coefficient_rows(report: FitReport) -> list[tuple[str, str]]:
-    """C1 … C7 in microseconds; those that no measurement depends on say so."""
+def choice(report: FitReport) -> str:
+    """Why this form, in a sentence."""
+    error = report.held_out
+    said = f"{report.model.form}: wrong by {error.mape:.1f} % on average, {error.p99:.1f} % at p99"
+    if len(report.considered) == 1:
+        return said
+    return (
+        f"{said}; the least held-out error of {len(report.considered)} forms, ties to the simplest"
+    )
+
+
+def form_rows(report: FitReport) -> list[tuple[str, ...]]:
     return [
-        (
-            f"C{i} {name.removesuffix('_s')}",
-            "not determined" if name in report.undetermined else f"{1e6 * value:.6g} µs",
-        )
-        for i, (name, value) in enumerate(vars(report.model.coefficients).items(), start=1)
+        _error_row(name, error)
+        if isinstance(error, ErrorReport)
+        else (name, "", error, *[""] * (len(ERROR_COLUMNS) - 3))
+        for name, error in report.considered.items()
     ]
 
 
+def parameter_rows(report: FitReport) -> list[tuple[str, str, str]]:
+    """Times in microseconds; what no measurement depends on says so."""
+    rows = []
+    for e in report.estimates:
+        name, unit, factor = e.name, "", 1.0
+        if name.endswith("_s"):
+            name, unit, factor = name.removesuffix("_s"), " µs", 1e6
+        interval = f"{factor * e.low:.4g} to {factor * e.high:.4g}{unit}"
+        rows.append(
+            (
+                name,
+                f"{factor * e.value:.6g}{unit}",
+                interval if e.is_determined else "not determined by these measurements",
+            )
+        )
+    return rows
+
+
 def error_rows(report: FitReport) -> list[tuple[str, ...]]:
+    off_grid = {"off the power-of-two grid": report.off_grid} if report.off_grid else {}
     reports = {
         "fitted": report.train,
         "held out": report.held_out,
         **{f"held out, {regime}": error for regime, error in report.by_regime.items()},
+        **off_grid,
     }
-    return [
-        (
-            name,
-            str(error.count),
-            *(
-                f"{percent:.1f}"
-                for percent in (
-                    error.mape,
-                    error.p50,
-                    error.p90,
-                    error.p99,
-                    error.under_p95,
-                    error.under_p99,
-                )
-            ),
-        )
-        for name, error in reports.items()
-    ]
+    return [_error_row(name, error) for name, error in reports.items()]
+
+
+def _error_row(name: str, error: ErrorReport) -> tuple[str, ...]:
+    percents = (
+        error.mape,
+        error.p50,
+        error.p90,
+        error.p99,
+        error.max,
+        error.under_p95,
+        error.under_p99,
+    )
+    return (name, str(error.count), *(f"{percent:.1f}" for percent in percents))

@@ -19,7 +19,7 @@ from slosched.core import NO_SLO, Executor, LatencyModel, Limits
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.kv import KVCache
-from slosched.perfmodel import LinearModel, OnlineModel, fit_linear, load_model, save_model
+from slosched.perfmodel import FittedModel, OnlineModel, fit, load_model, save_model
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
 
@@ -149,7 +149,7 @@ def make_tokenizer(local: LocalModel) -> Tokenizer:
     return HuggingFaceTokenizer(loaded.tokenizer, loaded.vocab_size)
 
 
-def remembered_model(local: LocalModel, limits: Limits) -> LinearModel:
+def remembered_model(local: LocalModel, limits: Limits) -> FittedModel:
     """The latency model of this model on this device, from the cache or profiled now."""
     from slosched.engine.torch import default_cache_dir
 
@@ -172,7 +172,7 @@ def remembered_model(local: LocalModel, limits: Limits) -> LinearModel:
         seed=0,
         max_context_tokens=_QUICK_CONTEXT_TOKENS,
     )
-    report = fit_linear(measured)
+    report = fit(measured)
     save_model(report.model, path)
     console.print(f"latency model: held-out error {report.held_out.mape:.1f} % on average, {path}")
     return report.model

@@ -16,7 +16,7 @@ from slosched.core import Limits, Policy
 from slosched.engine.loop import StepRecord
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, StepRow
-from slosched.perfmodel import DEFAULT_MODEL, LinearModel, load_model
+from slosched.perfmodel import DEFAULT_MODEL, FittedModel, load_model
 from slosched.workload import Trace
 
 _DEFAULT_KV_TOKENS = 131_072
@@ -27,7 +27,7 @@ _DEFAULT_KV_TOKENS = 131_072
 class Replica:
     """The device that is simulated and its limits."""
 
-    model: LinearModel
+    model: FittedModel
     model_name: str
     config: SimulationConfig
 
@@ -90,7 +90,7 @@ class ReplicaOptions:
         return Replica(model, name, config)
 
 
-def kv_capacity_tokens(model: LinearModel) -> int:
+def kv_capacity_tokens(model: FittedModel) -> int:
     """What the measured device's KV cache held, as far as the model's provenance says."""
     return int(model.provenance.get("kv_capacity_tokens", _DEFAULT_KV_TOKENS))
 

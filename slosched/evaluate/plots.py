@@ -156,8 +156,16 @@ def decile_lines(records: Mapping[str, Sequence[RequestRecord]], rule: DeadlineR
     return figure
 
 
-def fit_plot(predicted_s: npt.ArrayLike, measured_s: npt.ArrayLike) -> Figure:
-    """Predicted against measured step times, and the relative error; both of shape (n,)."""
+def fit_plot(
+    predicted_s: npt.ArrayLike,
+    measured_s: npt.ArrayLike,
+    groups: Mapping[str, Sequence[int]] | None = None,
+) -> Figure:
+    """Predicted against measured step times, and the relative errors; both of shape (n,).
+
+    `groups` names sets of steps by their indices, such as the regimes; the errors are drawn for
+    each of them, with the box from the 5th to the 95th percentile and every step outside it.
+    """
     predicted, measured = (np.asarray(v, dtype=np.float64) for v in (predicted_s, measured_s))
     if predicted.shape != measured.shape or predicted.ndim != 1 or not predicted.size:
         raise ValueError(
@@ -167,15 +175,18 @@ def fit_plot(predicted_s: npt.ArrayLike, measured_s: npt.ArrayLike) -> Figure:
     if (measured <= 0).any() or not (np.isfinite(measured) & np.isfinite(predicted)).all():
         raise ValueError("fit_plot needs finite times, and measured ones above 0")
     error = predicted / measured - 1
-    figure = Figure(figsize=(WIDTH_IN, 3.5), layout="constrained")
+    named = {"all": range(len(error)), **(groups or {})}
+    figure = Figure(figsize=(WIDTH_IN, max(3.5, 1.2 + 0.45 * len(named))), layout="constrained")
     times, errors = figure.subplots(1, 2)
-    dots: dict[str, Any] = {
-        "s": 11,
-        "alpha": 0.55,
-        "linewidths": 0,
-        "rasterized": len(error) > _MAX_VECTOR_DOTS,
-    }
-    times.scatter(measured * 1e3, predicted * 1e3, color=BLUE, **dots)
+    times.scatter(
+        measured * 1e3,
+        predicted * 1e3,
+        color=BLUE,
+        s=11,
+        alpha=0.55,
+        linewidths=0,
+        rasterized=len(error) > _MAX_VECTOR_DOTS,
+    )
     ends = np.array([measured.min(), measured.max()]) * 1e3
     times.plot(ends, ends, color=BLACK, linewidth=1, label="exact")
     times.plot(ends, ends * 1.1, color=GREY, linewidth=1, linestyle="--", label="±10 %")
@@ -184,29 +195,29 @@ def fit_plot(predicted_s: npt.ArrayLike, measured_s: npt.ArrayLike) -> Figure:
     _log_axis(times)
     _log_axis(times, "y")
     times.legend(frameon=False, fontsize=9, loc="upper left")
-    errors.scatter(measured * 1e3, error, color=BLUE, **dots)
-    errors.axhline(0, color=BLACK, linewidth=1)
-    low, high = np.quantile(error, [0.05, 0.95])
-    for level, words in ((high, "95 %"), (low, "5 %")):
-        errors.axhline(level, color=VERMILION, linewidth=1, linestyle="--")
-        errors.annotate(
-            f"{words}: {level:+.1%}",
-            xy=(1.0, level),
-            xycoords=("axes fraction", "data"),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=VERMILION,
-            annotation_clip=False,
-        )
-    errors.set(xlabel="measured (ms)", ylabel="predicted / measured − 1")
-    _log_axis(errors)
-    errors.yaxis.set_major_formatter(PercentFormatter(1.0))
+    _error_boxes(errors, {name: error[list(members)] for name, members in named.items()})
     errors.set_title(f"mean |error| {np.abs(error).mean():.2%}, n = {len(error)}", fontsize=10)
     for axes in (times, errors):
         tidy(axes)
     return figure
+
+
+def _error_boxes(axes: Axes, groups: Mapping[str, npt.NDArray[np.float64]]) -> None:
+    """One box a group, the first on top; left of zero the model promised too much."""
+    axes.boxplot(
+        list(groups.values()),
+        orientation="horizontal",
+        whis=(5, 95),
+        widths=0.55,
+        medianprops={"color": VERMILION, "linewidth": 1.5},
+        flierprops={"marker": ".", "markersize": 3, "markeredgecolor": GREY},
+    )
+    labels = [f"{name} ({len(values)})" for name, values in groups.items()]
+    axes.set_yticks(range(1, len(labels) + 1), labels)
+    axes.invert_yaxis()
+    axes.axvline(0, color=BLACK, linewidth=1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_xlabel("predicted / measured − 1 (box: quartiles; whiskers: 5 to 95 %)")
 
 
 def _figure(height_in: float) -> tuple[Figure, Axes]:

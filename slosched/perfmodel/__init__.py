@@ -1,24 +1,42 @@
-"""How long a step takes: measurements, the formula, its fit, and models to load."""
+"""How long a step takes: measurements, the forms, their fit, and models to load."""
 
-from slosched.perfmodel.fit import FitReport, fit_linear
+from slosched.perfmodel.errors import ErrorReport, FitError
+from slosched.perfmodel.fit import AUTO, FITTERS, FitReport, fit
+from slosched.perfmodel.forms import scaled
+from slosched.perfmodel.layered import LayeredModel
 from slosched.perfmodel.linear import AttentionWork, LinearCoefficients, LinearModel
-from slosched.perfmodel.measurement import Measurement, Profile, read_profile, write_profile
+from slosched.perfmodel.measurement import (
+    Measurement,
+    Part,
+    Profile,
+    read_profile,
+    write_profile,
+)
+from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.online import OnlineModel
 from slosched.perfmodel.store import DEFAULT_MODEL, bundled_models, load_model, save_model
 
 __all__ = [
+    "AUTO",
     "DEFAULT_MODEL",
+    "FITTERS",
     "AttentionWork",
+    "ErrorReport",
+    "FitError",
     "FitReport",
+    "FittedModel",
+    "LayeredModel",
     "LinearCoefficients",
     "LinearModel",
     "Measurement",
     "OnlineModel",
+    "Part",
     "Profile",
     "bundled_models",
-    "fit_linear",
+    "fit",
     "load_model",
     "read_profile",
     "save_model",
+    "scaled",
     "write_profile",
 ]

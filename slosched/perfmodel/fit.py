@@ -1,173 +1,201 @@
-"""Fit the latency model to measurements, and say how wrong it is on steps it never saw."""
+"""Fit a latency model of a chosen form, or of the best one, and say how wrong it is."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from slosched.core import BatchShape, LatencyModel, SloschedError
-from slosched.perfmodel.linear import (
-    TILE_TOKENS,
-    AttentionWork,
-    LinearCoefficients,
-    LinearModel,
+from slosched.perfmodel.columns import Array
+from slosched.perfmodel.errors import ErrorReport, FitError, by_regime, predictions, report_errors
+from slosched.perfmodel.fit_layered import (
+    JointFactsMissingError,
+    fit_profiled_joint,
+    fit_profiled_separate,
+    fit_roofline,
 )
-from slosched.perfmodel.measurement import Measurement, Profile
+from slosched.perfmodel.fit_linear import fit_linear
+from slosched.perfmodel.forms import described
+from slosched.perfmodel.linear import AttentionWork
+from slosched.perfmodel.measurement import Measurement, Part, Profile
+from slosched.perfmodel.model import FittedModel
+from slosched.perfmodel.solve import Estimate
+from slosched.perfmodel.split import covering, folds, on_grid
 
-_MIN_MEASUREMENTS = 16
+AUTO = "auto"
+
+_MIN_STEPS = 16
+_MAX_FOLDED = 400
+"""Steps up to which every one is fitted and, in another fold, judged."""
+_MAX_FITTED = 320
+"""Of more steps than that, as many as cover the shapes are fitted and all others judged."""
+_MIN_OFF_GRID = 20
+_TIE = 1.05
+"""A more elaborate form must beat a simpler one by more than this factor."""
+
+Fitted = tuple[FittedModel, tuple[Estimate, ...]]
+Fitter = Callable[[Sequence[Measurement], Mapping[str, str], int], Fitted]
 
 
-class FitError(SloschedError):
-    """The measurements cannot determine a model."""
+def _linear(rows: Sequence[Measurement], work: AttentionWork) -> Fitted:
+    return fit_linear([m for m in rows if m.part is Part.STEP], work)
 
 
-@dataclass(frozen=True)
-class ErrorReport:
-    """Relative errors of predictions, in percent of the measured time."""
-
-    count: int
-    mape: float
-    """Mean of |error|."""
-    p50: float
-    p90: float
-    p99: float
-    under_p95: float
-    """95th percentile of under-prediction: what makes a deadline be missed; never below 0."""
-    under_p99: float
+FITTERS: Mapping[str, Fitter] = {
+    "linear-literal": lambda rows, _facts, _seed: _linear(rows, AttentionWork.LITERAL),
+    "linear": lambda rows, _facts, _seed: _linear(rows, AttentionWork.EXACT),
+    "roofline": lambda rows, _facts, seed: fit_roofline(rows, seed),
+    "profiled-separate": lambda rows, _facts, seed: fit_profiled_separate(rows, seed),
+    "profiled-joint": fit_profiled_joint,
+}
+"""Every form that can be asked in a scheduler, the simplest first."""
 
 
 @dataclass(frozen=True)
 class FitReport:
-    model: LinearModel
+    """A model and its errors; `held_out` is of predictions by a fit that never saw the step."""
+
+    model: FittedModel
+    estimates: tuple[Estimate, ...]
     train: ErrorReport
     held_out: ErrorReport
-    by_regime: Mapping[str, ErrorReport] = field(default_factory=dict)
+    by_regime: Mapping[str, ErrorReport]
     """Held-out errors of each kind of step."""
-    undetermined: tuple[str, ...] = ()
-    """Coefficients that the data say nothing about; they are zero in the model."""
-    held_out_measurements: tuple[Measurement, ...] = ()
+    off_grid: ErrorReport | None
+    """Fitted on batches of powers of two only, judged on all others; None if either is few."""
+    held_out_measurements: tuple[Measurement, ...]
+    held_out_predictions_s: tuple[float, ...]
+    considered: Mapping[str, ErrorReport | str]
+    """By form, the held-out error by which it was chosen, or why it could not be fitted."""
+
+    @property
+    def undetermined(self) -> tuple[str, ...]:
+        """Parameters that the measurements say next to nothing about."""
+        return tuple(e.name for e in self.estimates if not e.is_determined)
 
 
-def features(shape: BatchShape, attention: AttentionWork) -> tuple[float, ...]:
-    """What C1 … C7 are multiplied with."""
-    tokens = shape.num_tokens
-    exact = attention is AttentionWork.EXACT
-    return (
-        tokens,
-        shape.prefill_attention_tokens if exact else shape.squared_chunk_tokens,
-        shape.decode_context_tokens,
-        -(-tokens // TILE_TOKENS),
-        float(shape.num_decodes > 0),
-        shape.num_swapped_blocks,
-        1.0,
-    )
+def fit(profile: Profile, form: str = AUTO, *, num_folds: int = 5, seed: int = 0) -> FitReport:
+    """Fit `form`, or the one with the least held-out error for `"auto"`.
 
-
-def fit_linear(
-    profile: Profile,
-    *,
-    attention: AttentionWork = AttentionWork.EXACT,
-    held_out_fraction: float = 0.25,
-    seed: int = 0,
-    balance_regimes: bool = False,
-) -> FitReport:
-    """Least squares on the *relative* error with coefficients >= 0.
-
-    A quarter of the measurements, drawn within each regime, is held out and never fitted; the
-    errors reported are theirs, of the very model that is returned.  With `balance_regimes` all
-    decode steps together weigh as much as all mixed ones, however many of each were measured: for
-    grids that are full of combinations which a server rarely runs.
+    Up to 400 steps: k-fold, each step judged by a fit without it, then one fit to all.  More: as
+    many as cover the shapes are fitted, all others judge the model that is returned.  Raises
+    FitError if the profile cannot determine a model.
     """
-    from scipy.optimize import nnls  # half a second to import, which only a fit should pay
+    steps = _check(profile)
+    if form != AUTO and form not in FITTERS:
+        raise FitError(f"no form {form!r}; there are {', '.join((AUTO, *FITTERS))}")
+    judged: dict[str, _Judged] = {}
+    considered: dict[str, ErrorReport | str] = {}
+    for name in FITTERS if form == AUTO else (form,):
+        try:
+            judged[name] = _judge(profile, steps, FITTERS[name], num_folds, seed)
+            considered[name] = judged[name].report
+        except JointFactsMissingError as error:
+            if form != AUTO:
+                raise
+            considered[name] = str(error)
+    chosen = _best(judged)
+    return _report(profile, judged[chosen], FITTERS[chosen], considered, seed)
 
-    train, held_out = split(profile.measurements, held_out_fraction, seed)
-    matrix = np.array([features(m.shape, attention) for m in train], dtype=float)
-    seconds = np.array([m.seconds for m in train])
-    used = np.any(matrix != 0, axis=0)
-    coefficients = np.zeros(matrix.shape[1])
-    # Columns are scaled to one so that the solver's tolerance means the same for each of them.
-    weights = _regime_weights(train) if balance_regimes else np.ones(len(train))
-    weighted = matrix[:, used] * (weights / seconds)[:, None]
-    scale = np.linalg.norm(weighted, axis=0)
-    coefficients[used] = nnls(weighted / scale, weights)[0] / scale
-    names = tuple(LinearCoefficients.__dataclass_fields__)
-    values = dict(zip(names, coefficients.tolist(), strict=True))
-    model = LinearModel(LinearCoefficients(**values), attention, provenance=profile.provenance)
-    report = evaluate(model, held_out)
-    model = LinearModel(
-        model.coefficients,
-        attention,
-        provenance=profile.provenance,
-        held_out_error={
-            "count": report.count,
-            "mape": report.mape,
-            "p99": report.p99,
-            "under_p99": report.under_p99,
-        },
-    )
+
+@dataclass(frozen=True)
+class _Judged:
+    """Predictions for steps by fits that did not see them."""
+
+    fitted: Fitted
+    train: list[Measurement]
+    steps: list[Measurement]
+    predicted_s: Array
+
+    @property
+    def report(self) -> ErrorReport:
+        return report_errors(self.predicted_s, self.steps)
+
+
+def _judge(
+    profile: Profile, steps: list[Measurement], fitter: Fitter, num_folds: int, seed: int
+) -> _Judged:
+    layers = [m for m in profile.measurements if m.part is Part.LAYERS]
+    if len(steps) > _MAX_FOLDED:
+        chosen = set(covering(steps, _MAX_FITTED, seed))
+        train = [steps[i] for i in sorted(chosen)]
+        rest = [m for i, m in enumerate(steps) if i not in chosen]
+        fitted = fitter([*layers, *train], profile.provenance, seed)
+        return _Judged(fitted, train, rest, predictions(fitted[0], rest))
+    predicted = np.zeros(len(steps))
+    for part in folds(steps, num_folds, seed):
+        train = [m for i, m in enumerate(steps) if i not in set(part)]
+        model, _ = fitter([*layers, *train], profile.provenance, seed)
+        predicted[part] = predictions(model, [steps[i] for i in part])
+    fitted = fitter([*layers, *steps], profile.provenance, seed)
+    return _Judged(fitted, steps, steps, predicted)
+
+
+def _best(judged: Mapping[str, _Judged]) -> str:
+    """The form with the least mean error; of nearly equal ones the simplest."""
+    least = min(j.report.mape for j in judged.values())
+    return next(name for name, j in judged.items() if j.report.mape <= _TIE * least)
+
+
+def _report(
+    profile: Profile,
+    judged: _Judged,
+    fitter: Fitter,
+    considered: Mapping[str, ErrorReport | str],
+    seed: int,
+) -> FitReport:
+    model, estimates = judged.fitted
+    error = judged.report
+    summary = {
+        "count": error.count,
+        "fitted": len(judged.train),
+        "mape": error.mape,
+        "p99": error.p99,
+        "under_p99": error.under_p99,
+    }
     return FitReport(
-        model=model,
-        train=evaluate(model, train),
-        held_out=report,
-        by_regime=evaluate_by_regime(model, held_out),
-        undetermined=tuple(name for name, known in zip(names, used, strict=True) if not known),
-        held_out_measurements=tuple(held_out),
+        model=described(model, profile.provenance, summary),
+        estimates=estimates,
+        train=report_errors(predictions(model, judged.train), judged.train),
+        held_out=error,
+        by_regime=by_regime(judged.predicted_s, judged.steps),
+        off_grid=_off_grid(profile, fitter, seed),
+        held_out_measurements=tuple(judged.steps),
+        held_out_predictions_s=tuple(judged.predicted_s.tolist()),
+        considered=considered,
     )
 
 
-def _regime_weights(measurements: Sequence[Measurement]) -> NDArray[np.float64]:
-    """Of each residual, so that the squares of every regime sum to the same."""
-    counts = Counter(m.regime for m in measurements)
-    return np.array([counts[m.regime] ** -0.5 for m in measurements])
+def _off_grid(profile: Profile, fitter: Fitter, seed: int) -> ErrorReport | None:
+    """What becomes of shapes between and beyond those that were fitted."""
+    steps = [m for m in profile.measurements if m.part is Part.STEP]
+    layers = [m for m in profile.measurements if m.part is Part.LAYERS]
+    grid = [m for m in steps if on_grid(m)]
+    off = [m for m in steps if not on_grid(m)]
+    if len(grid) < _MIN_OFF_GRID or len(off) < _MIN_OFF_GRID or not _has_both(grid):
+        return None
+    train = [grid[i] for i in covering(grid, _MAX_FITTED, seed)]
+    model, _ = fitter([*layers, *train], profile.provenance, seed)
+    return report_errors(predictions(model, off), off)
 
 
-def split(
-    measurements: Sequence[Measurement], held_out_fraction: float, seed: int
-) -> tuple[list[Measurement], list[Measurement]]:
-    """Training and held-out measurements; each regime gives the same share, in stable order."""
-    if len(measurements) < _MIN_MEASUREMENTS:
+def _check(profile: Profile) -> list[Measurement]:
+    steps = [m for m in profile.measurements if m.part is Part.STEP]
+    if len(steps) < _MIN_STEPS:
         raise FitError(
-            f"{len(measurements)} measurements are too few for a fit with seven coefficients and a "
-            f"held-out share; profile at least {_MIN_MEASUREMENTS} batches"
+            f"{len(steps)} measured steps are too few for a fit that is judged on steps it has not "
+            f"seen; profile at least {_MIN_STEPS} batches"
         )
-    if not 0 < held_out_fraction < 1:
-        raise ValueError(f"held_out_fraction must lie between 0 and 1, not {held_out_fraction}")
-    rng = np.random.default_rng(seed)
-    held: set[int] = set()
-    for regime in sorted({m.regime for m in measurements}):
-        members = [i for i, m in enumerate(measurements) if m.regime == regime]
-        count = round(len(members) * held_out_fraction)
-        held.update(rng.choice(members, size=count, replace=False).tolist())
-    train = [m for i, m in enumerate(measurements) if i not in held]
-    return train, [measurements[i] for i in sorted(held)]
+    if not _has_both(steps):
+        missing = "a prefill chunk" if all(m.regime == "decode" for m in steps) else "decodes"
+        raise FitError(
+            f"no measured step has {missing}, so nothing says what {missing} would cost; "
+            "profile batches of both kinds"
+        )
+    return steps
 
 
-def relative_errors(
-    model: LatencyModel, measurements: Sequence[Measurement]
-) -> NDArray[np.float64]:
-    """(predicted - measured) / measured, of each."""
-    measured = np.array([m.seconds for m in measurements])
-    predicted = np.array([model.predict(m.shape) for m in measurements])
-    return np.asarray((predicted - measured) / measured, dtype=np.float64)
-
-
-def evaluate(model: LatencyModel, measurements: Sequence[Measurement]) -> ErrorReport:
-    if not measurements:
-        raise FitError("there is nothing to evaluate the model on")
-    errors = 100 * relative_errors(model, measurements)
-    size = np.abs(errors)
-    under = np.maximum(0.0, -errors)
-    p50, p90, p99 = np.percentile(size, (50, 90, 99)).tolist()
-    under_p95, under_p99 = np.percentile(under, (95, 99)).tolist()
-    return ErrorReport(len(errors), float(size.mean()), p50, p90, p99, under_p95, under_p99)
-
-
-def evaluate_by_regime(
-    model: LatencyModel, measurements: Sequence[Measurement]
-) -> dict[str, ErrorReport]:
-    regimes = sorted({m.regime for m in measurements})
-    return {r: evaluate(model, [m for m in measurements if m.regime == r]) for r in regimes}
+def _has_both(steps: Sequence[Measurement]) -> bool:
+    shapes = [m.shape for m in steps]
+    return any(s.num_prefills for s in shapes) and any(s.num_decodes for s in shapes)

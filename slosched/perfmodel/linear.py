@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 from slosched.core import BatchShape
 from slosched.perfmodel.model import FittedModel
@@ -92,11 +94,14 @@ class LinearModel(FittedModel):
         )
         return seconds + self._c5 if shape.num_decodes else seconds
 
-    def scaled(self, factor: float) -> LinearModel:
-        coefficients = {name: factor * value for name, value in vars(self.coefficients).items()}
-        return LinearModel(
-            LinearCoefficients(**coefficients),
-            self.attention,
-            provenance={**self.provenance, "scaled_by": f"{factor:.4g}"},
-            held_out_error=self.held_out_error,
-        )
+    def parameters(self) -> dict[str, Any]:
+        return {"attention": self.attention.value, "coefficients": asdict(self.coefficients)}
+
+
+def linear_from(parameters: Mapping[str, Any], **described: Any) -> LinearModel:
+    """The inverse of `LinearModel.parameters`; raises KeyError or TypeError if they do not fit."""
+    return LinearModel(
+        LinearCoefficients(**parameters["coefficients"]),
+        AttentionWork(parameters["attention"]),
+        **described,
+    )

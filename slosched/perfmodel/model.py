@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from slosched.core import BatchShape
 
@@ -36,8 +37,8 @@ class FittedModel(ABC):
         """Seconds for one step of this shape; 0 for an empty one.  O(1)."""
 
     @abstractmethod
-    def scaled(self, factor: float) -> FittedModel:
-        """The same device, `factor` times as slow."""
+    def parameters(self) -> dict[str, Any]:
+        """What a file keeps of the model, as JSON; times have names that end with `_s`."""
 
     def predict_upper(self, shape: BatchShape) -> float:
         """Seconds that 99 % of the held-out steps stayed below, relative to their prediction."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
 from slosched.core import SloschedError
-from slosched.perfmodel.linear import AttentionWork, LinearCoefficients, LinearModel
+from slosched.perfmodel.forms import READERS
+from slosched.perfmodel.model import FittedModel
 
-_FORMAT = "slosched-latency-model/1"
+_FORMAT = "slosched-latency-model/2"
 
 DEFAULT_MODEL = "rtx4090/llama-3.1-8b"
 """The bundled model that a simulation takes if none is named: measured kernels, a common GPU."""
@@ -21,19 +21,18 @@ class ModelFileError(SloschedError):
     """A latency model cannot be read."""
 
 
-def save_model(model: LinearModel, path: Path) -> None:
+def save_model(model: FittedModel, path: Path) -> None:
     document = {
         "format": _FORMAT,
-        "form": "linear",
-        "attention": model.attention.value,
-        "coefficients": asdict(model.coefficients),
+        "form": model.form,
+        "parameters": model.parameters(),
         "held_out_error_percent": dict(model.held_out_error),
         "provenance": dict(model.provenance),
     }
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def load_model(name_or_path: str | Path) -> LinearModel:
+def load_model(name_or_path: str | Path) -> FittedModel:
     """A model from a file, or a bundled one by its name, in any case (see `bundled_models`)."""
     path = Path(name_or_path)
     name = str(name_or_path).lower()
@@ -74,14 +73,16 @@ def _bundle() -> resources.abc.Traversable:
     return resources.files("slosched.perfmodel").joinpath("bundled")
 
 
-def _parse(text: bytes, source: str) -> LinearModel:
+def _parse(text: bytes, source: str) -> FittedModel:
     try:
         document = json.loads(text)
         if document["format"] != _FORMAT:
-            raise ModelFileError(f"{source} has the format {document['format']!r}, not {_FORMAT!r}")
-        return LinearModel(
-            LinearCoefficients(**document["coefficients"]),
-            AttentionWork(document["attention"]),
+            raise ModelFileError(
+                f"{source} has the format {document['format']!r}, this slosched reads {_FORMAT!r}; "
+                "fit its profile anew with `slosched fit`"
+            )
+        return READERS[document["form"]](
+            document["parameters"],
             provenance=document.get("provenance", {}),
             held_out_error=document.get("held_out_error_percent", {}),
         )

@@ -1,0 +1,280 @@
+"""Fits of the layered forms: tables or a roofline for the layers, and attention by its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from slosched.perfmodel.attention import (
+    DECODE_PARAMETERS,
+    PREFILL_PARAMETERS,
+    DecodeAttention,
+    JointAttention,
+    JointKernel,
+    PrefillAttention,
+    SeparateAttention,
+    joint_parameters,
+)
+from slosched.perfmodel.columns import Array, Columns
+from slosched.perfmodel.errors import FitError
+from slosched.perfmodel.fit_linear import fit_linear
+from slosched.perfmodel.layered import LayeredModel
+from slosched.perfmodel.linear import LinearCoefficients
+from slosched.perfmodel.measurement import Measurement, Part
+from slosched.perfmodel.roofline import RooflineLayers, roofline_parameters
+from slosched.perfmodel.solve import Estimate, Parameter, solve
+from slosched.perfmodel.table import Table, monotone_table
+
+_MAX_KNOTS = 14
+_NO_REQUESTS = Table((1,), (0.0,))
+_DECODE_S = len(DECODE_PARAMETERS)
+
+_BaseParts = tuple[Table | RooflineLayers, Table]
+"""Layers and requests: what is known of a step before attention."""
+
+
+class JointFactsMissingError(FitError):
+    """The provenance does not say what a joint kernel's waves depend on."""
+
+
+def fit_roofline(
+    measurements: Sequence[Measurement], seed: int
+) -> tuple[LayeredModel, tuple[Estimate, ...]]:
+    """Roofline layers, separate attention."""
+    return _fit_all(measurements, _RooflinePart(measurements), seed)
+
+
+def fit_profiled_separate(
+    measurements: Sequence[Measurement], seed: int
+) -> tuple[LayeredModel, tuple[Estimate, ...]]:
+    """Tabulated layers, separate attention."""
+    tables = _tables(measurements)
+    if tables is None:
+        return _fit_all(measurements, _KnotsPart(measurements), seed)
+    steps = _whole(measurements)
+    c, seconds = _columns(steps)
+    base = _base(tables, c)
+    solution = solve(
+        lambda v: base + _separate(v).column_seconds(c),
+        seconds,
+        _attention_parameters(steps),
+        seed=seed,
+    )
+    model = _with_swap(LayeredModel(tables[0], tables[1], _separate(solution.values)), measurements)
+    return model, solution.estimates
+
+
+def fit_profiled_joint(
+    measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
+) -> tuple[LayeredModel, tuple[Estimate, ...]]:
+    """Tabulated layers, a joint kernel.
+
+    The provenance must say `num_sms`, `num_query_heads` and `num_kv_heads` (of one device): waves
+    of thread blocks depend on them.  Where no profile of the layers alone is at hand, they are
+    fitted to the steps without a mix first, on which joint and separate kernels agree.
+    """
+    tiles_per_wave, group_size = _joint_facts(provenance)
+    steps = _whole(measurements)
+    tables = _tables(measurements) or _tables_of_pure_steps(measurements, seed)
+    decodes = [m for m in steps if not m.shape.num_prefills]
+    chunks = [m for m in steps if m.shape.num_prefills]
+    c, seconds = _columns(decodes)
+    base = _base(tables, c)
+    decode = solve(
+        lambda v: base + DecodeAttention(*v).column_seconds(c),
+        seconds,
+        _attention_parameters(steps)[:_DECODE_S],
+        seed=seed,
+    )
+    alone = DecodeAttention(*decode.values.tolist())
+    c2, seconds2 = _columns(chunks)
+    base2 = _base(tables, c2)
+    parameters = joint_parameters(alone, tiles_per_wave)
+
+    def kernel(values: Array) -> JointKernel:
+        named = {p.name: v for p, v in zip(parameters, values.tolist(), strict=True)}
+        return JointKernel(tiles_per_wave=tiles_per_wave, group_size=group_size, **named)
+
+    joint = solve(lambda v: base2 + kernel(v).column_seconds(c2), seconds2, parameters, seed=seed)
+    model = LayeredModel(tables[0], tables[1], JointAttention(kernel(joint.values), alone))
+    return _with_swap(model, measurements), (*decode.estimates, *joint.estimates)
+
+
+def _joint_facts(provenance: Mapping[str, str]) -> tuple[float, float]:
+    try:
+        sms, heads, kv_heads = (
+            float(provenance[name]) for name in ("num_sms", "num_query_heads", "num_kv_heads")
+        )
+    except KeyError as error:
+        raise JointFactsMissingError(
+            f"a joint kernel's waves depend on {error.args[0]}, which the provenance does not say"
+        ) from error
+    return sms / heads, heads / kv_heads
+
+
+def _whole(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Whole steps without swaps."""
+    return [m for m in measurements if m.part is Part.STEP and not m.num_swapped_blocks]
+
+
+def _columns(measurements: Sequence[Measurement]) -> tuple[Columns, Array]:
+    return Columns([m.shape for m in measurements]), np.array([m.seconds for m in measurements])
+
+
+def _base(tables: _BaseParts, c: Columns) -> Array:
+    layers, requests = tables
+    return layers.at(c.num_tokens) + requests.at(c.num_reqs)
+
+
+def _tables(measurements: Sequence[Measurement]) -> _BaseParts | None:
+    """Times of layers and requests as a profiler of single operators gave them, if one did."""
+    rows = [m for m in measurements if m.part is Part.LAYERS]
+    alone = [m for m in rows if len(m.chunks) == 1]
+    if len(alone) < 2:
+        return None
+    layers = monotone_table([m.shape.num_tokens for m in alone], [m.seconds for m in alone])
+    many = [m for m in rows if len(m.chunks) > 1]
+    if not many:
+        return layers, _NO_REQUESTS
+    counts = np.array([float(m.shape.num_reqs) for m in many])
+    tokens = np.array([float(m.shape.num_tokens) for m in many])
+    extra_s = np.maximum.accumulate(np.array([m.seconds for m in many]) - layers.at(tokens))
+    extra_s = np.maximum(0.0, extra_s)
+    return layers, Table(
+        (1, *counts.astype(int).tolist()), (0.0, *np.maximum.accumulate(extra_s).tolist())
+    )
+
+
+def _tables_of_pure_steps(measurements: Sequence[Measurement], seed: int) -> _BaseParts:
+    pure = [m for m in measurements if m.regime != "mixed"]
+    model, _ = _fit_all(pure, _KnotsPart(pure), seed)
+    return model.layers, model.requests
+
+
+class _LayersPart(Protocol):
+    """Layers with parameters to be fitted together with attention."""
+
+    parameters: tuple[Parameter, ...]
+
+    def build(self, values: Array) -> Table | RooflineLayers: ...
+
+
+class _RooflinePart:
+    def __init__(self, measurements: Sequence[Measurement]) -> None:
+        c, seconds = _columns(measurements)
+        fastest_s = float(seconds.min())
+        self.parameters = roofline_parameters(fastest_s, _token_s(c, seconds))
+
+    @staticmethod
+    def build(values: Array) -> RooflineLayers:
+        return RooflineLayers(*values.tolist())
+
+
+class _KnotsPart:
+    """A table with knots where the measurements are, in steps that cannot fall."""
+
+    def __init__(self, measurements: Sequence[Measurement]) -> None:
+        c, seconds = _columns(measurements)
+        tokens = np.unique(c.num_tokens)
+        spread = np.unique(np.geomspace(tokens[0], tokens[-1], _MAX_KNOTS).round())
+        nearest = {float(tokens[np.abs(tokens - s).argmin()]) for s in spread}
+        self._counts = tuple(int(t) for t in sorted(nearest))
+        fastest_s, per_token_s = float(seconds.min()), _token_s(c, seconds)
+        self.parameters = (
+            Parameter("layers_first_s", 0.8 * fastest_s, 0.01 * fastest_s, 10 * fastest_s),
+            *(
+                Parameter(
+                    f"layers_{low}_to_{high}_s",
+                    0.5 * per_token_s * (high - low),
+                    1e-4 * per_token_s * (high - low),
+                    30 * per_token_s * (high - low),
+                    weight=0.05,
+                )
+                for low, high in zip(self._counts, self._counts[1:], strict=False)
+            ),
+        )
+
+    def build(self, values: Array) -> Table:
+        return Table(self._counts, tuple(np.cumsum(values).tolist()))
+
+
+def _token_s(c: Columns, seconds: Array) -> float:
+    """Seconds per token of the step with most tokens: where the time per token is best seen."""
+    return float(seconds[c.num_tokens.argmax()] / c.num_tokens.max())
+
+
+def _fit_all(
+    measurements: Sequence[Measurement], layers: _LayersPart, seed: int
+) -> tuple[LayeredModel, tuple[Estimate, ...]]:
+    """Layers, requests and separate attention at once, from whole steps and layers alone."""
+    rows = [m for m in measurements if not m.num_swapped_blocks]
+    c, seconds = _columns(rows)
+    attends = np.array([m.part is Part.STEP for m in rows])
+    num_layers = len(layers.parameters)
+    request_s = 0.01 * float(seconds.min())
+    parameters = (
+        *layers.parameters,
+        Parameter("per_request_s", request_s, 1e-4 * request_s, 1e3 * request_s),
+        *_attention_parameters(_whole(rows)),
+    )
+
+    def predict(values: Array) -> Array:
+        base = layers.build(values[:num_layers]).at(c.num_tokens)
+        base = base + values[num_layers] * (c.num_reqs - 1)
+        attention = _separate(values[num_layers + 1 :]).column_seconds(c)
+        return np.asarray(base + np.where(attends, attention, 0.0))
+
+    solution = solve(predict, seconds, parameters, seed=seed)
+    values = solution.values
+    model = LayeredModel(
+        layers.build(values[:num_layers]),
+        Table((1, 2), (0.0, float(values[num_layers]))),
+        _separate(values[num_layers + 1 :]),
+    )
+    return _with_swap(model, measurements), solution.estimates
+
+
+def _separate(values: Array) -> SeparateAttention:
+    decode, prefill = values[:_DECODE_S].tolist(), values[_DECODE_S:].tolist()
+    return SeparateAttention(PrefillAttention(*prefill), DecodeAttention(*decode))
+
+
+def _attention_parameters(steps: Sequence[Measurement]) -> tuple[Parameter, ...]:
+    """Of separate attention, started from what the linear formula finds."""
+    linear = fit_linear(steps)[0].coefficients
+    starts = {
+        "per_context_token_s": linear.per_context_s,
+        "per_longest_context_token_s": 0.1 * linear.per_context_s,
+        "per_pair_s": linear.per_attention_s,
+        "per_key_s": linear.per_context_s,
+        "per_token_s": 0.1 * linear.per_token_s,
+        **_launches(linear, steps),
+    }
+    return tuple(
+        Parameter(p.name, min(max(starts[p.name], 10 * p.low), p.high / 10), p.low, p.high)
+        for p in (*DECODE_PARAMETERS, *PREFILL_PARAMETERS)
+    )
+
+
+def _launches(linear: LinearCoefficients, steps: Sequence[Measurement]) -> dict[str, float]:
+    """A hundredth of the fastest step: where the launch of a kernel usually lies."""
+    launch_s = 0.01 * min(m.seconds for m in steps)
+    return {
+        "launch_s": max(linear.any_decode_s, launch_s),
+        "per_request_s": 0.01 * launch_s,
+        "per_chunk_s": launch_s,
+    }
+
+
+def _with_swap(model: LayeredModel, measurements: Sequence[Measurement]) -> LayeredModel:
+    """C6 from the steps with swaps: what the rest of the model leaves of them, per block."""
+    swaps = [m for m in measurements if m.num_swapped_blocks]
+    if not swaps:
+        return model
+    blocks = np.array([m.num_swapped_blocks for m in swaps], dtype=np.float64)
+    measured = np.array([m.seconds for m in swaps])
+    left = measured - np.array([model.predict(m.shape) for m in swaps])
+    per_block_s = float((left * blocks / measured**2).sum() / (blocks**2 / measured**2).sum())
+    return LayeredModel(model.layers, model.requests, model.attention, max(0.0, per_block_s))

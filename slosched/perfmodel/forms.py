@@ -1,0 +1,55 @@
+"""The forms by name: models from their parameters, and the same device slower or faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from slosched.perfmodel.layered import layered_from
+from slosched.perfmodel.linear import linear_from
+from slosched.perfmodel.model import FittedModel
+
+READERS: Mapping[str, Callable[..., FittedModel]] = {
+    "linear": linear_from,
+    "linear-literal": linear_from,
+    "roofline": layered_from,
+    "profiled-separate": layered_from,
+    "profiled-joint": layered_from,
+}
+"""Of each form, what makes a model of its `parameters()`."""
+
+
+def scaled(model: FittedModel, factor: float) -> FittedModel:
+    """The same device, `factor` times as slow."""
+    return READERS[model.form](
+        _scale(model.parameters(), factor),
+        provenance={**model.provenance, "scaled_by": f"{factor:.4g}"},
+        held_out_error=model.held_out_error,
+    )
+
+
+def described(
+    model: FittedModel, provenance: Mapping[str, str], held_out_error: Mapping[str, float]
+) -> FittedModel:
+    """The same model, saying where it comes from and how wrong it is."""
+    return READERS[model.form](
+        model.parameters(), provenance=provenance, held_out_error=held_out_error
+    )
+
+
+def _scale(values: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Every time, that is every value under a name that ends with `_s`, times the factor."""
+
+    def times(value: object) -> object:
+        if isinstance(value, (list, tuple)):
+            return [times(v) for v in value]
+        return factor * cast("float", value)
+
+    return {
+        key: _scale(value, factor)
+        if isinstance(value, dict)
+        else times(value)
+        if key.endswith("_s")
+        else value
+        for key, value in values.items()
+    }

@@ -1,0 +1,122 @@
+"""A step as its parts: the layers at T tokens, the head at S requests, attention, and swap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from slosched.core import BatchShape
+from slosched.perfmodel.attention import (
+    DecodeAttention,
+    JointAttention,
+    JointKernel,
+    PrefillAttention,
+    SeparateAttention,
+)
+from slosched.perfmodel.columns import Array, Columns
+from slosched.perfmodel.model import FittedModel
+from slosched.perfmodel.roofline import RooflineLayers
+from slosched.perfmodel.table import Table
+
+_MAX_READY = 16_384
+"""Counts of tokens and requests whose times are worked out when a model is made."""
+
+
+class Layers(Protocol):
+    """Seconds of everything that depends on a count alone; never falling."""
+
+    def at(self, counts: Array) -> Array:
+        """The time at each of `counts`."""
+
+
+@dataclass(eq=False)
+class LayeredModel(FittedModel):
+    """T = layers(t + Bd) + requests(N + Bd) + attention(shape) + C6·num_swap.
+
+    `layers` is a table that was profiled, or a roofline; `attention` follows the backend's
+    kernels; `requests` is what each request costs outside both: the language head, sampling.
+    """
+
+    layers: Table | RooflineLayers
+    requests: Table
+    attention: SeparateAttention | JointAttention
+    per_swapped_block_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        counts = np.arange(_MAX_READY + 1, dtype=np.float64)
+        self._layers_s: list[float] = self.layers.at(counts).tolist()
+        self._requests_s: list[float] = self.requests.at(counts).tolist()
+        self._attention_s = self.attention.seconds
+
+    @property
+    def form(self) -> str:
+        if isinstance(self.layers, RooflineLayers):
+            return "roofline"
+        return f"profiled-{self.attention.kind}"
+
+    def predict(self, shape: BatchShape) -> float:
+        num_decodes = shape.num_decodes
+        num_tokens = shape.num_prefill_tokens + num_decodes
+        if not num_tokens:
+            return self._swap_alone_s(shape)
+        num_reqs = shape.num_prefills + num_decodes
+        if num_tokens > _MAX_READY:
+            return float(self.column_seconds(Columns([shape]))[0])
+        return (
+            self._layers_s[num_tokens]
+            + self._requests_s[num_reqs]
+            + self._attention_s(shape)
+            + self.per_swapped_block_s * shape.num_swapped_blocks
+        )
+
+    def _swap_alone_s(self, shape: BatchShape) -> float:
+        if not shape.num_swapped_blocks:
+            return 0.0
+        return self._layers_s[0] + self.per_swapped_block_s * shape.num_swapped_blocks
+
+    def column_seconds(self, c: Columns) -> Array:
+        """Of many shapes at once, each with at least one request."""
+        return (
+            self.layers.at(c.num_tokens)
+            + self.requests.at(c.num_reqs)
+            + self.attention.column_seconds(c)
+            + self.per_swapped_block_s * c.num_swapped_blocks
+        )
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "layers": asdict(self.layers),
+            "requests": asdict(self.requests),
+            "attention": {"kind": self.attention.kind, **asdict(self.attention)},
+            "per_swapped_block_s": self.per_swapped_block_s,
+        }
+
+
+def layered_from(parameters: Mapping[str, Any], **described: Any) -> LayeredModel:
+    """The inverse of `LayeredModel.parameters`; raises KeyError or TypeError if they do not fit."""
+    return LayeredModel(
+        _layers_from(parameters["layers"]),
+        _table_from(parameters["requests"]),
+        _attention_from(parameters["attention"]),
+        float(parameters["per_swapped_block_s"]),
+        **described,
+    )
+
+
+def _layers_from(values: Mapping[str, Any]) -> Table | RooflineLayers:
+    return _table_from(values) if "counts" in values else RooflineLayers(**values)
+
+
+def _table_from(values: Mapping[str, Any]) -> Table:
+    return Table(tuple(values["counts"]), tuple(values["times_s"]))
+
+
+def _attention_from(values: Mapping[str, Any]) -> SeparateAttention | JointAttention:
+    decode = DecodeAttention(**values["decode"])
+    if values["kind"] == "joint":
+        return JointAttention(JointKernel(**values["kernel"]), decode)
+    return SeparateAttention(PrefillAttention(**values["prefill"]), decode)

@@ -1,0 +1,122 @@
+"""Robust least squares on relative errors, and how well the data determine each parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slosched.perfmodel.columns import Array
+
+_ERROR_SCALE = 0.02
+"""Relative error above which a residual counts linearly instead of squared."""
+_PRIOR_WEIGHT = 0.01
+"""Pull of a parameter towards its start, per factor of e: breaks ties, nothing more."""
+_UNDETERMINED = 1.0
+"""Standard error, in factors of e, from which on the data are said not to determine a value."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A positive number to be fitted, on a logarithmic scale."""
+
+    name: str
+    start: float
+    low: float
+    high: float
+    weight: float = _PRIOR_WEIGHT
+    """How strongly it is held to its start; physics that the data may not show is held more."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A fitted number with its 95 % confidence interval."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    is_determined: bool
+    """False if the measurements hardly depend on it: the value is then only its default."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    values: Array
+    estimates: tuple[Estimate, ...]
+    cost: float
+
+
+def solve(
+    predict: Callable[[Array], Array],
+    measured_s: Array,
+    parameters: Sequence[Parameter],
+    *,
+    weights: Array | None = None,
+    num_starts: int = 3,
+    seed: int = 0,
+) -> Solution:
+    """Parameters that make `predict(values)`, seconds of shape (n,), closest to `measured_s`.
+
+    Soft-L1 loss of the relative error, so that a tenth of spoilt rows does not bend the fit;
+    several starts, because smooth maxima have local minima.
+    """
+    from scipy.optimize import least_squares  # half a second to import, only for a fit
+
+    start = np.log([p.start for p in parameters])
+    low = np.log([p.low for p in parameters])
+    high = np.log([p.high for p in parameters])
+    prior = _ERROR_SCALE * np.array([p.weight for p in parameters])
+    weight = np.ones(len(measured_s)) if weights is None else weights
+
+    def residuals(x: Array) -> Array:
+        relative = (predict(np.exp(x)) - measured_s) / measured_s
+        return np.concatenate([weight * relative, prior * (x - start)])
+
+    rng = np.random.default_rng(seed)
+    best = None
+    for i in range(num_starts):
+        jitter = rng.normal(0, 0.4, len(start)) if i else 0.0
+        x = np.clip(start + jitter, low + 1e-6, high - 1e-6)
+        found = least_squares(
+            residuals,
+            x,
+            bounds=(low, high),
+            loss="soft_l1",
+            f_scale=_ERROR_SCALE,
+            x_scale="jac",
+            max_nfev=200,
+        )
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    return Solution(
+        np.exp(best.x),
+        tuple(_estimates(parameters, best.x, residuals, len(measured_s))),
+        float(best.cost),
+    )
+
+
+def _estimates(
+    parameters: Sequence[Parameter], x: Array, residuals: Callable[[Array], Array], n: int
+) -> list[Estimate]:
+    """Gauss-Newton intervals from the data alone, the pull towards the start left out."""
+    step = 1e-4
+    at = residuals(x)[:n]
+    jacobian = np.column_stack([(residuals(x + step * e)[:n] - at) / step for e in np.eye(len(x))])
+    sigma = max(1.4826 * float(np.median(np.abs(at))), 1e-9)
+    information = jacobian.T @ jacobian / sigma**2
+    # A prior this weak leaves a determined value as it is and makes the inverse exist.
+    spread = np.sqrt(np.diag(np.linalg.inv(information + 1e-2 * np.eye(len(x)))))
+    return [
+        Estimate(
+            name=p.name,
+            value=math.exp(value),
+            low=math.exp(value - 1.96 * s),
+            high=math.exp(value + 1.96 * s),
+            is_determined=bool(s < _UNDETERMINED),
+        )
+        for p, value, s in zip(parameters, x.tolist(), spread.tolist(), strict=True)
+    ]

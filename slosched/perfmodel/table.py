@@ -1,0 +1,58 @@
+"""A monotone table over a count: how the time outside attention grows with tokens or requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from slosched.perfmodel.columns import Array
+
+
+@dataclass(frozen=True)
+class Table:
+    """Seconds at some counts, straight lines between them, never falling.
+
+    Left of the first count the first value holds; right of the last one its slope goes on.
+    """
+
+    counts: tuple[int, ...]
+    times_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.counts) != len(self.times_s) or not self.counts:
+            raise ValueError(
+                f"a table needs as many times as counts, at least one: {len(self.counts)} counts, "
+                f"{len(self.times_s)} times"
+            )
+        if list(self.counts) != sorted(set(self.counts)) or self.counts[0] < 0:
+            raise ValueError(f"the counts of a table must rise from 0 or more: {self.counts}")
+        if list(self.times_s) != sorted(self.times_s) or self.times_s[0] < 0:
+            raise ValueError("the times of a table must not fall or be negative")
+
+    @property
+    def slope_s(self) -> float:
+        """Seconds per unit beyond the last count, taken over the upper half of the table."""
+        low = len(self.counts) // 2 - (len(self.counts) % 2 == 0 and len(self.counts) > 1)
+        span = self.counts[-1] - self.counts[low]
+        return (self.times_s[-1] - self.times_s[low]) / span if span else 0.0
+
+    def at(self, counts: Array) -> Array:
+        """The time at each of `counts`."""
+        inside = np.interp(counts, self.counts, self.times_s)
+        return np.asarray(inside + self.slope_s * np.maximum(0, counts - self.counts[-1]))
+
+
+def monotone_table(counts: Sequence[int], seconds: Sequence[float]) -> Table:
+    """The never-falling table closest to measured times; equal counts are averaged."""
+    from sklearn.isotonic import isotonic_regression  # a second to import, only for a fit
+
+    values: dict[int, list[float]] = {}
+    for count, second in zip(counts, seconds, strict=True):
+        values.setdefault(int(count), []).append(second)
+    knots = sorted(values)
+    means = np.array([np.mean(values[knot]) for knot in knots])
+    # Weights 1/t²: the distance is relative, as in every fit here.
+    smooth = isotonic_regression(means, sample_weight=means**-2.0)
+    return Table(tuple(knots), tuple(float(s) for s in np.maximum.accumulate(smooth)))
