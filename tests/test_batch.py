@@ -21,6 +21,7 @@ from slosched.core import (
     SchedulerView,
 )
 from slosched.kv import KVCache
+from slosched.perfmodel import LinearModel
 
 BLOCK_SIZE = 4
 SWAP = PreemptionMode.SWAP
@@ -347,6 +348,19 @@ def test_the_time_limit_is_strict() -> None:
     view = make_view(kv, request, model=model)
     assert BatchBuilder(view, time_limit_s=2.0).add(request) == 3
     assert BatchBuilder(view, time_limit_s=math.nextafter(2.0, 3.0)).add(request) == 4
+
+
+def test_a_cautious_batch_stays_below_the_limit_by_the_upper_time() -> None:
+    """A quarter more than expected, where a fifth of the time is under-predicted."""
+    expected = make_model(per_token_s=0.25, constant_s=1.0, per_attention_s=0, per_tile_s=0)
+    model = LinearModel(expected.coefficients, held_out_error={"under_p99": 20.0})
+    kv = KVCache(8, BLOCK_SIZE)
+    request = put(kv, "a", 4)
+    view = make_view(kv, request, model=model)
+    cautious = BatchBuilder(view, time_limit_s=2.0, cautious=True)
+    assert cautious.add(request) == 2
+    assert cautious.predicted_s == pytest.approx(1.25 * 1.5)
+    assert BatchBuilder(view, time_limit_s=2.0).add(request) == 3
 
 
 def test_bringing_a_request_back_takes_time_too() -> None:

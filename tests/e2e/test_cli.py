@@ -187,6 +187,18 @@ def test_the_same_seed_replays_the_same(cli: Cli) -> None:
     assert first == again != other
 
 
+def test_a_drifting_device_is_told_in_the_records_and_changes_what_is_seen(cli: Cli) -> None:
+    said = [
+        cli("replay", "-n", "30", "--seed", "1", *more, "-o", f"run{i}")
+        for i, more in enumerate(([], ["--drift", "0.3"], ["--drift", "0.3", "--online"]))
+    ]
+    assert [s.status for s in said] == [0, 0, 0]
+    found = [read_records(Path(f"run{i}/records.jsonl")) for i in range(3)]
+    assert [f.provenance["drift"] for f in found] == [0.0, 0.3, 0.3]
+    assert [f.provenance["online"] for f in found] == [False, False, True]
+    assert found[0].records != found[1].records
+
+
 def test_a_prompt_that_the_kv_cache_cannot_hold_is_rejected(cli: Cli) -> None:
     Path("t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n1,2000,5\n2,100,5\n")
     said = cli("replay", "--trace", "t.csv", "--policy", "fcfs", "--kv-tokens", "1024", "-o", "run")

@@ -77,6 +77,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "replay --max-num-seqs 0 -o out": ("--max-num-seqs",),
     "replay --noise -1 -o out": ("--noise",),
     "replay --noise nan -o out": ("noise",),
+    "replay --drift 1 -o out": ("drift", "1.0"),
+    "replay --drift -0.2 -o out": ("drift", "-0.2"),
     "replay --deadline-rule later -o out": ("--deadline-rule", "'later'", "mean_tpot"),
     "replay -o bad.csv": ("--out", "bad.csv"),
     "compare -p fcfs -p fifo -o out": ("'fifo'",),

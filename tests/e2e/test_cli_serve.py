@@ -67,6 +67,16 @@ def test_a_completion_whole_and_in_a_stream(gpu: Server) -> None:
     assert usage["metrics"]["time_to_first_token_ms"] > 0
 
 
+def test_its_latency_model_learns_from_the_steps(gpu: Server) -> None:
+    gpu.post(prompt="abc ", max_tokens=6)
+    text = gpu.get("/metrics")[1]
+    (steps,) = re.findall(r'slosched:steps_observed_total\{.*regime="decode"\} (\d+)', text)
+    (bias,) = re.findall(r'slosched:latency_model_bias\{.*regime="decode"\} (\S+)', text)
+    assert int(steps) >= 5
+    assert 0.9 < float(bias) < 2
+    assert float(bias) != 1
+
+
 def test_a_chat(gpu: Server) -> None:
     status, answer = gpu.post(
         "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], max_tokens=8

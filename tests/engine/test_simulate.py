@@ -24,7 +24,7 @@ from slosched.core import (
 )
 from slosched.engine.loop import StepRecord
 from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.engine.simulated import SimulatedExecutor, VirtualClock
+from slosched.engine.simulated import DRIFT_PERIOD_S, SimulatedExecutor, VirtualClock
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.policy import FCFS
 from slosched.workload.trace import Trace, TraceRequest
@@ -237,3 +237,42 @@ def test_noise_is_reproducible_by_its_seed(seed: int, is_same: bool) -> None:
         return [r.token_times_s for r in simulate(trace, FCFS(), make_model(), config)]
 
     assert (times(seed) == times(1)) == is_same
+
+
+def test_a_drifting_device_is_slower_and_faster_by_that_share_and_itself_on_average() -> None:
+    model, clock = make_model(), VirtualClock()
+    executor = SimulatedExecutor(model, clock, {}, drift=0.2)
+    shape = BatchShape()
+    shape.add(1, 100)
+    batch = ScheduledBatch((), (), (), shape)
+    factors = []
+    while clock.now_s() < DRIFT_PERIOD_S:
+        factors.append(executor.execute(batch).elapsed_s / model.predict(shape))
+    assert factors[0] == 1
+    assert max(factors) == pytest.approx(1.2, abs=1e-3)
+    assert min(factors) == pytest.approx(0.8, abs=1e-3)
+    assert np.average(factors, weights=factors) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("drift", [-0.1, 1.0, float("nan")])
+def test_a_drift_that_is_no_share_is_refused(drift: float) -> None:
+    with pytest.raises(ValueError, match="drift must be a share"):
+        SimulatedExecutor(make_model(), VirtualClock(), {}, drift=drift)
+
+
+def test_online_the_policy_learns_how_slow_the_device_is() -> None:
+    belief = make_model()
+    slow = {name: 1.5 * seconds for name, seconds in vars(belief.coefficients).items()}
+    device = LinearModel(LinearCoefficients(**slow))
+    trace = make_trace(*((0.1 * i, 50, 40) for i in range(20)))
+    for online, expected in ((False, 1.5), (True, 1.0)):
+        ratios: list[float] = []
+
+        def note(record: StepRecord, ratios: list[float] = ratios) -> None:
+            assert record.batch.predicted_s is not None
+            ratios.append(record.result.elapsed_s / record.batch.predicted_s)
+
+        config = SimulationConfig(online=online)
+        simulate(trace, FCFS(), device, config, scheduler_model=belief, on_step=note)
+        assert ratios[0] == pytest.approx(1.5)
+        assert np.median(ratios[100:]) == pytest.approx(expected, rel=0.02)

@@ -141,6 +141,25 @@ def test_worked_examples(queue: list[Q], scheduled: set[str], milliseconds: floa
     assert not output.rejected
 
 
+@pytest.mark.parametrize("cautious", [False, True])
+def test_cautious_leaves_room_for_the_steps_that_take_longer(cautious: bool) -> None:
+    """A decode with a slack of 32 ms beside a prompt; one step in a hundred takes 25 % longer than predicted."""
+    model = LinearModel(
+        EXAMPLE_MODEL.coefficients, AttentionWork.LITERAL, held_out_error={"under_p99": 20.0}
+    )
+    view = make_view([Q("d1", "D", 100, 32), Q("p1", "P", 1000, 2000)], model)
+    output = SLOAware(cautious=cautious).schedule(view)
+    shape = output.shape
+    assert shape is not None
+    limit_s = 0.032
+    predict = model.predict_upper if cautious else model.predict
+    assert predict(shape) < limit_s
+    larger = BatchShape()
+    larger.add(1, 99)
+    larger.add(output.num_scheduled_tokens["p1"] + 1, 0)
+    assert predict(larger) >= limit_s
+
+
 def test_an_expired_prompt_is_rejected() -> None:
     """E3."""
     output = decide([Q("p1", "P", 100, -1), Q("p2", "P", 100, 500)])
