@@ -347,8 +347,8 @@ class BatchBuilder:
         if self._predict is None:
             raise ValueError("a time limit needs a latency model: give the scheduler one")
         shape = self.shape
-        maxima = shape.maxima
+        sums = shape.sums
         shape.add(num_new_tokens, num_prior_tokens)
         predicted_s = self._predict(shape)
-        shape.undo_add(num_new_tokens, num_prior_tokens, maxima)
+        shape.restore(sums)
         return predicted_s

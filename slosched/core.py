@@ -330,7 +330,22 @@ class BatchShape:
             if context > self.max_decode_context_tokens:
                 self.max_decode_context_tokens = context
         else:
-            self._count_chunk(num_new_tokens, num_prior_tokens, 1)
+            # Full tile i walks prior + 64 i keys, i = 1 … full; a last, shorter one walks all.
+            tiles = num_new_tokens // ATTENTION_TILE_TOKENS
+            walked = tiles * (num_prior_tokens + (tiles + 1) * (ATTENTION_TILE_TOKENS // 2))
+            if num_new_tokens % ATTENTION_TILE_TOKENS:
+                tiles += 1
+                walked += context
+            squared = num_new_tokens * num_new_tokens
+            self.num_prefills += 1
+            self.num_prefill_tokens += num_new_tokens
+            self.prefill_attention_tokens += (
+                num_new_tokens * num_prior_tokens + (squared + num_new_tokens) // 2
+            )
+            self.squared_chunk_tokens += squared
+            self.prefill_context_tokens += context
+            self.num_prefill_tiles += tiles
+            self.prefill_tile_tokens += walked
         if context > self.max_context_tokens:
             self.max_context_tokens = context
 
@@ -343,55 +358,43 @@ class BatchShape:
         self.max_context_tokens = max(self.max_context_tokens, longest)
 
     @property
-    def maxima(self) -> tuple[int, int]:
-        """What `undo_add` cannot work out: max_context_tokens and max_decode_context_tokens."""
-        return self.max_context_tokens, self.max_decode_context_tokens
+    def sums(self) -> tuple[int, ...]:
+        """All of them, for `restore`: how a request is taken back, or many."""
+        return (
+            self.num_prefill_tokens,
+            self.num_prefills,
+            self.num_decodes,
+            self.prefill_attention_tokens,
+            self.squared_chunk_tokens,
+            self.prefill_context_tokens,
+            self.num_prefill_tiles,
+            self.prefill_tile_tokens,
+            self.decode_context_tokens,
+            self.max_context_tokens,
+            self.max_decode_context_tokens,
+            self.num_swapped_blocks,
+        )
 
-    def undo_add(
-        self, num_new_tokens: int, num_prior_tokens: int, maxima: tuple[int, int]
-    ) -> None:
-        """Take back the latest `add`; `maxima` are those of before."""
-        self.max_context_tokens, self.max_decode_context_tokens = maxima
-        if num_new_tokens == 1:
-            self.num_decodes -= 1
-            self.decode_context_tokens -= num_prior_tokens + 1
-        else:
-            self._count_chunk(num_new_tokens, num_prior_tokens, -1)
-
-    def _count_chunk(self, num_new_tokens: int, num_prior_tokens: int, sign: int) -> None:
-        """Add (sign 1) or take back (-1) a prefill chunk in every sum."""
-        # Full tile i walks prior + 64 i keys, i = 1 … full; a last, shorter one walks them all.
-        tiles = num_new_tokens // ATTENTION_TILE_TOKENS
-        walked = tiles * num_prior_tokens + tiles * (tiles + 1) * (ATTENTION_TILE_TOKENS // 2)
-        context = num_prior_tokens + num_new_tokens
-        if num_new_tokens % ATTENTION_TILE_TOKENS:
-            tiles += 1
-            walked += context
-        squared = num_new_tokens * num_new_tokens
-        pairs = num_new_tokens * num_prior_tokens + (squared + num_new_tokens) // 2
-        self.num_prefills += sign
-        self.num_prefill_tokens += sign * num_new_tokens
-        self.prefill_attention_tokens += sign * pairs
-        self.squared_chunk_tokens += sign * squared
-        self.prefill_context_tokens += sign * context
-        self.num_prefill_tiles += sign * tiles
-        self.prefill_tile_tokens += sign * walked
+    def restore(self, sums: tuple[int, ...]) -> None:
+        """Make this shape what it was when it said `sums`."""
+        (
+            self.num_prefill_tokens,
+            self.num_prefills,
+            self.num_decodes,
+            self.prefill_attention_tokens,
+            self.squared_chunk_tokens,
+            self.prefill_context_tokens,
+            self.num_prefill_tiles,
+            self.prefill_tile_tokens,
+            self.decode_context_tokens,
+            self.max_context_tokens,
+            self.max_decode_context_tokens,
+            self.num_swapped_blocks,
+        ) = sums
 
     def copy(self) -> BatchShape:
-        """A snapshot to go back to after several adds."""
         twin = BatchShape.__new__(BatchShape)
-        twin.num_prefill_tokens = self.num_prefill_tokens
-        twin.num_prefills = self.num_prefills
-        twin.num_decodes = self.num_decodes
-        twin.prefill_attention_tokens = self.prefill_attention_tokens
-        twin.squared_chunk_tokens = self.squared_chunk_tokens
-        twin.prefill_context_tokens = self.prefill_context_tokens
-        twin.num_prefill_tiles = self.num_prefill_tiles
-        twin.prefill_tile_tokens = self.prefill_tile_tokens
-        twin.decode_context_tokens = self.decode_context_tokens
-        twin.max_context_tokens = self.max_context_tokens
-        twin.max_decode_context_tokens = self.max_decode_context_tokens
-        twin.num_swapped_blocks = self.num_swapped_blocks
+        twin.restore(self.sums)
         return twin
 
     def as_dict(self) -> dict[str, int]:

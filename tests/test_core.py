@@ -106,17 +106,20 @@ def test_a_shape_counts_every_query_key_pair_of_its_chunks(batch: list[tuple[int
 
 
 @given(chunks, chunks)
-def test_undoing_an_add_restores_the_shape(
+def test_a_shape_goes_back_to_what_it_was(
     before: list[tuple[int, int]], more: list[tuple[int, int]]
 ) -> None:
     shape = BatchShape()
     for new, prior in before:
         shape.add(new, prior)
-    snapshot = shape.copy()
+    shape.num_swapped_blocks = 7
+    snapshot, sums = shape.copy(), shape.sums
     for new, prior in more:
         shape.add(new, prior)
-        shape.undo_add(new, prior, snapshot.maxima)
-        assert shape == snapshot
+    shape.num_swapped_blocks += 1
+    assert shape != snapshot
+    shape.restore(sums)
+    assert shape == snapshot
 
 
 @given(st.lists(st.integers(min_value=1, max_value=4096), min_size=1, max_size=20))

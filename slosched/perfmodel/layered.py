@@ -50,7 +50,7 @@ class LayeredModel(FittedModel):
         counts = np.arange(_MAX_READY + 1, dtype=np.float64)
         self._layers_s: list[float] = self.layers.at(counts).tolist()
         self._requests_s: list[float] = self.requests.at(counts).tolist()
-        self._attention_s = self.attention.seconds
+        self._attention_s = self.attention.asked()
 
     @property
     def form(self) -> str:
@@ -63,15 +63,15 @@ class LayeredModel(FittedModel):
         num_tokens = shape.num_prefill_tokens + num_decodes
         if not num_tokens:
             return self._swap_alone_s(shape)
-        num_reqs = shape.num_prefills + num_decodes
-        if num_tokens > _MAX_READY:
+        try:
+            return (
+                self._layers_s[num_tokens]
+                + self._requests_s[shape.num_prefills + num_decodes]
+                + self._attention_s(shape)
+                + self.per_swapped_block_s * shape.num_swapped_blocks
+            )
+        except IndexError:  # more tokens than are worked out; free of cost where it is not raised
             return float(self.column_seconds(Columns([shape]))[0])
-        return (
-            self._layers_s[num_tokens]
-            + self._requests_s[num_reqs]
-            + self._attention_s(shape)
-            + self.per_swapped_block_s * shape.num_swapped_blocks
-        )
 
     def _swap_alone_s(self, shape: BatchShape) -> float:
         if not shape.num_swapped_blocks:

@@ -5,12 +5,13 @@ times.  A *joint* kernel takes all requests in one launch; as soon as one of the
 one query row, decodes lose what makes them fast alone, and the launch takes what the busiest
 processor takes, not the sum.
 
-Each formula stands there twice: `seconds` for one shape, which a scheduler asks a thousand times
-a second, and `column_seconds` for many at once, which a fit asks.  A test holds them together.
+Each formula stands there twice: for one shape, which a scheduler asks a thousand times a second
+(`asked`), and `column_seconds` for many at once, which a fit asks.  A test holds them together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from slosched.core import BatchShape
@@ -30,8 +31,8 @@ class Attention(Protocol):
 
     kind: ClassVar[str]
 
-    def seconds(self, shape: BatchShape) -> float:
-        """For one shape, which has at least one request."""
+    def asked(self) -> Callable[[BatchShape], float]:
+        """What answers for one shape, which has at least one request; fast."""
 
     def column_seconds(self, c: Columns) -> Array:
         """For each of many shapes."""

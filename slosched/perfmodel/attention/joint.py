@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil, sqrt
 from typing import ClassVar
 
 import numpy as np
 
 from slosched.core import BatchShape
 from slosched.perfmodel.attention.single import DecodeAttention
-from slosched.perfmodel.attention.smooth import smooth_max, smooth_max_of_two
+from slosched.perfmodel.attention.smooth import smooth_max
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.solve import Parameter
+
+_OVERLAP_POWER = 1.5
+"""Of the longest walk with the work of all: the last blocks to start are not the longest ones."""
+_TWO_THIRDS = 1 / _OVERLAP_POWER
+_MAX_WAVES = 16
+"""With more, a last wave that is only partly filled is lost in the sum."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -49,42 +57,60 @@ class JointKernel:
     """What starting and ending a block costs, in keys walked."""
     saturation: float
     """Waves that run before blocks have to wait for each other."""
-    overlap_power: float
     wave_power: float
     l2_tokens: float
     """Context tokens whose keys and values of one KV head fill L2."""
     reread_tiles: float
     """Blocks a head from which on a group's query heads no longer read together."""
-    stream_power: float
 
-    def seconds(self, shape: BatchShape) -> float:
-        overhead = self.tile_overhead_tokens
-        tiles = shape.num_prefill_tiles + shape.num_decodes
-        walked = shape.prefill_tile_tokens + shape.decode_context_tokens + overhead * tiles
-        longest = shape.max_context_tokens + overhead
-        waves = tiles / self.tiles_per_wave
-        walk_s = self.per_walked_token_s * longest
-        compute_s = walk_s
-        if waves > self.saturation:
-            work_s = self.per_tile_token_s * walked * (1 - self.saturation / waves)
-            compute_s = smooth_max_of_two(walk_s, work_s, self.overlap_power)
-        evenness = walked / (tiles * longest)
-        quantum_s = walk_s * math.ceil(evenness * waves - 1e-9)
-        compute_s += (quantum_s - compute_s) * evenness ** (self.wave_power * (1 + waves))
-        tokens = shape.prefill_context_tokens + shape.decode_context_tokens
-        rereads = self.group_size * tiles / self.reread_tiles
-        stream_s = self.per_streamed_token_s * tokens
-        if rereads > 1:
-            spilt = (self.l2_tokens / tokens) ** 4
-            stream_s *= 1 + (min(rereads, self.group_size) - 1) / (1 + spilt)
-        grid = (
-            (shape.num_prefills + shape.num_decodes) * shape.num_prefill_tiles / shape.num_prefills
-        )
-        return (
-            self.launch_s
-            + self.per_grid_block_s * grid
-            + smooth_max_of_two(compute_s, stream_s, self.stream_power)
-        )
+    def asked(self) -> Callable[[BatchShape], float]:
+        """The formula of `column_seconds` for one shape with a chunk.
+
+        A scheduler asks it at every step of every decision, so its constants are worked out here,
+        once, and it calls nothing that can be spared.
+        """
+        overhead, launch_s = self.tile_overhead_tokens, self.launch_s
+        walked_s, tile_token_s = self.per_walked_token_s, self.per_tile_token_s
+        streamed_s, grid_block_s = self.per_streamed_token_s, self.per_grid_block_s
+        wave_power, waves_per_tile = self.wave_power, 1 / self.tiles_per_wave
+        saturated_tiles = self.saturation * self.tiles_per_wave
+        max_tiles = _MAX_WAVES * self.tiles_per_wave
+        group_size, rereads_per_tile = self.group_size, self.group_size / self.reread_tiles
+        l2_tokens_4 = self.l2_tokens**4
+
+        def seconds(shape: BatchShape) -> float:
+            num_decodes, num_prefills = shape.num_decodes, shape.num_prefills
+            prefill_tiles, decode_tokens = shape.num_prefill_tiles, shape.decode_context_tokens
+            tiles = prefill_tiles + num_decodes
+            walked = shape.prefill_tile_tokens + decode_tokens + overhead * tiles
+            longest = shape.max_context_tokens + overhead
+            walk_s = compute_s = walked_s * longest
+            if tiles > saturated_tiles:
+                work_s = tile_token_s * walked * (1 - saturated_tiles / tiles)
+                if work_s > walk_s:
+                    ratio = walk_s / work_s
+                    compute_s = work_s * (1 + ratio * sqrt(ratio)) ** _TWO_THIRDS
+                else:
+                    ratio = work_s / walk_s
+                    compute_s = walk_s * (1 + ratio * sqrt(ratio)) ** _TWO_THIRDS
+            if tiles <= max_tiles:
+                evenness, waves = walked / (tiles * longest), tiles * waves_per_tile
+                quantum_s = walk_s * ceil(evenness * waves - _ROUNDING)
+                compute_s += (quantum_s - compute_s) * evenness ** (wave_power * (1 + waves))
+            tokens = shape.prefill_context_tokens + decode_tokens
+            stream_s = streamed_s * tokens
+            rereads = rereads_per_tile * tiles
+            if rereads > 1:
+                if rereads > group_size:
+                    rereads = group_size
+                tokens *= tokens
+                tokens *= tokens
+                stream_s *= 1 + (rereads - 1) * tokens / (tokens + l2_tokens_4)
+            grid = (num_prefills + num_decodes) * prefill_tiles / num_prefills
+            overlapped_s = sqrt(compute_s * compute_s + stream_s * stream_s)
+            return launch_s + grid_block_s * grid + overlapped_s
+
+        return seconds
 
     def column_seconds(self, c: Columns) -> Array:
         """Only where there is a chunk; elsewhere the result means nothing."""
@@ -95,19 +121,18 @@ class JointKernel:
         waves = tiles / self.tiles_per_wave
         walk_s = self.per_walked_token_s * longest
         work_s = self.per_tile_token_s * walked * np.maximum(0, 1 - self.saturation / waves)
-        compute_s = smooth_max(walk_s, work_s, self.overlap_power)
+        compute_s = smooth_max(walk_s, work_s, _OVERLAP_POWER)
         evenness = walked / (tiles * longest)
-        quantum_s = walk_s * np.ceil(evenness * waves - 1e-9)
-        compute_s += (quantum_s - compute_s) * evenness ** (self.wave_power * (1 + waves))
+        quantum_s = walk_s * np.ceil(evenness * waves - _ROUNDING)
+        share = np.where(waves <= _MAX_WAVES, evenness ** (self.wave_power * (1 + waves)), 0.0)
+        compute_s += (quantum_s - compute_s) * share
         tokens = c.prefill_context_tokens + c.decode_context_tokens
         rereads = np.clip(self.group_size * tiles / self.reread_tiles, 1, self.group_size)
         spilt = (self.l2_tokens / tokens) ** 4
         stream_s = self.per_streamed_token_s * tokens * (1 + (rereads - 1) / (1 + spilt))
         grid = c.num_reqs * c.num_prefill_tiles / np.maximum(1, c.num_prefills)
         return np.asarray(
-            self.launch_s
-            + self.per_grid_block_s * grid
-            + smooth_max(compute_s, stream_s, self.stream_power)
+            self.launch_s + self.per_grid_block_s * grid + np.hypot(compute_s, stream_s)
         )
 
 
@@ -132,11 +157,9 @@ def joint_parameters(decode: DecodeAttention, tiles_per_wave: float) -> tuple[Pa
         around("per_streamed_token_s", 0.75 * token_s, 1.2, 1.0),
         around("tile_overhead_tokens", 150, 8),
         around("saturation", 0.75, 3),
-        Parameter("overlap_power", 1.4, 1, 6),
         around("wave_power", 3, 4, 0.1),
         around("l2_tokens", 280_000, 10, 0.1),
         around("reread_tiles", 17 * tiles_per_wave, 6, 0.1),
-        Parameter("stream_power", 2, 1, 8, 0.1),
     )
 
 
@@ -148,10 +171,13 @@ class JointAttention:
     kernel: JointKernel
     decode: DecodeAttention
 
-    def seconds(self, shape: BatchShape) -> float:
-        if shape.num_prefills:
-            return self.kernel.seconds(shape)
-        return self.decode.seconds(shape)
+    def asked(self) -> Callable[[BatchShape], float]:
+        kernel_s, decode_s = self.kernel.asked(), self.decode.seconds
+
+        def seconds(shape: BatchShape) -> float:
+            return kernel_s(shape) if shape.num_prefills else decode_s(shape)
+
+        return seconds
 
     def column_seconds(self, c: Columns) -> Array:
         joint_s = self.kernel.column_seconds(c)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +25,10 @@ class SeparateAttention:
     prefill: PrefillAttention
     decode: DecodeAttention
 
-    def seconds(self, shape: BatchShape) -> float:
+    def asked(self) -> Callable[[BatchShape], float]:
+        return self._seconds
+
+    def _seconds(self, shape: BatchShape) -> float:
         seconds = self.prefill.seconds(shape) if shape.num_prefills else 0.0
         return seconds + self.decode.seconds(shape) if shape.num_decodes else seconds
 
