@@ -85,9 +85,9 @@ class OnlineModel:
     the bias as little as an unlucky one, and a lasting change still arrives within some 20 steps.
 
     **Upper quantile.**  The log margin m of a regime goes up by the factor e^(γ·0.99) after a step
-    that exceeded it, and down by e^(-γ·0.01) after any other.  The log of m is bounded and sums up
-    (misses - 0.01), so the share of misses over N steps is 1 % ± log(m_max / m_min) / (γ N)
-    whatever the steps do: no distribution is assumed, nor that it stays the same.  This is the
+    that exceeded it, and down by e^(-γ·0.01) after any other.  The log of m sums up γ (miss - 0.01),
+    so while m stays between its bounds (0.2 % and a factor of 4) the share of misses over N steps
+    is 1 % ± log(m_max / m_min) / (γ N), whatever their distribution and however it changes.  It is the
     quantile tracker of Angelopoulos, Candès and Tibshirani ("Conformal PID control for time series
     prediction", NeurIPS 2023), which goes back to adaptive conformal inference (Gibbs and Candès,
     NeurIPS 2021), with steps in proportion to the margin.  It starts from the base model's own
