@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -81,8 +82,14 @@ def _parse(text: bytes, source: str) -> FittedModel:
                 f"{source} has the format {document['format']!r}, this slosched reads {_FORMAT!r}; "
                 "fit its profile anew with `slosched fit`"
             )
-        return READERS[document["form"]](
-            document["parameters"],
+        form, parameters = document["form"], document["parameters"]
+        if form not in READERS:
+            raise ModelFileError(
+                f"{source} has the form {form!r}; this slosched knows {', '.join(READERS)}"
+            )
+        _check_numbers("parameters", parameters)
+        return READERS[form](
+            parameters,
             provenance=document.get("provenance", {}),
             held_out_error=document.get("held_out_error_percent", {}),
         )
@@ -91,3 +98,15 @@ def _parse(text: bytes, source: str) -> FittedModel:
             f"{source} is not a latency model ({type(error).__name__}: {error}); "
             "write one with `slosched fit`"
         ) from error
+
+
+def _check_numbers(name: str, value: object) -> None:
+    """Every number that a model is made of is finite and not negative."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_numbers(key, inner)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_numbers(name, inner)
+    elif isinstance(value, int | float) and not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be finite and not negative, but is {value!r}")

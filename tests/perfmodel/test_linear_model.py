@@ -9,21 +9,14 @@ from factories import make_model
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_benchmark.fixture import BenchmarkFixture
+from synthetic_steps import make_shape
 
 from slosched.core import BatchShape
-from slosched.perfmodel import AttentionWork, LinearCoefficients, LinearModel
+from slosched.perfmodel import AttentionWork, LinearCoefficients, LinearModel, scaled
 
 MAX_PREDICT_S = 5e-6
 POWERS = LinearCoefficients(*(10.0**i for i in range(7)))
 """Each coefficient in a decimal place of its own, so that a prediction shows every feature."""
-
-
-def make_shape(*chunks: tuple[int, int], num_swapped_blocks: int = 0) -> BatchShape:
-    shape = BatchShape()
-    for new, prior in chunks:
-        shape.add(new, prior)
-    shape.num_swapped_blocks = num_swapped_blocks
-    return shape
 
 
 @pytest.mark.parametrize(
@@ -128,7 +121,7 @@ def test_a_prediction_takes_microseconds(benchmark: BenchmarkFixture) -> None:
 
 def test_a_slower_device_is_slower_in_everything() -> None:
     model = make_model()
-    slower = model.scaled(1.5)
+    slower = scaled(model, 1.5)
     for chunks in (((512, 1024),), ((1, 300),) * 8, ((64, 0), (1, 40))):
         shape = make_shape(*chunks)
         assert slower.predict(shape) == pytest.approx(1.5 * model.predict(shape))

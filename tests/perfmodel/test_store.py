@@ -65,12 +65,15 @@ def test_a_slip_in_a_name_is_answered_with_the_names_near_it(slip: str, meant: s
 
 def saved(**changes: object) -> str:
     document: dict[str, object] = {
-        "format": "slosched-latency-model/1",
+        "format": "slosched-latency-model/2",
         "form": "linear",
-        "attention": "exact",
-        "coefficients": vars(MODEL.coefficients),
+        "parameters": {"attention": "exact", "coefficients": vars(MODEL.coefficients)},
     }
     return json.dumps(document | changes)
+
+
+def linear(attention: str = "exact", **changes: object) -> dict[str, object]:
+    return {"attention": attention, "coefficients": vars(MODEL.coefficients) | changes}
 
 
 @pytest.mark.parametrize(
@@ -79,15 +82,20 @@ def saved(**changes: object) -> str:
         ("", "is not a latency model .JSONDecodeError"),
         ("[]", "is not a latency model .TypeError"),
         ("{}", "is not a latency model .KeyError: 'format'"),
-        (saved(format="other/2"), "has the format 'other/2', not 'slosched-latency-model/1'"),
-        (saved(attention="cubic"), "'cubic' is not a valid AttentionWork"),
-        (saved(coefficients={"per_token_s": 1.0}), "missing 6 required positional arguments"),
-        (saved(coefficients={**vars(MODEL.coefficients), "c8": 1}), "unexpected keyword .*'c8'"),
+        (saved(format="slosched-latency-model/1"), "has the format 'slosched-latency-model/1', .*"),
+        (saved(form="cubic"), "has the form 'cubic'; this slosched knows linear, .*profiled-joint"),
+        (saved(parameters=linear("cubic")), "'cubic' is not a valid AttentionWork"),
+        (saved(parameters={}), "KeyError: 'coefficients'"),
         (
-            saved(coefficients={**vars(MODEL.coefficients), "per_token_s": -1}),
+            saved(parameters={"attention": "exact", "coefficients": {"per_token_s": 1.0}}),
+            "missing 6 required positional arguments",
+        ),
+        (saved(parameters=linear(c8=1)), "unexpected keyword .*'c8'"),
+        (
+            saved(parameters=linear(per_token_s=-1)),
             "per_token_s must be finite and not negative, but is -1",
         ),
-        (saved(coefficients={**vars(MODEL.coefficients), "per_token_s": "1"}), "not a latency mod"),
+        (saved(parameters=linear(per_token_s="1")), "not a latency mod"),
     ],
 )
 def test_a_file_that_is_no_model_says_why(tmp_path: Path, text: str, message: str) -> None:
