@@ -85,14 +85,15 @@ class OnlineModel:
     the bias as little as an unlucky one, and a lasting change still arrives within some 20 steps.
 
     **Upper quantile.**  The log margin m of a regime goes up by the factor e^(γ·0.99) after a step
-    that exceeded it, and down by e^(-γ·0.01) after any other.  The log of m sums up γ (miss - 0.01),
-    so while m stays between its bounds (0.2 % and a factor of 4) the share of misses over N steps
-    is 1 % ± log(m_max / m_min) / (γ N), whatever their distribution and however it changes.  It is the
-    quantile tracker of Angelopoulos, Candès and Tibshirani ("Conformal PID control for time series
-    prediction", NeurIPS 2023), which goes back to adaptive conformal inference (Gibbs and Candès,
-    NeurIPS 2021), with steps in proportion to the margin.  It starts from the base model's own
-    held-out upper bound, with a γ of 0.5 that soon falls to 0.1.  Sliding window order statistics
-    cover as well, but leap to a stall's length once one step in a hundred stalls.
+    that exceeded it, and down by e^(-γ·0.01) after any other.  The log of m thus sums up
+    γ (miss - 0.01), so while m stays between its bounds (0.2 % and a factor of 4) the share of
+    misses over N steps is 1 % ± log(m_max / m_min) / (γ N), whatever their distribution and however
+    it changes.  It is the quantile tracker of Angelopoulos, Candès and Tibshirani ("Conformal PID
+    control for time series prediction", NeurIPS 2023), which goes back to adaptive conformal
+    inference (Gibbs and Candès, NeurIPS 2021), with steps in proportion to the margin.  It starts
+    from the base model's own held-out upper bound, with a γ of 0.5 that soon falls to 0.1.  Sliding
+    window order statistics cover as well, but leap to a stall's length once one step in a hundred
+    stalls.
 
     **Monotone**, as the protocol demands: the regime changes when the first chunk is added to a
     batch of decodes, so the prediction of a step with a chunk is at least that of its decodes.
