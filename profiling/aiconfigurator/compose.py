@@ -3,9 +3,9 @@
     pip install 'slosched[aiconfigurator]'
     python profiling/aiconfigurator/compose.py
 
-Writes one CSV a source beside itself (the steps that are fitted, and the layers at every tile edge)
-and the fitted model into the package.  The steps that a model is judged on are composed anew each
-time: `--test FOLDER` keeps them.
+Writes one CSV a source beside itself (the 160 steps that are fitted, and the layers at every tile
+edge) and the fitted model into the package.  Each model is judged on 1,500 other steps, composed
+anew each time; `--judged FOLDER` keeps them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from typing import Annotated
 import typer
 
 import slosched.perfmodel
-from slosched.perfmodel import write_profile
+from slosched.perfmodel import FittedModel, Part, Profile, fit, save_model, write_profile
 from slosched.perfmodel.aiconfigurator import Deployment, compose_profile
-from slosched.perfmodel.measurement import Part, Profile
+from slosched.perfmodel.errors import ErrorReport, predictions, report_errors
+from slosched.perfmodel.forms import described
 
 HERE = Path(__file__).parent
 BUNDLED = Path(slosched.perfmodel.__file__).parent / "bundled"
 
+FORM = "profiled-separate"
+"""Attention kernels whose times add up, as they do in the tables."""
 NUM_FITTED = 160
 NUM_JUDGED = 1500
 FITTED_SEED, JUDGED_SEED = 0, 1
@@ -73,21 +76,42 @@ def judged_steps(source: Source) -> Profile:
     return Profile(steps, profile.provenance)
 
 
+def fit_and_judge(fitted: Profile, judged: Profile) -> tuple[FittedModel, ErrorReport]:
+    """A model of the fitted steps, described by its errors on the judged ones."""
+    model = fit(fitted, FORM).model
+    error = report_errors(predictions(model, judged.measurements), judged.measurements)
+    summary = {
+        "count": error.count,
+        "fitted": sum(m.part is Part.STEP for m in fitted.measurements),
+        "mape": error.mape,
+        "p99": error.p99,
+        "under_p99": error.under_p99,
+    }
+    return described(model, fitted.provenance, summary), error
+
+
 def main(
     csvs: Annotated[Path, typer.Option(help="where the fitted steps go")] = HERE,
-    test: Annotated[Path | None, typer.Option(help="also write the judged steps here")] = None,
+    out: Annotated[Path, typer.Option(help="where the models go")] = BUNDLED,
+    judged: Annotated[Path | None, typer.Option(help="also write the judged steps here")] = None,
 ) -> None:
-    """Compose every source."""
+    """Compose, fit, judge and save every source."""
     for source in SOURCES:
-        _write(fitted_steps(source), csvs / f"{source.name}.csv")
-        if test is not None:
-            _write(judged_steps(source), test / f"{source.name}.csv")
-        typer.echo(source.name)
+        to_fit, to_judge = fitted_steps(source), judged_steps(source)
+        write_profile(to_fit, _ready(csvs / f"{source.name}.csv"))
+        if judged is not None:
+            write_profile(to_judge, _ready(judged / f"{source.name}.csv"))
+        model, error = fit_and_judge(to_fit, to_judge)
+        save_model(model, _ready(out / f"{source.name}.json"))
+        typer.echo(
+            f"{source.name:24} MAPE {error.mape:4.2f} %, p50 {error.p50:4.2f} %, "
+            f"p90 {error.p90:4.2f} %, p99 {error.p99:4.2f} %, under p99 {error.under_p99:4.2f} %"
+        )
 
 
-def _write(profile: Profile, path: Path) -> None:
+def _ready(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_profile(profile, path)
+    return path
 
 
 if __name__ == "__main__":

@@ -36,9 +36,13 @@ DEVICES = {
 """AIConfigurator's name of a system: what CUDA calls the GPU."""
 
 _NOT_IN_IT = (
-    "how prefill and decode disturb each other in one batch: the sum is additive by construction "
-    "(on FlashAttention-2, mixed steps measured elsewhere were off by 11 to 15 % on average); "
+    "how prefill and decode disturb each other in one batch: the sum is additive by construction; "
     "launch gaps, CUDA graphs, scheduling and sampling on the CPU; KV swap, which costs nothing"
+)
+_JOINT_KERNEL = ("a100_sxm", "l40s")
+_JOINT_CAVEAT = (
+    "; vLLM runs FlashAttention-2 on this GPU, one kernel for chunks and decodes: on another GPU "
+    "with it such sums were 11 to 15 % off mixed steps on average, mostly too short"
 )
 _METHOD = (
     "sum of interpolated operator times by slosched.perfmodel.aiconfigurator; a chunk's prior "
@@ -251,6 +255,7 @@ def _open(deployment: Deployment) -> tuple[OperatorEngine, dict[str, str]]:
 
 def _provenance(deployment: Deployment, version: str, kv_tokens: int) -> dict[str, str]:
     tp = deployment.tensor_parallel
+    is_joint = deployment.backend == "vllm" and deployment.system in _JOINT_KERNEL
     return {
         "gpu": DEVICES.get(deployment.system, deployment.system),
         "num_gpus": str(tp),
@@ -261,7 +266,7 @@ def _provenance(deployment: Deployment, version: str, kv_tokens: int) -> dict[st
         "licence": "Apache-2.0 (Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES)",
         "method": _METHOD,
         "range": "up to 8192 tokens and 512 requests a step, contexts up to 32768 tokens",
-        "not_in_it": _NOT_IN_IT,
+        "not_in_it": _NOT_IN_IT + (_JOINT_CAVEAT if is_joint else ""),
         "kv_capacity_tokens": str(kv_tokens),
         "kv_capacity_origin": f"AIConfigurator's estimate: {_MEMORY_FRACTION} of the memory less "
         "weights, activations and a margin of some GB",

@@ -1,0 +1,81 @@
+"""The bundled models of data-centre GPUs are what their CSVs and data sheets say."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from slosched.core import BatchShape
+from slosched.perfmodel import bundled_models, fit, load_model, read_profile
+
+CSVS = sorted((Path(__file__).parents[2] / "profiling" / "aiconfigurator").glob("*/*.csv"))
+NAMES = [f"{path.parent.name}/{path.stem}" for path in CSVS]
+
+
+def test_every_source_is_bundled() -> None:
+    assert NAMES
+    assert set(NAMES) <= set(bundled_models())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_was_judged_on_steps_that_it_was_not_fitted_to(name: str) -> None:
+    model = load_model(name)
+    error = model.held_out_error
+    assert (error["count"], error["fitted"]) == (1500, 160)
+    assert error["mape"] <= 1.5
+    assert error["p99"] <= 6.0
+    assert "additive by construction" in model.provenance["not_in_it"]
+
+
+@pytest.mark.parametrize("name", ["h200/llama-3.1-8b", "h200/qwen3-32b", "h200/llama-3.1-70b-tp4"])
+def test_the_committed_steps_give_the_bundled_model(name: str) -> None:
+    path = CSVS[NAMES.index(name)]
+    bundled = load_model(name)
+    profile = read_profile(path)
+    model = fit(profile, bundled.form).model
+    assert dict(profile.provenance) == dict(bundled.provenance)
+    for batch in (((1, 700),) * 40, ((2048, 0),), ((512, 4096), *((1, 1000),) * 100)):
+        shape = shape_of(batch)
+        # The file holds nanoseconds.
+        assert model.predict(shape) == pytest.approx(bundled.predict(shape), rel=1e-4)
+
+
+def shape_of(batch: tuple[tuple[int, int], ...]) -> BatchShape:
+    shape = BatchShape()
+    for chunk in batch:
+        shape.add(*chunk)
+    return shape
+
+
+@pytest.mark.parametrize(
+    ("name", "weights_gb", "bandwidth_gb_s"),
+    [
+        ("a100/llama-3.1-8b", 15.0, 2039),
+        ("h100/llama-3.1-8b", 15.0, 3350),
+        ("h200/llama-3.1-8b", 15.0, 4800),
+        ("b200/llama-3.1-8b", 15.0, 8000),
+        ("l40s/llama-3.1-8b", 15.0, 864),
+        ("h200/qwen3-32b", 64.0, 4800),
+        ("h200/llama-3.1-70b-tp4", 139.0 / 4, 4800),
+    ],
+)
+def test_a_decode_alone_takes_longer_than_its_weights_and_not_twice_that(
+    name: str, weights_gb: float, bandwidth_gb_s: float
+) -> None:
+    """bfloat16 weights without the input embedding, over the memory bandwidth of the data sheet."""
+    floor_s = weights_gb / bandwidth_gb_s
+    assert floor_s < load_model(name).predict(shape_of(((1, 500),))) < 2.1 * floor_s
+
+
+def test_faster_gpus_are_faster() -> None:
+    gpus = ("l40s", "a100", "h100", "h200", "b200")
+    models = [load_model(f"{gpu}/llama-3.1-8b") for gpu in gpus]
+    for batch in (((1, 2000),) * 64, ((4096, 0),), ((1024, 8192), *((1, 2000),) * 64)):
+        times_s = [model.predict(shape_of(batch)) for model in models]
+        # H200 is the H100 with faster memory: equal where the work is arithmetic.
+        assert all(later < 1.05 * earlier for earlier, later in itertools.pairwise(times_s)), (
+            batch,
+            times_s,
+        )
