@@ -207,6 +207,7 @@ def _provenance(source: Source) -> dict[str, str]:
         "gpu": source.gpu,
         "model": source.model,
         "engine": "vLLM 0.19.0, bfloat16, tensor parallel 1, kernels of enforce_eager",
+        "origin": "measured kernels",
         "source": f"github.com/casys-kaist/LLMServingSim 5daddb21, profiler/perf/{source.tables}",
         "num_sms": str(source.num_sms),
         "num_query_heads": str(source.num_query_heads),
