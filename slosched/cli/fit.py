@@ -9,7 +9,15 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, table
-from slosched.perfmodel import AUTO, FITTERS, ErrorReport, FitReport, read_profile, save_model
+from slosched.perfmodel import (
+    AUTO,
+    FITTERS,
+    ErrorReport,
+    FitReport,
+    LinearModel,
+    read_profile,
+    save_model,
+)
 from slosched.perfmodel import fit as fit_model
 
 
@@ -86,16 +94,18 @@ def form_rows(report: FitReport) -> list[tuple[str, ...]]:
 
 def parameter_rows(report: FitReport) -> list[tuple[str, str, str]]:
     """Times in microseconds; what no measurement depends on says so."""
+    is_linear = isinstance(report.model, LinearModel)
     rows = []
-    for e in report.estimates:
+    for i, e in enumerate(report.estimates, start=1):
         name, unit, factor = e.name, "", 1.0
         if name.endswith("_s"):
             name, unit, factor = name.removesuffix("_s"), " µs", 1e6
-        interval = f"{factor * e.low:.4g} to {factor * e.high:.4g}{unit}"
+        name = f"C{i} {name}" if is_linear else name
+        interval = f"{factor * e.low:.3g} to {factor * e.high:.3g}{unit}"
         rows.append(
             (
-                name,
-                f"{factor * e.value:.6g}{unit}",
+                name.replace("_", " "),
+                f"{factor * e.value:.4g}{unit}",
                 interval if e.is_determined else "not determined by these measurements",
             )
         )

@@ -82,9 +82,9 @@ def fit(profile: Profile, form: str = AUTO, *, num_folds: int = 5, seed: int = 0
     many as cover the shapes are fitted, all others judge the model that is returned.  Raises
     FitError if the profile cannot determine a model.
     """
-    steps = _check(profile)
     if form != AUTO and form not in FITTERS:
         raise FitError(f"no form {form!r}; there are {', '.join((AUTO, *FITTERS))}")
+    steps = _check(profile)
     judged: dict[str, _Judged] = {}
     considered: dict[str, ErrorReport | str] = {}
     for name in FITTERS if form == AUTO else (form,):

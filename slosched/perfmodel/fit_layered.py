@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -63,7 +64,7 @@ def fit_profiled_separate(
         seed=seed,
     )
     model = _with_swap(LayeredModel(tables[0], tables[1], _separate(solution.values)), measurements)
-    return model, solution.estimates
+    return model, _separate_named(solution.estimates)
 
 
 def fit_profiled_joint(
@@ -99,7 +100,10 @@ def fit_profiled_joint(
 
     joint = solve(lambda v: base2 + kernel(v).column_seconds(c2), seconds2, parameters, seed=seed)
     model = LayeredModel(tables[0], tables[1], JointAttention(kernel(joint.values), alone))
-    return _with_swap(model, measurements), (*decode.estimates, *joint.estimates)
+    return _with_swap(model, measurements), (
+        *_named("decode", decode.estimates),
+        *_named("kernel", joint.estimates),
+    )
 
 
 def _joint_facts(provenance: Mapping[str, str]) -> tuple[float, float]:
@@ -112,6 +116,18 @@ def _joint_facts(provenance: Mapping[str, str]) -> tuple[float, float]:
             f"a joint kernel's waves depend on {error.args[0]}, which the provenance does not say"
         ) from error
     return sms / heads, heads / kv_heads
+
+
+def _named(part: str, estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
+    """Several parts have a launch, or a time per request: say whose it is."""
+    return tuple(replace(e, name=f"{part}: {e.name}") for e in estimates)
+
+
+def _separate_named(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
+    return (
+        *_named("decode", estimates[:_DECODE_S]),
+        *_named("prefill", estimates[_DECODE_S:]),
+    )
 
 
 def _whole(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -183,10 +199,10 @@ class _KnotsPart:
         self._counts = tuple(int(t) for t in sorted(nearest))
         fastest_s, per_token_s = float(seconds.min()), _token_s(c, seconds)
         self.parameters = (
-            Parameter("layers_first_s", 0.8 * fastest_s, 0.01 * fastest_s, 10 * fastest_s),
+            Parameter("first_s", 0.8 * fastest_s, 0.01 * fastest_s, 10 * fastest_s),
             *(
                 Parameter(
-                    f"layers_{low}_to_{high}_s",
+                    f"{low}_to_{high}_s",
                     0.5 * per_token_s * (high - low),
                     1e-4 * per_token_s * (high - low),
                     30 * per_token_s * (high - low),
@@ -233,7 +249,13 @@ def _fit_all(
         Table((1, 2), (0.0, float(values[num_layers]))),
         _separate(values[num_layers + 1 :]),
     )
-    return _with_swap(model, measurements), solution.estimates
+    estimates = solution.estimates
+    named = (
+        *_named("layers", estimates[:num_layers]),
+        estimates[num_layers],
+        *_separate_named(estimates[num_layers + 1 :]),
+    )
+    return _with_swap(model, measurements), named
 
 
 def _separate(values: Array) -> SeparateAttention:

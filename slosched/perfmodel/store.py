@@ -63,10 +63,10 @@ def bundled_models() -> list[str]:
 def _nearest(name: str) -> str:
     """A question that names the bundled models that may have been meant, or a list of all."""
     known = bundled_models()
-    # Most slips are a "-" for the "/", a letter, or one half of the name alone.
+    # Most slips are one half of the name alone, a "-" for the "/", or a letter.
     spelt = {bundled.replace("/", "-"): bundled for bundled in known}
     close = get_close_matches(name.replace("/", "-"), spelt, n=4, cutoff=0.7)
-    meant = [spelt[word] for word in close] or [k for k in known if name in k.split("/")]
+    meant = [k for k in known if name in k.split("/")] or [spelt[word] for word in close]
     return f"did you mean {' or '.join(meant)}?" if meant else f"bundled are {', '.join(known)}"
 
 

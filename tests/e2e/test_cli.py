@@ -254,8 +254,13 @@ def test_profile_then_fit_then_replay_on_the_fitted_device(cli: Cli) -> None:
     assert said.status == 0, said.err
     model = load_model("m.json")
     assert row(said.out, "held out")[2] == f"{model.held_out_error['mape']:.1f}"
-    assert float(row(said.out, "C7 constant")[1].removesuffix(" µs")) > 0
+    assert row(said.out, model.form)[2] == row(said.out, "held out")[2]
     assert is_png(Path("fit.png"))
+
+    said = cli("fit", "p.csv", "-o", "linear.json", "--form", "linear")
+    assert said.status == 0, said.err
+    assert load_model("linear.json").form == "linear"
+    assert float(row(said.out, "C7 constant")[1].removesuffix(" µs")) > 0
 
     said = cli(
         "replay", "-n", "10", "--length-scale", "0.05", "--latency-model", "m.json", "-o", "run"

@@ -23,11 +23,14 @@ FILES = {
     "promise.csv": "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,"
     "slo_e2e_s\na,0,5,5,-1,0.1,\n",
     "bad.json": '{"format": "slosched-latency-model/7"}',
-    "negative.json": '{"format": "slosched-latency-model/1", "attention": "exact", "coefficients": '
-    '{"per_token_s": -1, "per_attention_s": 0, "per_context_s": 0, "per_tile_s": 0, '
-    '"any_decode_s": 0, "per_swapped_block_s": 0, "constant_s": 0}}',
+    "old.json": '{"format": "slosched-latency-model/1", "attention": "exact", "coefficients": {}}',
+    "negative.json": '{"format": "slosched-latency-model/2", "form": "linear", "parameters": '
+    '{"attention": "exact", "coefficients": {"per_token_s": -1, "per_attention_s": 0, '
+    '"per_context_s": 0, "per_tile_s": 0, "any_decode_s": 0, "per_swapped_block_s": 0, '
+    '"constant_s": 0}}}',
     "profile.csv": "batch,seconds\n64@0,0.1\n1@0,-3\n",
     "few.csv": "batch,seconds\n64@0,0.1\n",
+    "decodes.csv": "batch,seconds\n" + "".join(f"1@{n}00,0.1{n}\n" for n in range(10, 40)),
     "records.jsonl": '{"format": "slosched-records/1", "provenance": {}}\n{"request_id": 1}\n',
 }
 """Files to go wrong with."""
@@ -99,7 +102,9 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fit missing.csv -o out": ("missing.csv", "No such file"),
     "fit profile.csv -o out": ("profile.csv, line 3", "'-3'"),
     "fit bad.csv -o out": ("bad.csv", "slosched profile"),
-    "fit few.csv -o out": ("1 measurements", "16"),
+    "fit few.csv -o out": ("1 measured step", "16"),
+    "fit decodes.csv -o out": ("no measured step has a prefill chunk", "profile"),
+    "fit few.csv --form cubic -o out": ("'cubic'", "linear", "profiled-joint"),
     "profile --repeats 0 -o out": ("--repeats",),
     "profile --time-limit 0 -o out": ("--time-limit", "'0'"),
     "profile --load-format half -o out": ("--load-format", "'half'"),

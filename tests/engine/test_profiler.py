@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slosched.engine.profiler import PlannedBatch, ProfileLimits, measure, plan_batches
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
-from slosched.perfmodel import Profile, fit_linear
+from slosched.perfmodel import Profile, fit
 
 LIMITS = ProfileLimits(
     max_num_batched_tokens=512,
@@ -62,7 +62,7 @@ def test_what_is_measured_is_what_the_device_takes_and_the_fit_finds_it() -> Non
     for row in measured:
         assert row.seconds == pytest.approx(device.predict(row.shape))
         assert row.spread_s == pytest.approx(0.0, abs=1e-12)
-    assert fit_linear(Profile(measured)).held_out.mape < 1e-3
+    assert fit(Profile(measured), "linear").held_out.mape < 1e-3
 
 
 def test_no_repeats_measure_nothing_and_are_refused() -> None:
