@@ -63,8 +63,8 @@ def fit_profiled_separate(
         _attention_parameters(steps),
         seed=seed,
     )
-    model = _with_swap(LayeredModel(tables[0], tables[1], _separate(solution.values)), measurements)
-    return model, _separate_named(solution.estimates)
+    model = LayeredModel(tables[0], tables[1], _separate(solution.values))
+    return _with_swap(model, measurements, _separate_named(solution.estimates))
 
 
 def fit_profiled_joint(
@@ -100,10 +100,8 @@ def fit_profiled_joint(
 
     joint = solve(lambda v: base2 + kernel(v).column_seconds(c2), seconds2, parameters, seed=seed)
     model = LayeredModel(tables[0], tables[1], JointAttention(kernel(joint.values), alone))
-    return _with_swap(model, measurements), (
-        *_named("decode", decode.estimates),
-        *_named("kernel", joint.estimates),
-    )
+    estimates = (*_named("decode", decode.estimates), *_named("kernel", joint.estimates))
+    return _with_swap(model, measurements, estimates)
 
 
 def _joint_facts(provenance: Mapping[str, str]) -> tuple[float, float]:
@@ -255,7 +253,7 @@ def _fit_all(
         estimates[num_layers],
         *_separate_named(estimates[num_layers + 1 :]),
     )
-    return _with_swap(model, measurements), named
+    return _with_swap(model, measurements, named)
 
 
 def _separate(values: Array) -> SeparateAttention:
@@ -290,13 +288,21 @@ def _launches(linear: LinearCoefficients, steps: Sequence[Measurement]) -> dict[
     }
 
 
-def _with_swap(model: LayeredModel, measurements: Sequence[Measurement]) -> LayeredModel:
+def _with_swap(
+    model: LayeredModel, measurements: Sequence[Measurement], estimates: tuple[Estimate, ...]
+) -> tuple[LayeredModel, tuple[Estimate, ...]]:
     """C6 from the steps with swaps: what the rest of the model leaves of them, per block."""
     swaps = [m for m in measurements if m.num_swapped_blocks]
     if not swaps:
-        return model
-    blocks = np.array([m.num_swapped_blocks for m in swaps], dtype=np.float64)
+        return model, (*estimates, Estimate("per_swapped_block_s", 0.0, 0.0, 0.0, False))
     measured = np.array([m.seconds for m in swaps])
-    left = measured - np.array([model.predict(m.shape) for m in swaps])
-    per_block_s = float((left * blocks / measured**2).sum() / (blocks**2 / measured**2).sum())
-    return LayeredModel(model.layers, model.requests, model.attention, max(0.0, per_block_s))
+    blocks = np.array([m.num_swapped_blocks for m in swaps]) / measured
+    left = 1 - np.array([model.predict(m.shape) for m in swaps]) / measured
+    per_block_s = max(0.0, float(left @ blocks / (blocks @ blocks)))
+    freedom = max(1, len(swaps) - 1)
+    spread_s = float(np.linalg.norm(left - per_block_s * blocks) / np.linalg.norm(blocks))
+    width_s = 1.96 * spread_s / freedom**0.5
+    low_s, high_s = max(0.0, per_block_s - width_s), per_block_s + width_s
+    swap = Estimate("per_swapped_block_s", per_block_s, low_s, high_s, True)
+    model = LayeredModel(model.layers, model.requests, model.attention, per_block_s)
+    return model, (*estimates, swap)
