@@ -15,8 +15,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from importlib import import_module, metadata
 from itertools import count
+from types import ModuleType
 from typing import Any, Protocol
 
 from slosched.core import SloschedError
@@ -34,6 +35,8 @@ DEVICES = {
     "l40s": "NVIDIA L40S",
 }
 """AIConfigurator's name of a system: what CUDA calls the GPU."""
+
+_BACKENDS = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 _NOT_IN_IT = (
     "how prefill and decode disturb each other in one batch: the sum is additive by construction; "
@@ -82,6 +85,12 @@ class Deployment:
     model: str
     backend: str = "vllm"
     tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        if self.backend not in _BACKENDS:
+            raise ValueError(
+                f"AIConfigurator has no backend {self.backend!r}; it has {', '.join(_BACKENDS)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -216,25 +225,36 @@ def _seconds(operators: Iterable[OperatorTime]) -> float:
     return sum(milliseconds for _, milliseconds, _, _ in operators) / 1e3
 
 
-def _open(deployment: Deployment) -> tuple[OperatorEngine, dict[str, str]]:
-    """The compiled tables and their provenance."""
+def _package() -> tuple[ModuleType, ModuleType, ModuleType]:
+    """The modules of AIConfigurator that compile tables, estimate memory and know versions."""
+    remedy = "pip install 'slosched[aiconfigurator]'"
     try:
-        compiler = import_module("aiconfigurator_core.sdk.engine").EngineHandle
-        estimate_kv_cache = import_module("aiconfigurator_core.sdk.memory").estimate_kv_cache
-        database = import_module("aiconfigurator_core.sdk.perf_database")
+        names = ("engine", "memory", "perf_database")
+        engine, memory, database = (import_module(f"aiconfigurator_core.sdk.{n}") for n in names)
+        installed = metadata.version("aiconfigurator-core")
     except ImportError as error:
         raise MissingTablesError(
-            f"AIConfigurator's tables need an extra ({error}): "
-            "pip install 'slosched[aiconfigurator]'"
+            f"AIConfigurator's tables need an extra ({error}): {remedy}"
         ) from error
+    if installed != VERSION:
+        raise MissingTablesError(
+            f"aiconfigurator-core {installed} is installed and may not say what {VERSION} says, "
+            f"which slosched was checked with: {remedy}"
+        )
+    return engine, memory, database
+
+
+def _open(deployment: Deployment) -> tuple[OperatorEngine, dict[str, str]]:
+    """The compiled tables and their provenance."""
+    compiler, memory, database = _package()
     system, model, backend = deployment.system, deployment.model, deployment.backend
     # It warns about every table of a neighbouring version that it reads, at each start.
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     try:
         version = database.resolve_query_version(system, backend, "current")
         tp = deployment.tensor_parallel
-        engine = compiler.compile(model, system, backend, tp_size=tp)
-        memory = estimate_kv_cache(
+        engine = compiler.EngineHandle.compile(model, system, backend, tp_size=tp)
+        kv_cache = memory.estimate_kv_cache(
             model,
             system,
             backend,
@@ -250,7 +270,7 @@ def _open(deployment: Deployment) -> tuple[OperatorEngine, dict[str, str]]:
             f"AIConfigurator {VERSION} has no tables of {model!r} on {system!r} with {backend!r}, "
             f"tensor parallel {deployment.tensor_parallel}: {error}"
         ) from error
-    return engine, _provenance(deployment, version, int(memory["total_kv_size_tokens"]))
+    return engine, _provenance(deployment, version, int(kv_cache["total_kv_size_tokens"]))
 
 
 def _provenance(deployment: Deployment, version: str, kv_tokens: int) -> dict[str, str]:
@@ -260,7 +280,7 @@ def _provenance(deployment: Deployment, version: str, kv_tokens: int) -> dict[st
         "gpu": DEVICES.get(deployment.system, deployment.system),
         "num_gpus": str(tp),
         "model": deployment.model,
-        "engine": f"{deployment.backend} {version}, bfloat16, tensor parallel {tp}",
+        "engine": f"{_BACKENDS[deployment.backend]} {version}, bfloat16, tensor parallel {tp}",
         "origin": "AIConfigurator, additive",
         "source": f"aiconfigurator-core {VERSION}, tables of {deployment.system}",
         "licence": "Apache-2.0 (Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES)",

@@ -122,6 +122,11 @@ def test_the_missing_package_is_named_with_the_remedy(monkeypatch: pytest.Monkey
         compose_profile(Deployment("h200_sxm", "meta-llama/Meta-Llama-3.1-8B"))
 
 
+def test_a_backend_without_tables_is_named() -> None:
+    with pytest.raises(ValueError, match="no backend 'tgi'; it has vllm, sglang, trtllm"):
+        Deployment("h200_sxm", "Qwen/Qwen3-8B", "tgi")
+
+
 @pytest.mark.parametrize("path", CSVS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_committed_csv_holds_what_a_fit_needs(path: Path) -> None:
     profile = read_profile(path)
@@ -166,7 +171,6 @@ def test_composing_again_gives_the_committed_csv(name: str) -> None:
     ("deployment", "reason"),
     [
         (Deployment("h900", "Qwen/Qwen3-8B"), "no queryable versions"),
-        (Deployment("h200_sxm", "Qwen/Qwen3-8B", "tgi"), "'tgi'"),
         (Deployment("h200_sxm", "Qwen/Qwen3-8B", tensor_parallel=3), "divisible"),
         (Deployment("l40s", "meta-llama/Meta-Llama-3.1-70B"), "no KV budget"),
     ],

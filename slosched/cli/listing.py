@@ -1,0 +1,73 @@
+"""`slosched profile --list`: the latency models that come with slosched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from slosched.cli.console import console
+from slosched.perfmodel import FittedModel, bundled_models, load_model
+
+_COLUMNS = ("name", "GPU", "engine", "form", "MAPE / p99", "KV tokens", "origin")
+_NUMBERS = ("MAPE / p99", "KV tokens")
+
+
+def _print_bundled(asked: bool) -> None:
+    if not asked:
+        return
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False)
+    for column in _COLUMNS:
+        # A name is there to be copied; a number is to be read down its column.
+        is_number = column in _NUMBERS
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            no_wrap=is_number or column == "name",
+            overflow="fold",
+        )
+    for name in bundled_models():
+        table.add_row(*map(escape, model_row(name, load_model(name))))
+    console.print(table)
+    console.print(
+        "Errors are of steps that were not fitted, in % of the measured time.  Take one with "
+        "`--latency-model NAME`; `--emulate NAME` serves at its speed."
+    )
+    raise typer.Exit
+
+
+def model_row(name: str, model: FittedModel) -> tuple[str, ...]:
+    """What a user chooses by, one word or number a column; the name says the model."""
+    said = model.provenance
+    error = model.held_out_error
+    return (
+        name,
+        _device(said),
+        said.get("engine", "?").partition(",")[0],
+        model.form,
+        f"{error['mape']:.1f} / {error['p99']:.1f}" if {"mape", "p99"} <= set(error) else "?",
+        f"{int(said['kv_capacity_tokens']):,}" if "kv_capacity_tokens" in said else "?",
+        said.get("origin", "?"),
+    )
+
+
+def _device(said: Mapping[str, str]) -> str:
+    gpu = (said.get("gpu") or said.get("device", "?")).removeprefix("NVIDIA ")
+    count = int(said.get("num_gpus", "1"))
+    return f"{count} × {gpu}" if count > 1 else gpu
+
+
+ShowBundled = Annotated[
+    bool,
+    # Eager: it is asked for in place of a measurement.
+    typer.Option(
+        "--list",
+        callback=_print_bundled,
+        is_eager=True,
+        help="Print the latency models that come with slosched and exit.",
+    ),
+]
