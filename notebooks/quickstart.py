@@ -57,7 +57,7 @@ shape
 # real. `slosched profile -m smollm2-135m` does the same with a real model.
 
 # %%
-from slosched.engine.profiler import ProfileLimits, measure, plan_batches
+from slosched.engine.profiling import ProfileLimits, measure, plan_batches
 from slosched.engine.torch import TorchExecutor
 from slosched.engine.torch import load_model as load_weights
 from slosched.perfmodel import Profile
@@ -68,8 +68,8 @@ executor = TorchExecutor(weights, **cache)
 limits = ProfileLimits(
     max_num_batched_tokens=256, max_num_seqs=16, max_context_tokens=1024, **cache
 )
-plan = plan_batches(limits, num_random=40, seed=0)
-profile = Profile(tuple(measure(executor, limits, plan, repeats=3)), {"model": "tiny-random"})
+plan = plan_batches(limits, num_batches=80, seed=0)
+profile = Profile(tuple(measure(executor, limits, plan, max_passes=3)), {"model": "tiny-random"})
 
 steps = pd.DataFrame(
     [{"regime": m.regime, **m.shape.as_dict(), "ms": 1e3 * m.seconds} for m in profile.measurements]

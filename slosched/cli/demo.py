@@ -92,7 +92,7 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     _heading("1. Profile: how long do real batches take here?")
     _run(
-        f"profile --model {model} --threads {threads} --time-limit {profile_time}s --repeats 2"
+        f"profile --model {model} --threads {threads} --time-limit {profile_time}s --overwrite"
         f" --max-num-batched-tokens {LIMITS.max_num_batched_tokens}"
         f" --max-num-seqs {LIMITS.max_num_seqs} --max-context-tokens {MAX_CONTEXT_TOKENS}"
         f" --kv-tokens {KV_TOKENS} --seed {seed} -o {demo_files.profile}"

@@ -8,19 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slosched.cli.console import console, progress_bar
+from slosched.cli.console import console
 from slosched.cli.options import Format, KVOptions, ModelOptions
 from slosched.core import Limits, SloschedError
-from slosched.engine.profiler import PlannedBatch, ProfileLimits, measure, plan_batches
-from slosched.perfmodel import Profile, write_profile
-from slosched.perfmodel.measurement import Measurement, append_measurement
+from slosched.engine.profiling import ProfileLimits
 
 if TYPE_CHECKING:
     from slosched.engine.torch import LoadedModel, TorchExecutor
-
-
-_MIN_ROWS = 24
-"""Enough for a fit and its held-out share."""
 
 
 class ExtraMissingError(SloschedError):
@@ -41,6 +35,10 @@ class LocalModel:
     def max_model_len(self) -> int:
         """Longest context that model and KV cache allow."""
         return min(self.loaded.max_model_len, self.num_blocks * self.block_size)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.loaded.geometry.bytes_per_token * self.block_size
 
     def provenance(self) -> dict[str, str]:
         """What a measurement on this model must say about itself."""
@@ -103,53 +101,6 @@ def open_local(model: ModelOptions, kv: KVOptions, seed: int = 0) -> LocalModel:
             seed=seed,
         )
     return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size)
-
-
-def run_profile(
-    local: LocalModel,
-    limits: Limits,
-    out: Path,
-    *,
-    repeats: int,
-    num_random: int,
-    time_limit_s: float,
-    seed: int,
-    max_context_tokens: int | None = None,
-) -> Profile:
-    """Measure a plan of batches with a progress bar; every row is in `out` as soon as it is done.
-
-    Stops after `time_limit_s`, which the shuffled plan allows at any point, but not before there
-    are enough rows for a fit.
-    """
-    shape_limits = local.profile_limits(limits, max_context_tokens)
-    plan = plan_batches(shape_limits, num_random=num_random, seed=seed)
-    provenance = {**local.provenance(), "seed": str(seed), "repeats": str(repeats)}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_profile(Profile((), provenance), out)
-    rows = _measure_until(local, shape_limits, plan, out, repeats, time_limit_s)
-    return Profile(tuple(rows), provenance)
-
-
-def _measure_until(
-    local: LocalModel,
-    limits: ProfileLimits,
-    plan: list[PlannedBatch],
-    out: Path,
-    repeats: int,
-    time_limit_s: float,
-) -> list[Measurement]:
-    rows = []
-    with progress_bar() as progress:
-        task = progress.add_task(f"profiling {local.loaded.name}", total=len(plan))
-        for row in measure(local.executor, limits, plan, repeats=repeats):
-            append_measurement(row, out)
-            rows.append(row)
-            progress.advance(task)
-            is_late = (progress.tasks[task].elapsed or 0.0) > time_limit_s
-            if is_late and len(rows) >= _MIN_ROWS:
-                progress.update(task, description=f"time limit of {time_limit_s:g} s reached")
-                break
-    return rows
 
 
 def _cpu_name() -> str:

@@ -10,7 +10,11 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
-from slosched.cli.local import open_local, run_profile
+from slosched.cli.listing import ShowBundled
+from slosched.cli.local import open_local
+from slosched.cli.measuring import ProfileRun, run_profile, summary
+from slosched.cli.record import RecordUrl, record_to
+from slosched.cli.sources import SourceOptions
 
 
 @grouped
@@ -29,35 +33,42 @@ def profile(
             min=1, help="Longest context in the plan.  Default: what model and KV cache hold."
         ),
     ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Timed runs of each batch; the median counts.")
-    ] = 3,
-    num_random: Annotated[
-        int, typer.Option(min=0, help="Random mixed batches beside the grid.")
-    ] = 60,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Batches in the plan; each is measured in several passes.")
+    ] = 120,
+    passes: Annotated[
+        int, typer.Option(min=1, help="Passes over the plan at most; stable batches need three.")
+    ] = 7,
     time_limit: Annotated[
         float,
         typer.Option(parser=options.duration, metavar="TIME", help="Stop measuring after this."),
     ] = 600.0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew where the file exists already.")
+    ] = False,
+    source: SourceOptions = SourceOptions(),
+    record: RecordUrl = None,
     seed: options.Seed = 0,
+    _list: ShowBundled = False,
 ) -> None:
     """Measure how long batches take: pure prefills, pure decodes, mixes and swaps.
 
-    The batches come in random order and each is written as soon as it is measured, so a run that
-    is interrupted or out of time is still a profile.
+    The plan covers every regime with few batches and is gone through in passes, until the median
+    of each batch is known to 2 %.  Every step is written as soon as it is measured: a run that is
+    interrupted or out of time is still a profile, and the same command goes on where it stopped.
 
-    Example: `slosched profile --model smollm2-135m --time-limit 2m -o profile.csv`, then
-    `slosched fit profile.csv`.
+    Examples: `slosched profile --model smollm2-135m --time-limit 2m -o profile.csv`, then
+    `slosched fit profile.csv`; without a GPU, `slosched profile --from aiconfigurator
+    --system h200_sxm --model meta-llama/Meta-Llama-3.1-8B -o h200.csv`; the traffic of a running
+    server, `slosched profile --record http://127.0.0.1:8000 --time-limit 60s -o traffic.csv`.
     """
+    if source.origin is not None:
+        source.compose(model.model, out, seed, overwrite)
+        return
+    if record is not None:
+        record_to(out, record, time_limit, overwrite)
+        return
     local = open_local(model, kv, seed)
-    measured = run_profile(
-        local,
-        limits.limits(),
-        out,
-        repeats=repeats,
-        num_random=num_random,
-        time_limit_s=time_limit,
-        seed=seed,
-        max_context_tokens=max_context_tokens,
-    )
-    console.print(f"wrote {len(measured.measurements)} measurements to {out}")
+    run = ProfileRun(batches, passes, time_limit, max_context_tokens, seed, overwrite)
+    measured = run_profile(local, limits.limits(), out, run)
+    console.print(f"wrote {out}: {summary(measured, local.block_bytes)}")

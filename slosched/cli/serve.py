@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,20 +14,22 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
-from slosched.cli.local import ExtraMissingError, LocalModel, open_local, run_profile
+from slosched.cli.local import ExtraMissingError, LocalModel, open_local
+from slosched.cli.measuring import ProfileRun, run_profile
 from slosched.cli.simulation import kv_capacity_tokens
 from slosched.core import NO_SLO, Executor, LatencyModel, Limits
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.kv import KVCache
 from slosched.perfmodel import FittedModel, OnlineModel, fit, load_model, save_model
+from slosched.perfmodel.store import MODEL_FORMAT
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from slosched.engine.server import Tokenizer
 
-_QUICK_PROFILE_S = 20.0
+_QUICK_BATCHES = 100
 _QUICK_CONTEXT_TOKENS = 2048
 
 
@@ -49,6 +52,14 @@ def serve(
         max_num_batched_tokens=512, max_num_seqs=32
     ),
     kv: options.KVOptions = options.KVOptions(host_kv_tokens=4096),
+    calibrate: Annotated[
+        float,
+        typer.Option(
+            parser=options.duration,
+            metavar="TIME",
+            help="How long a model without --latency-model is measured on its first start.",
+        ),
+    ] = 60.0,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -62,8 +73,8 @@ def serve(
     `slo_ttft_ms`, `slo_tpot_ms` or headers `x-slo-ttft-ms`, `x-slo-tpot-ms`).  A request that
     cannot be served in time is refused with a 429 and the reason.
 
-    Without `--latency-model` the model is profiled for some seconds on the first start and the
-    result is kept in the cache.
+    Without `--latency-model` the model is profiled for a minute on the first start (`--calibrate`)
+    and the result is kept in the cache.
 
     Examples: `slosched serve --slo-ttft 1s --slo-tpot 100ms`,
     `slosched serve --emulate rtx4090/llama-3.1-8b --policy edf:drop=expired`.
@@ -80,11 +91,21 @@ def serve(
     if emulate is not None:
         device = _emulated(emulate, kv)
     else:
-        device = _real(model, kv, limits.limits(), latency_model)
+        device = _real(model, kv, limits.limits(), latency_model, calibrate)
     cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks)
     scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))
     worker = http.EngineWorker(Engine(scheduler, device.executor, MonotonicClock()))
-    config = http.ServerConfig(device.name, max_model_len=device.max_model_len, default_slo=slo)
+    config = http.ServerConfig(
+        device.name,
+        max_model_len=device.max_model_len,
+        default_slo=slo,
+        provenance={
+            **device.provenance,
+            "policy": policy,
+            "limits": f"{limits.max_num_batched_tokens} tokens and {limits.max_num_seqs} requests",
+            "kv_capacity_tokens": str(worker.capacity_tokens),
+        },
+    )
 
     def announce(url: str) -> None:
         console.print(
@@ -108,6 +129,8 @@ class _Device:
     tokenizer: Tokenizer
     num_blocks: int
     max_model_len: int
+    provenance: Mapping[str, str]
+    """Of the times that its steps take."""
 
 
 def _emulated(name: str, kv: options.KVOptions) -> _Device:
@@ -122,21 +145,27 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
         tokenizer=ByteTokenizer(),
         num_blocks=num_blocks,
         max_model_len=num_blocks * kv.block_size,
+        provenance={**model.provenance, "origin": f"emulated from {name}, nothing was computed"},
     )
 
 
 def _real(
-    model: options.ModelOptions, kv: options.KVOptions, limits: Limits, latency_model: str | None
+    model: options.ModelOptions,
+    kv: options.KVOptions,
+    limits: Limits,
+    latency_model: str | None,
+    calibrate_s: float,
 ) -> _Device:
     given = load_model(latency_model) if latency_model else None
     local = open_local(model, kv)
     return _Device(
         name=local.loaded.name,
         executor=local.executor,
-        latency_model=given or remembered_model(local, limits),
+        latency_model=given or remembered_model(local, limits, calibrate_s),
         tokenizer=make_tokenizer(local),
         num_blocks=local.num_blocks,
         max_model_len=local.max_model_len,
+        provenance={**local.provenance(), "origin": "measured"},
     )
 
 
@@ -149,7 +178,7 @@ def make_tokenizer(local: LocalModel) -> Tokenizer:
     return HuggingFaceTokenizer(loaded.tokenizer, loaded.vocab_size)
 
 
-def remembered_model(local: LocalModel, limits: Limits) -> FittedModel:
+def remembered_model(local: LocalModel, limits: Limits, calibrate_s: float) -> FittedModel:
     """The latency model of this model on this device, from the cache or profiled now."""
     from slosched.engine.torch import default_cache_dir
 
@@ -159,19 +188,16 @@ def remembered_model(local: LocalModel, limits: Limits) -> FittedModel:
         return load_model(path)
     console.print(
         f"no --latency-model given: profiling {local.loaded.name} for "
-        f"{_QUICK_PROFILE_S:g} s, once (kept in {path.parent})"
+        f"at most {calibrate_s:g} s, once (kept in {path.parent})"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    measured = run_profile(
-        local,
-        limits,
-        path.with_suffix(".csv"),
-        repeats=1,
-        num_random=40,
-        time_limit_s=_QUICK_PROFILE_S,
-        seed=0,
+    run = ProfileRun(
+        num_batches=_QUICK_BATCHES,
+        time_limit_s=calibrate_s,
         max_context_tokens=_QUICK_CONTEXT_TOKENS,
+        overwrite=True,
     )
+    measured = run_profile(local, limits, path.with_suffix(".csv"), run)
     report = fit(measured)
     save_model(report.model, path)
     console.print(f"latency model: held-out error {report.held_out.mape:.1f} % on average, {path}")
@@ -181,6 +207,10 @@ def remembered_model(local: LocalModel, limits: Limits) -> FittedModel:
 def _fingerprint(local: LocalModel, limits: Limits) -> str:
     """Of everything on which the times depend, so that a stale model is never used."""
     facts = {k: v for k, v in local.provenance().items() if k not in ("date", "kv_capacity_tokens")}
-    facts |= {"tokens": str(limits.max_num_batched_tokens), "seqs": str(limits.max_num_seqs)}
+    facts |= {
+        "format": MODEL_FORMAT,
+        "tokens": str(limits.max_num_batched_tokens),
+        "seqs": str(limits.max_num_seqs),
+    }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
     return f"{Path(local.loaded.name).name}-{digest}"

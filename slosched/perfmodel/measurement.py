@@ -6,8 +6,9 @@ import csv
 import json
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -17,7 +18,7 @@ Chunk = tuple[int, int]
 """(tokens computed in the step, tokens already in the KV cache) of one request."""
 
 _HEADER = "# slosched profile "
-_COLUMNS = ("batch", "num_swapped_blocks", "seconds", "repeats", "spread_s", "part")
+_COLUMNS = ("batch", "num_swapped_blocks", "seconds", "repeats", "spread_s", "part", "reference_s")
 
 
 class MeasurementError(SloschedError):
@@ -44,6 +45,8 @@ class Measurement:
     spread_s: float = 0.0
     """Half the range between the 25th and the 75th percentile of the repeats."""
     part: Part = Part.STEP
+    reference_s: float = 0.0
+    """What one and the same batch took at about the same time; 0 if none was measured."""
 
     @property
     def shape(self) -> BatchShape:
@@ -70,6 +73,34 @@ class Profile:
 
     measurements: tuple[Measurement, ...]
     provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def merged(self) -> Profile:
+        """One measurement of each batch: the median of its rows, drift of the machine taken out.
+
+        Where rows say how fast the machine was (`reference_s`), each time counts as if it had
+        been taken at the machine's median speed.
+        """
+        references = [m.reference_s for m in self.measurements if m.reference_s]
+        usual_s = statistics.median(references) if references else 0.0
+        groups: dict[object, list[Measurement]] = {}
+        for m in self.measurements:
+            groups.setdefault((m.chunks, m.num_swapped_blocks, m.part), []).append(m)
+        merged = tuple(_merge(rows, usual_s) for rows in groups.values())
+        return Profile(merged, self.provenance)
+
+
+def _merge(rows: Sequence[Measurement], usual_s: float) -> Measurement:
+    seconds = [m.seconds * (usual_s / m.reference_s if m.reference_s else 1.0) for m in rows]
+    if len(rows) == 1:
+        return replace(rows[0], seconds=seconds[0], reference_s=0.0)
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return replace(
+        rows[0],
+        seconds=statistics.median(seconds),
+        repeats=sum(m.repeats for m in rows),
+        spread_s=(high - low) / 2,
+        reference_s=0.0,
+    )
 
 
 def format_chunks(chunks: Sequence[Chunk]) -> str:
@@ -110,7 +141,7 @@ def append_measurement(measurement: Measurement, path: Path) -> None:
         csv.writer(file, lineterminator="\n").writerow(_row(measurement))
 
 
-def read_profile(path: Path) -> Profile:
+def read_profile(path: Path, *, may_be_empty: bool = False) -> Profile:
     """Raises MeasurementError with file and line if a row makes no sense."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -131,7 +162,7 @@ def read_profile(path: Path) -> Profile:
             measurements.append(_parse_row(row))
         except (TypeError, ValueError) as error:
             raise MeasurementError(f"{path}, line {kept[rows.line_num - 1]}: {error}") from error
-    if not measurements:
+    if not (measurements or may_be_empty):
         raise MeasurementError(f"the profile {path} holds no measurement")
     return Profile(tuple(measurements), provenance)
 
@@ -145,7 +176,7 @@ def _parse_header(line: str, path: Path) -> dict[str, str]:
         raise MeasurementError(f"{path}, line 1: the provenance is not JSON: {error}") from error
 
 
-def _row(measurement: Measurement) -> tuple[str, int, str, int, str, str]:
+def _row(measurement: Measurement) -> tuple[str | int, ...]:
     return (
         format_chunks(measurement.chunks),
         measurement.num_swapped_blocks,
@@ -153,6 +184,7 @@ def _row(measurement: Measurement) -> tuple[str, int, str, int, str, str]:
         measurement.repeats,
         f"{measurement.spread_s:.9f}",
         measurement.part.value,
+        f"{measurement.reference_s:.9f}",
     )
 
 
@@ -164,6 +196,7 @@ def _parse_row(row: Mapping[str, str | None]) -> Measurement:
         repeats=int(row.get("repeats") or 1),
         spread_s=float(row.get("spread_s") or 0.0),
         part=Part(row.get("part") or Part.STEP),
+        reference_s=float(row.get("reference_s") or 0.0),
     )
     if not 0 < measurement.seconds < math.inf:
         raise ValueError(f"{row['seconds']!r} is not a positive time in seconds")

@@ -12,7 +12,7 @@ from slosched.core import SloschedError
 from slosched.perfmodel.forms import READERS
 from slosched.perfmodel.model import FittedModel
 
-_FORMAT = "slosched-latency-model/2"
+MODEL_FORMAT = "slosched-latency-model/2"
 
 DEFAULT_MODEL = "rtx4090/llama-3.1-8b"
 """The bundled model that a simulation takes if none is named: measured kernels, a common GPU."""
@@ -24,7 +24,7 @@ class ModelFileError(SloschedError):
 
 def save_model(model: FittedModel, path: Path) -> None:
     document = {
-        "format": _FORMAT,
+        "format": MODEL_FORMAT,
         "form": model.form,
         "parameters": model.parameters(),
         "held_out_error_percent": dict(model.held_out_error),
@@ -77,10 +77,10 @@ def _bundle() -> resources.abc.Traversable:
 def _parse(text: bytes, source: str) -> FittedModel:
     try:
         document = json.loads(text)
-        if document["format"] != _FORMAT:
+        if document["format"] != MODEL_FORMAT:
             raise ModelFileError(
-                f"{source} has the format {document['format']!r}, this slosched reads {_FORMAT!r}; "
-                "fit its profile anew with `slosched fit`"
+                f"{source} has the format {document['format']!r}, this slosched reads "
+                f"{MODEL_FORMAT!r}; fit its profile anew with `slosched fit`"
             )
         form, parameters = document["form"], document["parameters"]
         if form not in READERS:

@@ -31,8 +31,10 @@ from slosched.engine.server.respond import (
     GenerationResponse,
 )
 from slosched.engine.server.slo import parse_slo
+from slosched.engine.server.steps import StepsResponse
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.worker import EngineWorker, NotServingError
+from slosched.engine.step_lines import PATH as STEPS_PATH
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's, for /v1/completions; a chat may go on to the end of the context."""
@@ -49,6 +51,7 @@ def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) 
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
             Route("/tokenize", api.tokenize, methods=["POST"]),
             Route("/metrics", api.metrics),
+            Route(STEPS_PATH, api.steps),
         ],
         exception_handlers={
             ApiError: _answer_api_error,
@@ -88,6 +91,14 @@ class _Api:
     async def metrics(self, _http: HTTPRequest) -> Response:
         text = self._worker.metrics.render(self._config.model_name)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def steps(self, http: HTTPRequest) -> Response | StepsResponse:
+        if http.method == "HEAD":  # which would wait for a body that never comes
+            return Response()
+        if (why := self._worker.why_not_serving) is not None:
+            raise not_serving(why, self._config.retry_after_s)
+        provenance = {"model": self._config.model_name, **self._config.provenance}
+        return StepsResponse(self._worker.steps, provenance, lambda: self._worker.why_over)
 
     async def tokenize(self, http: HTTPRequest) -> Response:
         body = await self._body(http)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from slosched.core import NO_SLO, SLO
 
@@ -21,6 +22,8 @@ class ServerConfig:
     """OpenAI's; 0 is greedy."""
     retry_after_s: float = 1.0
     """What the `Retry-After` of a 429 or 503 says."""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Device, engine, policy, limits: what whoever records the steps must know of them."""
 
     def __post_init__(self) -> None:
         if not self.model_name:

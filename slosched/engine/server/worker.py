@@ -17,6 +17,7 @@ from typing import NamedTuple
 from slosched.core import EndReason, Request, SloschedError
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.server.metrics import ServerMetrics
+from slosched.engine.server.steps import StepFeed
 from slosched.evaluate.metrics import RequestRecord
 from slosched.scheduler import Scheduler
 
@@ -73,6 +74,7 @@ class EngineWorker:
         self._max_consecutive_faults = max_consecutive_faults
         self._thread = threading.Thread(target=self._run, name="slosched-engine", daemon=True)
         self.metrics = ServerMetrics(engine.scheduler)
+        self.steps = StepFeed()
         self.records: deque[RequestRecord] = deque(maxlen=max_records)
         """The latest requests that ended, in order of their end."""
 
@@ -92,6 +94,13 @@ class EngineWorker:
         if self._broken is not None:
             return self._broken
         return None if self._drain_until_s is None else "it is shutting down"
+
+    @property
+    def why_over(self) -> str | None:
+        """None while there may be further steps."""
+        if self._broken is not None:
+            return self._broken
+        return "it has shut down" if self.has_stopped else None
 
     @property
     def has_stopped(self) -> bool:
@@ -191,6 +200,7 @@ class EngineWorker:
         self._note_first_scheduled(record)
         self.metrics.observe_step(record)
         self._report(record.result.token_ids, record.ended)
+        self.steps.publish(record)
 
     def _handle_failed_step(self, error: Exception) -> None:
         """A failing device costs the requests of that step, a policy's bug costs them all."""
