@@ -17,6 +17,9 @@ _PRIOR_WEIGHT = 0.01
 _UNDETERMINED = 1.0
 """Standard error, in factors of e, from which on the data are said not to determine a value."""
 
+_BEST_CLOCK = 1e-6
+"""Relative error below which no measured time lies, however well a synthetic one fits."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -106,10 +109,11 @@ def _estimates(
     step = 1e-4
     at = residuals(x)[:n]
     jacobian = np.column_stack([(residuals(x + step * e)[:n] - at) / step for e in np.eye(len(x))])
-    sigma = max(1.4826 * float(np.median(np.abs(at))), 1e-9)
-    information = jacobian.T @ jacobian / sigma**2
+    sigma = max(1.4826 * float(np.median(np.abs(at))), _BEST_CLOCK)
+    _, seen, directions = np.linalg.svd(jacobian / sigma, full_matrices=True)
+    information = np.pad(seen, (0, len(x) - len(seen))) ** 2
     # A prior this weak leaves a determined value as it is and makes the inverse exist.
-    spread = np.sqrt(np.diag(np.linalg.inv(information + 1e-2 * np.eye(len(x)))))
+    spread = np.sqrt((directions**2 / (information + 1e-2)[:, None]).sum(axis=0))
     return [
         Estimate(
             name=p.name,
