@@ -1,0 +1,150 @@
+"""Record the steps of a running server as a profile, so that real traffic refits the model."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from slosched.core import SloschedError
+from slosched.engine.step_lines import (
+    MEDIA_TYPE,
+    PATH,
+    End,
+    Head,
+    Line,
+    Missing,
+    parse_line,
+)
+from slosched.perfmodel import Measurement, Profile, write_profile
+from slosched.perfmodel.measurement import append_measurement
+
+_SILENCE_S = 30.0
+"""A server that lives sends at least an empty line every second."""
+
+
+class RecordError(SloschedError):
+    """There is no server whose steps could be recorded, or it went away."""
+
+
+@dataclass
+class Recording:
+    """What has been recorded so far."""
+
+    path: Path
+    regimes: Counter[str] = field(default_factory=Counter)
+    """Steps by `Measurement.regime`."""
+    num_missing: int = 0
+    """Steps that the server ran and this reader was too slow for."""
+    ended: str | None = None
+    """Why the server ended it; None if it did not."""
+
+    @property
+    def num_steps(self) -> int:
+        return self.regimes.total()
+
+
+class OnProgress(Protocol):
+    def __call__(self, recording: Recording, elapsed_s: float) -> None: ...
+
+
+def record_steps(
+    url: str, recording: Recording, time_limit_s: float, on_progress: OnProgress
+) -> None:
+    """Write every step of the server at `url` to `recording.path` as it comes.
+
+    Returns after `time_limit_s`, to within a second, or when the server has shut down.  The file
+    is begun with the first step, and at any time holds all that were recorded: whatever ends this
+    (Ctrl-C too) leaves a profile.  Raises RecordError if no server of ours answers, or if the
+    connection breaks.
+    """
+    start_s = time.monotonic()
+    with _lines(url) as lines:
+        head = next(lines, None)
+        if not isinstance(head, Head):
+            raise RecordError(f"{url}{PATH} does not begin by saying what the server is")
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        provenance = {**head.provenance, "method": f"recorded from {url}", "date": date}
+        for line in lines:
+            _note(line, recording, provenance)
+            elapsed_s = time.monotonic() - start_s
+            on_progress(recording, elapsed_s)
+            if recording.ended is not None or elapsed_s >= time_limit_s:
+                return
+    raise RecordError(f"the server at {url} went away {_what_is_kept(recording)}")
+
+
+def _note(line: Line | None, recording: Recording, provenance: dict[str, str]) -> None:
+    if isinstance(line, Measurement):
+        if not recording.num_steps:
+            recording.path.parent.mkdir(parents=True, exist_ok=True)
+            write_profile(Profile((), provenance), recording.path)
+        append_measurement(line, recording.path)
+        recording.regimes[line.regime] += 1
+    elif isinstance(line, Missing):
+        recording.num_missing += line.num_steps
+    elif isinstance(line, End):
+        recording.ended = line.reason
+
+
+def _what_is_kept(recording: Recording) -> str:
+    if not recording.num_steps:
+        return "before the first step"
+    return f"after {recording.num_steps} steps, which are in {recording.path}"
+
+
+@contextmanager
+def _lines(url: str) -> Iterator[Iterator[Line | None]]:
+    """The lines that the server streams, up to where the connection ends or breaks."""
+    connection, path = _connection(url)
+    try:
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+        except (http.client.HTTPException, OSError) as error:
+            raise RecordError(
+                f"no server answers at {url} ({type(error).__name__}: {error}); "
+                "start one with `slosched serve`"
+            ) from error
+        _check(response, url)
+        yield _read(response)
+    finally:
+        connection.close()
+
+
+def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
+    """Not connected yet; and the path to ask for."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no address of a server; write http://host:port")
+    is_secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
+    return kind(parts.hostname, parts.port, timeout=_SILENCE_S), parts.path.rstrip("/") + PATH
+
+
+def _check(response: http.client.HTTPResponse, url: str) -> None:
+    if response.status == 503:
+        raise RecordError(f"{url} refused: {response.read().decode(errors='replace'):.300}")
+    if response.status != 200 or response.headers.get_content_type() != MEDIA_TYPE:
+        raise RecordError(
+            f"{url} tells nothing of its steps (GET {PATH}: HTTP {response.status}, "
+            f"{response.headers.get_content_type()}); only servers that `slosched serve` started do"
+        )
+
+
+def _read(response: http.client.HTTPResponse) -> Iterator[Line | None]:
+    while True:
+        try:
+            line = response.readline()
+        except (http.client.HTTPException, OSError):
+            return
+        if not line.endswith(b"\n"):
+            return
+        yield parse_line(line)
