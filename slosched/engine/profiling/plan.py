@@ -200,4 +200,5 @@ def _swaps(limits: ProfileLimits) -> Iterator[PlannedBatch]:
             (largest, largest // 4, largest // 2, max(4, largest // 16))
         ):
             for swaps_in in (False, True):
-                yield PlannedBatch(((1, _SHORT_CONTEXT),), num_blocks, swaps_in)
+                # Rows are told apart by chunks and blocks, so the directions differ in a token.
+                yield PlannedBatch(((1, _SHORT_CONTEXT + swaps_in),), num_blocks, swaps_in)
