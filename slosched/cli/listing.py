@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from slosched.cli.console import console
 from slosched.perfmodel import FittedModel, bundled_models, load_model
 
-_COLUMNS = ("name", "GPU", "engine", "form", "MAPE / p99", "KV tokens", "origin")
-_NUMBERS = ("MAPE / p99", "KV tokens")
+_COLUMNS = ("name", "GPU", "engine", "form", "MAPE / p99", "KV cache", "origin")
+_NUMBERS = ("MAPE / p99", "KV cache")
+_FOLDED = ("GPU", "origin")
+_WIDTH_IN_A_FILE = 140
 
 
 def _print_bundled(asked: bool) -> None:
@@ -22,20 +25,20 @@ def _print_bundled(asked: bool) -> None:
         return
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False)
     for column in _COLUMNS:
-        # A name is there to be copied; a number is to be read down its column.
-        is_number = column in _NUMBERS
+        # In a narrow window what is called by several words goes on in the next line.
         table.add_column(
             column,
-            justify="right" if is_number else "left",
-            no_wrap=is_number or column == "name",
+            justify="right" if column in _NUMBERS else "left",
+            no_wrap=column not in _FOLDED,
             overflow="fold",
         )
     for name in bundled_models():
         table.add_row(*map(escape, model_row(name, load_model(name))))
-    console.print(table)
+    # A file has no window that the table would have to fit into.
+    (console if console.is_terminal else Console(width=_WIDTH_IN_A_FILE)).print(table)
     console.print(
-        "Errors are of steps that were not fitted, in % of the measured time.  Take one with "
-        "`--latency-model NAME`; `--emulate NAME` serves at its speed."
+        "Errors in % of the measured time, on steps that were not fitted; KV cache in thousands of "
+        "tokens.  Take one with `--latency-model NAME`; `--emulate NAME` serves at its speed."
     )
     raise typer.Exit
 
@@ -50,13 +53,15 @@ def model_row(name: str, model: FittedModel) -> tuple[str, ...]:
         said.get("engine", "?").partition(",")[0],
         model.form,
         f"{error['mape']:.1f} / {error['p99']:.1f}" if {"mape", "p99"} <= set(error) else "?",
-        f"{int(said['kv_capacity_tokens']):,}" if "kv_capacity_tokens" in said else "?",
+        f"{int(said['kv_capacity_tokens']) // 1000}k" if "kv_capacity_tokens" in said else "?",
         said.get("origin", "?"),
     )
 
 
 def _device(said: Mapping[str, str]) -> str:
-    gpu = (said.get("gpu") or said.get("device", "?")).removeprefix("NVIDIA ")
+    gpu = said.get("gpu") or said.get("device", "?")
+    for maker in ("NVIDIA ", "GeForce "):
+        gpu = gpu.removeprefix(maker)
     count = int(said.get("num_gpus", "1"))
     return f"{count} × {gpu}" if count > 1 else gpu
 
