@@ -22,6 +22,7 @@ from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.kv import KVCache
 from slosched.perfmodel import FittedModel, OnlineModel, fit, load_model, save_model
+from slosched.perfmodel.device import check_device
 from slosched.perfmodel.store import MODEL_FORMAT
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
@@ -39,6 +40,9 @@ def serve(
     promise: options.PromiseOptions = options.PromiseOptions(slo_ttft=1.0, slo_tpot=0.1),
     model: options.ModelOptions = options.ModelOptions(),
     latency_model: options.LatencyModelName = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take a --latency-model of another device all the same.")
+    ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     emulate: Annotated[
@@ -91,7 +95,8 @@ def serve(
     if emulate is not None:
         device = _emulated(emulate, kv)
     else:
-        device = _real(model, kv, limits.limits(), latency_model, calibrate)
+        given = None if latency_model is None else load_model(latency_model)
+        device = _real(model, kv, limits.limits(), given, calibrate, force)
     cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks)
     scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))
     worker = http.EngineWorker(Engine(scheduler, device.executor, MonotonicClock()))
@@ -153,11 +158,13 @@ def _real(
     model: options.ModelOptions,
     kv: options.KVOptions,
     limits: Limits,
-    latency_model: str | None,
+    given: FittedModel | None,
     calibrate_s: float,
+    force: bool,
 ) -> _Device:
-    given = load_model(latency_model) if latency_model else None
     local = open_local(model, kv)
+    if given is not None and not force:
+        check_device(given, local.provenance()["device"])
     return _Device(
         name=local.loaded.name,
         executor=local.executor,

@@ -15,7 +15,7 @@ from command_line import SLOSCHED, Said
 import slosched
 from slosched.core import EndReason, RequestStatus
 from slosched.evaluate.records import read_records
-from slosched.perfmodel import load_model, read_profile
+from slosched.perfmodel import bundled_models, load_model, read_profile
 from slosched.policy import POLICIES
 from slosched.policy.spec import policy_fields
 from slosched.workload import KINDS, read_trace
@@ -99,6 +99,35 @@ def test_policies_lists_every_policy_with_its_options_and_defaults(cli: Cli) -> 
         assert f"│ {name} " in said.out
         for option, default, _ in policy_fields(policy_class):
             assert f"{option}={default}" in said.out
+
+
+def test_profile_lists_every_bundled_model_with_its_origin_and_error(cli: Cli) -> None:
+    said = cli("profile", "--list")
+    assert said.status == 0
+    assert not Path("profile.csv").exists()
+    lines = {line.split()[0]: line for line in said.out.splitlines() if "/" in line[:24]}
+    assert sorted(lines) == bundled_models()
+    for name, line in lines.items():
+        model = load_model(name)
+        error = model.held_out_error
+        assert model.provenance["origin"] in line
+        assert f" {model.form} " in line
+        assert f"{error['mape']:.1f} / {error['p99']:.1f}" in line
+        assert f" {int(model.provenance['kv_capacity_tokens']) // 1000}k " in line
+    assert "4 × H200" in lines["h200/llama-3.1-70b-tp4"]
+
+
+@pytest.mark.parametrize("name", ["h200/llama-3.1-8b", "A100/Llama-3.1-70B-TP4"])
+def test_replay_and_compare_take_a_bundled_model_by_its_name(cli: Cli, name: str) -> None:
+    replay = ("--latency-model", name, "-n", "20", "--rate", "4", "-o", "out")
+    said = cli("replay", "--policy", "fcfs", *replay)
+    assert said.status == 0, said.err
+    provenance = read_records(Path("out/records.jsonl")).provenance
+    assert provenance["latency model"] == name
+    assert provenance["measured origin"] == "AIConfigurator, additive"
+    capacity = int(load_model(name).provenance["kv_capacity_tokens"])
+    assert capacity - 16 < int(str(provenance["kv_tokens"])) <= capacity
+    assert cli("compare", "-p", "fcfs", "-p", "edf", *replay).status == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

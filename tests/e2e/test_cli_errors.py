@@ -92,6 +92,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     # live
     "replay --url localhost:8000 -o out": ("'localhost:8000'", "http://"),
     "replay --url http://127.0.0.1:9 -o out": ("http://127.0.0.1:9", "slosched serve"),
+    "serve -m tiny-random --latency-model h200/llama-3.1-8b": ("NVIDIA H200", "--force"),
     "serve --emulate rtx9999": ("'rtx9999'", "rtx4090/llama-3.1-8b"),
     "serve --emulate rtx4090/llama-3.1-8b --policy fifo": ("'fifo'",),
     "serve --emulate rtx4090/llama-3.1-8b --slo-ttft 0": ("--slo-ttft", "'0'"),
@@ -99,6 +100,11 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "serve --emulate rtx4090/llama-3.1-8b --kv-tokens 3": ("3 tokens",),
     "serve --emulate rtx4090/llama-3.1-8b --host 300.1.1.1": ("300.1.1.1", "--host"),
     # measuring and fitting
+    "profile --system h200_sxm -o out": ("--system", "--from"),
+    "profile --from aiconfigurator -o out": ("--from", "--system h200_sxm"),
+    "profile --from vidur -o out": ("'vidur'", "aiconfigurator"),
+    "profile --from aiconfigurator --system l40s --backend tgi -o out": ("'tgi'", "vllm"),
+    "profile --from aiconfigurator --system l40s -o profile.csv": ("profile.csv", "--overwrite"),
     "fit missing.csv -o out": ("missing.csv", "No such file"),
     "fit profile.csv -o out": ("profile.csv, line 3", "'-3'"),
     "fit bad.csv -o out": ("bad.csv", "slosched profile"),

@@ -1,0 +1,35 @@
+"""Whether a latency model speaks of the device at hand."""
+
+from __future__ import annotations
+
+import re
+
+from slosched.core import SloschedError
+from slosched.perfmodel.model import FittedModel
+
+
+class OtherDeviceError(SloschedError):
+    """A latency model was measured on something else than the device that is to run."""
+
+
+def check_device(model: FittedModel, device: str) -> None:
+    """Raise OtherDeviceError if the model's provenance names another device, or several.
+
+    `device` is what the system calls it.  A model may say less than that ("H100" for "NVIDIA H100
+    80GB HBM3"), and one that says nothing is taken as it is.
+    """
+    measured = model.provenance.get("gpu") or model.provenance.get("device")
+    if measured is None:
+        return
+    count = int(model.provenance.get("num_gpus", "1"))
+    if count == 1 and _words(measured) <= _words(device):
+        return
+    several = f"{count} × " if count > 1 else ""
+    raise OtherDeviceError(
+        f"the latency model is of {several}{measured}, but this device is {device}: its deadlines "
+        "would be wrong; leave it out to have this device measured, or insist with --force"
+    )
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9.]+", name.lower()))
