@@ -1,0 +1,189 @@
+"""Each form is found in what a device of that form takes, from whole steps or with its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from factories import make_model
+from synthetic_steps import make_measurements, random_batches
+from test_layered import FORMS, JOINT, REQUESTS, SEPARATE, TABLE
+
+from slosched.perfmodel import (
+    FitError,
+    FittedModel,
+    LayeredModel,
+    Measurement,
+    Part,
+    Profile,
+    fit,
+)
+from slosched.perfmodel.errors import ErrorReport, evaluate
+from slosched.perfmodel.split import folds
+from slosched.perfmodel.table import Table
+
+NOISE = 0.02
+MEAN_NOISE = 100 * NOISE * math.sqrt(2 / math.pi)
+FACTS = {"num_sms": "128", "num_query_heads": "32", "num_kv_heads": "8"}
+STAIRS = Table((1, 64, 96, 256, 384, 2048), (0.010, 0.0102, 0.018, 0.0185, 0.035, 0.11))
+"""As of GEMM kernels that are changed at some sizes: no roofline follows it."""
+SEPARATE_TRUTH = LayeredModel(TABLE, REQUESTS, SEPARATE, per_swapped_block_s=2e-5)
+JOINT_TRUTH = LayeredModel(TABLE, REQUESTS, JOINT)
+
+
+def layers_rows(model: LayeredModel) -> list[Measurement]:
+    """What a profiler of single operators gives: T tokens of one request, N requests of one."""
+    tokens = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 1536, 2048]
+    requests = [2, 8, 32, 64, 128, 256]
+    alone_s = model.layers.at(np.array(tokens, dtype=float))
+    many_s = model.layers.at(np.array(requests, dtype=float))
+    many_s = many_s + model.requests.at(np.array(requests, dtype=float))
+    return [
+        *(
+            Measurement(((t, 0),), float(s), part=Part.LAYERS)
+            for t, s in zip(tokens, alone_s, strict=True)
+        ),
+        *(
+            Measurement(((1, 0),) * n, float(s), part=Part.LAYERS)
+            for n, s in zip(requests, many_s, strict=True)
+        ),
+    ]
+
+
+def profile_of(
+    truth: FittedModel,
+    count: int = 120,
+    noise: float = NOISE,
+    rows: Sequence[Measurement] = (),
+    swapped_blocks: Sequence[int] = (0,),
+    facts: dict[str, str] = FACTS,
+) -> Profile:
+    # As profilers do: one chunk a step, since in joint kernels chunks blur each other.
+    batches = random_batches(count, max_prefills=1)
+    steps = make_measurements(batches, truth, noise, swapped_blocks)
+    return Profile((*rows, *steps), facts)
+
+
+def fresh(truth: FittedModel) -> tuple[Measurement, ...]:
+    return make_measurements(random_batches(200, seed=9, max_prefills=1), truth)
+
+
+@pytest.mark.parametrize(
+    ("form", "truth", "with_layers", "allowed"),
+    [
+        ("linear", make_model(), False, 1.0),
+        ("roofline", FORMS["roofline"], False, 1.5),
+        ("profiled-separate", SEPARATE_TRUTH, False, 1.5),
+        ("profiled-separate", SEPARATE_TRUTH, True, 1.0),
+        ("profiled-joint", JOINT_TRUTH, False, 3.0),
+        ("profiled-joint", JOINT_TRUTH, True, 1.0),
+    ],
+)
+def test_a_form_is_recovered_from_noisy_times_of_a_device_of_that_form(
+    form: str, truth: FittedModel, with_layers: bool, allowed: float
+) -> None:
+    """Held out, as wrong as the noise; against the truth on new batches, `allowed` per cent."""
+    rows = layers_rows(truth) if with_layers and isinstance(truth, LayeredModel) else ()
+    report = fit(profile_of(truth, rows=rows), form, num_folds=2)
+    assert report.model.form == form
+    assert report.held_out.count == 120, "layers are fitted, but no steps to be judged on"
+    assert report.held_out.mape < MEAN_NOISE * 1.15 + allowed / 2
+    assert evaluate(report.model, fresh(truth)).mape < allowed
+
+
+def test_without_noise_separate_attention_is_found_to_the_parameter() -> None:
+    report = fit(
+        profile_of(SEPARATE_TRUTH, noise=0.0, rows=layers_rows(SEPARATE_TRUTH)), "profiled-separate"
+    )
+    found = {e.name: e.value for e in report.estimates if e.is_determined}
+    for part, kernel in (("decode", SEPARATE.decode), ("prefill", SEPARATE.prefill)):
+        for name, value in vars(kernel).items():
+            if f"{part}: {name}" in found and name != "per_longest_context_token_s":
+                assert found[f"{part}: {name}"] == pytest.approx(value, rel=0.05), (part, name)
+    assert {"decode: per_context_token_s", "prefill: per_pair_s"} <= set(found)
+
+
+@pytest.mark.parametrize("form", ["roofline", "profiled-separate", "profiled-joint"])
+def test_the_time_of_a_copied_block_is_found(form: str) -> None:
+    model = FORMS[form]
+    assert isinstance(model, LayeredModel)
+    truth = LayeredModel(model.layers, model.requests, model.attention, per_swapped_block_s=3e-5)
+    rows = layers_rows(truth)
+    report = fit(
+        profile_of(truth, rows=rows, noise=0.005, swapped_blocks=(0, 0, 0, 0, 60)),
+        form,
+        num_folds=2,
+    )
+    swap = next(e for e in report.estimates if e.name == "per_swapped_block_s")
+    assert swap.value == pytest.approx(3e-5, rel=0.15)
+    assert 0 < swap.low < swap.value < swap.high
+    assert "per_swapped_block_s" not in report.undetermined
+    assert report.by_regime["swap"].mape < 2
+
+
+@pytest.mark.parametrize("form", ["linear", "roofline", "profiled-separate", "profiled-joint"])
+def test_without_copies_their_time_is_reported_as_undetermined(form: str) -> None:
+    rows = layers_rows(JOINT_TRUTH)
+    report = fit(profile_of(JOINT_TRUTH, count=60, rows=rows), form, num_folds=2)
+    assert "per_swapped_block_s" in report.undetermined
+    copies = Measurement((), 1.0, num_swapped_blocks=10).shape
+    none = Measurement((), 1.0, num_swapped_blocks=1).shape
+    assert report.model.predict(copies) == report.model.predict(none)
+
+
+def test_auto_takes_the_formula_where_the_formula_is_right() -> None:
+    """Every form follows a linear device; of nearly equal ones, the simplest is taken."""
+    report = fit(profile_of(make_model(), count=90), num_folds=2)
+    assert report.model.form == "linear"
+    assert set(report.considered) == {
+        "linear-literal", "linear", "roofline", "profiled-separate", "profiled-joint",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("truth", "form"),
+    [
+        (LayeredModel(STAIRS, REQUESTS, SEPARATE), "profiled-separate"),
+        (JOINT_TRUTH, "profiled-joint"),
+    ],
+)
+def test_auto_takes_the_layered_form_that_the_device_has(truth: LayeredModel, form: str) -> None:
+    report = fit(profile_of(truth, rows=layers_rows(truth)), num_folds=2)
+    assert report.model.form == form
+    errors = {n: e.mape for n, e in report.considered.items() if isinstance(e, ErrorReport)}
+    assert errors[form] < 0.7 * errors["linear"]
+    assert errors[form] <= 1.05 * min(errors.values())
+
+
+def test_without_facts_about_the_gpu_a_joint_kernel_is_skipped_and_refused_by_name() -> None:
+    facts = {name: value for name, value in FACTS.items() if name != "num_sms"}
+    profile = profile_of(make_model(), count=60, facts=facts)
+    report = fit(profile, num_folds=2)
+    assert report.model.form == "linear"
+    reason = report.considered["profiled-joint"]
+    assert isinstance(reason, str)
+    assert "num_sms" in reason
+    with pytest.raises(FitError, match="waves depend on num_sms, which the provenance does not"):
+        fit(profile, "profiled-joint")
+
+
+def test_layers_rows_alone_are_no_steps() -> None:
+    with pytest.raises(FitError, match="0 measured steps are too few"):
+        fit(Profile(tuple(layers_rows(JOINT_TRUTH))))
+
+
+def test_a_fit_does_not_see_the_step_that_judges_it_in_any_form() -> None:
+    """As for the formula: the fold that is spoilt is judged as before."""
+    profile = profile_of(SEPARATE_TRUTH, count=48)
+    steps = list(profile.measurements)
+    clean = fit(profile, "profiled-separate", num_folds=2)
+    fold = folds(steps, 2, seed=0)[0]
+    for i in fold:
+        steps[i] = replace(steps[i], seconds=5 * steps[i].seconds)
+    spoilt = fit(Profile(tuple(steps), FACTS), "profiled-separate", num_folds=2)
+    pairs = list(zip(spoilt.held_out_predictions_s, clean.held_out_predictions_s, strict=True))
+    assert all(pairs[i][0] == pairs[i][1] for i in fold)
+    assert sum(a != b for a, b in pairs) == 48 - len(fold)
