@@ -79,31 +79,42 @@ steps.groupby("regime")["ms"].describe().round(2)
 # %% [markdown]
 # ## Fit
 #
-# T = C1(t+Bd) + C2·t2 + C3·t3 + C4·⌈(t+Bd)/64⌉ + C5·[Bd>0] + C6·num_swap + C7, with coefficients
-# that are not negative, fitted to the *relative* error. A quarter of the measurements is held out;
-# the errors are theirs. On a machine that does other things at the same time they are larger.
+# Five forms, from the formula T = C1(t+Bd) + C2·t2 + C3·t3 + C4·⌈(t+Bd)/64⌉ + C5·[Bd>0] +
+# C6·num_swap + C7 to a table of the layers' times with a model of the attention kernel
+# ([which is which](../docs/how-to/profile-and-fit.md)). All are fitted to the *relative* error, and
+# the one with the least error on steps that it has not seen is taken. On a machine that does other
+# things at the same time errors are larger.
 
 # %%
 from slosched.evaluate.plots import decile_lines, fit_plot, latency_cdfs, outcome_bars
-from slosched.perfmodel import fit_linear
+from slosched.perfmodel import ErrorReport, fit
 
-fitted = fit_linear(profile, seed=0)
-errors = {"all": fitted.held_out, **fitted.by_regime}
-pd.DataFrame(
-    {
-        name: {
-            "steps": report.count,
-            "mean error, %": report.mape,
-            "p90, %": report.p90,
-            "too low, p99, %": report.under_p99,
-        }
-        for name, report in errors.items()
+
+def error_row(error: ErrorReport) -> dict[str, float]:
+    return {
+        "steps": error.count,
+        "mean error, %": error.mape,
+        "p90, %": error.p90,
+        "too low, p99, %": error.under_p99,
     }
-).T.round(1)
+
+
+fitted = fit(profile, seed=0)
+judged = {name: e for name, e in fitted.considered.items() if isinstance(e, ErrorReport)}
+print("chosen:", fitted.model.form)
+pd.DataFrame({name: error_row(e) for name, e in judged.items()}).T.round(1)
 
 # %%
-held_out = fitted.held_out_measurements
-fit_plot([fitted.model.predict(m.shape) for m in held_out], [m.seconds for m in held_out])
+pd.DataFrame({name: error_row(e) for name, e in fitted.by_regime.items()}).T.round(1)
+
+# %%
+measured = fitted.held_out_measurements
+regimes = {m.regime for m in measured}
+fit_plot(
+    fitted.held_out_predictions_s,
+    [m.seconds for m in measured],
+    {name: [i for i, m in enumerate(measured) if m.regime == name] for name in sorted(regimes)},
+)
 
 # %% [markdown]
 # ## A trace

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from slosched.cli.fit import (
     ERROR_COLUMNS,
+    FORM_COLUMNS,
     PARAMETER_COLUMNS,
     choice,
     error_rows,
@@ -29,22 +30,19 @@ from slosched.evaluate.plots import (
 from slosched.evaluate.report import Section
 from slosched.evaluate.timeline import timeline
 from slosched.perfmodel import FitReport
-from slosched.perfmodel.errors import regimes
+from slosched.perfmodel.errors import groups
 
 
 def plot_fit(report: FitReport) -> Figure:
     """Predictions for steps that were not fitted, by regime."""
     measured = report.held_out_measurements
-    groups = {
-        regime: [i for i, m in enumerate(measured) if m.regime == regime]
-        for regime in regimes(measured)
-    }
-    return fit_plot(report.held_out_predictions_s, [m.seconds for m in measured], groups)
+    seconds = [m.seconds for m in measured]
+    return fit_plot(report.held_out_predictions_s, seconds, groups(measured))
 
 
 def fit_section(report: FitReport) -> Section:
     """Forms, parameters, errors and the plot of a fit."""
-    forms = pd.DataFrame(form_rows(report), columns=list(ERROR_COLUMNS))
+    forms = pd.DataFrame(form_rows(report), columns=list(FORM_COLUMNS))
     parameters = pd.DataFrame(parameter_rows(report), columns=list(PARAMETER_COLUMNS))
     errors = pd.DataFrame(error_rows(report), columns=list(ERROR_COLUMNS))
     text = f"{choice(report)}. Errors in % of the measured time, of steps that were not fitted."

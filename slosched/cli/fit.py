@@ -62,33 +62,41 @@ def fit(
 
 def print_fit(report: FitReport) -> None:
     if len(report.considered) > 1:
-        console.print(table("Forms, held-out error in %", ERROR_COLUMNS, form_rows(report)))
+        console.print(table("Forms, held-out error in %", FORM_COLUMNS, form_rows(report)))
     console.print(table(f"The {report.model.form} form", PARAMETER_COLUMNS, parameter_rows(report)))
     console.print(table("Error in % of the measured time", ERROR_COLUMNS, error_rows(report)))
     console.print(choice(report))
 
 
 ERROR_COLUMNS = ("steps", "n", "mean", "p50", "p90", "p99", "max", "under p95", "under p99")
+FORM_COLUMNS = ("form", *ERROR_COLUMNS[1:])
 PARAMETER_COLUMNS = ("parameter", "value", "95 % interval")
 
 
 def choice(report: FitReport) -> str:
-    """Why this form, in a sentence."""
+    """Why this form, in a sentence or two."""
     error = report.held_out
     said = f"{report.model.form}: wrong by {error.mape:.1f} % on average, {error.p99:.1f} % at p99"
     if len(report.considered) == 1:
         return said
-    return (
-        f"{said}; the least held-out error of {len(report.considered)} forms, ties to the simplest"
+    return ". ".join(
+        (
+            f"{said}; the least held-out error of {len(form_rows(report))} forms, ties to the "
+            "simplest",
+            *(
+                f"{form} was not fitted: {why}"
+                for form, why in report.considered.items()
+                if isinstance(why, str)
+            ),
+        )
     )
 
 
 def form_rows(report: FitReport) -> list[tuple[str, ...]]:
     return [
         _error_row(name, error)
-        if isinstance(error, ErrorReport)
-        else (name, "", error, *[""] * (len(ERROR_COLUMNS) - 3))
         for name, error in report.considered.items()
+        if isinstance(error, ErrorReport)
     ]
 
 

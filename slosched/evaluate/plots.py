@@ -163,8 +163,8 @@ def fit_plot(
 ) -> Figure:
     """Predicted against measured step times, and the relative errors; both of shape (n,).
 
-    `groups` names sets of steps by their indices, such as the regimes; the errors are drawn for
-    each of them, with the box from the 5th to the 95th percentile and every step outside it.
+    `groups` names sets of steps by their indices, such as the regimes.  The errors of each are a
+    box of the quartiles, whiskers from the 5th to the 95th percentile, and the steps outside those.
     """
     predicted, measured = (np.asarray(v, dtype=np.float64) for v in (predicted_s, measured_s))
     if predicted.shape != measured.shape or predicted.ndim != 1 or not predicted.size:
@@ -203,7 +203,7 @@ def fit_plot(
 
 
 def _error_boxes(axes: Axes, groups: Mapping[str, npt.NDArray[np.float64]]) -> None:
-    """One box a group, the first on top; left of zero the model promised too much."""
+    """One box a group, the first on top; left of zero a step took longer than was promised."""
     axes.boxplot(
         list(groups.values()),
         orientation="horizontal",
@@ -216,8 +216,10 @@ def _error_boxes(axes: Axes, groups: Mapping[str, npt.NDArray[np.float64]]) -> N
     axes.set_yticks(range(1, len(labels) + 1), labels)
     axes.invert_yaxis()
     axes.axvline(0, color=BLACK, linewidth=1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("predicted / measured − 1 (box: quartiles; whiskers: 5 to 95 %)")
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel(
+        "predicted / measured − 1\n(left of 0, steps take longer than predicted)", fontsize=9
+    )
 
 
 def _figure(height_in: float) -> tuple[Figure, Axes]:

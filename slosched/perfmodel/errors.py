@@ -69,16 +69,21 @@ def evaluate(model: LatencyModel, measurements: Sequence[Measurement]) -> ErrorR
 
 def by_regime(predicted_s: Array, measurements: Sequence[Measurement]) -> Mapping[str, ErrorReport]:
     """Errors of decode, prefill, mixed and swap steps, and of those with a long context."""
-    groups = {name: [m.regime == name for m in measurements] for name in regimes(measurements)}
-    contexts = np.array([m.shape.max_context_tokens for m in measurements])
-    groups[LONG_CONTEXT] = (contexts > contexts.max() / 2).tolist()
     return {
-        name: report_errors(
-            predicted_s[np.array(members)],
-            [m for m, is_member in zip(measurements, members, strict=True) if is_member],
-        )
-        for name, members in groups.items()
+        name: report_errors(predicted_s[members], [measurements[i] for i in members])
+        for name, members in groups(measurements).items()
     }
+
+
+def groups(measurements: Sequence[Measurement]) -> dict[str, list[int]]:
+    """Indices of the steps of each regime, and of those with a context of half the longest."""
+    found = {
+        regime: [i for i, m in enumerate(measurements) if m.regime == regime]
+        for regime in regimes(measurements)
+    }
+    contexts = np.array([m.shape.max_context_tokens for m in measurements])
+    found[LONG_CONTEXT] = np.flatnonzero(2 * contexts > contexts.max()).tolist()
+    return found
 
 
 def regimes(measurements: Sequence[Measurement]) -> list[str]:

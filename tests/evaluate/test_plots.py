@@ -190,6 +190,14 @@ def test_the_fit_plot_states_the_error():
     assert drawn(fit_plot([0.01], [0.01]))
 
 
+def test_the_fit_plot_has_a_row_of_errors_for_each_group():
+    measured = np.array([0.01, 0.02, 0.04])
+    figure = fit_plot(measured, measured, {"decode": [0, 1], "mixed": [2]})
+    rows = [label.get_text() for label in figure.axes[1].get_yticklabels()]
+    assert rows == ["all (3)", "decode (2)", "mixed (1)"]
+    assert drawn(figure)
+
+
 @pytest.mark.parametrize(
     ("predicted", "measured"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([np.nan], [1.0])]
 )

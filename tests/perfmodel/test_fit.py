@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 from factories import make_model
-from synthetic_steps import make_measurements, random_batches
+from synthetic_steps import Chunks, make_measurements, random_batches
 
 from slosched.perfmodel import FITTERS, FitError, Measurement, Profile, fit
-from slosched.perfmodel.errors import evaluate, predictions
+from slosched.perfmodel.errors import evaluate, groups, predictions
 from slosched.perfmodel.fit_linear import fit_linear
 from slosched.perfmodel.split import folds, on_grid
 
@@ -175,3 +175,9 @@ def test_an_unknown_form_is_refused_with_those_there_are() -> None:
     profile = Profile(make_measurements(random_batches(20), TRUTH))
     with pytest.raises(FitError, match="no form 'cubic'; there are auto, linear-literal, linear"):
         fit(profile, "cubic")
+
+
+def test_groups_name_every_regime_and_the_long_contexts() -> None:
+    batches: list[Chunks] = [((64, 0),), ((1, 10),), ((64, 900), (1, 10)), ((1, 99), (1, 3))]
+    found = groups(make_measurements(batches, TRUTH))
+    assert found == {"decode": [1, 3], "mixed": [2], "prefill": [0], "long context": [2]}
