@@ -112,15 +112,27 @@ class Tables:
 
     @staticmethod
     def read(source: Source, perf: Path) -> Tables:
+        return Tables.of(*Tables.frames(source, perf), source.num_layers)
+
+    @staticmethod
+    def frames(source: Source, perf: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Microseconds of every operator, one a column: by tokens, and by requests of a step."""
         folder = perf / source.tables
-        dense = pd.read_csv(folder / "dense.csv").pivot(
-            index="tokens", columns="layer", values="time_us"
+        dense, per_sequence = (
+            pd.read_csv(folder / name) for name in ("dense.csv", "per_sequence.csv")
         )
+        return (
+            dense.pivot(index="tokens", columns="layer", values="time_us"),
+            per_sequence.pivot(index="sequences", columns="layer", values="time_us"),
+        )
+
+    @staticmethod
+    def of(dense: pd.DataFrame, per_sequence: pd.DataFrame, num_layers: int) -> Tables:
+        """Of a model with so many layers."""
         per_layer_us = dense.drop(columns=list(_PER_STEP)).sum(axis=1)
         per_layer_us += dense[list(_TWICE_A_LAYER)].sum(axis=1)
-        per_sequence = pd.read_csv(folder / "per_sequence.csv").groupby("sequences").time_us.sum()
-        layers_us = dense[list(_PER_STEP)].sum(axis=1) + source.num_layers * per_layer_us
-        return Tables(layers_us, per_sequence)
+        layers_us = dense[list(_PER_STEP)].sum(axis=1) + num_layers * per_layer_us
+        return Tables(layers_us, per_sequence.sum(axis=1))
 
     def at(self, num_tokens: pd.Series, num_reqs: pd.Series) -> np.ndarray:
         layers_us = np.interp(num_tokens, self.layers_us.index, self.layers_us)
