@@ -201,7 +201,6 @@ def test_more_work_never_makes_a_step_faster(form: str, change: str, batch: Chun
     assert more_s >= base_s * (1 - 1e-12)
 
 
-@pytest.mark.xfail(strict=True, reason="whole waves fade as soon as one walk is longer than others")
 @pytest.mark.parametrize("change", [c for c in CHANGES if c != "a longer context"])
 @given(kernel=kernels(), batch=batches, n=st.integers(0, 8192))
 def test_no_joint_kernel_gets_faster_by_more_work(

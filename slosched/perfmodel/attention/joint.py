@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import sqrt
 from typing import ClassVar
 
 import numpy as np
 
-from slosched.core import BatchShape
+from slosched.core import ATTENTION_TILE_TOKENS, BatchShape
 from slosched.perfmodel.attention.single import DecodeAttention
 from slosched.perfmodel.attention.smooth import smooth_max
 from slosched.perfmodel.columns import Array, Columns
@@ -18,9 +18,7 @@ from slosched.perfmodel.solve import Parameter
 _OVERLAP_POWER = 1.5
 """Of the longest walk with the work of all: the last blocks to start are not the longest ones."""
 _TWO_THIRDS = 1 / _OVERLAP_POWER
-_MAX_WAVES = 16
-"""With more, a last wave that is only partly filled is lost in the sum."""
-_ROUNDING = 1e-9
+_ROWS = ATTENTION_TILE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,9 @@ class JointKernel:
 
     - at least the longest walk (`per_walked_token_s` a key, more than any average shows),
     - at least all walks spread over the processors (`per_tile_token_s`), once there are more
-      blocks than processors, and whole waves of them if all walks are equally long,
+      blocks than processors,
+    - about twice the longest walk that one more block than there are processors may have: a
+      second wave that is nearly empty takes as long as a full one (`wave_share` of it),
     - at least the KV cache's way through memory; when one head's share of the cache outgrows L2,
       each query head of a group reads it anew, up to `group_size` times,
 
@@ -57,7 +57,8 @@ class JointKernel:
     """What starting and ending a block costs, in keys walked."""
     saturation: float
     """Waves that run before blocks have to wait for each other."""
-    wave_power: float
+    wave_share: float
+    """How much of the second wave is not overlapped with anything."""
     l2_tokens: float
     """Context tokens whose keys and values of one KV head fill L2."""
     reread_tiles: float
@@ -72,11 +73,10 @@ class JointKernel:
         overhead, launch_s = self.tile_overhead_tokens, self.launch_s
         walked_s, tile_token_s = self.per_walked_token_s, self.per_tile_token_s
         streamed_s, grid_block_s = self.per_streamed_token_s, self.per_grid_block_s
-        wave_power, waves_per_tile = self.wave_power, 1 / self.tiles_per_wave
+        wave_share, tiles_per_wave = self.wave_share, self.tiles_per_wave
         saturated_tiles = self.saturation * self.tiles_per_wave
-        max_tiles = _MAX_WAVES * self.tiles_per_wave
         group_size, rereads_per_tile = self.group_size, self.group_size / self.reread_tiles
-        l2_tokens_4 = self.l2_tokens**4
+        l2_per_token, rows_per_tile = 1 / self.l2_tokens, 1 / _ROWS
 
         def seconds(shape: BatchShape) -> float:
             num_decodes, num_prefills = shape.num_decodes, shape.num_prefills
@@ -84,7 +84,7 @@ class JointKernel:
             tiles = prefill_tiles + num_decodes
             walked = shape.prefill_tile_tokens + decode_tokens + overhead * tiles
             longest = shape.max_context_tokens + overhead
-            walk_s = compute_s = walked_s * longest
+            compute_s = walk_s = walked_s * longest
             if tiles > saturated_tiles:
                 work_s = tile_token_s * walked * (1 - saturated_tiles / tiles)
                 if work_s > walk_s:
@@ -93,20 +93,35 @@ class JointKernel:
                 else:
                     ratio = work_s / walk_s
                     compute_s = walk_s * (1 + ratio * sqrt(ratio)) ** _TWO_THIRDS
-            if tiles <= max_tiles:
-                evenness, waves = walked / (tiles * longest), tiles * waves_per_tile
-                quantum_s = walk_s * ceil(evenness * waves - _ROUNDING)
-                compute_s += (quantum_s - compute_s) * evenness ** (wave_power * (1 + waves))
+            if tiles > tiles_per_wave and compute_s < 2 * walk_s:
+                decode_walked = decode_tokens + overhead * num_decodes
+                prefill_walked = walked - decode_walked
+                walk = walked / tiles_per_wave
+                if walk * prefill_tiles < prefill_walked:
+                    walk = decode_walked / (tiles_per_wave - prefill_tiles)
+                elif walk * num_decodes < decode_walked:
+                    walk = prefill_walked / (tiles_per_wave - num_decodes)
+                longest_decode = shape.max_decode_context_tokens + overhead if num_decodes else 0
+                if walk > longest_decode:
+                    walk = longest_decode
+                    if prefill_tiles > tiles_per_wave and prefill_walked > walk * tiles_per_wave:
+                        walk = prefill_walked / tiles_per_wave
+                second_s = 2 * walked_s * (walk if walk < longest else longest) - compute_s
+                if second_s > 0:
+                    compute_s += wave_share * second_s
             tokens = shape.prefill_context_tokens + decode_tokens
             stream_s = streamed_s * tokens
             rereads = rereads_per_tile * tiles
             if rereads > 1:
                 if rereads > group_size:
                     rereads = group_size
-                tokens *= tokens
-                tokens *= tokens
-                stream_s *= 1 + (rereads - 1) * tokens / (tokens + l2_tokens_4)
-            grid = (num_prefills + num_decodes) * prefill_tiles / num_prefills
+                filled = tokens * l2_per_token
+                filled *= filled
+                filled *= filled
+                stream_s *= 1 + (rereads - 1) * filled / (1 + filled)
+            grid = (num_prefills + num_decodes) * (
+                1 + rows_per_tile * sqrt(shape.squared_chunk_tokens)
+            )
             overlapped_s = sqrt(compute_s * compute_s + stream_s * stream_s)
             return launch_s + grid_block_s * grid + overlapped_s
 
@@ -116,24 +131,52 @@ class JointKernel:
         """Only where there is a chunk; elsewhere the result means nothing."""
         overhead = self.tile_overhead_tokens
         tiles = c.num_prefill_tiles + c.num_decodes
-        walked = c.prefill_tile_tokens + c.decode_context_tokens + overhead * tiles
+        prefill_walked = c.prefill_tile_tokens + overhead * c.num_prefill_tiles
+        decode_walked = c.decode_context_tokens + overhead * c.num_decodes
+        walked = prefill_walked + decode_walked
         longest = c.max_context_tokens + overhead
         waves = tiles / self.tiles_per_wave
         walk_s = self.per_walked_token_s * longest
         work_s = self.per_tile_token_s * walked * np.maximum(0, 1 - self.saturation / waves)
         compute_s = smooth_max(walk_s, work_s, _OVERLAP_POWER)
-        evenness = walked / (tiles * longest)
-        quantum_s = walk_s * np.ceil(evenness * waves - _ROUNDING)
-        share = np.where(waves <= _MAX_WAVES, evenness ** (self.wave_power * (1 + waves)), 0.0)
-        compute_s += (quantum_s - compute_s) * share
+        second = self._second_wave_walk(c, prefill_walked, decode_walked, longest)
+        second_s = np.where(waves > 1, 2 * self.per_walked_token_s * second, 0.0)
+        compute_s += self.wave_share * np.maximum(0, second_s - compute_s)
         tokens = c.prefill_context_tokens + c.decode_context_tokens
         rereads = np.clip(self.group_size * tiles / self.reread_tiles, 1, self.group_size)
         spilt = (self.l2_tokens / tokens) ** 4
         stream_s = self.per_streamed_token_s * tokens * (1 + (rereads - 1) / (1 + spilt))
-        grid = c.num_reqs * c.num_prefill_tiles / np.maximum(1, c.num_prefills)
+        grid = c.num_reqs * (1 + np.sqrt(c.squared_chunk_tokens) / _ROWS)
         return np.asarray(
             self.launch_s + self.per_grid_block_s * grid + np.hypot(compute_s, stream_s)
         )
+
+    def _second_wave_walk(
+        self, c: Columns, prefill_walked: Array, decode_walked: Array, longest: Array
+    ) -> Array:
+        """The longest walk of which there may be more than one wave of blocks can hold.
+
+        At most min(tiles, walked / l) blocks walk l keys or more, of the chunks' and of the
+        decodes' each.  Where both together are one wave, l is the walk that is asked for; it
+        grows with every sum, so that no added request makes the launch shorter.
+        """
+        wave = self.tiles_per_wave
+        walk = (prefill_walked + decode_walked) / wave
+        with np.errstate(divide="ignore", invalid="ignore"):
+            walk = np.where(
+                walk * c.num_prefill_tiles < prefill_walked,
+                decode_walked / (wave - c.num_prefill_tiles),
+                np.where(
+                    walk * c.num_decodes < decode_walked,
+                    prefill_walked / (wave - c.num_decodes),
+                    walk,
+                ),
+            )
+        overhead = self.tile_overhead_tokens
+        decodes = np.where(c.num_decodes > 0, c.max_decode_context_tokens + overhead, 0.0)
+        chunks = np.where(c.num_prefill_tiles > wave, prefill_walked / wave, 0.0)
+        beyond = np.maximum(decodes, chunks)
+        return np.minimum(longest, np.where(walk > decodes, beyond, walk))
 
 
 def joint_parameters(decode: DecodeAttention, tiles_per_wave: float) -> tuple[Parameter, ...]:
@@ -157,7 +200,7 @@ def joint_parameters(decode: DecodeAttention, tiles_per_wave: float) -> tuple[Pa
         around("per_streamed_token_s", 0.75 * token_s, 1.2, 1.0),
         around("tile_overhead_tokens", 150, 8),
         around("saturation", 0.75, 3),
-        around("wave_power", 3, 4, 0.1),
+        Parameter("wave_share", 0.5, 0.05, 1, 0.1),
         around("l2_tokens", 280_000, 10, 0.1),
         around("reread_tiles", 17 * tiles_per_wave, 6, 0.1),
     )
