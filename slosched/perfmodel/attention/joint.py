@@ -64,8 +64,8 @@ class JointKernel:
     reread_tiles: float
     """Blocks a head from which on a group's query heads no longer read together."""
 
-    def asked(self) -> Callable[[BatchShape], float]:
-        """The formula of `column_seconds` for one shape with a chunk.
+    def asked(self, decode_s: Callable[[BatchShape], float]) -> Callable[[BatchShape], float]:
+        """The formula of `column_seconds` for one shape; `decode_s` answers if it has no chunk.
 
         A scheduler asks it at every step of every decision, so its constants are worked out here,
         once, and it calls nothing that can be spared.
@@ -80,6 +80,8 @@ class JointKernel:
 
         def seconds(shape: BatchShape) -> float:
             num_decodes, num_prefills = shape.num_decodes, shape.num_prefills
+            if not num_prefills:
+                return decode_s(shape)
             prefill_tiles, decode_tokens = shape.num_prefill_tiles, shape.decode_context_tokens
             tiles = prefill_tiles + num_decodes
             walked = shape.prefill_tile_tokens + decode_tokens + overhead * tiles
@@ -215,12 +217,7 @@ class JointAttention:
     decode: DecodeAttention
 
     def asked(self) -> Callable[[BatchShape], float]:
-        kernel_s, decode_s = self.kernel.asked(), self.decode.seconds
-
-        def seconds(shape: BatchShape) -> float:
-            return kernel_s(shape) if shape.num_prefills else decode_s(shape)
-
-        return seconds
+        return self.kernel.asked(self.decode.seconds)
 
     def column_seconds(self, c: Columns) -> Array:
         joint_s = self.kernel.column_seconds(c)
