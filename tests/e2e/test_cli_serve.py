@@ -178,6 +178,13 @@ def test_sigterm_lets_running_requests_finish() -> None:
         assert rest.strip() == "stopped: every request has had its answer"
 
 
+def test_a_latency_model_of_another_device_serves_if_forced() -> None:
+    forced = ("-m", "tiny-random", "--latency-model", GPU, "--force", "--kv-tokens", "1024")
+    with serving(*forced) as server:
+        assert "profiling" not in server.announced
+        assert server.get("/health")[0] == 200
+
+
 def test_a_real_model_from_its_first_start_to_sigterm(tmp_path: Path, cli: Cli) -> None:
     """One test, since the start is what takes long: it imports torch and profiles itself."""
     with serving(
