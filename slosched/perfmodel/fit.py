@@ -78,12 +78,14 @@ class FitReport:
 def fit(profile: Profile, form: str = AUTO, *, num_folds: int = 5, seed: int = 0) -> FitReport:
     """Fit `form`, or the one with the least held-out error for `"auto"`.
 
-    Up to 400 steps: k-fold, each step judged by a fit without it, then one fit to all.  More: as
-    many as cover the shapes are fitted, all others judge the model that is returned.  Raises
-    FitError if the profile cannot determine a model.
+    Rows of one batch count as one step (`Profile.merged`).  Up to 400 steps: k-fold, each step
+    judged by a fit without it, then one fit to all.  More: as many as cover the shapes are fitted,
+    all others judge the model that is returned.  Raises FitError if the profile cannot determine
+    a model.
     """
     if form != AUTO and form not in FITTERS:
         raise FitError(f"no form {form!r}; there are {', '.join((AUTO, *FITTERS))}")
+    profile = profile.merged()
     steps = _check(profile)
     judged: dict[str, _Judged] = {}
     considered: dict[str, ErrorReport | str] = {}
