@@ -120,12 +120,15 @@ def query_us(model: LatencyModel | TreesModel, number: int = 2000) -> float:
 
 
 @app.callback()
-def everything(context: typer.Context) -> None:
+def everything(
+    context: typer.Context,
+    plot: Annotated[Path | None, typer.Option(help="figure of the real runs")] = None,
+) -> None:
     """Without a command: all sets that are at hand."""
     if context.invoked_subcommand is None:
-        lss()
+        lss(SHARED)
         aic()
-        vllm()
+        vllm(SHARED, plot)
 
 
 @app.command()
@@ -181,11 +184,11 @@ def aic() -> None:
 def _aic_tasks() -> Iterator[Task]:
     compose = _script("profiling/aiconfigurator/compose.py")
     for source in compose.SOURCES:
-        train, test = compose.train_and_test(source)
+        train = read_profile(ROOT / "profiling" / "aiconfigurator" / f"{source.name}.csv")
         yield Task(
             f"{source.name}: AIConfigurator, additive by construction",
             train.measurements,
-            test.measurements,
+            compose.judged_steps(source).measurements,
             train.provenance,
         )
 
@@ -237,8 +240,6 @@ RUNS = (
     Run("rtx4090/llama-3.1-8b", "RTX4090/Llama-3.1-8B", 256, 41_408),
     Run("rtxpro6000/llama-3.1-8b", "RTXPRO6000/Llama-3.1-8B", 128, 520_000),
 )
-NUM_PROBED = 60
-"""Requests at the head of a run whose TPOT gives the one factor of the corrected model."""
 
 
 @app.command()
@@ -256,8 +257,7 @@ def vllm(
         trace, real = read_run(perf, run)
         model = load_model(run.model)
         as_fitted = replay(trace, run, model)
-        head = slice(0, NUM_PROBED)
-        factor = float(np.nanmean(real[1][head]) / np.nanmean(as_fitted[1][head]))
+        factor = float(np.nanmean(real[1]) / np.nanmean(as_fitted[1]))
         corrected = replay(trace, run, scaled(model, factor))
         versions = {
             "vLLM 0.19": real,
@@ -269,8 +269,8 @@ def vllm(
             table.add_row(f"{run.model} {name}", *_against(times, real))
     console.print(table)
     console.print(
-        f"the factor is the TPOT of the first {NUM_PROBED} requests, real over simulated: what the "
-        "kernels' times leave out"
+        "the factor makes the mean TPOT right (what eager kernels' times leave out, or have too "
+        "much); the TTFT under it was not fitted"
     )
     if plot is not None:
         _draw(drawn, plot)

@@ -12,6 +12,7 @@ import pytest
 from factories import make_model
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from pytest_benchmark.fixture import BenchmarkFixture
 from synthetic_steps import Chunks, make_shape, random_batches
 
 from slosched.core import BatchShape
@@ -223,3 +224,32 @@ def _as_json(value: object) -> object:
     if isinstance(value, dict):
         return {key: _as_json(inner) for key, inner in value.items()}
     return [_as_json(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+MAX_ADD_AND_PREDICT_S = 2e-6
+MIXED = ((512, 1024), *((1, 300),) * 100)
+
+
+@pytest.mark.cost
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("added", [(256, 700), (1, 900)], ids=["chunk", "decode"])
+def test_adding_a_request_and_asking_takes_two_microseconds(
+    benchmark: BenchmarkFixture, form: str, added: tuple[int, int]
+) -> None:
+    """The inner loop of a policy: a request more, and how long the step then takes."""
+    predict = FORMS[form].predict
+
+    def ask(shape: BatchShape) -> float:
+        shape.add(*added)
+        return predict(shape)
+
+    # A shape can be added to only so often; one of twenty requests more costs what the first does.
+    def fresh() -> tuple[tuple[BatchShape], dict[str, object]]:
+        return (make_shape(*MIXED),), {}
+
+    def many(shape: BatchShape) -> None:
+        for _ in range(20):
+            ask(shape)
+
+    benchmark.pedantic(many, setup=fresh, rounds=400, warmup_rounds=20)
+    assert benchmark.stats.stats.median / 20 < MAX_ADD_AND_PREDICT_S
