@@ -82,7 +82,7 @@ def judge(task: Task) -> None:
     for name in REFERENCES:
         trees = fit_trees(name, task.train)
         report = report_errors(trees.predict_many(task.test), task.test)
-        cost_us = query_us(trees, number=2)
+        cost_us = query_us(trees, number=1)
         table.add_row(*_row(f"{name} (reference)", steps, report, cost_us))
     console.print(table)
 
@@ -108,15 +108,18 @@ def _mixed() -> BatchShape:
 MIXED = _mixed()
 
 
-def query_us(model: LatencyModel | TreesModel, number: int = 2000) -> float:
+def query_us(model: LatencyModel | TreesModel, number: int = 30) -> float:
     """One chunk added and one prediction: what a policy's question costs."""
-    shape = MIXED.copy()
+    shape = BatchShape()
+    sums = MIXED.sums
 
     def ask() -> None:
-        shape.add(256, 2048)
+        shape.add(64, 2048)
         model.predict(shape)
 
-    return 1e6 * min(timeit.repeat(ask, number=number, repeat=7)) / number
+    # Begun anew for each repeat, so that the batch stays one that a scheduler would build.
+    times = timeit.repeat(ask, setup=lambda: shape.restore(sums), number=number, repeat=100)
+    return 1e6 * min(times) / number
 
 
 @app.callback()
@@ -199,7 +202,7 @@ def pair(
     traffic: Annotated[Path, typer.Argument(help="CSV of recorded steps that judge")],
 ) -> None:
     """A profile against the steps of real traffic, and the online model's 99 % quantile."""
-    fitted, judged = read_profile(profile), read_profile(traffic).measurements
+    fitted, judged = read_profile(profile).merged(), read_profile(traffic).measurements
     judge(Task(f"{profile} on {traffic}", fitted.measurements, judged, fitted.provenance))
     for name, fitter in FITTERS.items():
         try:
