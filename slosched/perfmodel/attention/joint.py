@@ -76,6 +76,7 @@ class JointKernel:
         wave_share, tiles_per_wave = self.wave_share, self.tiles_per_wave
         saturated_tiles = self.saturation * self.tiles_per_wave
         group_size, rereads_per_tile = self.group_size, self.group_size / self.reread_tiles
+        second_wave_walk = self._second_wave_walk
         l2_per_token, rows_per_tile = 1 / self.l2_tokens, 1 / _ROWS
 
         def seconds(shape: BatchShape) -> float:
@@ -95,22 +96,11 @@ class JointKernel:
                 else:
                     ratio = work_s / walk_s
                     compute_s = walk_s * (1 + ratio * sqrt(ratio)) ** _TWO_THIRDS
+            # Above twice the longest walk a second wave changes nothing.
             if tiles > tiles_per_wave and compute_s < 2 * walk_s:
-                decode_walked = decode_tokens + overhead * num_decodes
-                prefill_walked = walked - decode_walked
-                walk = walked / tiles_per_wave
-                if walk * prefill_tiles < prefill_walked:
-                    walk = decode_walked / (tiles_per_wave - prefill_tiles)
-                elif walk * num_decodes < decode_walked:
-                    walk = prefill_walked / (tiles_per_wave - num_decodes)
-                longest_decode = shape.max_decode_context_tokens + overhead if num_decodes else 0
-                if walk > longest_decode:
-                    walk = longest_decode
-                    if prefill_tiles > tiles_per_wave and prefill_walked > walk * tiles_per_wave:
-                        walk = prefill_walked / tiles_per_wave
-                second_s = 2 * walked_s * (walk if walk < longest else longest) - compute_s
-                if second_s > 0:
-                    compute_s += wave_share * second_s
+                second_s = 2 * walked_s * second_wave_walk(shape, walked)
+                if second_s > compute_s:
+                    compute_s += wave_share * (second_s - compute_s)
             tokens = shape.prefill_context_tokens + decode_tokens
             stream_s = streamed_s * tokens
             rereads = rereads_per_tile * tiles
@@ -129,6 +119,29 @@ class JointKernel:
 
         return seconds
 
+    def _second_wave_walk(self, shape: BatchShape, walked: float) -> float:
+        """The longest walk of which there may be more than one wave of blocks can hold.
+
+        At most min(tiles, walked / l) blocks walk l keys or more, of the chunks' and of the
+        decodes' each.  Where both together are one wave, l is the walk that is asked for; it
+        grows with every sum, so that no added request makes the launch shorter.
+        """
+        overhead, wave = self.tile_overhead_tokens, self.tiles_per_wave
+        num_decodes, prefill_tiles = shape.num_decodes, shape.num_prefill_tiles
+        decode_walked = shape.decode_context_tokens + overhead * num_decodes
+        prefill_walked = walked - decode_walked
+        walk = walked / wave
+        if walk * prefill_tiles < prefill_walked:
+            walk = decode_walked / (wave - prefill_tiles)
+        elif walk * num_decodes < decode_walked:
+            walk = prefill_walked / (wave - num_decodes)
+        longest_decode = shape.max_decode_context_tokens + overhead if num_decodes else 0.0
+        if walk > longest_decode:
+            walk = longest_decode
+            if prefill_tiles > wave and prefill_walked > walk * wave:
+                walk = prefill_walked / wave
+        return min(walk, shape.max_context_tokens + overhead)
+
     def column_seconds(self, c: Columns) -> Array:
         """Only where there is a chunk; elsewhere the result means nothing."""
         overhead = self.tile_overhead_tokens
@@ -141,7 +154,7 @@ class JointKernel:
         walk_s = self.per_walked_token_s * longest
         work_s = self.per_tile_token_s * walked * np.maximum(0, 1 - self.saturation / waves)
         compute_s = smooth_max(walk_s, work_s, _OVERLAP_POWER)
-        second = self._second_wave_walk(c, prefill_walked, decode_walked, longest)
+        second = self._second_wave_walks(c, prefill_walked, decode_walked, longest)
         second_s = np.where(waves > 1, 2 * self.per_walked_token_s * second, 0.0)
         compute_s += self.wave_share * np.maximum(0, second_s - compute_s)
         tokens = c.prefill_context_tokens + c.decode_context_tokens
@@ -153,15 +166,10 @@ class JointKernel:
             self.launch_s + self.per_grid_block_s * grid + np.hypot(compute_s, stream_s)
         )
 
-    def _second_wave_walk(
+    def _second_wave_walks(
         self, c: Columns, prefill_walked: Array, decode_walked: Array, longest: Array
     ) -> Array:
-        """The longest walk of which there may be more than one wave of blocks can hold.
-
-        At most min(tiles, walked / l) blocks walk l keys or more, of the chunks' and of the
-        decodes' each.  Where both together are one wave, l is the walk that is asked for; it
-        grows with every sum, so that no added request makes the launch shorter.
-        """
+        """`_second_wave_walk` of many."""
         wave = self.tiles_per_wave
         walk = (prefill_walked + decode_walked) / wave
         with np.errstate(divide="ignore", invalid="ignore"):
