@@ -10,7 +10,7 @@ import numpy as np
 from slosched.perfmodel.columns import Array
 from slosched.perfmodel.errors import ErrorReport, FitError, by_regime, predictions, report_errors
 from slosched.perfmodel.fit_layered import (
-    JointFactsMissingError,
+    FormUnfitError,
     fit_profiled_joint,
     fit_profiled_separate,
     fit_roofline,
@@ -93,7 +93,7 @@ def fit(profile: Profile, form: str = AUTO, *, num_folds: int = 5, seed: int = 0
         try:
             judged[name] = _judge(profile, steps, FITTERS[name], num_folds, seed)
             considered[name] = judged[name].report
-        except JointFactsMissingError as error:
+        except FormUnfitError as error:
             if form != AUTO:
                 raise
             considered[name] = str(error)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -20,15 +20,16 @@ from slosched.perfmodel.attention import (
 )
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.errors import FitError
+from slosched.perfmodel.fit_layers import FreeKnots, FreeLayers, FreeRoofline
 from slosched.perfmodel.fit_linear import fit_linear
 from slosched.perfmodel.layered import LayeredModel
 from slosched.perfmodel.linear import LinearCoefficients
 from slosched.perfmodel.measurement import Measurement, Part
-from slosched.perfmodel.roofline import RooflineLayers, roofline_parameters
+from slosched.perfmodel.roofline import RooflineLayers
 from slosched.perfmodel.solve import Estimate, Parameter, solve
 from slosched.perfmodel.table import Table, monotone_table
 
-_MAX_KNOTS = 14
+_MIN_PURE = 4
 _NO_REQUESTS = Table((1,), (0.0,))
 _DECODE_S = len(DECODE_PARAMETERS)
 
@@ -36,15 +37,15 @@ _BaseParts = tuple[Table | RooflineLayers, Table]
 """Layers and requests: what is known of a step before attention."""
 
 
-class JointFactsMissingError(FitError):
-    """The provenance does not say what a joint kernel's waves depend on."""
+class FormUnfitError(FitError):
+    """The profile lacks what this form needs; another may do."""
 
 
 def fit_roofline(
     measurements: Sequence[Measurement], seed: int
 ) -> tuple[LayeredModel, tuple[Estimate, ...]]:
     """Roofline layers, separate attention."""
-    return _fit_all(measurements, _RooflinePart(measurements), seed)
+    return _fit_all(measurements, FreeRoofline, seed)
 
 
 def fit_profiled_separate(
@@ -53,7 +54,7 @@ def fit_profiled_separate(
     """Tabulated layers, separate attention."""
     tables = _tables(measurements)
     if tables is None:
-        return _fit_all(measurements, _KnotsPart(measurements), seed)
+        return _fit_all(measurements, FreeKnots, seed)
     steps = _whole(measurements)
     c, seconds = _columns(steps)
     base = _base(tables, c)
@@ -78,9 +79,11 @@ def fit_profiled_joint(
     """
     tiles_per_wave, group_size = _joint_facts(provenance)
     steps = _whole(measurements)
-    tables = _tables(measurements) or _tables_of_pure_steps(measurements, seed)
     decodes = [m for m in steps if not m.shape.num_prefills]
     chunks = [m for m in steps if m.shape.num_prefills]
+    tables = _tables(measurements)
+    _check_kinds(steps, need_prefills=tables is None)
+    tables = tables or _tables_of_pure_steps(measurements, seed)
     c, seconds = _columns(decodes)
     base = _base(tables, c)
     decode = solve(
@@ -110,10 +113,22 @@ def _joint_facts(provenance: Mapping[str, str]) -> tuple[float, float]:
             float(provenance[name]) for name in ("num_sms", "num_query_heads", "num_kv_heads")
         )
     except KeyError as error:
-        raise JointFactsMissingError(
+        raise FormUnfitError(
             f"a joint kernel's waves depend on {error.args[0]}, which the provenance does not say"
         ) from error
     return sms / heads, heads / kv_heads
+
+
+def _check_kinds(steps: Sequence[Measurement], *, need_prefills: bool) -> None:
+    """Decodes have a kernel of their own, and layers without a table are seen in pure steps."""
+    counts = Counter(m.regime for m in steps)
+    needed = {"decode": _MIN_PURE, **({"prefill": _MIN_PURE} if need_prefills else {})}
+    for regime, least in needed.items():
+        if counts[regime] < least:
+            raise FormUnfitError(
+                f"joint kernels are told from the rest by at least {least} steps of {regime} "
+                f"alone, and {counts[regime]} are there to be fitted"
+            )
 
 
 def _named(part: str, estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
@@ -163,68 +178,19 @@ def _tables(measurements: Sequence[Measurement]) -> _BaseParts | None:
 
 def _tables_of_pure_steps(measurements: Sequence[Measurement], seed: int) -> _BaseParts:
     pure = [m for m in measurements if m.regime != "mixed"]
-    model, _ = _fit_all(pure, _KnotsPart(pure), seed)
+    model, _ = _fit_all(pure, FreeKnots, seed)
     return model.layers, model.requests
 
 
-class _LayersPart(Protocol):
-    """Layers with parameters to be fitted together with attention."""
-
-    parameters: tuple[Parameter, ...]
-
-    def build(self, values: Array) -> Table | RooflineLayers: ...
-
-
-class _RooflinePart:
-    def __init__(self, measurements: Sequence[Measurement]) -> None:
-        c, seconds = _columns(measurements)
-        fastest_s = float(seconds.min())
-        self.parameters = roofline_parameters(fastest_s, _token_s(c, seconds))
-
-    @staticmethod
-    def build(values: Array) -> RooflineLayers:
-        return RooflineLayers(*values.tolist())
-
-
-class _KnotsPart:
-    """A table with knots where the measurements are, in steps that cannot fall."""
-
-    def __init__(self, measurements: Sequence[Measurement]) -> None:
-        c, seconds = _columns(measurements)
-        tokens = np.unique(c.num_tokens)
-        spread = np.unique(np.geomspace(tokens[0], tokens[-1], _MAX_KNOTS).round())
-        nearest = {float(tokens[np.abs(tokens - s).argmin()]) for s in spread}
-        self._counts = tuple(int(t) for t in sorted(nearest))
-        fastest_s, per_token_s = float(seconds.min()), _token_s(c, seconds)
-        self.parameters = (
-            Parameter("first_s", 0.8 * fastest_s, 0.01 * fastest_s, 10 * fastest_s),
-            *(
-                Parameter(
-                    f"{low}_to_{high}_s",
-                    0.5 * per_token_s * (high - low),
-                    1e-4 * per_token_s * (high - low),
-                    30 * per_token_s * (high - low),
-                    weight=0.05,
-                )
-                for low, high in zip(self._counts, self._counts[1:], strict=False)
-            ),
-        )
-
-    def build(self, values: Array) -> Table:
-        return Table(self._counts, tuple(np.cumsum(values).tolist()))
-
-
-def _token_s(c: Columns, seconds: Array) -> float:
-    """Seconds per token of the step with most tokens: where the time per token is best seen."""
-    return float(seconds[c.num_tokens.argmax()] / c.num_tokens.max())
-
-
 def _fit_all(
-    measurements: Sequence[Measurement], layers: _LayersPart, seed: int
+    measurements: Sequence[Measurement],
+    free: Callable[[Columns, Array], FreeLayers],
+    seed: int,
 ) -> tuple[LayeredModel, tuple[Estimate, ...]]:
     """Layers, requests and separate attention at once, from whole steps and layers alone."""
     rows = [m for m in measurements if not m.num_swapped_blocks]
     c, seconds = _columns(rows)
+    layers = free(c, seconds)
     attends = np.array([m.part is Part.STEP for m in rows])
     num_layers = len(layers.parameters)
     request_s = 0.01 * float(seconds.min())

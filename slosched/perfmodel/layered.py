@@ -62,7 +62,7 @@ class LayeredModel(FittedModel):
         num_decodes = shape.num_decodes
         num_tokens = shape.num_prefill_tokens + num_decodes
         if not num_tokens:
-            return self._swap_alone_s(shape)
+            return self.per_swapped_block_s * shape.num_swapped_blocks  # no layer runs
         try:
             return (
                 self._layers_s[num_tokens]
@@ -72,11 +72,6 @@ class LayeredModel(FittedModel):
             )
         except IndexError:  # more tokens than are worked out; free of cost where it is not raised
             return float(self.column_seconds(Columns([shape]))[0])
-
-    def _swap_alone_s(self, shape: BatchShape) -> float:
-        if not shape.num_swapped_blocks:
-            return 0.0
-        return self._layers_s[0] + self.per_swapped_block_s * shape.num_swapped_blocks
 
     def column_seconds(self, c: Columns) -> Array:
         """Of many shapes at once, each with at least one request."""

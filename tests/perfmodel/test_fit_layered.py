@@ -170,6 +170,30 @@ def test_without_facts_about_the_gpu_a_joint_kernel_is_skipped_and_refused_by_na
         fit(profile, "profiled-joint")
 
 
+@pytest.mark.parametrize(
+    ("kept", "missing"),
+    [(("mixed",), "decode"), (("mixed", "prefill"), "decode"), (("mixed", "decode"), "prefill")],
+)
+def test_a_joint_kernel_is_not_guessed_from_mixed_steps_alone(
+    kept: tuple[str, ...], missing: str
+) -> None:
+    whole = profile_of(JOINT_TRUTH, count=90)
+    steps = tuple(m for m in whole.measurements if m.regime in kept)
+    with pytest.raises(FitError, match=f"at least 4 steps of {missing} alone, and 0 are there"):
+        fit(Profile(steps, FACTS), "profiled-joint")
+
+
+def test_steps_of_copies_alone_are_fitted_too() -> None:
+    copies = tuple(
+        Measurement((), 0.002 + 3e-5 * blocks, num_swapped_blocks=blocks)
+        for blocks in (100, 200, 400, 800, 1600)
+    )
+    steps = profile_of(SEPARATE_TRUTH, count=60, noise=0.0).measurements
+    report = fit(Profile((*steps, *copies)), "profiled-separate", num_folds=2)
+    swap = next(e for e in report.estimates if e.name == "per_swapped_block_s")
+    assert swap.value == pytest.approx(3e-5, rel=0.4)
+
+
 def test_layers_rows_alone_are_no_steps() -> None:
     with pytest.raises(FitError, match="0 measured steps are too few"):
         fit(Profile(tuple(layers_rows(JOINT_TRUTH))))

@@ -1,0 +1,64 @@
+"""The layers of steps of which only the whole was measured: free parameters for the solver."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from slosched.perfmodel.columns import Array, Columns
+from slosched.perfmodel.roofline import RooflineLayers, roofline_parameters
+from slosched.perfmodel.solve import Parameter
+from slosched.perfmodel.table import Table
+
+_MAX_KNOTS = 14
+
+
+class FreeLayers(Protocol):
+    """Layers whose parameters are fitted together with those of attention."""
+
+    parameters: tuple[Parameter, ...]
+
+    def build(self, values: Array) -> Table | RooflineLayers: ...
+
+
+class FreeRoofline:
+    def __init__(self, c: Columns, seconds: Array) -> None:
+        fastest_s = float(seconds.min())
+        self.parameters = roofline_parameters(fastest_s, _token_s(c, seconds))
+
+    @staticmethod
+    def build(values: Array) -> RooflineLayers:
+        return RooflineLayers(*values.tolist())
+
+
+class FreeKnots:
+    """A table with knots where the measurements are, in steps that cannot fall."""
+
+    def __init__(self, c: Columns, seconds: Array) -> None:
+        tokens = np.unique(c.num_tokens)
+        spread = np.unique(np.geomspace(tokens[0], tokens[-1], _MAX_KNOTS).round())
+        nearest = {float(tokens[np.abs(tokens - s).argmin()]) for s in spread}
+        self._counts = tuple(int(t) for t in sorted(nearest))
+        fastest_s, per_token_s = float(seconds.min()), _token_s(c, seconds)
+        self.parameters = (
+            Parameter("first_s", 0.8 * fastest_s, 0.01 * fastest_s, 10 * fastest_s),
+            *(
+                Parameter(
+                    f"{low}_to_{high}_s",
+                    0.5 * per_token_s * (high - low),
+                    1e-4 * per_token_s * (high - low),
+                    30 * per_token_s * (high - low),
+                    weight=0.05,
+                )
+                for low, high in zip(self._counts, self._counts[1:], strict=False)
+            ),
+        )
+
+    def build(self, values: Array) -> Table:
+        return Table(self._counts, tuple(np.cumsum(values).tolist()))
+
+
+def _token_s(c: Columns, seconds: Array) -> float:
+    """Seconds per token of the step with most tokens: where the time per token is best seen."""
+    return float(seconds[c.num_tokens.argmax()] / c.num_tokens.max())
