@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from synthetic_steps import make_shape, random_batches
 
 from slosched.core import BatchShape, Limits, Request
 from slosched.engine.simulate import SimulationConfig, simulate
@@ -106,6 +107,19 @@ def test_on_real_gpus_the_kernels_have_to_be_known() -> None:
     errors = [e for e in report.considered.values() if isinstance(e, ErrorReport)]
     assert list(report.considered) == list(FITTERS)
     assert all(better.mape < 0.9 * worse.mape for worse, better in pairwise(errors))
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_one_more_request_never_makes_a_step_faster(name: str) -> None:
+    """But for a first chunk beside decodes, which is another kernel: 2.5 % at most."""
+    model = load_model(name)
+    batches = random_batches(300)
+    for batch, more in pairwise(batches):
+        chunk = more[0]
+        before_s = model.predict(make_shape(*batch))
+        after_s = model.predict(make_shape(*batch, chunk))
+        had_chunk = any(new > 1 for new, _ in batch)
+        assert after_s >= before_s * (1 - 1e-9 if had_chunk else 0.975), (batch, chunk)
 
 
 @needs_tables
