@@ -202,6 +202,11 @@ def _parse_row(row: Mapping[str, str | None]) -> Measurement:
         raise ValueError(f"{row['seconds']!r} is not a positive time in seconds")
     if measurement.num_swapped_blocks < 0:
         raise ValueError(f"{measurement.num_swapped_blocks} blocks cannot be swapped")
+    if measurement.repeats < 1:
+        raise ValueError(f"repeats must be at least 1, not {measurement.repeats}")
+    for name in ("spread_s", "reference_s"):
+        if not 0 <= getattr(measurement, name) < math.inf:
+            raise ValueError(f"{name} must be a time of 0 or more, not {row[name]!r}")
     if not (measurement.chunks or measurement.num_swapped_blocks):
         raise ValueError("the batch is empty")
     return measurement

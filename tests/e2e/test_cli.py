@@ -266,16 +266,19 @@ def test_compare_takes_all_policies_by_default(cli: Cli) -> None:
     assert Path("runs/compare/report.html").is_file()
 
 
+PROFILE = (
+    *("profile", "-m", "tiny-random", "--threads", "1", "--time-limit", "30s"),
+    *("--max-num-seqs", "8", "--max-num-batched-tokens", "128", "--max-context-tokens", "256"),
+    *("--kv-tokens", "4096"),
+)
+
+
 def test_profile_then_fit_then_replay_on_the_fitted_device(cli: Cli) -> None:
     """A model of random weights, measured on this machine in seconds."""
-    said = cli(
-        *("profile", "-m", "tiny-random", "--threads", "1", "--time-limit", "3s", "--repeats", "1"),
-        *("--max-num-seqs", "8", "--max-num-batched-tokens", "128", "--max-context-tokens", "256"),
-        *("--num-random", "20", "--kv-tokens", "4096", "-o", "p.csv"),
-    )
+    said = cli(*PROFILE, "--batches", "40", "--passes", "2", "-o", "p.csv")
     assert said.status == 0, said.err
     profile = read_profile(Path("p.csv"))
-    assert f"wrote {len(profile.measurements)} measurements to p.csv" in said.out
+    assert f"wrote p.csv: {len(profile.measurements)} steps of" in said.out
     assert {m.regime for m in profile.measurements} == {"decode", "prefill", "mixed", "swap"}
     assert profile.provenance["model"] == "tiny-random"
 
@@ -298,6 +301,33 @@ def test_profile_then_fit_then_replay_on_the_fitted_device(cli: Cli) -> None:
     replay = read_records(Path("run/records.jsonl"))
     assert replay.provenance["kv_tokens"] == 4096, "the cache that was profiled"
     assert all(r.status is RequestStatus.FINISHED for r in replay.records)
+
+
+def test_profile_goes_on_where_it_stopped_and_spares_the_files_of_others(cli: Cli) -> None:
+    path = Path("p.csv")
+    plan = (*PROFILE, "--batches", "12", "--passes", "1", "-o", str(path))
+    assert cli(*plan).status == 0
+    whole = read_profile(path)
+    first_rows = path.read_text().splitlines()[:7]
+    path.write_text("\n".join(first_rows) + "\n")
+
+    said = cli(*plan)
+    assert said.status == 0, said.err
+    assert "p.csv holds 5 rows of this plan: going on" in said.out
+    assert path.read_text().splitlines()[:7] == first_rows
+    assert [m.chunks for m in read_profile(path).measurements] == [
+        m.chunks for m in whole.measurements
+    ]
+
+    kept = path.read_text()
+    for other, name in (("--seed", "plan"), ("--block-size", "block_size")):
+        said = cli(*plan, other, "8")
+        assert said.status == 1
+        assert f"p.csv is a profile with another {name}" in said.complaint
+        assert "--overwrite" in said.complaint
+    assert path.read_text() == kept
+    assert cli(*plan, "--seed", "8", "--overwrite").status == 0
+    assert "seed 8" in read_profile(path).provenance["plan"]
 
 
 def test_output_into_a_file_holds_no_terminal_codes() -> None:

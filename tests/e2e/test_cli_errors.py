@@ -111,7 +111,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fit few.csv -o out": ("1 measured step", "16"),
     "fit decodes.csv -o out": ("no measured step has a prefill chunk", "profile"),
     "fit few.csv --form cubic -o out": ("'cubic'", "linear", "profiled-joint"),
-    "profile --repeats 0 -o out": ("--repeats",),
+    "profile --batches 0 -o out": ("--batches", "greater than or equal to 1"),
+    "profile --passes 0 -o out": ("--passes", "greater than or equal to 1"),
     "profile --time-limit 0 -o out": ("--time-limit", "'0'"),
     "profile --load-format half -o out": ("--load-format", "'half'"),
     # the line itself

@@ -74,7 +74,10 @@ def test_a_file_from_elsewhere_needs_only_two_columns(tmp_path: Path) -> None:
         ("1@5,many,0.1,1,0", "many"),
         ("1@5,-2,0.1,1,0", "-2 blocks cannot be swapped"),
         ("1@5,0,0.1,often,0", "often"),
+        ("1@5,0,0.1,0,0", "repeats must be at least 1, not 0"),
         ("1@5,0,0.1,1,wide", "wide"),
+        ("1@5,0,0.1,1,nan", "spread_s must be a time of 0 or more, not 'nan'"),
+        ("1@5,0,0.1,1,-0.1", "spread_s must be a time of 0 or more, not '-0.1'"),
         ("1@5", "None is not a positive time"),
     ],
 )
@@ -83,6 +86,25 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, row: str, wha
     path = tmp_path / "mine.csv"
     path.write_text(f"# slosched profile {{}}\n{HEADER}\n\n1@5,0,0.1,1,0\n{row}\n\n1@5,0,0.1,1,0\n")
     with pytest.raises(MeasurementError, match=r"mine\.csv, line 5") as caught:
+        read_profile(path)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("part", "reference", "what"),
+    [
+        ("heads", "0", "'heads' is not a valid Part"),
+        ("step", "nan", "reference_s must be a time of 0 or more, not 'nan'"),
+        ("step", "-1", "reference_s must be a time of 0 or more, not '-1'"),
+        ("step", "slow", "slow"),
+    ],
+)
+def test_so_is_one_of_the_columns_that_few_files_have(
+    tmp_path: Path, part: str, reference: str, what: str
+) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(f"batch,seconds,part,reference_s\n1@5,0.1,{part},{reference}\n")
+    with pytest.raises(MeasurementError, match=r"mine\.csv, line 2") as caught:
         read_profile(path)
     assert what in str(caught.value)
 

@@ -65,6 +65,7 @@ def measure(
     times: Mapping[BatchKey, list[float]] = defaultdict(list)
     for row in known:
         times[row.chunks, row.num_swapped_blocks].append(row.seconds)
+    progress.num_stable = sum(is_stable(times[b.chunks, b.num_swapped_blocks]) for b in batches)
     reference = _Reference(executor, limits, progress.reference_s)
     rng = np.random.default_rng(seed)
     for number in range(max_passes):
@@ -102,8 +103,13 @@ def is_stable(seconds: Sequence[float]) -> bool:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    # torch.OutOfMemoryError, which only an executor may import, is a RuntimeError.
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    # Of a GPU it is torch.OutOfMemoryError, which only an executor may import, and of a CPU a
+    # RuntimeError like any other.
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
 
 
 class _Reference:

@@ -99,14 +99,19 @@ def test_stalled_steps_do_not_spoil_a_batch() -> None:
 
 def test_a_run_goes_on_where_another_stopped() -> None:
     known = list(islice(measure(Machine(), LIMITS, PLAN, max_passes=3), 80))
-    rest = list(measure(Machine(), LIMITS, PLAN, max_passes=3, known=known))
+    progress = Progress(len(PLAN))
+    rest = list(measure(Machine(), LIMITS, PLAN, max_passes=3, known=known, progress=progress))
+    assert progress.num_stable == len(PLAN)
     at_once = list(measure(Machine(), LIMITS, PLAN, max_passes=3))
     keys = [
         Counter((r.chunks, r.num_swapped_blocks) for r in rows)
         for rows in (at_once, [*known, *rest])
     ]
     assert keys[0] == keys[1]
-    assert not list(measure(Machine(), LIMITS, PLAN, max_passes=3, known=[*known, *rest]))
+    progress = Progress(len(PLAN))
+    everything = [*known, *rest]
+    assert not list(measure(Machine(), LIMITS, PLAN, known=everything, progress=progress))
+    assert progress.num_stable == len(PLAN), "those of the earlier run count"
 
 
 class OutOfMemoryError(RuntimeError):
@@ -116,15 +121,27 @@ class OutOfMemoryError(RuntimeError):
 class Small(Machine):
     """A device without memory for more than 256 tokens."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
     def execute(self, batch: ScheduledBatch) -> StepResult:
         if batch.shape.num_tokens > 256:
-            raise OutOfMemoryError("tried to allocate 1 GiB")
+            raise self._error
         return super().execute(batch)
 
 
-def test_a_batch_without_memory_is_left_out_and_the_run_goes_on() -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError("tried to allocate 1 GiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."),
+        MemoryError(),
+    ],
+)
+def test_a_batch_without_memory_is_left_out_and_the_run_goes_on(error: Exception) -> None:
     progress = Progress(len(PLAN))
-    rows = list(measure(Small(), LIMITS, PLAN, max_passes=2, progress=progress))
+    rows = list(measure(Small(error), LIMITS, PLAN, max_passes=2, progress=progress))
     large = {b for b in PLAN if sum(new for new, _ in b.chunks) > 256}
     assert set(progress.skipped) == large != set()
     assert len(rows) == 2 * (len(PLAN) - len(large))
