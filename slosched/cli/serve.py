@@ -30,7 +30,7 @@ from slosched.scheduler import Scheduler
 if TYPE_CHECKING:
     from slosched.engine.server import Tokenizer
 
-_QUICK_BATCHES = 100
+_QUICK_BATCHES = 60
 _QUICK_CONTEXT_TOKENS = 2048
 
 

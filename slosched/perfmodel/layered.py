@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -47,10 +47,12 @@ class LayeredModel(FittedModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        counts = np.arange(_MAX_READY + 1, dtype=np.float64)
-        self._layers_s: list[float] = self.layers.at(counts).tolist()
-        self._requests_s: list[float] = self.requests.at(counts).tolist()
-        self._attention_s = self.attention.asked()
+        # An instance's own function finds its tables without asking the instance for them.
+        self.predict = self._asked()  # type: ignore[method-assign, assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its parameters: functions do not travel to other processes."""
+        return _rebuilt, (self.parameters(), dict(self.provenance), dict(self.held_out_error))
 
     @property
     def form(self) -> str:
@@ -59,19 +61,30 @@ class LayeredModel(FittedModel):
         return f"profiled-{self.attention.kind}"
 
     def predict(self, shape: BatchShape) -> float:
-        num_decodes = shape.num_decodes
-        num_tokens = shape.num_prefill_tokens + num_decodes
-        if not num_tokens:
-            return self.per_swapped_block_s * shape.num_swapped_blocks  # no layer runs
-        try:
-            return (
-                self._layers_s[num_tokens]
-                + self._requests_s[shape.num_prefills + num_decodes]
-                + self._attention_s(shape)
-                + self.per_swapped_block_s * shape.num_swapped_blocks
-            )
-        except IndexError:  # more tokens than are worked out; free of cost where it is not raised
-            return float(self.column_seconds(Columns([shape]))[0])
+        return self._asked()(shape)  # never run: every instance has a function of its own
+
+    def _asked(self) -> Callable[[BatchShape], float]:
+        counts = np.arange(_MAX_READY + 1, dtype=np.float64)
+        layers_s: list[float] = self.layers.at(counts).tolist()
+        requests_s: list[float] = self.requests.at(counts).tolist()
+        attention_s, block_s = self.attention.asked(), self.per_swapped_block_s
+
+        def predict(shape: BatchShape) -> float:
+            num_decodes = shape.num_decodes
+            num_tokens = shape.num_prefill_tokens + num_decodes
+            if not num_tokens:
+                return block_s * shape.num_swapped_blocks  # no layer runs
+            try:
+                return (
+                    layers_s[num_tokens]
+                    + requests_s[shape.num_prefills + num_decodes]
+                    + attention_s(shape)
+                    + block_s * shape.num_swapped_blocks
+                )
+            except IndexError:  # more than is worked out; free of cost where it is not raised
+                return float(self.column_seconds(Columns([shape]))[0])
+
+        return predict
 
     def column_seconds(self, c: Columns) -> Array:
         """Of many shapes at once, each with at least one request."""
@@ -100,6 +113,12 @@ def layered_from(parameters: Mapping[str, Any], **described: Any) -> LayeredMode
         float(parameters["per_swapped_block_s"]),
         **described,
     )
+
+
+def _rebuilt(
+    parameters: Mapping[str, Any], provenance: Mapping[str, str], error: Mapping[str, float]
+) -> LayeredModel:
+    return layered_from(parameters, provenance=provenance, held_out_error=error)
 
 
 def _layers_from(values: Mapping[str, Any]) -> Table | RooflineLayers:

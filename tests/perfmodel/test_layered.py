@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -151,6 +152,15 @@ def test_a_model_of_any_form_survives_a_file(form: str, tmp_path: Path) -> None:
     assert _as_json(loaded.parameters()) == _as_json(model.parameters())
     for chunks in random_batches(60):
         assert loaded.predict(make_shape(*chunks)) == model.predict(make_shape(*chunks))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_travels_to_another_process(form: str) -> None:
+    model = FORMS[form]
+    twin = pickle.loads(pickle.dumps(model))
+    shape = make_shape((300, 40), (1, 700), (1, 9))
+    assert twin.predict(shape) == model.predict(shape)
+    assert (twin.form, twin.provenance) == (model.form, model.provenance)
 
 
 @pytest.mark.parametrize("form", FORMS)
