@@ -17,6 +17,7 @@ from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import (
     FITTERS,
     ErrorReport,
+    OnlineModel,
     bundled_models,
     fit,
     load_model,
@@ -54,13 +55,16 @@ def test_the_gpus_are_there() -> None:
 @pytest.mark.parametrize("name", bundled_models())
 def test_a_bundled_model_says_where_it_comes_from_and_how_wrong_it_is(name: str) -> None:
     model = load_model(name)
-    for key in ("gpu", "model", "engine", "source", "licence", "method", "not_in_it"):
+    is_cpu = name.startswith("cpu/")
+    device = "device" if is_cpu else "gpu"
+    for key in (device, "model", "engine", "source", "licence", "method", "not_in_it", "origin"):
         assert model.provenance[key].strip(), key
-    assert int(model.provenance["kv_capacity_tokens"]) > 16_384
+    assert int(model.provenance["kv_capacity_tokens"]) >= 16_384
     assert model.provenance["kv_capacity_origin"]
-    assert model.held_out_error["count"] > 100
-    assert 0 < model.held_out_error["mape"] < 4
-    assert 0 < model.held_out_error["under_p99"] < 15
+    assert model.held_out_error["count"] > (50 if is_cpu else 100)
+    assert 0 < model.held_out_error["mape"] < (10 if is_cpu else 4)
+    # One thread of a shared machine, and a cache that ends: see profiling/cpu/README.md.
+    assert 0 < model.held_out_error["under_p99"] < (50 if is_cpu else 15)
 
 
 @pytest.mark.parametrize(
@@ -182,3 +186,17 @@ def tpot_s(request: Request) -> float:
 
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def test_the_recorded_steps_of_a_real_server_are_what_the_cpu_model_says() -> None:
+    """987 steps of SmolLM2 under live traffic, judged as the server judges: before it learns."""
+    steps = read_profile(ROOT / "profiling" / "cpu" / "traffic.csv").measurements
+    model = OnlineModel(load_model("cpu/smollm2-135m"))
+    errors, num_covered = [], 0
+    for step in steps:
+        errors.append(abs(model.predict(step.shape) / step.seconds - 1))
+        num_covered += step.seconds <= model.predict_upper(step.shape)
+        model.observe(step.shape, step.seconds)
+    assert len(steps) > 900
+    assert mean(errors) <= 0.08
+    assert 0.985 <= num_covered / len(steps) <= 0.995
