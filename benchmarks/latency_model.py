@@ -71,11 +71,12 @@ def judge(task: Task) -> None:
     """One table: every form, and the trees."""
     table = RichTable(*COLUMNS, title=task.title, title_justify="left")
     steps = sum(m.part is Part.STEP for m in task.train)
+    left_out: list[str] = []
     for name, fitter in FITTERS.items():
         try:
             model, _ = fitter(task.train, task.provenance, 0)
         except FitError as error:
-            table.add_row(name, str(error))
+            left_out.append(f"{name} was not fitted: {error}")
             continue
         report = report_errors(predictions(model, task.test), task.test)
         table.add_row(*_row(name, steps, report, query_us(model)))
@@ -84,7 +85,7 @@ def judge(task: Task) -> None:
         report = report_errors(trees.predict_many(task.test), task.test)
         cost_us = query_us(trees, number=1)
         table.add_row(*_row(f"{name} (reference)", steps, report, cost_us))
-    console.print(table)
+    console.print(table, *left_out)
 
 
 def _row(name: str, fitted: int, error: ErrorReport, cost_us: float) -> tuple[str, ...]:
