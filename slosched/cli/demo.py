@@ -92,10 +92,10 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     _heading("1. Profile: how long do real batches take here?")
     _run(
-        f"profile --model {model} --threads {threads} --time-limit {profile_time}s --overwrite"
+        f"profile --model {model} --threads {threads} --time-limit {profile_time}s --batches 60"
         f" --max-num-batched-tokens {LIMITS.max_num_batched_tokens}"
         f" --max-num-seqs {LIMITS.max_num_seqs} --max-context-tokens {MAX_CONTEXT_TOKENS}"
-        f" --kv-tokens {KV_TOKENS} --seed {seed} -o {demo_files.profile}"
+        f" --kv-tokens {KV_TOKENS} --seed {seed} --overwrite -o {demo_files.profile}"
     )
     _heading("2. Fit the latency model")
     _run(f"fit {demo_files.profile} -o {demo_files.model} --plot {demo_files.fit_plot}")
