@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from factories import make_model
+from machine import slowed
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from slosched.core import SLO, Limits, Policy, Request, ScheduledBatch, StepResult
@@ -53,7 +54,7 @@ def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, n
     view = scheduler.view(now_s)
     output = benchmark.pedantic(policy.schedule, (view,), rounds=51, warmup_rounds=3)
     assert len(output.num_scheduled_tokens) > NUM_RUNNING
-    assert benchmark.stats.stats.median < MAX_MEDIAN_S
+    assert benchmark.stats.stats.median < slowed(MAX_MEDIAN_S)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -64,4 +65,4 @@ def test_a_whole_scheduling_step_stays_cheap(benchmark: BenchmarkFixture, name: 
         Scheduler.schedule, setup=lambda: (busy_scheduler(policy), {}), rounds=15
     )
     assert batch.shape.num_decodes == NUM_RUNNING
-    assert benchmark.stats.stats.median < 3 * MAX_MEDIAN_S
+    assert benchmark.stats.stats.median < slowed(3 * MAX_MEDIAN_S)

@@ -13,6 +13,7 @@ import pytest
 from factories import make_model
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from machine import slowed
 from pytest_benchmark.fixture import BenchmarkFixture
 from synthetic_steps import Chunks, make_shape, random_batches
 
@@ -266,4 +267,4 @@ def test_adding_a_request_and_asking_takes_two_microseconds(
     benchmark.pedantic(add_and_ask, setup=fresh, rounds=10_000, warmup_rounds=50)
     is_joint_chunk = form == "profiled-joint" and new > 1
     limit_s = MAX_JOINT_CHUNK_S if is_joint_chunk else MAX_ADD_AND_PREDICT_S
-    assert benchmark.stats.stats.min / NUM_ADDED < limit_s
+    assert benchmark.stats.stats.min / NUM_ADDED < slowed(limit_s)

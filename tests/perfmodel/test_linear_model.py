@@ -8,6 +8,7 @@ import pytest
 from factories import make_model
 from hypothesis import given
 from hypothesis import strategies as st
+from machine import slowed
 from pytest_benchmark.fixture import BenchmarkFixture
 from synthetic_steps import make_shape
 
@@ -116,7 +117,7 @@ def test_a_prediction_takes_microseconds(benchmark: BenchmarkFixture) -> None:
     model = make_model()
     seconds = benchmark(model.predict, shape)
     assert seconds > 0
-    assert benchmark.stats.stats.median < MAX_PREDICT_S
+    assert benchmark.stats.stats.median < slowed(MAX_PREDICT_S)
 
 
 def test_a_slower_device_is_slower_in_everything() -> None:

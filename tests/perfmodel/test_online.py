@@ -18,6 +18,7 @@ import pytest
 from factories import make_model
 from hypothesis import given
 from hypothesis import strategies as st
+from machine import slowed
 
 from slosched.core import BatchShape, LatencyModel, Limits
 from slosched.engine.loop import StepRecord
@@ -388,6 +389,6 @@ def test_its_price(shape: BatchShape) -> None:
         return min(timeit.repeat(statement, number=5000, repeat=9)) / 5000
 
     base_s = best_s(lambda: base.predict(shape))
-    assert best_s(lambda: model.predict(shape)) - base_s < 1e-6
-    assert best_s(lambda: model.predict_upper(shape)) - base_s < 1e-6
-    assert best_s(lambda: model.observe(shape, took_s)) < 6e-6
+    assert best_s(lambda: model.predict(shape)) - base_s < slowed(1e-6)
+    assert best_s(lambda: model.predict_upper(shape)) - base_s < slowed(1e-6)
+    assert best_s(lambda: model.observe(shape, took_s)) < slowed(6e-6)
