@@ -41,7 +41,8 @@ def serve(
     model: options.ModelOptions = options.ModelOptions(),
     latency_model: options.LatencyModelName = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Take a --latency-model of another device all the same.")
+        bool,
+        typer.Option("--force", help="Take a --latency-model of another device or file format."),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
@@ -95,7 +96,7 @@ def serve(
     if emulate is not None:
         device = _emulated(emulate, kv)
     else:
-        given = None if latency_model is None else load_model(latency_model)
+        given = None if latency_model is None else load_model(latency_model, force=force)
         device = _real(model, kv, limits.limits(), given, calibrate, force)
     cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks)
     scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))

@@ -33,14 +33,17 @@ def save_model(model: FittedModel, path: Path) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def load_model(name_or_path: str | Path) -> FittedModel:
-    """A model from a file, or a bundled one by its name, in any case (see `bundled_models`)."""
+def load_model(name_or_path: str | Path, *, force: bool = False) -> FittedModel:
+    """A model from a file, or a bundled one by its name, in any case (see `bundled_models`).
+
+    A file of another format is refused, unless `force`: then it is read as far as it is alike.
+    """
     path = Path(name_or_path)
     name = str(name_or_path).lower()
     if not path.is_file() and name in bundled_models():
         return _parse(_bundle().joinpath(f"{name}.json").read_bytes(), name)
     try:
-        return _parse(path.read_bytes(), str(path))
+        return _parse(path.read_bytes(), str(path), force=force)
     except OSError as error:
         raise ModelFileError(
             f"no latency model {str(name_or_path)!r}: neither a file ({error.strerror}) nor a "
@@ -74,13 +77,13 @@ def _bundle() -> resources.abc.Traversable:
     return resources.files("slosched.perfmodel").joinpath("bundled")
 
 
-def _parse(text: bytes, source: str) -> FittedModel:
+def _parse(text: bytes, source: str, *, force: bool = False) -> FittedModel:
     try:
         document = json.loads(text)
-        if document["format"] != MODEL_FORMAT:
+        if document["format"] != MODEL_FORMAT and not force:
             raise ModelFileError(
                 f"{source} has the format {document['format']!r}, this slosched reads "
-                f"{MODEL_FORMAT!r}; fit its profile anew with `slosched fit`"
+                f"{MODEL_FORMAT!r}; fit its profile anew with `slosched fit`, or use --force"
             )
         form, parameters = document["form"], document["parameters"]
         if form not in READERS:

@@ -124,3 +124,14 @@ def test_a_binary_file_says_why(tmp_path: Path) -> None:
 def test_a_directory_is_not_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="no latency model"):
         load_model(tmp_path)
+
+
+def test_another_format_is_read_if_one_insists(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(saved(format="slosched-latency-model/3", form="linear"))
+    with pytest.raises(ModelFileError, match="or use --force"):
+        load_model(path)
+    assert load_model(path, force=True).predict_prefill(64) > 0
+    path.write_text('{"format": "slosched-latency-model/1"}')
+    with pytest.raises(ModelFileError, match="KeyError: 'form'"):
+        load_model(path, force=True)
