@@ -17,6 +17,8 @@ _PRIOR_WEIGHT = 0.01
 _UNDETERMINED = 1.0
 """Standard error, in factors of e, from which on the data are said not to determine a value."""
 
+_EDGE = 1e-3
+"""So close to the end of its range, in factors of e, a parameter is held by the range alone."""
 _BEST_CLOCK = 1e-6
 """Relative error below which no measured time lies, however well a synthetic one fits."""
 
@@ -42,7 +44,8 @@ class Estimate:
     low: float
     high: float
     is_determined: bool
-    """False if the measurements hardly depend on it: the value is then only its default."""
+    """False if the measurements hardly depend on it, so that the value is only its default, or if
+    they push it to the end of its range, so that the value is only that end."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ def _estimates(
             value=math.exp(value),
             low=math.exp(value - 1.96 * s),
             high=math.exp(value + 1.96 * s),
-            is_determined=bool(s < _UNDETERMINED),
+            is_determined=s < _UNDETERMINED
+            and math.log(p.low) + _EDGE < value < math.log(p.high) - _EDGE,
         )
         for p, value, s in zip(parameters, x.tolist(), spread.tolist(), strict=True)
     ]
