@@ -1,0 +1,122 @@
+"""What every policy did on a small replay, to the last bit: making the simulator faster is no excuse.
+
+A digest changes only with a decision.  If you meant to change one, print the new digests with
+`python tests/engine/test_golden_replays.py` and say in the commit which decision and why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from slosched.core import SLO, DeadlineRule, Limits, PreemptionMode, Request
+from slosched.engine.simulate import SimulationConfig, simulate
+from slosched.perfmodel import LinearCoefficients, LinearModel
+from slosched.policy.spec import make_policy
+from slosched.workload.trace import Trace, TraceRequest
+
+TICK_S = 2.0**-16
+"""All times are multiples of it, so that no machine's arithmetic rounds."""
+
+MODEL = LinearModel(
+    LinearCoefficients(
+        per_token_s=TICK_S,
+        per_attention_s=TICK_S / 64,
+        per_context_s=TICK_S / 32,
+        per_tile_s=4 * TICK_S,
+        any_decode_s=8 * TICK_S,
+        per_swapped_block_s=2 * TICK_S,
+        constant_s=256 * TICK_S,
+    )
+)
+ROOMY = SimulationConfig(Limits(max_num_batched_tokens=512, max_num_seqs=48), num_blocks=4096)
+TIGHT = SimulationConfig(Limits(max_num_batched_tokens=512, max_num_seqs=48), num_blocks=160)
+SWAPPING = SimulationConfig(
+    Limits(
+        max_num_batched_tokens=256,
+        max_num_seqs=24,
+        max_num_swapped_blocks=64,
+        preemption_mode=PreemptionMode.SWAP,
+        deadline_rule=DeadlineRule.ENVELOPE,
+    ),
+    num_blocks=160,
+    num_host_blocks=96,
+)
+REPLICAS = {"roomy": ROOMY, "tight": TIGHT, "swapping": SWAPPING}
+
+GOLDEN = {
+    ("fcfs", "roomy"): "1b45e1ed9664b742",
+    ("fcfs", "tight"): "6bd285259d8ad562",
+    ("fcfs", "swapping"): "ff844be1605bcf18",
+    ("sarathi", "roomy"): "1b45e1ed9664b742",
+    ("sarathi", "tight"): "6bd285259d8ad562",
+    ("sarathi", "swapping"): "ff844be1605bcf18",
+    ("sarathi:drop=expired", "roomy"): "9bb6a002fe359959",
+    ("sarathi:drop=expired", "tight"): "8cbde56fc6c5666e",
+    ("sarathi:drop=expired", "swapping"): "7e41c7307e3d182b",
+    ("edf", "roomy"): "14a2521b33e0b9dd",
+    ("edf", "tight"): "6c3839b2c8a95533",
+    ("edf", "swapping"): "fb8f071e9b8fd2d4",
+    ("sjf:drop=infeasible", "roomy"): "89cbc91713c0dc66",
+    ("sjf:drop=infeasible", "tight"): "7b7781a48e837304",
+    ("sjf:drop=infeasible", "swapping"): "c86233df75bb7849",
+    ("slo_aware", "roomy"): "e1a6ac00705e0596",
+    ("slo_aware", "tight"): "ef9e157196253a6c",
+    ("slo_aware", "swapping"): "5f80a7fe2a7c6d4c",
+}
+
+
+def numbers(seed: int) -> Iterator[int]:
+    """Knuth's MMIX generator: the same everywhere, for ever."""
+    state = seed
+    while True:
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        yield state >> 33
+
+
+def make_trace(num_requests: int = 160) -> Trace:
+    """Bursts of prompts of 1 to 700 tokens and outputs of 1 to 160, half of them with promises."""
+    draw, requests, arrival_ticks = numbers(seed=1), [], 0
+    for i in range(num_requests):
+        arrival_ticks += (next(draw) % 2500) * (next(draw) % 2)
+        slo = SLO(0.25 + next(draw) % 4, 0.0078125 * (1 + next(draw) % 4))
+        prompt, output = 1 + next(draw) % 700, 1 + next(draw) % 160
+        requests.append(TraceRequest(f"r{i}", arrival_ticks * TICK_S, prompt, output, slo))
+    return Trace.of(requests, "golden")
+
+
+def digest(requests: list[Request]) -> str:
+    """Of every token's time and every end."""
+    sha = hashlib.sha256()
+    for r in requests:
+        end = (r.request_id, r.end_reason, r.end_s, r.num_preemptions, r.num_swaps)
+        sha.update(repr(end).encode())
+        sha.update(struct.pack(f"<{len(r.token_times_s)}d", *r.token_times_s))
+    return sha.hexdigest()[:16]
+
+
+def replay(spec: str, replica: str) -> list[Request]:
+    return simulate(make_trace(), make_policy(spec), MODEL, REPLICAS[replica])
+
+
+@pytest.mark.parametrize(("spec", "replica"), GOLDEN)
+def test_a_replay_is_what_it_always_was(spec: str, replica: str) -> None:
+    requests = replay(spec, replica)
+    assert digest(requests) == GOLDEN[spec, replica]
+
+
+def test_the_replays_are_worth_keeping() -> None:
+    """Preemption, swap and rejection all happen in them."""
+    assert sum(r.num_preemptions for r in replay("sarathi", "tight")) > 10
+    assert sum(r.num_swaps for r in replay("fcfs", "swapping")) > 10
+    assert len({r.end_reason for r in replay("slo_aware", "swapping")}) >= 3
+
+
+if __name__ == "__main__":
+    SPECS = ("fcfs", "sarathi", "sarathi:drop=expired", "edf", "sjf:drop=infeasible", "slo_aware")
+    for spec in SPECS:
+        for replica in REPLICAS:
+            print(f'    ("{spec}", "{replica}"): "{digest(replay(spec, replica))}",')  # noqa: T201  # a command
