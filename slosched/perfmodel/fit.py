@@ -186,8 +186,8 @@ def _check(profile: Profile) -> list[Measurement]:
     steps = [m for m in profile.measurements if m.part is Part.STEP]
     if len(steps) < _MIN_STEPS:
         raise FitError(
-            f"{len(steps)} measured steps are too few for a fit that is judged on steps it has not "
-            f"seen; profile at least {_MIN_STEPS} batches"
+            f"{len(steps)} different batches are too few for a fit that is judged on steps it has "
+            f"not seen; profile at least {_MIN_STEPS} batches"
         )
     if not _has_both(steps):
         missing = "a prefill chunk" if all(m.regime == "decode" for m in steps) else "decodes"

@@ -151,9 +151,10 @@ def read_profile(path: Path, *, may_be_empty: bool = False) -> Profile:
     provenance = _parse_header(lines[0], path) if lines else {}
     kept = [i for i, line in enumerate(lines, start=1) if line and not line.startswith(_HEADER)]
     rows = csv.DictReader(lines[i - 1] for i in kept)
-    if rows.fieldnames is None or not {"batch", "seconds"} <= set(rows.fieldnames):
+    missing = [name for name in ("batch", "seconds") if name not in (rows.fieldnames or ())]
+    if missing:
         raise MeasurementError(
-            f"{path} is not a profile: it needs the columns {', '.join(_COLUMNS)}; "
+            f"{path} is not a profile: it has no column {' and no column '.join(missing)}; "
             "make one with `slosched profile`"
         )
     measurements = []

@@ -155,7 +155,7 @@ def test_too_few_steps_are_refused(count: int, is_enough: bool) -> None:
     if is_enough:
         assert fit(profile, "linear").held_out.count == 16
         return
-    with pytest.raises(FitError, match=r"15 measured steps are too few .* at least 16 b"):
+    with pytest.raises(FitError, match=r"15 different batches are too few .* at least 16 b"):
         fit(profile)
 
 

@@ -195,7 +195,7 @@ def test_steps_of_copies_alone_are_fitted_too() -> None:
 
 
 def test_layers_rows_alone_are_no_steps() -> None:
-    with pytest.raises(FitError, match="0 measured steps are too few"):
+    with pytest.raises(FitError, match="0 different batches are too few"):
         fit(Profile(tuple(layers_rows(JOINT_TRUTH))))
 
 

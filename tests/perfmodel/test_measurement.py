@@ -112,8 +112,8 @@ def test_so_is_one_of_the_columns_that_few_files_have(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "needs the columns batch, num_swapped_blocks, seconds"),
-        ("tokens,time\n1,2\n", "needs the columns batch, num_swapped_blocks, seconds"),
+        ("", "it has no column batch and no column seconds"),
+        ("tokens,time\n1,2\n", "it has no column batch and no column seconds"),
         (f"{HEADER}\n", "holds no measurement"),
         ("# slosched profile {gpu}\n" + HEADER, "line 1: the provenance is not JSON"),
         ("# slosched profile 3\n" + HEADER, "line 1: the provenance is not JSON"),
