@@ -110,10 +110,10 @@ class DeadlineRule(StrEnum):
         i = request.num_output_tokens
         if i == 0:
             return request.arrival_s + slo.ttft_s
-        if self is DeadlineRule.ENVELOPE:
-            return request.arrival_s + slo.ttft_s + i * slo.tpot_s
         if self is DeadlineRule.MEAN_TPOT:
             return request.token_times_s[0] + i * slo.tpot_s
+        if self is DeadlineRule.ENVELOPE:
+            return request.arrival_s + slo.ttft_s + i * slo.tpot_s
         return request.token_times_s[-1] + slo.tpot_s
 
 

@@ -129,16 +129,17 @@ class Scheduler:
 
         A request that was aborted while its step ran gets nothing.
         """
-        rule = self.limits.deadline_rule
-        for chunk in batch.chunks:
-            request = chunk.request
-            if not chunk.emits_token or request.status.is_ended:
+        next_deadline_s = self.limits.deadline_rule.next_deadline_s
+        token_ids, stopped = result.token_ids, result.stopped
+        for request, _, _, emits_token, _ in batch.chunks:
+            if not emits_token or request.end_reason is not None:
                 continue
-            request.output_token_ids.append(result.token_ids[request.request_id])
+            request_id = request.request_id
+            request.output_token_ids.append(token_ids[request_id])
             request.token_times_s.append(now_s)
             request.num_output_tokens += 1
-            request.deadline_s = rule.next_deadline_s(request)
-            if request.request_id in result.stopped:
+            request.deadline_s = next_deadline_s(request)
+            if request_id in stopped:
                 self._end(request, EndReason.STOP, now_s)
             elif request.num_output_tokens >= request.max_tokens:
                 self._end(request, EndReason.LENGTH, now_s)
@@ -147,17 +148,22 @@ class Scheduler:
         """Raise IllegalPlanError if the plan breaks a limit.  Nothing has been changed yet."""
         swapped_in = set(output.swapped_in)
         leaving = [*output.preempted, *output.swapped_out, *output.rejected]
-        touched = {*leaving, *output.num_scheduled_tokens}
-        if len(touched) != len(leaving) + len(output.num_scheduled_tokens):
-            raise IllegalPlanError("a request appears twice in the plan")
-        self._check_queues(output, swapped_in)
-        num_tokens = 0
+        if leaving:
+            touched = {*leaving, *output.num_scheduled_tokens}
+            if len(touched) != len(leaving) + len(output.num_scheduled_tokens):
+                raise IllegalPlanError("a request appears twice in the plan")
+        if leaving or swapped_in:
+            self._check_queues(output, swapped_in)
+        num_tokens = num_started = 0
         num_blocks = self.kv.num_free_blocks + sum(
             self.kv.num_held_blocks(request_id) for request_id in leaving
         )
         running, block_size, num_held = self._running, self.kv.block_size, self.kv.num_held_blocks
         for request_id, n in output.num_scheduled_tokens.items():
-            request = running.get(request_id) or self._startable(request_id, swapped_in)
+            request = running.get(request_id)
+            if request is None:
+                request = self._startable(request_id, swapped_in)
+                num_started += 1
             computed = request.num_computed_tokens
             if not 0 < n <= request.num_prompt_tokens + request.num_output_tokens - computed:
                 raise IllegalPlanError(
@@ -165,10 +171,12 @@ class Scheduler:
                     f"but has {request.num_uncomputed_tokens} uncomputed ones"
                 )
             num_tokens += n
+            if n == 1 and computed % block_size and request.status is RequestStatus.RUNNING:
+                continue  # into a block that it holds
             missing = -(-(computed + n) // block_size) - num_held(request_id)
             if missing > 0:
                 num_blocks -= missing
-        self._check_totals(output, num_tokens, num_blocks)
+        self._check_totals(output, num_tokens, num_blocks, num_started)
 
     def _startable(self, request_id: str, swapped_in: set[str]) -> Request:
         queue = self._swapped if request_id in swapped_in else self._waiting
@@ -193,19 +201,20 @@ class Scheduler:
                     f"{request_id!r} cannot be rejected: it is unknown or has emitted tokens"
                 )
 
-    def _check_totals(self, output: SchedulerOutput, num_tokens: int, num_blocks: int) -> None:
+    def _check_totals(
+        self, output: SchedulerOutput, num_tokens: int, num_blocks: int, num_started: int
+    ) -> None:
         limits = self.limits
         if num_tokens > limits.max_num_batched_tokens:
             raise IllegalPlanError(
                 f"{num_tokens} tokens are scheduled, the limit is {limits.max_num_batched_tokens}"
             )
-        started = sum(1 for name in output.num_scheduled_tokens if name not in self._running)
         left = sum(1 for name in output.rejected if name in self._running)
         left += len(output.preempted) + len(output.swapped_out)
-        if len(self._running) + started - left > limits.max_num_seqs:
+        num_running = len(self._running) + num_started - left
+        if num_running > limits.max_num_seqs:
             raise IllegalPlanError(
-                f"{len(self._running) + started - left} requests would run, "
-                f"the limit is {limits.max_num_seqs}"
+                f"{num_running} requests would run, the limit is {limits.max_num_seqs}"
             )
         if num_blocks < 0:
             raise IllegalPlanError(f"the plan needs {-num_blocks} KV blocks more than there are")
@@ -241,15 +250,20 @@ class Scheduler:
         swap_out = self._swap_out(output.swapped_out)
         swap_in = self._swap_in(output.swapped_in)
         chunks = []
-        running, grow = self._running, self.kv.grow
+        running, tables, grow = self._running, self.kv.block_tables, self.kv.grow
+        block_size = self.kv.block_size
+        # The named tuple's own constructor is a Python function; this one is not.
+        new_tuple, chunk_type = tuple.__new__, ScheduledChunk
         for request_id, n in output.num_scheduled_tokens.items():
             request = running.get(request_id) or self._start(request_id)
             prior = request.num_computed_tokens
             computed = request.num_computed_tokens = prior + n
             emits_token = computed == request.num_prompt_tokens + request.num_output_tokens
-            chunks.append(
-                ScheduledChunk(request, n, prior, emits_token, grow(request_id, computed))
-            )
+            if n == 1 and prior % block_size:
+                table = tables[request_id]  # the token goes into a block that it holds
+            else:
+                table = grow(request_id, computed)
+            chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
         shape = output.shape or _shape_of(chunks, len(swap_out) + len(swap_in))
         model = self.latency_model
         return ScheduledBatch(

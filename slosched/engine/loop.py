@@ -101,11 +101,8 @@ class Engine:
     def _execute(self, batch: ScheduledBatch) -> StepResult:
         try:
             result = self.executor.execute(batch)
-            for chunk in batch.chunks:
-                if chunk.emits_token and chunk.request.request_id not in result.token_ids:
-                    raise ExecutorFaultError(
-                        f"the executor returned no token for {chunk.request.request_id!r}"
-                    )
+            if batch.output.num_scheduled_tokens.keys() - result.token_ids.keys():
+                _check_tokens(batch, result)
             return result
         except Exception:
             now_s = self.clock.now_s()
@@ -125,4 +122,12 @@ class Engine:
                 f"{self.scheduler.policy} scheduled nothing although {num_unfinished} requests are "
                 f"unfinished ({self.scheduler.num_waiting} waiting, "
                 f"{self.scheduler.num_running} running, {self.scheduler.num_swapped} swapped)"
+            )
+
+
+def _check_tokens(batch: ScheduledBatch, result: StepResult) -> None:
+    for chunk in batch.chunks:
+        if chunk.emits_token and chunk.request.request_id not in result.token_ids:
+            raise ExecutorFaultError(
+                f"the executor returned no token for {chunk.request.request_id!r}"
             )

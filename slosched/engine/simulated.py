@@ -71,14 +71,14 @@ class SimulatedExecutor:
         self._clock.advance(elapsed_s)
         token_ids: dict[str, int] = {}
         stopped: list[str] = []
-        for chunk in batch.chunks:
-            if not chunk.emits_token:
-                continue
-            request = chunk.request
-            token_ids[request.request_id] = 0
-            length = self._output_lengths.get(request.request_id)
-            if length is not None and request.num_output_tokens + 1 >= length:
-                stopped.append(request.request_id)
+        length_of = self._output_lengths.get
+        for request, _, _, emits_token, _ in batch.chunks:
+            if emits_token:
+                request_id = request.request_id
+                token_ids[request_id] = 0
+                length = length_of(request_id)
+                if length is not None and request.num_output_tokens + 1 >= length:
+                    stopped.append(request_id)
         return StepResult(token_ids, frozenset(stopped), elapsed_s)
 
     def release(self, request_id: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slosched.core import BlockCopy, SloschedError
 from slosched.kv.pool import BlockPool
 
@@ -61,6 +63,11 @@ class KVCache:
     def fits_alone(self, num_tokens: int) -> bool:
         """True if a request of `num_tokens` tokens fits into the empty cache."""
         return self.num_blocks_for(num_tokens) <= self.num_blocks
+
+    @property
+    def block_tables(self) -> Mapping[str, list[int]]:
+        """Of all requests that hold blocks on the device.  Live: read, never keep."""
+        return self._tables
 
     def block_table(self, request_id: str) -> list[int]:
         """The blocks of the request's tokens, in order.  A live list: read, never keep."""

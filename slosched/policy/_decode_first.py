@@ -30,8 +30,10 @@ def pack_decode_first(
     """
     batch = BatchBuilder(view, token_budget=token_budget)
     view = drop_late(batch, view, drop)
-    batch.add_preempting((r for r in view.running if r.is_decode), victims=list(view.running))
-    begun = [r for r in view.running if not r.is_decode]
+    running = view.running
+    begun = [r for r in running if not r.is_decode]
+    decodes = [r for r in running if r.is_decode] if begun else running
+    batch.add_preempting(decodes, victims=list(running))
     waiting = view.waiting if may_start_new(batch, view, begun) else ()
     prefills = [r for r in begun if not batch.has_left(r)] + list(waiting)
     if prefill_order is not None:
