@@ -126,7 +126,7 @@ class Trace:
         """The same trace played faster or slower, so that `rate` requests/s arrive.
 
         Time is compressed: order, IAT CV and the shape of bursts stay, their duration shrinks
-        relative to the service time (thinning would instead drift towards Poisson).
+        relative to the service time (`thinned_to` keeps their duration and weakens them).
         """
         if not 0 < rate < math.inf:
             raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
@@ -138,6 +138,45 @@ class Trace:
         stretch = self.rate / rate
         requests = tuple(replace(r, arrival_s=r.arrival_s * stretch) for r in self.requests)
         return self._derived(requests, rate=rate)
+
+    def thinned_to(self, rate: float, seed: int = 0) -> Trace:
+        """A random part of the requests, at their own times, so that `rate` requests/s are left.
+
+        Bursts keep their duration, but what is left of independent deletion drifts towards
+        Poisson: another experiment than `scaled_to`.  With one seed, a lower rate keeps a part of
+        what a higher one keeps (common random numbers).  The first and last request kept are not
+        those of the trace, so the rate is met only nearly.
+        """
+        if not 0 < rate <= self.rate < math.inf:
+            raise ValueError(
+                f"trace {self.name!r} can be thinned to a rate in (0, {self.rate:.6g}] requests/s,"
+                f" its own, not to {rate!r}"
+            )
+        num_kept = len(self) if rate == self.rate else max(1, round(len(self) * rate / self.rate))
+        kept = np.sort(np.random.default_rng(seed).permutation(len(self))[:num_kept])
+        noted = {**self.provenance, "thinned_to": rate, "thinning_seed": seed}
+        return Trace.of((self.requests[i] for i in kept), self.name, noted)
+
+    def with_poisson_arrivals(self, rate: float | None = None, seed: int = 0) -> Trace:
+        """The Poisson control: the same requests in the same order, without their bursts.
+
+        The mean rate is exactly `rate`, the trace's own unless given; what a metric differs by
+        between a trace and its control is the effect of the bursts.  Given their number and the
+        first and last of them, the arrivals of a Poisson process are uniform in between.
+        """
+        rate = self.rate if rate is None else rate
+        if not 0 < rate < math.inf:
+            raise ValueError(
+                f"rate must be a positive number of requests/s, not {rate!r}; trace "
+                f"{self.name!r} spans {self.duration_s} s, so give one if that is none"
+            )
+        duration_s = (len(self) - 1) / rate
+        inside = np.random.default_rng(seed).random(max(0, len(self) - 2))
+        times_s = np.concatenate(([0.0], np.sort(inside), [1.0]))[: len(self)] * duration_s
+        requests = [
+            replace(r, arrival_s=float(t)) for r, t in zip(self.requests, times_s, strict=True)
+        ]
+        return self._derived(requests, poisson_rate=rate, poisson_seed=seed)
 
     def head(self, n: int) -> Trace:
         """The first `n` requests (all of them if there are fewer)."""

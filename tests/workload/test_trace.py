@@ -94,6 +94,75 @@ def test_a_trace_without_a_rate_cannot_be_scaled():
     assert math.isnan(make_trace(5.0).rate)
 
 
+def bursty_trace(num_requests: int) -> Trace:
+    """Gamma gaps of CV 3 and mean 1 s."""
+    gaps_s = np.random.default_rng(5).gamma(1 / 9, 9, num_requests)
+    return make_trace(*np.cumsum(gaps_s))
+
+
+def test_thinning_keeps_times_and_lengths_of_a_random_part():
+    trace = bursty_trace(4000)
+    thinned = trace.thinned_to(trace.rate / 4, seed=3)
+    assert len(thinned) == 1000
+    assert thinned.rate == pytest.approx(trace.rate / 4, rel=0.02)
+    of = {r.request_id: r for r in trace.requests}
+    shift = of[thinned.requests[0].request_id].arrival_s
+    for r in thinned.requests:
+        was = of[r.request_id]
+        assert r.arrival_s == was.arrival_s - shift
+        assert (r.num_prompt_tokens, r.num_output_tokens) == (
+            was.num_prompt_tokens,
+            was.num_output_tokens,
+        )
+    assert thinned.provenance["thinning_seed"] == 3
+    # Thinned independently with probability p, the index of dispersion D becomes 1 + p (D - 1).
+    whole = dispersion_of_counts(trace.arrivals_s, 20.0)
+    assert dispersion_of_counts(thinned.arrivals_s, 20.0) == pytest.approx(
+        1 + (whole - 1) / 4, rel=0.3
+    )
+
+
+def test_thinning_is_seeded_and_a_lower_rate_keeps_a_part_of_a_higher_one():
+    trace = bursty_trace(500)
+    kept = [
+        {r.request_id for r in trace.thinned_to(trace.rate * share, seed).requests}
+        for share, seed in ((0.2, 0), (0.5, 0), (0.5, 1))
+    ]
+    assert kept[0] < kept[1]
+    assert kept[1] != kept[2]
+    assert trace.thinned_to(trace.rate).requests == trace.requests
+
+
+def test_what_cannot_be_thinned_is_refused():
+    for rate in (0, -1.0, math.nan, math.inf, 1.01):
+        with pytest.raises(ValueError, match="thinned to a rate in"):
+            make_trace(0, 1, 2).thinned_to(rate)
+    for trace in (make_trace(0), make_trace(0, 0)):
+        with pytest.raises(ValueError, match="thinned to a rate in"):
+            trace.thinned_to(1.0)
+
+
+def test_the_poisson_control_keeps_requests_and_rate_and_loses_the_bursts():
+    trace = bursty_trace(4000)
+    control = trace.with_poisson_arrivals(seed=2)
+    assert interarrival_cv(trace.arrivals_s) > 2.5
+    assert interarrival_cv(control.arrivals_s) == pytest.approx(1, abs=0.05)
+    assert dispersion_of_counts(control.arrivals_s, 20.0) == pytest.approx(1, abs=0.3)
+    assert control.rate == pytest.approx(trace.rate, rel=1e-12)
+    assert [r.request_id for r in control.requests] == [r.request_id for r in trace.requests]
+    assert control.output_tokens.tolist() == trace.output_tokens.tolist()
+    assert control == trace.with_poisson_arrivals(seed=2)
+    assert control.requests != trace.with_poisson_arrivals(seed=3).requests
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 3])
+def test_the_poisson_control_of_few_requests_at_a_rate_given(num_requests):
+    control = make_trace(*[0.0] * num_requests).with_poisson_arrivals(rate=4.0)
+    assert control.duration_s == (num_requests - 1) / 4
+    with pytest.raises(ValueError, match="rate must be"):
+        make_trace(*[0.0] * num_requests).with_poisson_arrivals()
+
+
 def test_head_and_window_cut_and_start_again_at_zero():
     trace = make_trace(0, 1, 2, 3, 4)
     assert [r.request_id for r in trace.head(2).requests] == ["0", "1"]

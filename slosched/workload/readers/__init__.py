@@ -1,0 +1,8 @@
+"""Trace files: read the public ones as they are published, write and read our own."""
+
+from slosched.workload.readers.formats import FORMATS
+from slosched.workload.readers.own import write_trace
+from slosched.workload.readers.read import read_trace
+from slosched.workload.readers.sharegpt import TokenCounter, estimate_tokens
+
+__all__ = ["FORMATS", "TokenCounter", "estimate_tokens", "read_trace", "write_trace"]

@@ -1,0 +1,132 @@
+"""The formats: which columns tell them apart, and how a row becomes a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from slosched.workload.readers import own, quanta, sharegpt
+from slosched.workload.readers.rows import Row
+from slosched.workload.trace import FloatArray, TraceError, TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What the rows of a file hold and how one becomes a request."""
+
+    columns: tuple[str, ...]
+    request: Callable[[Row], TraceRequest | None]
+    """None for a row that its publishers say is no request."""
+    arrival: str | None
+    """The column with the arrival times; None if there are none."""
+    quantum_s: Callable[[FloatArray], float | None] = quanta.exact
+    """How coarsely the arrival times of a file were rounded; None if they were not."""
+    left_out: str = ""
+    """Which rows are no requests."""
+
+
+def _azure(row: Row) -> TraceRequest:
+    return TraceRequest(
+        request_id=str(row.number),
+        arrival_s=row.timestamp_s("TIMESTAMP"),
+        num_prompt_tokens=row.tokens("ContextTokens"),
+        num_output_tokens=row.tokens("GeneratedTokens"),
+    )
+
+
+def _burstgpt(row: Row) -> TraceRequest | None:
+    arrival_s = row.seconds_since_start("Timestamp")
+    num_prompt_tokens = row.tokens("Request tokens")
+    num_output_tokens = row.tokens("Response tokens", least=0)
+    if num_output_tokens == 0:
+        return None
+    return TraceRequest(str(row.number), arrival_s, num_prompt_tokens, num_output_tokens)
+
+
+def _mooncake(row: Row) -> TraceRequest:
+    return TraceRequest(
+        request_id=str(row.number),
+        arrival_s=row.number_of("timestamp", "milliseconds, not negative", 0, 1e15) / 1e3,
+        num_prompt_tokens=row.tokens("input_length"),
+        num_output_tokens=row.tokens("output_length"),
+    )
+
+
+def _bailian(row: Row) -> TraceRequest:
+    return TraceRequest(
+        request_id=str(row.number),
+        arrival_s=row.seconds_since_start("timestamp"),
+        num_prompt_tokens=row.tokens("input_length"),
+        num_output_tokens=row.tokens("output_length"),
+    )
+
+
+def _plain(arrival: str | None, prompt: str, output: str) -> Callable[[Row], TraceRequest]:
+    """A reader of rows with nothing but an arrival in seconds from anywhere, and two lengths."""
+
+    def request(row: Row) -> TraceRequest:
+        return TraceRequest(
+            request_id=str(row.number),
+            arrival_s=0.0 if arrival is None else row.seconds(arrival),
+            num_prompt_tokens=row.tokens(prompt),
+            num_output_tokens=row.tokens(output),
+        )
+
+    return request
+
+
+def _plain_format(arrival: str | None, prompt: str, output: str) -> Format:
+    columns = (prompt, output) if arrival is None else (arrival, prompt, output)
+    return Format(columns, _plain(arrival, prompt, output), arrival)
+
+
+FORMATS: Mapping[str, Format] = {
+    "azure": Format(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure, "TIMESTAMP"),
+    "burstgpt": Format(
+        ("Timestamp", "Model", "Request tokens", "Response tokens"),
+        _burstgpt,
+        "Timestamp",
+        quanta.of_whole_seconds,
+        left_out="failed: no response tokens",
+    ),
+    # Before mooncake, whose columns it has too, but in seconds.
+    "bailian": Format(
+        ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"),
+        _bailian,
+        "timestamp",
+    ),
+    "mooncake": Format(
+        ("timestamp", "input_length", "output_length"),
+        _mooncake,
+        "timestamp",
+        quanta.of_shared_times,
+    ),
+    "servegen": _plain_format("timestamp", "input_tokens", "output_tokens"),
+    "generic": _plain_format("arrival_s", "input_tokens", "output_tokens"),
+    "vidur": _plain_format("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
+    "lengths": _plain_format(None, "num_prefill_tokens", "num_decode_tokens"),
+    "sharegpt": Format(
+        ("conversations",),
+        sharegpt.first_exchange,
+        arrival=None,
+        left_out="conversations that do not begin with a question and an answer",
+    ),
+    "slosched": Format(own.COLUMNS, own.own_request, "arrival_s"),
+}
+"""The public formats, our own, and `generic` for any other file in seconds and tokens.
+
+`azure` is Azure's CSV of 2023 and of 2024, `bailian` the Qwen-Bailian JSONL, `servegen` the
+requests that ServeGen makes, `vidur` and `lengths` Vidur's CSV with and without arrivals.
+"""
+
+
+def recognise(row: Row) -> str:
+    """The name of the format whose columns the row has."""
+    for name, known in FORMATS.items():
+        if row.values.keys() >= set(known.columns):
+            return name
+    shapes = "; ".join(f"{name}: {', '.join(f.columns)}" for name, f in FORMATS.items())
+    raise TraceError(
+        f"{row.path} is no trace that we know: it has the columns "
+        f"{', '.join(map(str, row.values))}; expected one of {shapes}"
+    )
