@@ -483,6 +483,16 @@ class Policy(ABC):
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         """Decide one step."""
 
+    def decodes_until_s(self, view: SchedulerView) -> float:  # noqa: ARG002  # a default
+        """How long it is certain to give each of `view.running` one token and to do nothing else.
+
+        The promise is for the case that all of them are decodes that have emitted, that nobody else
+        is there, and that blocks suffice.  It holds for steps that are predicted to end before the
+        returned time, until a request arrives or ends: the simulator runs them without asking.
+        Default: never.
+        """
+        return -math.inf
+
     def reset(self) -> None:  # noqa: B027  # most policies have no state
         """Forget everything learnt from earlier steps."""
 

@@ -9,7 +9,7 @@ handed to it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from slosched.core import (
     BatchShape,
@@ -143,6 +143,23 @@ class Scheduler:
                 self._end(request, EndReason.STOP, now_s)
             elif request.num_output_tokens >= request.max_tokens:
                 self._end(request, EndReason.LENGTH, now_s)
+
+    def book_decodes(self, times_s: Sequence[float]) -> None:
+        """What a step of all running requests, ended at each of `times_s`, would have done.
+
+        They are decodes, none of them ends, and there are blocks enough.  Their tokens are zeros:
+        no model runs behind this.
+        """
+        num_steps = len(times_s)
+        token_ids = [0] * num_steps
+        for request in self._running.values():
+            assert request.is_decode, f"{request.request_id!r} is no decode"
+            request.num_computed_tokens += num_steps
+            request.num_output_tokens += num_steps
+            request.output_token_ids += token_ids
+            request.token_times_s += times_s
+            request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
+            self.kv.grow(request.request_id, request.num_computed_tokens)
 
     def _check(self, output: SchedulerOutput) -> None:
         """Raise IllegalPlanError if the plan breaks a limit.  Nothing has been changed yet."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from slosched.core import LatencyModel, Limits, Policy, Request
+from slosched.engine.fast_forward import fast_forward
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
@@ -49,7 +51,8 @@ def simulate(
     The device takes as long as `model` says; the policy predicts with `scheduler_model` (the same
     one by default, which no real engine grants it), corrected as it goes if `config.online`.  Each
     request's true output length is known to the device alone; its limit `max_tokens` is the
-    longest output of the whole trace, as far as the KV cache allows.
+    longest output of the whole trace, as far as the KV cache allows.  `on_step` is told of every
+    step; without it, runs of decodes that the policy is certain about are done in one go.
     """
     config = config or SimulationConfig()
     policy.reset()
@@ -74,9 +77,12 @@ def simulate(
         while next_arrival < len(requests) and requests[next_arrival].arrival_s <= now_s:
             scheduler.add_request(requests[next_arrival])
             next_arrival += 1
-        record = engine.step()
         if on_step is not None:
-            on_step(record)
+            on_step(engine.step())
+            continue
+        arrival_s = requests[next_arrival].arrival_s if next_arrival < len(requests) else math.inf
+        if not fast_forward(scheduler, executor, clock, arrival_s):
+            engine.step()
     return requests
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from slosched.core import LatencyModel, ScheduledBatch, StepResult
+from slosched.core import BatchShape, LatencyModel, Request, ScheduledBatch, StepResult
 
 DRIFT_PERIOD_S = 120.0
 """How long a drifting device takes to become slower, faster and itself again."""
@@ -61,14 +61,24 @@ class SimulatedExecutor:
         self._drift = drift
         self._rng = rng
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
-        elapsed_s = self._model.predict(batch.shape)
+    def pass_time(self, shape: BatchShape) -> float:
+        """Let the time of one step pass; how long it was."""
+        elapsed_s = self._model.predict(shape)
         if self._noise > 0 and self._rng is not None:
             elapsed_s *= float(self._rng.lognormal(-0.5 * self._noise**2, self._noise))
         if self._drift > 0:
             angle = 2 * math.pi * self._clock.now_s() / DRIFT_PERIOD_S
             elapsed_s *= 1 + self._drift * math.sin(angle)
         self._clock.advance(elapsed_s)
+        return elapsed_s
+
+    def num_tokens_left(self, request: Request) -> int:
+        """Tokens that it has yet to emit; only the device can know."""
+        length = self._output_lengths.get(request.request_id, request.max_tokens)
+        return min(length, request.max_tokens) - request.num_output_tokens
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        elapsed_s = self.pass_time(batch.shape)
         token_ids: dict[str, int] = {}
         stopped: list[str] = []
         length_of = self._output_lengths.get

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from slosched.batch import BatchBuilder
@@ -40,6 +41,12 @@ def pack_decode_first(
         prefills.sort(key=prefill_order)
     _pack_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
     return batch.build()
+
+
+def decodes_until_s(view: SchedulerView, token_budget: int) -> float:
+    """For ever, if the budget has a token for each of them: no clock is in this."""
+    budget = min(token_budget, view.limits.max_num_batched_tokens)
+    return math.inf if len(view.running) <= budget else -math.inf
 
 
 def _pack_prefills(batch: BatchBuilder, prefills: list[Request], reserved_blocks: int) -> None:

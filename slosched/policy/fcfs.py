@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder
 from slosched.core import Policy, SchedulerOutput, SchedulerView
-from slosched.policy._decode_first import may_start_new
+from slosched.policy._decode_first import decodes_until_s, may_start_new
 from slosched.policy._drop import Drop, drop_late
 
 
@@ -35,3 +35,6 @@ class FCFS(Policy):
                 if batch.num_free_tokens <= 0 or not batch.admit(request):
                     break
         return batch.build()
+
+    def decodes_until_s(self, view: SchedulerView) -> float:
+        return decodes_until_s(view, view.limits.max_num_batched_tokens)

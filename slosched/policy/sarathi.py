@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slosched.core import Policy, SchedulerOutput, SchedulerView
-from slosched.policy._decode_first import check_token_budget, pack_decode_first
+from slosched.policy._decode_first import (
+    check_token_budget,
+    decodes_until_s,
+    pack_decode_first,
+)
 from slosched.policy._drop import Drop
 
 
@@ -28,3 +32,6 @@ class Sarathi(Policy):
         return pack_decode_first(
             view, token_budget=self.token_budget, drop=self.drop, prefill_order=None
         )
+
+    def decodes_until_s(self, view: SchedulerView) -> float:
+        return decodes_until_s(view, self.token_budget)

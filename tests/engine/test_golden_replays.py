@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from slosched.core import SLO, DeadlineRule, Limits, PreemptionMode, Request
+from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.policy.spec import make_policy
@@ -47,6 +49,7 @@ SWAPPING = SimulationConfig(
 )
 REPLICAS = {"roomy": ROOMY, "tight": TIGHT, "swapping": SWAPPING}
 
+SPECS = ("fcfs", "sarathi", "sarathi:drop=expired", "edf", "sjf:drop=infeasible", "slo_aware")
 GOLDEN = {
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
@@ -77,11 +80,11 @@ def numbers(seed: int) -> Iterator[int]:
         yield state >> 33
 
 
-def make_trace(num_requests: int = 160) -> Trace:
+def make_trace(num_requests: int = 160, calm: int = 1) -> Trace:
     """Bursts of prompts of 1 to 700 tokens and outputs of 1 to 160, half of them with promises."""
     draw, requests, arrival_ticks = numbers(seed=1), [], 0
     for i in range(num_requests):
-        arrival_ticks += (next(draw) % 2500) * (next(draw) % 2)
+        arrival_ticks += calm * (next(draw) % 2500) * (next(draw) % 2)
         slo = SLO(0.25 + next(draw) % 4, 0.0078125 * (1 + next(draw) % 4))
         prompt, output = 1 + next(draw) % 700, 1 + next(draw) % 160
         requests.append(TraceRequest(f"r{i}", arrival_ticks * TICK_S, prompt, output, slo))
@@ -108,6 +111,32 @@ def test_a_replay_is_what_it_always_was(spec: str, replica: str) -> None:
     assert digest(requests) == GOLDEN[spec, replica]
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str) -> None:
+    """Who watches gets every step; also on a device that is noisy, drifts, and is learnt."""
+    trace = make_trace(100, calm=10)
+    for replica in REPLICAS.values():
+        config = replace(replica, noise=0.1, drift=0.2, online=True, seed=3)
+        watched: list[StepRecord] = []
+        one_by_one = simulate(trace, make_policy(spec), MODEL, config, on_step=watched.append)
+        in_one_go = simulate(trace, make_policy(spec), MODEL, config)
+        assert digest(in_one_go) == digest(one_by_one)
+        assert len(watched) > 500
+
+
+def test_most_steps_of_a_calm_replay_are_done_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, num_steps = Engine.step, 0
+
+    def counted(self: Engine) -> StepRecord:
+        nonlocal num_steps
+        num_steps += 1
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", counted)
+    requests = simulate(make_trace(2), make_policy("sarathi"), MODEL, ROOMY)
+    assert num_steps < 0.2 * max(len(r.token_times_s) for r in requests)
+
+
 def test_the_replays_are_worth_keeping() -> None:
     """Preemption, swap and rejection all happen in them."""
     assert sum(r.num_preemptions for r in replay("sarathi", "tight")) > 10
@@ -116,7 +145,6 @@ def test_the_replays_are_worth_keeping() -> None:
 
 
 if __name__ == "__main__":
-    SPECS = ("fcfs", "sarathi", "sarathi:drop=expired", "edf", "sjf:drop=infeasible", "slo_aware")
     for spec in SPECS:
         for replica in REPLICAS:
             print(f'    ("{spec}", "{replica}"): "{digest(replay(spec, replica))}",')  # noqa: T201  # a command
