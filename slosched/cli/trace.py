@@ -65,13 +65,16 @@ def show(
 @grouped
 def make(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="CSV file to write.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", dir_okay=False, help="File to write: .jsonl, or else CSV."),
+    ],
     promise: options.PromiseOptions = options.PromiseOptions(),
     arrivals: options.TraceOptions = options.TraceOptions(),
     bursts: BurstOptions = BurstOptions(),
     seed: options.Seed = 0,
 ) -> None:
-    """Write a trace as CSV: a synthetic one with the statistics of a public trace, or a file
+    """Write a trace: a synthetic one with the statistics of a public trace, or a file
     cut, scaled, clipped and given promises.
 
     Examples: `slosched trace make azure_conv -n 1000 --rate 4 --slo-ttft 1s -o t.csv`,

@@ -1,5 +1,6 @@
 """Trace files: the public formats, our own, and what is wrong with a bad row."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -149,11 +150,42 @@ def traces(draw):
     return Trace.of(requests, draw(names), draw(provenance))
 
 
-@given(traces())
-def test_what_is_written_is_read_back_identically(tmp_path_factory, trace):
-    path = tmp_path_factory.mktemp("trace") / "trace.csv"
+@given(traces(), st.sampled_from(["csv", "jsonl"]))
+def test_what_is_written_is_read_back_identically(tmp_path_factory, trace, suffix):
+    path = tmp_path_factory.mktemp("trace") / f"trace.{suffix}"
     write_trace(trace, path)
     assert read_trace(path) == trace
+
+
+def test_jsonl_is_json_with_null_for_what_is_not_promised(tmp_path):
+    requests = [TraceRequest("a", 0.0, 1, 2), TraceRequest("b", 0.5, 3, 4, SLO(1.0, 0.1))]
+    path = tmp_path / "t.jsonl"
+    write_trace(Trace.of(requests, "two", {"seed": 1}), path)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    lines = path.read_text(encoding="utf-8").splitlines()
+    header, first, second = (json.loads(line, parse_constant=refuse) for line in lines)
+    assert header == {"slosched_trace": 1, "name": "two", "provenance": {"seed": 1}}
+    assert [first[key] for key in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s")] == [None] * 3
+    assert (second["request_id"], second["arrival_s"], second["slo_ttft_s"]) == ("b", 0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"slosched_trace": 1, "name": 5}\n', "is empty"),
+        ('{"slosched_trace": 1, "name": 5}\n{row}\n', "name and provenance are 5"),
+        ('{"slosched_trace": 1}\n{row}\n{row}\n', "repeats request ids"),
+        ('{row}\n{"slosched_trace": 1}\n', "line 2: request_id is missing"),
+    ],
+)
+def test_a_header_of_jsonl_that_is_wrong(tmp_path, text, says):
+    row = dict(zip(OWN.strip().split(","), ["a", 0, 1, 1, None, None, None], strict=True))
+    path = written(tmp_path, text.replace("{row}", json.dumps(row)), "t.jsonl")
+    with pytest.raises(TraceError, match=says):
+        read_trace(path)
 
 
 @pytest.mark.parametrize(

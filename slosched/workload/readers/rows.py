@@ -14,6 +14,8 @@ import numpy as np
 
 from slosched.workload.trace import TraceError
 
+HEADER_KEY = "slosched_trace"
+"""In a JSON object on top that is no row: our own header."""
 _MAX_SHOWN = 200
 
 
@@ -100,7 +102,10 @@ def _json_lines(path: Path, lines: Sequence[str], first: int) -> Iterator[Row]:
             values = json.loads(line)
         except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
             raise TraceError(f"{path}, line {number}: not JSON ({error}): {line[:80]!r}") from None
-        yield Row(path, number, _object(values, f"{path}, line {number}"))
+        row = _object(values, f"{path}, line {number}")
+        if number == first + 1 and HEADER_KEY in row:
+            continue
+        yield Row(path, number, row)
 
 
 def _json_items(path: Path, text: str, lines_above: int) -> Iterator[Row]:
