@@ -1,0 +1,204 @@
+"""Nothing beats a bound: no policy, no exhaustive search, no step of any bundled model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import make_model
+
+from slosched.core import NO_SLO, SLO, BatchShape, DeadlineRule, LatencyModel, Limits
+from slosched.engine.simulate import SimulationConfig, simulate
+from slosched.evaluate.bounds import Bound, demand_of, fluid_bound, on_time_bound, step_prices
+from slosched.evaluate.metrics import RequestRecord, is_good
+from slosched.perfmodel import bundled_models, load_model
+from slosched.policy import POLICIES
+from slosched.workload import Trace, TraceRequest, read_trace
+
+CONV = Path(__file__).parents[3] / "shared" / "traces" / "azure_conv_2023.csv"
+
+SMALL = make_model(0.4, 0.01, 0.02, 0.0, 0.05, 0.0, 0.3)
+"""A device so slow that a few short requests overload it."""
+
+
+def random_trace(seed: int, most_requests: int = 5, most_tokens: int = 6) -> Trace:
+    rng = np.random.default_rng(seed)
+    requests = [
+        TraceRequest(
+            f"r{i}",
+            float(rng.uniform(0, 3)),
+            int(rng.integers(1, most_tokens + 1)),
+            int(rng.integers(1, most_tokens + 1)),
+            SLO(float(rng.uniform(1, 6)), float(rng.uniform(0.5, 2))),
+        )
+        for i in range(rng.integers(1, most_requests + 1))
+    ]
+    return Trace.of(requests, "random")
+
+
+def bounds(trace: Trace, model: LatencyModel, limits: Limits) -> list[Bound]:
+    """The loosest first."""
+    demand = demand_of(trace, model, limits)
+    return [fluid_bound(demand), on_time_bound(demand, num_slots=64, num_rounds=60)]
+
+
+@pytest.mark.parametrize("rule", DeadlineRule)
+def test_no_policy_beats_a_bound(rule: DeadlineRule) -> None:
+    limits = Limits(max_num_batched_tokens=8, max_num_seqs=4, deadline_rule=rule)
+    num_binding = 0
+    for seed in range(12):
+        trace = random_trace(seed)
+        l1, l2 = bounds(trace, SMALL, limits)
+        assert l2.num_good <= l1.num_good <= len(trace)
+        num_binding += l2.num_good < len(trace)
+        for policy in POLICIES.values():
+            requests = simulate(trace, policy(), SMALL, SimulationConfig(limits))
+            good = sum(is_good(RequestRecord.from_request(r), rule) for r in requests)
+            assert good <= l2.num_good, (seed, policy)
+    assert num_binding >= 3, "bounds that never bind test nothing"
+
+
+def most_good(trace: Trace, model: LatencyModel, max_tokens: int) -> int:
+    """The greatest number on time under `envelope`, over every schedule without preemption.
+
+    A state is the time and, for each request, the tokens computed and out; a request that is late
+    is given up, as its tokens could only take time from others.
+    """
+    requests = trace.requests
+    seen: dict[tuple[float, tuple[tuple[int, int], ...]], int] = {}
+
+    def is_open(i: int, now_s: float, out: int) -> bool:
+        r = requests[i]
+        due_s = r.arrival_s + r.slo.ttft_s + out * r.slo.tpot_s
+        return out < r.num_output_tokens and now_s <= due_s + 1e-9
+
+    def best(now_s: float, state: tuple[tuple[int, int], ...]) -> int:
+        done = sum(out == r.num_output_tokens for (_, out), r in zip(state, requests, strict=True))
+        key = (round(now_s, 9), state)
+        if key not in seen:
+            seen[key] = max(
+                (best(*after) for after in steps(now_s, state)),
+                default=done,
+            )
+        return max(done, seen[key])
+
+    def steps(
+        now_s: float, state: tuple[tuple[int, int], ...]
+    ) -> Iterator[tuple[float, tuple[tuple[int, int], ...]]]:
+        later = [r.arrival_s for r in requests if r.arrival_s > now_s]
+        if later:
+            yield min(later), state
+        choices = [
+            range(
+                requests[i].num_prompt_tokens + out - computed + 1
+                if requests[i].arrival_s <= now_s and is_open(i, now_s, out)
+                else 1
+            )
+            for i, (computed, out) in enumerate(state)
+        ]
+        for chunks in itertools.product(*choices):
+            if not 0 < sum(chunks) <= max_tokens:
+                continue
+            shape = BatchShape()
+            for n, (computed, _) in zip(chunks, state, strict=True):
+                if n:
+                    shape.add(n, computed)
+            end_s = now_s + model.predict(shape)
+            after = []
+            for i, (n, (computed, out)) in enumerate(zip(chunks, state, strict=True)):
+                emits = n and computed + n == requests[i].num_prompt_tokens + out
+                if emits and not is_open(i, end_s, out):
+                    after.append((computed, -1))  # late: never open again, never done
+                else:
+                    after.append((computed + n, out + bool(emits)))
+            if all(out >= 0 for _, out in after):
+                yield end_s, tuple(after)
+
+    return best(0.0, ((0, 0),) * len(requests))
+
+
+def test_no_schedule_beats_a_bound_and_some_reach_it() -> None:
+    limits = Limits(max_num_batched_tokens=4, deadline_rule=DeadlineRule.ENVELOPE)
+    num_binding = num_reached = 0
+    for seed in range(40):
+        trace = random_trace(seed, most_requests=3, most_tokens=3)
+        l1, l2 = bounds(trace, SMALL, limits)
+        optimum = most_good(trace, SMALL, 4)
+        assert optimum <= l2.num_good <= l1.num_good, seed
+        num_binding += l2.num_good < len(trace)
+        num_reached += optimum == l2.num_good
+    assert num_binding >= 5
+    assert num_reached >= 10
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_no_legal_step_undercuts_the_prices(name: str) -> None:
+    model, limits, longest = load_model(name), Limits(2048, 256), 4096
+    prices = step_prices(model, limits, longest, np.array([1e6, 2e5, 7e8, 2e8]))
+    rng = np.random.default_rng(1)
+    for _ in range(1500):
+        shape, left = BatchShape(), int(2 ** rng.uniform(0, 11))
+        most_decodes = int(rng.integers(0, 257))
+        longest_here = int(2 ** rng.uniform(2, 12))
+        while left and shape.num_reqs < 256:
+            is_chunk = shape.num_decodes >= most_decodes
+            new = min(left, int(rng.integers(2, 1500))) if is_chunk else 1
+            new = min(new, longest_here)
+            shape.add(new, int(rng.integers(0, longest_here - new + 1)))
+            left -= new
+        assert prices.cost_s(shape) <= model.predict(shape), shape
+
+
+def test_easy_traces_are_all_good_and_impossible_ones_not_at_all() -> None:
+    limits = Limits()
+    trace = random_trace(3)
+    for easy in (NO_SLO, SLO(1e6, 1e6)):
+        assert [b.num_good for b in bounds(trace.with_slo(easy), SMALL, limits)] == [len(trace)] * 2
+    for hard in (SLO(0.1, 9.0), SLO(99.0, 99.0, e2e_s=0.2)):
+        assert [b.num_good for b in bounds(trace.with_slo(hard), SMALL, limits)] == [0, 0]
+
+
+def test_a_tpot_below_the_shortest_step_is_impossible_unless_slack_is_banked() -> None:
+    requests = (TraceRequest("a", 0.0, 2, 4, SLO(30.0, 0.1)),)
+    trace = Trace(requests, "one")
+    for rule, good in (("mean_tpot", 0), ("tbt", 0), ("envelope", 1)):
+        limits = Limits(deadline_rule=DeadlineRule(rule))
+        assert [b.num_good for b in bounds(trace, SMALL, limits)] == [good, good], rule
+
+
+def test_a_burst_is_seen_by_the_on_time_count_alone() -> None:
+    """Two bursts an hour apart: the time between them is there, but nobody may use it."""
+    burst = [
+        TraceRequest(f"{start}-{i}", start, 4, 1, SLO(4.0, 1.0))
+        for start in (0.0, 3600.0)
+        for i in range(10)
+    ]
+    l1, l2 = bounds(Trace.of(burst, "bursts"), SMALL, Limits(8))
+    assert l1.num_good == 20
+    assert l2.num_good < 20
+
+
+def test_a_longer_tpot_never_lowers_a_bound() -> None:
+    limits = Limits(8)
+    for seed in range(5):
+        trace = random_trace(seed)
+        looser = Trace(
+            tuple(replace(r, slo=SLO(2 * r.slo.ttft_s, 2 * r.slo.tpot_s)) for r in trace.requests),
+            "looser",
+        )
+        tight, loose = bounds(trace, SMALL, limits), bounds(looser, SMALL, limits)
+        assert tight[0].num_good <= loose[0].num_good
+
+
+@pytest.mark.skipif(not CONV.exists(), reason="needs ../shared/traces/azure_conv_2023.csv")
+def test_the_whole_of_azure_conv_is_bounded() -> None:
+    trace = read_trace(CONV).scaled_to(60.0).with_slo(SLO(1.0, 0.05))
+    demand = demand_of(trace, load_model("h100/llama-3.1-8b"), Limits())
+    l1, l2 = fluid_bound(demand), on_time_bound(demand, num_rounds=50)
+    assert 0 < l2.num_good <= l1.num_good < len(trace) == l1.num_offered
+    assert l2.attainment == l2.num_good / len(trace)
+    assert l2.good_per_s == pytest.approx(60.0 * l2.attainment)
