@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from slosched.core import Policy, SchedulerOutput, SchedulerView
-from slosched.policy._decode_first import check_token_budget, pack_decode_first
+from slosched.policy._decode_first import check_token_budget, decodes_until_s, pack_decode_first
 from slosched.policy._drop import Drop
 
 
@@ -32,3 +32,6 @@ class EDF(Policy):
             drop=self.drop,
             prefill_order=attrgetter("deadline_s"),
         )
+
+    def decodes_until_s(self, view: SchedulerView) -> float:
+        return decodes_until_s(view, self.token_budget)

@@ -111,6 +111,17 @@ class SLOAware(Policy):
             pack = self._serve_late(queue)
         return pack.batch.build()
 
+    def decodes_until_s(self, view: SchedulerView) -> float:
+        """The first deadline: a step that ends before it is below every decode's slack.
+
+        Deadlines only move away as tokens come out.  With a margin, or cautious, a step that ends
+        before it may still be cut: then nothing is certain.
+        """
+        budget = view.limits.max_num_batched_tokens
+        if self.margin or self.cautious or len(view.running) > budget:
+            return -math.inf
+        return min((request.deadline_s for request in view.running), default=-math.inf)
+
     def _time_limit_s(self, queue: _Queue) -> float:
         """Step 2: the tightest slack; zero if nobody's may be the limit."""
         tightest_s = (self._tightest_s(queue, part) for part in (queue.decodes, queue.prefills))
