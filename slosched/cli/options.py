@@ -43,7 +43,7 @@ TraceSource = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE|KIND",
-        help=f"A trace file (Azure CSV, Mooncake JSONL, ours) or one of {', '.join(KINDS)}.",
+        help=f"A trace file (Azure, BurstGPT, Mooncake, ShareGPT, …: docs/how-to/traces.md) or one of {', '.join(KINDS)}.",
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
