@@ -43,7 +43,8 @@ TraceSource = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE|KIND",
-        help=f"A trace file (Azure, BurstGPT, Mooncake, ShareGPT, …: docs/how-to/traces.md) or one of {', '.join(KINDS)}.",
+        help="A trace file (Azure, BurstGPT, Mooncake, ShareGPT, …; see docs/how-to/traces.md) "
+        f"or one of {', '.join(KINDS)}.",
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
