@@ -108,7 +108,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fit missing.csv -o out": ("missing.csv", "No such file"),
     "fit profile.csv -o out": ("profile.csv, line 3", "'-3'"),
     "fit bad.csv -o out": ("bad.csv", "slosched profile"),
-    "fit few.csv -o out": ("1 measured step", "16"),
+    "fit few.csv -o out": ("1 different batches are too few", "16"),
     "fit decodes.csv -o out": ("no measured step has a prefill chunk", "profile"),
     "fit few.csv --form cubic -o out": ("'cubic'", "linear", "profiled-joint"),
     "profile --batches 0 -o out": ("--batches", "greater than or equal to 1"),
