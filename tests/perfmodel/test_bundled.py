@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import load_script
 from synthetic_steps import make_shape, random_batches
 
 from slosched.core import BatchShape, Limits, Request
@@ -38,14 +37,7 @@ needs_tables = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def compose() -> ModuleType:
     """profiling/llmservingsim/compose.py, which is a script and in no package."""
-    path = ROOT / "profiling" / "llmservingsim" / "compose.py"
-    spec = importlib.util.spec_from_file_location("compose", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compose"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("profiling/llmservingsim/compose.py")
 
 
 def test_the_gpus_are_there() -> None:

@@ -7,8 +7,6 @@ ten thousand batches; the steps composed from them are the ground truth here, as
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripts import load_script
 
 from slosched.perfmodel import FITTERS, FittedModel, LayeredModel, Measurement, Part
 from slosched.perfmodel.columns import Columns
@@ -38,14 +37,7 @@ pytestmark = pytest.mark.skipif(
 @cache
 def compose() -> ModuleType:
     """profiling/llmservingsim/compose.py, which is a script and in no package."""
-    path = ROOT / "profiling" / "llmservingsim" / "compose.py"
-    spec = importlib.util.spec_from_file_location("compose", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compose"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("profiling/llmservingsim/compose.py")
 
 
 @dataclass(frozen=True)
