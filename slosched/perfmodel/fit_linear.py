@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,26 +19,19 @@ _DEPENDENT = 1e-7
 def fit_linear(
     steps: Sequence[Measurement],
     attention: AttentionWork = AttentionWork.EXACT,
-    *,
-    balance_regimes: bool = False,
 ) -> tuple[LinearModel, tuple[Estimate, ...]]:
-    """C1 … C7 with their 95 % confidence intervals; those not determined are zero and say so.
-
-    With `balance_regimes` all decode steps together weigh as much as all mixed ones, however many
-    of each were measured.
-    """
+    """C1 … C7 with their 95 % confidence intervals; those not determined are zero and say so."""
     from scipy.optimize import nnls  # half a second to import, which only a fit should pay
 
     seconds = np.array([m.seconds for m in steps])
-    weights = _regime_weights(steps) if balance_regimes else np.ones(len(steps))
-    weighted = features(Columns([m.shape for m in steps]), attention) * (weights / seconds)[:, None]
+    weighted = features(Columns([m.shape for m in steps]), attention) / seconds[:, None]
     used = independent_columns(weighted)
     # Columns are scaled to one so that the solver's tolerance means the same for each of them.
     scale = np.linalg.norm(weighted[:, used], axis=0)
     values = np.zeros(weighted.shape[1])
-    values[used] = nnls(weighted[:, used] / scale, weights)[0] / scale
+    values[used] = nnls(weighted[:, used] / scale, np.ones(len(steps)))[0] / scale
     spread = np.zeros_like(values)
-    spread[used] = _standard_errors(weighted[:, used], weights - weighted @ values)
+    spread[used] = _standard_errors(weighted[:, used], 1 - weighted @ values)
     names = tuple(LinearCoefficients.__dataclass_fields__)
     model = LinearModel(
         LinearCoefficients(**dict(zip(names, values.tolist(), strict=True))), attention
@@ -99,9 +91,3 @@ def _standard_errors(matrix: Array, residuals: Array) -> Array:
     freedom = max(1, len(matrix) - matrix.shape[1])
     variance = float(residuals @ residuals) / freedom
     return np.asarray(np.sqrt(variance * np.diag(np.linalg.pinv(matrix.T @ matrix))))
-
-
-def _regime_weights(measurements: Sequence[Measurement]) -> Array:
-    """Of each residual, so that the squares of every regime sum to the same."""
-    counts = Counter(m.regime for m in measurements)
-    return np.array([counts[m.regime] ** -0.5 for m in measurements])

@@ -11,7 +11,7 @@ from factories import make_model
 from synthetic_steps import Chunks, make_measurements, random_batches
 
 from slosched.perfmodel import AttentionWork, FitError, LinearModel, Measurement
-from slosched.perfmodel.errors import by_regime, evaluate, predictions
+from slosched.perfmodel.errors import evaluate, predictions
 from slosched.perfmodel.fit_linear import fit_linear
 from slosched.perfmodel.solve import Estimate
 
@@ -108,23 +108,3 @@ def test_exact_attention_work_beats_the_literal_text_on_continued_prompts() -> N
     assert evaluate(exact, steps).mape < 2.5
     assert evaluate(literal, steps).mape > 3 * evaluate(exact, steps).mape
     assert (exact.form, literal.form) == ("linear", "linear-literal")
-
-
-def test_balanced_regimes_are_not_outvoted() -> None:
-    """Many mixed steps of another device than the few decode steps: each pulls alike."""
-    batches = random_batches(900)
-    decodes = [b for b in batches if all(new == 1 for new, _ in b)][:40]
-    mixed = [b for b in batches if len({new == 1 for new, _ in b}) == 2]
-    slow = make_model(per_context_s=5e-7)
-    steps = (*make_measurements(decodes, TRUTH), *make_measurements(mixed, slow))
-    plain = by_regime(predictions(fit_linear(steps)[0], steps), steps)
-    balanced_model, _ = fit_linear(steps, balance_regimes=True)
-    balanced = by_regime(predictions(balanced_model, steps), steps)
-    assert balanced["decode"].mape < 0.7 * plain["decode"].mape
-    assert balanced["mixed"].mape > plain["mixed"].mape
-
-
-def test_balancing_changes_nothing_where_the_formula_is_right() -> None:
-    steps = make_measurements(random_batches(100), TRUTH)
-    balanced, _ = fit_linear(steps, balance_regimes=True)
-    assert coefficients(balanced) == pytest.approx(coefficients(fit_linear(steps)[0]), rel=1e-6)
