@@ -157,7 +157,7 @@ def test_two_listeners_are_told_the_same() -> None:
             server, 30, lambda lines: len(steps_of(lines)) == 30, num_listeners=2
         )
         assert first == second
-        assert server.worker.steps.num_listeners == 0
+        wait_until(lambda: server.worker.steps.num_listeners == 0)
 
 
 def test_who_cannot_keep_up_is_told_how_many_steps_are_missing() -> None:
@@ -250,7 +250,7 @@ def test_a_shutdown_ends_the_stream_after_the_last_step() -> None:
     reader.join()
     assert len(steps_of(lines)) == 10
     assert lines[-1] == End("it has shut down")
-    assert server.worker.steps.num_listeners == 0
+    wait_until(lambda: server.worker.steps.num_listeners == 0)
 
 
 def test_a_failed_step_is_not_told_and_a_broken_engine_ends_the_stream() -> None:
@@ -287,4 +287,4 @@ def test_a_head_request_is_answered_at_once() -> None:
 
     with live() as server:
         assert asyncio.run(with_client(server.url, ask)) == 200
-        assert server.worker.steps.num_listeners == 0
+        wait_until(lambda: server.worker.steps.num_listeners == 0)
