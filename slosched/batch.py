@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from slosched.core import (
     BatchShape,
+    DecodeGroup,
     EndReason,
     PreemptionMode,
     Request,
@@ -49,11 +50,15 @@ class BatchBuilder:
         self,
         view: SchedulerView,
         *,
+        beside: DecodeGroup | None = None,
         token_budget: int | None = None,
         time_limit_s: float = math.inf,
         cautious: bool = False,
     ) -> None:
-        """`cautious` predicts the time that a step hardly ever exceeds, not the expected one."""
+        """`beside` are decodes that the step serves apart from what is added here.
+
+        `cautious` predicts the time that a step hardly ever exceeds, not the expected one.
+        """
         limits = view.limits
         self._view = view
         model = view.latency_model
@@ -76,6 +81,11 @@ class BatchBuilder:
         self.time_limit_s = time_limit_s
         """The predicted time of the step stays below this, strictly."""
         self.shape = BatchShape()
+        if beside is not None:
+            self.shape = BatchShape.of_decodes(beside)
+            self.num_free_tokens -= beside.num_decodes
+            self.num_free_seqs -= beside.num_decodes
+            self.num_free_blocks -= beside.num_new_blocks
         self.num_scheduled_tokens: dict[str, int] = {}
         self.preempted: list[str] = []
         self.swapped_out: list[str] = []

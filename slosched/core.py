@@ -110,11 +110,18 @@ class DeadlineRule(StrEnum):
         i = request.num_output_tokens
         if i == 0:
             return request.arrival_s + slo.ttft_s
+        if self is DeadlineRule.TBT:
+            return request.token_times_s[-1] + slo.tpot_s
+        return self.anchor_s(request) + i * slo.tpot_s
+
+    def anchor_s(self, request: Request) -> float:
+        """What a request that has begun to emit counts from: token i is due i * tpot later.
+
+        Under `tbt` there is none.
+        """
         if self is DeadlineRule.MEAN_TPOT:
-            return request.token_times_s[0] + i * slo.tpot_s
-        if self is DeadlineRule.ENVELOPE:
-            return request.arrival_s + slo.ttft_s + i * slo.tpot_s
-        return request.token_times_s[-1] + slo.tpot_s
+            return request.token_times_s[0]
+        return request.arrival_s + request.slo.ttft_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +364,15 @@ class BatchShape:
         self.max_decode_context_tokens = max(self.max_decode_context_tokens, longest)
         self.max_context_tokens = max(self.max_context_tokens, longest)
 
+    @classmethod
+    def of_decodes(cls, decodes: DecodeGroup) -> BatchShape:
+        """A step that serves these and nobody else."""
+        shape = cls()
+        shape.num_decodes = decodes.num_decodes
+        shape.decode_context_tokens = decodes.context_tokens
+        shape.max_decode_context_tokens = shape.max_context_tokens = decodes.max_context_tokens
+        return shape
+
     @property
     def sums(self) -> tuple[int, ...]:
         """All of them, for `restore`: how a request is taken back, or many."""
@@ -408,6 +424,25 @@ class BatchShape:
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={value}" for name, value in self.as_dict().items() if value)
         return f"BatchShape({inside})"
+
+
+class DecodeGroup(Protocol):
+    """Running decodes, of which each gets one token in a step, as sums over all of them."""
+
+    num_decodes: int
+    context_tokens: int
+    """Sum of their context lengths, the token of this step included."""
+    max_context_tokens: int
+    are_oldest: bool
+    """True if every other running request was admitted after the last of them."""
+
+    @property
+    def num_new_blocks(self) -> int:
+        """KV blocks that their tokens of this step take from the free ones."""
+
+    @property
+    def first_deadline_s(self) -> float:
+        """When the most urgent of them has to have its next token."""
 
 
 class LatencyModel(Protocol):
@@ -483,13 +518,31 @@ class Policy(ABC):
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         """Decide one step."""
 
-    def decodes_until_s(self, view: SchedulerView) -> float:  # noqa: ARG002  # a default
-        """How long it is certain to give each of `view.running` one token and to do nothing else.
+    def schedule_beside(
+        self,
+        decodes: DecodeGroup,  # noqa: ARG002  # a default
+        view: SchedulerView,  # noqa: ARG002
+    ) -> SchedulerOutput | None:
+        """`schedule`, given that each of `decodes` gets its token; None to be asked about each.
 
-        The promise is for the case that all of them are decodes that have emitted, that nobody else
-        is there, and that blocks suffice.  It holds for steps that are predicted to end before the
-        returned time, until a request arrives or ends: the simulator runs them without asking.
-        Default: never.
+        For policies that treat decodes alike: the simulator then need not touch them one by one.
+        `view` shows all the others, `decodes` are served beside the plan, which must neither
+        preempt nor swap; whatever is planned must be what `schedule` would have, decodes apart.
+        Asked only if nobody is swapped out, no LoRA limit is set, and there are blocks for the
+        decodes' tokens.  Default: always None.
+        """
+        return None
+
+    def decodes_until_s(
+        self,
+        decodes: DecodeGroup,  # noqa: ARG002  # a default
+        limits: Limits,  # noqa: ARG002
+    ) -> float:
+        """How long it is certain to give each of `decodes` one token and to do nothing else.
+
+        The promise is for the case that nobody else is there and that blocks suffice.  It holds
+        for steps that are predicted to end before the returned time, until a request arrives or
+        ends: the simulator runs them without asking.  Default: never.
         """
         return -math.inf
 

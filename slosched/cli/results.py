@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from rich.table import Table
 
 from slosched.cli.console import table
-from slosched.core import DeadlineRule, RequestStatus
-from slosched.engine.loop import StepRecord
+from slosched.core import DeadlineRule
 from slosched.evaluate.metrics import RequestRecord, StepRow, Summary, summarize
 
 COLUMNS = (
@@ -32,22 +31,6 @@ class Outcome:
 
     records: Sequence[RequestRecord]
     steps: list[StepRow] = field(default_factory=list)
-
-
-def step_row(record: StepRecord) -> StepRow:
-    shape = record.batch.shape
-    return StepRow(
-        start_s=record.start_s,
-        duration_s=record.end_s - record.start_s,
-        predicted_s=record.batch.predicted_s,
-        num_prefill_tokens=shape.num_prefill_tokens,
-        num_decodes=shape.num_decodes,
-        num_waiting=record.num_waiting,
-        num_running=record.num_running,
-        num_swapped=record.num_swapped,
-        kv_used_fraction=record.kv_used_fraction,
-        num_rejected=sum(r.status is RequestStatus.REJECTED for r in record.ended),
-    )
 
 
 def summarize_all(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Summary]:

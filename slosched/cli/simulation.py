@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from rich.progress import TaskID
 
 from slosched.cli import options
 from slosched.cli.console import progress_bar
-from slosched.cli.results import Outcome, step_row
-from slosched.core import Limits, Policy
-from slosched.engine.loop import StepRecord
+from slosched.cli.results import Outcome
+from slosched.core import Limits, Policy, Request
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, StepRow
 from slosched.perfmodel import DEFAULT_MODEL, FittedModel, load_model
@@ -105,14 +105,17 @@ def simulate_policies(
             task = progress.add_task(f"simulating {name}", total=len(trace))
             steps: list[StepRow] = []
 
-            def on_step(
-                record: StepRecord, task: object = task, rows: list[StepRow] = steps
+            def on_row(
+                row: StepRow,
+                ended: Sequence[Request],
+                task: TaskID = task,
+                rows: list[StepRow] = steps,
             ) -> None:
-                rows.append(step_row(record))
-                if record.ended:
-                    progress.advance(task, len(record.ended))  # type: ignore[arg-type]
+                rows.append(row)
+                if ended:
+                    progress.advance(task, len(ended))
 
-            requests = simulate(trace, policy, replica.model, replica.config, on_step=on_step)
+            requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
             outcomes[name] = Outcome([RequestRecord.from_request(r) for r in requests], steps)
     return outcomes
 

@@ -11,11 +11,13 @@ from slosched.core import (
     EndReason,
     Executor,
     Request,
+    RequestStatus,
     ScheduledBatch,
     SloschedError,
     StalledError,
     StepResult,
 )
+from slosched.evaluate.metrics import StepRow
 from slosched.scheduler import Scheduler
 
 
@@ -47,6 +49,22 @@ class StepRecord:
     num_running: int
     num_swapped: int
     kv_used_fraction: float
+
+    def row(self) -> StepRow:
+        """What timelines and statistics keep of it."""
+        shape = self.batch.shape
+        return StepRow(
+            start_s=self.start_s,
+            duration_s=self.end_s - self.start_s,
+            predicted_s=self.batch.predicted_s,
+            num_prefill_tokens=shape.num_prefill_tokens,
+            num_decodes=shape.num_decodes,
+            num_waiting=self.num_waiting,
+            num_running=self.num_running,
+            num_swapped=self.num_swapped,
+            kv_used_fraction=self.kv_used_fraction,
+            num_rejected=sum(r.status is RequestStatus.REJECTED for r in self.ended),
+        )
 
 
 class Engine:

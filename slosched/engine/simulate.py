@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from slosched.core import LatencyModel, Limits, Policy, Request
-from slosched.engine.fast_forward import fast_forward
+from slosched.engine.grouped import GroupedSteps, OnRow
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
@@ -45,14 +45,16 @@ def simulate(
     *,
     scheduler_model: LatencyModel | None = None,
     on_step: Callable[[StepRecord], None] | None = None,
+    on_row: OnRow | None = None,
 ) -> list[Request]:
     """Play `trace` open loop until every request has ended; they come back in order of arrival.
 
     The device takes as long as `model` says; the policy predicts with `scheduler_model` (the same
     one by default, which no real engine grants it), corrected as it goes if `config.online`.  Each
     request's true output length is known to the device alone; its limit `max_tokens` is the
-    longest output of the whole trace, as far as the KV cache allows.  `on_step` is told of every
-    step; without it, runs of decodes that the policy is certain about are done in one go.
+    longest output of the whole trace, as far as the KV cache allows.  `on_row` is told of
+    every step, as a row, and of the requests that ended in it.  `on_step` gets the whole record of
+    it, request by request, which takes several times as long.
     """
     config = config or SimulationConfig()
     policy.reset()
@@ -68,6 +70,7 @@ def simulate(
         model, clock, lengths, noise=config.noise, drift=config.drift, rng=rng
     )
     engine = Engine(scheduler, executor, clock)
+    grouped = GroupedSteps(engine, executor, clock, on_row)
     requests = make_requests(trace, capacity_tokens=config.num_blocks * config.block_size)
     next_arrival = 0
     while next_arrival < len(requests) or scheduler.num_unfinished:
@@ -77,12 +80,14 @@ def simulate(
         while next_arrival < len(requests) and requests[next_arrival].arrival_s <= now_s:
             scheduler.add_request(requests[next_arrival])
             next_arrival += 1
-        if on_step is not None:
-            on_step(engine.step())
-            continue
         arrival_s = requests[next_arrival].arrival_s if next_arrival < len(requests) else math.inf
-        if not fast_forward(scheduler, executor, clock, arrival_s):
-            engine.step()
+        if on_step is None and grouped.run(arrival_s):
+            continue
+        record = engine.step()
+        if on_step is not None:
+            on_step(record)
+        if on_row is not None:
+            on_row(record.row(), record.ended)
     return requests
 
 

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from slosched.core import BatchShape, LatencyModel, Request, ScheduledBatch, StepResult
+from slosched.core import (
+    BatchShape,
+    EndReason,
+    LatencyModel,
+    Request,
+    ScheduledBatch,
+    StepResult,
+)
 
 DRIFT_PERIOD_S = 120.0
 """How long a drifting device takes to become slower, faster and itself again."""
@@ -77,8 +84,17 @@ class SimulatedExecutor:
         length = self._output_lengths.get(request.request_id, request.max_tokens)
         return min(length, request.max_tokens) - request.num_output_tokens
 
+    def end_reason(self, request: Request) -> EndReason:
+        """How a request that has emitted all its tokens came to its end."""
+        length = self._output_lengths.get(request.request_id)
+        stopped = length is not None and request.num_output_tokens >= length
+        return EndReason.STOP if stopped else EndReason.LENGTH
+
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        elapsed_s = self.pass_time(batch.shape)
+        return self.result(batch, self.pass_time(batch.shape))
+
+    def result(self, batch: ScheduledBatch, elapsed_s: float) -> StepResult:
+        """What comes out of a batch, however long it took."""
         token_ids: dict[str, int] = {}
         stopped: list[str] = []
         length_of = self._output_lengths.get

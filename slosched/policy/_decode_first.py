@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
 
 from slosched.batch import BatchBuilder
-from slosched.core import Request, RequestStatus, SchedulerOutput, SchedulerView
+from slosched.core import (
+    DecodeGroup,
+    Limits,
+    Request,
+    RequestStatus,
+    SchedulerOutput,
+    SchedulerView,
+)
 from slosched.policy._drop import Drop, drop_late
 
 
@@ -15,41 +24,59 @@ def check_token_budget(token_budget: int) -> None:
         raise ValueError(f"token_budget must be at least 1, not {token_budget}")
 
 
-def pack_decode_first(
-    view: SchedulerView,
-    *,
-    token_budget: int,
-    drop: Drop,
-    prefill_order: Callable[[Request], float] | None,
-) -> SchedulerOutput:
-    """One token for every decode, then prefill chunks until `token_budget` is full.
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What the policies of this family differ in."""
+
+    token_budget: int
+    drop: Drop
+    prefill_order: Callable[[Request], float] | None
+    """None: prompts that have begun first, then by arrival."""
+
+    def in_order(self, begun: Iterable[Request], waiting: Iterable[Request]) -> Iterable[Request]:
+        prefills = chain(begun, waiting)
+        return prefills if self.prefill_order is None else sorted(prefills, key=self.prefill_order)
+
+
+def pack_decode_first(view: SchedulerView, packing: Packing) -> SchedulerOutput:
+    """One token for every decode, then prefill chunks until the token budget is full.
 
     Swapped requests come back before new ones start, and none starts in a step that had to
-    preempt.  Prefills run in `prefill_order` (None: those begun first, then by arrival), and a
-    prompt is begun only if all of it fits into the KV cache beside those already begun.
-    Source: Sarathi-Serve (OSDI '24), algorithm 3.
+    preempt.  A prompt is begun only if all of it fits into the KV cache beside those already
+    begun.  Source: Sarathi-Serve (OSDI '24), algorithm 3.
     """
-    batch = BatchBuilder(view, token_budget=token_budget)
-    view = drop_late(batch, view, drop)
+    batch = BatchBuilder(view, token_budget=packing.token_budget)
+    view = drop_late(batch, view, packing.drop)
     running = view.running
     begun = [r for r in running if not r.is_decode]
     decodes = [r for r in running if r.is_decode] if begun else running
     batch.add_preempting(decodes, victims=list(running))
     waiting = view.waiting if may_start_new(batch, view, begun) else ()
-    prefills = [r for r in begun if not batch.has_left(r)] + list(waiting)
-    if prefill_order is not None:
-        prefills.sort(key=prefill_order)
+    prefills = packing.in_order((r for r in begun if not batch.has_left(r)), waiting)
     _pack_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
     return batch.build()
 
 
-def decodes_until_s(view: SchedulerView, token_budget: int) -> float:
+def pack_beside(
+    decodes: DecodeGroup, view: SchedulerView, packing: Packing
+) -> SchedulerOutput | None:
+    """What `pack_decode_first` adds to the decodes, if the budget has a token for each of them."""
+    batch = BatchBuilder(view, beside=decodes, token_budget=packing.token_budget)
+    if batch.num_free_tokens < 0:
+        return None
+    view = drop_late(batch, view, packing.drop)
+    prefills = packing.in_order(view.running, view.waiting)
+    _pack_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(view.running))
+    return batch.build()
+
+
+def decodes_until_s(decodes: DecodeGroup, limits: Limits, token_budget: int) -> float:
     """For ever, if the budget has a token for each of them: no clock is in this."""
-    budget = min(token_budget, view.limits.max_num_batched_tokens)
-    return math.inf if len(view.running) <= budget else -math.inf
+    budget = min(token_budget, limits.max_num_batched_tokens)
+    return math.inf if decodes.num_decodes <= budget else -math.inf
 
 
-def _pack_prefills(batch: BatchBuilder, prefills: list[Request], reserved_blocks: int) -> None:
+def _pack_prefills(batch: BatchBuilder, prefills: Iterable[Request], reserved_blocks: int) -> None:
     """In order; the first waiting request that cannot start keeps those behind it out, too."""
     blocked = False
     for request in prefills:

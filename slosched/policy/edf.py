@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
-from slosched.core import Policy, SchedulerOutput, SchedulerView
-from slosched.policy._decode_first import check_token_budget, decodes_until_s, pack_decode_first
+from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView
+from slosched.policy._decode_first import (
+    Packing,
+    check_token_budget,
+    decodes_until_s,
+    pack_beside,
+    pack_decode_first,
+)
 from slosched.policy._drop import Drop
 
 
@@ -26,12 +32,14 @@ class EDF(Policy):
         check_token_budget(self.token_budget)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        return pack_decode_first(
-            view,
-            token_budget=self.token_budget,
-            drop=self.drop,
-            prefill_order=attrgetter("deadline_s"),
-        )
+        return pack_decode_first(view, self._packing)
 
-    def decodes_until_s(self, view: SchedulerView) -> float:
-        return decodes_until_s(view, self.token_budget)
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        return pack_beside(decodes, view, self._packing)
+
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        return decodes_until_s(decodes, limits, self.token_budget)
+
+    @property
+    def _packing(self) -> Packing:
+        return Packing(self.token_budget, self.drop, prefill_order=attrgetter("deadline_s"))

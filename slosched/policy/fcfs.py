@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder
-from slosched.core import Policy, SchedulerOutput, SchedulerView
+from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView
 from slosched.policy._decode_first import decodes_until_s, may_start_new
 from slosched.policy._drop import Drop, drop_late
 
@@ -31,10 +31,28 @@ class FCFS(Policy):
         view = drop_late(batch, view, self.drop)
         batch.add_preempting(view.running, victims=list(view.running))
         if may_start_new(batch, view, begun=[]):
-            for request in view.waiting:
-                if batch.num_free_tokens <= 0 or not batch.admit(request):
-                    break
+            _admit(batch, view)
         return batch.build()
 
-    def decodes_until_s(self, view: SchedulerView) -> float:
-        return decodes_until_s(view, view.limits.max_num_batched_tokens)
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """Only if the decodes come first, being the oldest, and no prompt needs their blocks."""
+        batch = BatchBuilder(view, beside=decodes)
+        if batch.num_free_tokens < 0 or not decodes.are_oldest:
+            return None
+        view = drop_late(batch, view, self.drop)
+        for request in view.running:
+            wanted = min(request.num_uncomputed_tokens, batch.num_free_tokens)
+            if batch.add(request) < wanted:
+                return None
+        _admit(batch, view)
+        return batch.build()
+
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
+
+
+def _admit(batch: BatchBuilder, view: SchedulerView) -> None:
+    """Waiting requests in order, until one does not fit."""
+    for request in view.waiting:
+        if batch.num_free_tokens <= 0 or not batch.admit(request):
+            break

@@ -11,8 +11,10 @@ from operator import attrgetter
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
+    DecodeGroup,
     EndReason,
     LatencyModel,
+    Limits,
     Policy,
     Request,
     RequestStatus,
@@ -111,16 +113,33 @@ class SLOAware(Policy):
             pack = self._serve_late(queue)
         return pack.batch.build()
 
-    def decodes_until_s(self, view: SchedulerView) -> float:
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """Unless the first decode is late, or they do not fit below the limit."""
+        model = view.latency_model
+        slack_s = decodes.first_deadline_s - view.now_s
+        longest = decodes.max_context_tokens - 1
+        if model is None or slack_s <= model.predict_prefill(1, longest):
+            return None
+        queue = _Queue(view, model, self.expire_begun)
+        limit_s = slack_s * (1 - self.margin)
+        prefill_limit_s = self._tightest_s(queue, queue.prefills)
+        if prefill_limit_s is not None:
+            limit_s = min(limit_s, prefill_limit_s)
+        pack = _Pack(self, queue, limit_s, decodes)
+        if pack.batch.num_free_tokens < 0 or (pack.batch.predicted_s or 0.0) >= limit_s:
+            return None
+        pack.add_prefills()
+        return pack.batch.build()
+
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         """The first deadline: a step that ends before it is below every decode's slack.
 
         Deadlines only move away as tokens come out.  With a margin, or cautious, a step that ends
         before it may still be cut: then nothing is certain.
         """
-        budget = view.limits.max_num_batched_tokens
-        if self.margin or self.cautious or len(view.running) > budget:
+        if self.margin or self.cautious or decodes.num_decodes > limits.max_num_batched_tokens:
             return -math.inf
-        return min((request.deadline_s for request in view.running), default=-math.inf)
+        return decodes.first_deadline_s
 
     def _time_limit_s(self, queue: _Queue) -> float:
         """Step 2: the tightest slack; zero if nobody's may be the limit."""
@@ -216,8 +235,16 @@ class _Queue:
 class _Pack:
     """One attempt at packing the queue below a time limit."""
 
-    def __init__(self, policy: SLOAware, queue: _Queue, limit_s: float) -> None:
-        self.batch = BatchBuilder(queue.view, time_limit_s=limit_s, cautious=policy.cautious)
+    def __init__(
+        self,
+        policy: SLOAware,
+        queue: _Queue,
+        limit_s: float,
+        beside: DecodeGroup | None = None,
+    ) -> None:
+        self.batch = BatchBuilder(
+            queue.view, beside=beside, time_limit_s=limit_s, cautious=policy.cautious
+        )
         self._policy = policy
         self._queue = queue
         self._victims = list(queue.running)

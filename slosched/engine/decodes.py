@@ -1,0 +1,168 @@
+"""Running decodes as one group: a step that serves all of them costs no more than one of them.
+
+Each member gets a token in every step, so nothing of it is written down until it leaves: its token
+times are a slice of the times of the steps, its context has grown by their number.  What
+a step has to know is kept as sums and heaps, which change only as members come and go.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from slosched.core import DeadlineRule, Request
+from slosched.kv import KVCache
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A decode of the group, which takes part in the steps [start_step, end_step)."""
+
+    request: Request
+    """As it was at `start_step`, until it is booked."""
+    start_step: int
+    end_step: int
+
+
+class GroupedDecodes:
+    """The decodes of a simulated replica; a `DecodeGroup`.
+
+    Steps are counted from its making.  A member's end is known to the caller, who
+    knows how long the outputs are; requests come to no other end while they are in here.
+    """
+
+    def __init__(self, kv: KVCache, rule: DeadlineRule) -> None:
+        self.num_decodes = 0
+        self.context_tokens = 0
+        self.max_context_tokens = 0
+        self.are_oldest = True
+        self._kv = kv
+        self._rule = rule
+        self._block_size = kv.block_size
+        self._times_s: list[float] = []
+        self._members: dict[str, Member] = {}
+        self._ending: dict[int, list[Member]] = {}
+        """By their last step."""
+        self._filling: list[list[Member]] = [[] for _ in range(kv.block_size)]
+        """By when their blocks are full: they need another before step i, i mod block size."""
+        self._num_filling = [0] * kv.block_size
+        self._longest: list[tuple[int, int]] = []
+        """Heap of (-context less the number of steps, end), with those that have left."""
+        self._due = _Deadlines(rule)
+
+    def join(self, request: Request, num_tokens_left: int) -> None:
+        """Take in a running decode that has emitted a token and will emit so many more."""
+        step = len(self._times_s)
+        member = Member(request, step, step + num_tokens_left)
+        self._members[request.request_id] = member
+        self._ending.setdefault(member.end_step, []).append(member)
+        context = request.num_computed_tokens + 1
+        self.num_decodes += 1
+        self.context_tokens += context
+        if context > self.max_context_tokens:
+            self.max_context_tokens = context
+        heappush(self._longest, (step - context, member.end_step))
+        residue = (step - request.num_computed_tokens) % self._block_size
+        self._filling[residue].append(member)
+        self._num_filling[residue] += 1
+        self._due.add(request, step, member.end_step)
+
+    @property
+    def num_new_blocks(self) -> int:
+        return self._num_filling[len(self._times_s) % self._block_size]
+
+    @property
+    def first_deadline_s(self) -> float:
+        return self._due.first_s(self._times_s)
+
+    def take_blocks(self) -> None:
+        """Take the KV blocks that this step needs."""
+        step = len(self._times_s)
+        residue = step % self._block_size
+        if not self._num_filling[residue]:
+            return
+        staying = [member for member in self._filling[residue] if member.end_step > step]
+        for member in staying:
+            request = member.request
+            num_tokens = request.num_computed_tokens + step - member.start_step + 1
+            self._kv.grow(request.request_id, num_tokens)
+        self._filling[residue] = staying
+
+    def advance(self, now_s: float) -> list[Request]:
+        """One step ended at `now_s`.  Those that have thereby emitted all, booked, no longer in."""
+        self._times_s.append(now_s)
+        self.context_tokens += self.num_decodes
+        self.max_context_tokens += 1
+        leaving = self._ending.pop(len(self._times_s), None)
+        if leaving is None:
+            return []
+        for member in leaving:
+            self._remove(member)
+        self._find_longest()
+        return [member.request for member in leaving]
+
+    def book_all(self) -> None:
+        """Write down what the members have become; the group is of no more use."""
+        for member in self._members.values():
+            self._book(member)
+
+    def _remove(self, member: Member) -> None:
+        request = member.request
+        del self._members[request.request_id]
+        residue = (member.start_step - request.num_computed_tokens) % self._block_size
+        self._num_filling[residue] -= 1
+        self._book(member)
+        self.num_decodes -= 1
+        self.context_tokens -= request.num_computed_tokens + 1
+
+    def _find_longest(self) -> None:
+        step, heap = len(self._times_s), self._longest
+        while heap and heap[0][1] <= step:
+            heappop(heap)
+        self.max_context_tokens = step - heap[0][0] if heap else 0
+
+    def _book(self, member: Member) -> None:
+        """Write down what the steps since it joined have done.  The tokens are zeros: no model."""
+        request, times_s = member.request, self._times_s[member.start_step :]
+        num_steps = len(times_s)
+        if num_steps:
+            request.num_computed_tokens += num_steps
+            request.num_output_tokens += num_steps
+            request.output_token_ids += [0] * num_steps
+            request.token_times_s += times_s
+            request.deadline_s = self._rule.next_deadline_s(request)
+
+
+class _Deadlines:
+    """The first deadline among members, of which each moves on by its TPOT with every step."""
+
+    def __init__(self, rule: DeadlineRule) -> None:
+        self._rule = rule
+        self._first_s = math.inf
+        """Of those that joined before the first step."""
+        self._heaps: dict[float, list[tuple[float, int, float, int]]] = {}
+        """By TPOT: (deadline as if at step 0, end, anchor, tokens out less the number of steps)."""
+
+    def add(self, request: Request, step: int, end_step: int) -> None:
+        self._first_s = min(self._first_s, request.deadline_s)
+        tpot_s, ahead = request.slo.tpot_s, request.num_output_tokens - step
+        anchor_s = 0.0 if self._rule is DeadlineRule.TBT else self._rule.anchor_s(request)
+        at_0_s = anchor_s + ahead * tpot_s if tpot_s < math.inf else math.inf
+        heappush(self._heaps.setdefault(tpot_s, []), (at_0_s, end_step, anchor_s, ahead))
+
+    def first_s(self, times_s: list[float]) -> float:
+        """After the steps that ended at `times_s`."""
+        step = len(times_s)
+        if not step:
+            return self._first_s
+        first_s = math.inf
+        for tpot_s, heap in self._heaps.items():
+            while heap and heap[0][1] <= step:
+                heappop(heap)
+            if heap:
+                _, _, anchor_s, ahead = heap[0]
+                if self._rule is DeadlineRule.TBT:
+                    anchor_s, ahead = times_s[-1], 1 - step
+                first_s = min(first_s, anchor_s + (ahead + step) * tpot_s)
+        return first_s

@@ -1,0 +1,128 @@
+"""What a plan must obey before the Scheduler carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slosched.core import (
+    DecodeGroup,
+    IllegalPlanError,
+    Limits,
+    Request,
+    RequestStatus,
+    SchedulerOutput,
+)
+from slosched.kv import KVCache
+from slosched.scheduler.queues import Queues
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCheck:
+    """Raises IllegalPlanError for a plan that breaks a limit.  Looks, and changes nothing."""
+
+    queues: Queues
+    kv: KVCache
+    limits: Limits
+
+    def __call__(self, output: SchedulerOutput, decodes: DecodeGroup | None = None) -> None:
+        """`decodes`, if any, are served in the same step; the plan is then for all others."""
+        swapped_in = set(output.swapped_in)
+        leaving = [*output.preempted, *output.swapped_out, *output.rejected]
+        if leaving:
+            touched = {*leaving, *output.num_scheduled_tokens}
+            if len(touched) != len(leaving) + len(output.num_scheduled_tokens):
+                raise IllegalPlanError("a request appears twice in the plan")
+        if leaving or swapped_in:
+            self._check_queues(output, swapped_in)
+        num_tokens = num_started = 0
+        num_blocks = self.kv.num_free_blocks
+        if leaving:
+            num_blocks += sum(map(self.kv.num_held_blocks, leaving))
+        if decodes is not None:
+            num_tokens += decodes.num_decodes
+            num_blocks -= decodes.num_new_blocks
+            if output.preempted or output.swapped_out or swapped_in:
+                raise IllegalPlanError("a plan beside grouped decodes preempts or swaps")
+        running, block_size = self.queues.running, self.kv.block_size
+        num_held = self.kv.num_held_blocks
+        for request_id, n in output.num_scheduled_tokens.items():
+            request = running.get(request_id)
+            if request is None:
+                request = self._startable(request_id, swapped_in)
+                num_started += 1
+            computed = request.num_computed_tokens
+            if not 0 < n <= request.num_prompt_tokens + request.num_output_tokens - computed:
+                raise IllegalPlanError(
+                    f"{request_id!r} is scheduled for {n} tokens, "
+                    f"but has {request.num_uncomputed_tokens} uncomputed ones"
+                )
+            num_tokens += n
+            if n == 1 and computed % block_size and request.status is RequestStatus.RUNNING:
+                continue  # into a block that it holds
+            missing = -(-(computed + n) // block_size) - num_held(request_id)
+            if missing > 0:
+                num_blocks -= missing
+        self._check_totals(output, num_tokens, num_blocks, num_started)
+
+    def _startable(self, request_id: str, swapped_in: set[str]) -> Request:
+        queue = self.queues.swapped if request_id in swapped_in else self.queues.waiting
+        if (request := queue.get(request_id)) is None:
+            raise IllegalPlanError(f"{request_id!r} is scheduled but in no queue it can run from")
+        return request
+
+    def _check_queues(self, output: SchedulerOutput, swapped_in: set[str]) -> None:
+        queues = self.queues
+        for request_id in (*output.preempted, *output.swapped_out):
+            if request_id not in queues.running:
+                raise IllegalPlanError(f"{request_id!r} is preempted but not running")
+        if not swapped_in <= output.num_scheduled_tokens.keys():
+            raise IllegalPlanError("a request is swapped in but not scheduled")
+        if not swapped_in <= queues.swapped.keys() or len(swapped_in) != len(output.swapped_in):
+            raise IllegalPlanError("a request is swapped in twice, or was not swapped out")
+        for request_id, reason in output.rejected.items():
+            if reason.status is not RequestStatus.REJECTED:
+                raise IllegalPlanError(f"{request_id!r} cannot be rejected for {reason!r}")
+            request = queues.find(request_id)
+            if request is None or request.num_output_tokens:
+                raise IllegalPlanError(
+                    f"{request_id!r} cannot be rejected: it is unknown or has emitted tokens"
+                )
+
+    def _check_totals(
+        self, output: SchedulerOutput, num_tokens: int, num_blocks: int, num_started: int
+    ) -> None:
+        limits, running = self.limits, self.queues.running
+        if num_tokens > limits.max_num_batched_tokens:
+            raise IllegalPlanError(
+                f"{num_tokens} tokens are scheduled, the limit is {limits.max_num_batched_tokens}"
+            )
+        left = sum(1 for name in output.rejected if name in running)
+        left += len(output.preempted) + len(output.swapped_out)
+        num_running = len(running) + num_started - left
+        if num_running > limits.max_num_seqs:
+            raise IllegalPlanError(
+                f"{num_running} requests would run, the limit is {limits.max_num_seqs}"
+            )
+        if num_blocks < 0:
+            raise IllegalPlanError(f"the plan needs {-num_blocks} KV blocks more than there are")
+        if output.swapped_out or output.swapped_in:
+            self._check_swap(output)
+        if limits.max_loras is not None:
+            self._check_loras(output, limits.max_loras)
+
+    def _check_swap(self, output: SchedulerOutput) -> None:
+        out = sum(self.kv.num_held_blocks(name) for name in output.swapped_out)
+        if out > self.kv.num_free_host_blocks:
+            raise IllegalPlanError(
+                f"{out} KV blocks are swapped out, the host has {self.kv.num_free_host_blocks} free"
+            )
+        limit = self.limits.max_num_swapped_blocks
+        traffic = out + sum(self.kv.num_held_host_blocks(name) for name in output.swapped_in)
+        if limit is not None and traffic > limit:
+            raise IllegalPlanError(f"{traffic} KV blocks are swapped, the limit is {limit}")
+
+    def _check_loras(self, output: SchedulerOutput, limit: int) -> None:
+        requests = [self.queues.find(name) for name in output.num_scheduled_tokens]
+        loras = {r.lora_id for r in requests if r is not None} - {None}
+        if len(loras) > limit:
+            raise IllegalPlanError(f"{len(loras)} LoRA adapters are used, the limit is {limit}")

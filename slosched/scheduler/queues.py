@@ -1,0 +1,66 @@
+"""Waiting, running and swapped requests by id, each in its order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import overload
+
+from slosched.core import Request
+
+
+@dataclass(slots=True)
+class Queues:
+    """Every unfinished request is in exactly one of them.  The Scheduler alone changes them."""
+
+    waiting: OrderedDict[str, Request] = field(default_factory=OrderedDict)
+    """By arrival, but preempted requests stand in front."""
+    running: dict[str, Request] = field(default_factory=dict)
+    """In the order in which they were admitted."""
+    swapped: dict[str, Request] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.running) + len(self.swapped)
+
+    def find(self, request_id: str) -> Request | None:
+        for queue in (self.running, self.swapped, self.waiting):
+            if (request := queue.get(request_id)) is not None:
+                return request
+        return None
+
+    def remove(self, request: Request) -> None:
+        for queue in (self.running, self.swapped, self.waiting):
+            if queue.pop(request.request_id, None) is not None:
+                return
+
+
+class InOrder(Sequence[Request]):
+    """A queue as a policy sees it.  Live, so that a long queue is not copied in every step."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: OrderedDict[str, Request]) -> None:
+        self._queue = queue
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._queue.values())
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Request, ...]: ...
+    def __getitem__(self, index: int | slice) -> Request | tuple[Request, ...]:
+        """O(n), but O(1) at the front."""
+        if isinstance(index, slice):
+            return tuple(self._queue.values())[index]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there is no request {index} in a queue of {len(self)}")
+        return next(islice(self._queue.values(), index % len(self), None))
+
+    def __repr__(self) -> str:
+        return f"InOrder({list(self._queue)})"

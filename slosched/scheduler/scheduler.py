@@ -1,0 +1,246 @@
+"""The Scheduler owns the queues and the KV bookkeeping; the policy owns every decision.
+
+`schedule` shows the policy a view, checks its plan against the limits, and only then carries it
+out: queues, block tables, progress.  `update` books what the executor produced.  A plan that breaks
+a limit raises IllegalPlanError and changes nothing.  The Scheduler knows no clock: the time is
+handed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slosched.core import (
+    BatchShape,
+    BlockCopy,
+    DecodeGroup,
+    EndReason,
+    LatencyModel,
+    Limits,
+    Policy,
+    Request,
+    RequestStatus,
+    ScheduledBatch,
+    ScheduledChunk,
+    SchedulerOutput,
+    SchedulerView,
+    StepResult,
+)
+from slosched.kv import KVCache
+from slosched.scheduler.plan_check import PlanCheck
+from slosched.scheduler.queues import InOrder, Queues
+
+
+class Scheduler:
+    """Waiting, running and swapped requests, and the blocks they hold."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        kv: KVCache,
+        limits: Limits | None = None,
+        latency_model: LatencyModel | None = None,
+    ) -> None:
+        self.policy = policy
+        self.kv = kv
+        self.limits = limits or Limits()
+        self.latency_model = latency_model
+        self.queues = Queues()
+        """For reading; changed by the Scheduler alone."""
+        self._check = PlanCheck(self.queues, kv, self.limits)
+        self._ended: list[Request] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.queues.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.queues.running)
+
+    @property
+    def num_swapped(self) -> int:
+        return len(self.queues.swapped)
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.queues)
+
+    def unfinished(self) -> list[Request]:
+        queues = self.queues
+        return [*queues.running.values(), *queues.swapped.values(), *queues.waiting.values()]
+
+    def find(self, request_id: str) -> Request | None:
+        """The unfinished request of this id."""
+        return self.queues.find(request_id)
+
+    def add_request(self, request: Request) -> None:
+        """Queue a new request.
+
+        If its prompt and output limit can never fit into the KV cache it is rejected at once.
+        """
+        if request.status is not RequestStatus.WAITING or request.num_computed_tokens:
+            raise ValueError(f"request {request.request_id!r} is not new: it is {request.status}")
+        if self.find(request.request_id) is not None:
+            raise ValueError(f"a request with the id {request.request_id!r} is already queued")
+        request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
+        self.queues.waiting[request.request_id] = request
+        if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
+            self._end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
+
+    def end(self, request_id: str, reason: EndReason, now_s: float) -> bool:
+        """End a request from outside; False if it has ended already (or never was).
+
+        The client went away, the device failed, the server stops, or its text is complete.
+        """
+        if reason.status is RequestStatus.REJECTED:
+            raise ValueError(f"only a policy's plan rejects: {request_id!r} cannot end as {reason}")
+        request = self.find(request_id)
+        if request is None:
+            return False
+        self._end(request, reason, now_s)
+        return True
+
+    def take_ended(self) -> list[Request]:
+        """Requests that ended since the last call, each exactly once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def view(self, now_s: float) -> SchedulerView:
+        return self._view_of(self.queues.running.values(), now_s)
+
+    def schedule(self, now_s: float) -> ScheduledBatch:
+        """Ask the policy and carry out its answer; what the executor has to run."""
+        output = self.policy.schedule(self.view(now_s))
+        self._check(output)
+        return self._carry_out(output, now_s)
+
+    def schedule_beside(
+        self, decodes: DecodeGroup, others: Iterable[Request], now_s: float
+    ) -> ScheduledBatch | None:
+        """`schedule` for all but the running `decodes`, which whoever keeps the group will book.
+
+        `others` are the remaining running requests.  The batch has the shape of the whole step but
+        only the others' chunks.  None if the policy wants to be asked about everyone.
+        """
+        output = self.policy.schedule_beside(decodes, self._view_of(others, now_s))
+        if output is None:
+            return None
+        self._check(output, decodes)
+        return self._carry_out(output, now_s)
+
+    def _view_of(self, running: Iterable[Request], now_s: float) -> SchedulerView:
+        return SchedulerView(
+            now_s=now_s,
+            waiting=InOrder(self.queues.waiting),
+            running=tuple(running),
+            swapped=tuple(self.queues.swapped.values()),
+            kv=self.kv,
+            limits=self.limits,
+            latency_model=self.latency_model,
+        )
+
+    def update(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
+        """Book the tokens that came out of an executed batch at `now_s`.
+
+        A request that was aborted while its step ran gets nothing.
+        """
+        next_deadline_s = self.limits.deadline_rule.next_deadline_s
+        token_ids, stopped = result.token_ids, result.stopped
+        for request, _, _, emits_token, _ in batch.chunks:
+            if not emits_token or request.end_reason is not None:
+                continue
+            request_id = request.request_id
+            request.output_token_ids.append(token_ids[request_id])
+            request.token_times_s.append(now_s)
+            request.num_output_tokens += 1
+            request.deadline_s = next_deadline_s(request)
+            if request_id in stopped:
+                self._end(request, EndReason.STOP, now_s)
+            elif request.num_output_tokens >= request.max_tokens:
+                self._end(request, EndReason.LENGTH, now_s)
+
+    def _carry_out(self, output: SchedulerOutput, now_s: float) -> ScheduledBatch:
+        for request_id, reason in output.rejected.items():
+            request = self.find(request_id)
+            assert request is not None
+            self._end(request, reason, now_s)
+        self._preempt(output.preempted)
+        swap_out = self._swap_out(output.swapped_out)
+        swap_in = self._swap_in(output.swapped_in)
+        chunks = []
+        running, tables, grow = self.queues.running, self.kv.block_tables, self.kv.grow
+        block_size = self.kv.block_size
+        # The named tuple's own constructor is a Python function; this one is not.
+        new_tuple, chunk_type = tuple.__new__, ScheduledChunk
+        for request_id, n in output.num_scheduled_tokens.items():
+            request = running.get(request_id) or self._start(request_id)
+            prior = request.num_computed_tokens
+            computed = request.num_computed_tokens = prior + n
+            emits_token = computed == request.num_prompt_tokens + request.num_output_tokens
+            if n == 1 and prior % block_size:
+                table = tables[request_id]  # the token goes into a block that it holds
+            else:
+                table = grow(request_id, computed)
+            chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
+        shape = output.shape or _shape_of(chunks, len(swap_out) + len(swap_in))
+        model = self.latency_model
+        return ScheduledBatch(
+            chunks=tuple(chunks),
+            swap_out=tuple(swap_out),
+            swap_in=tuple(swap_in),
+            shape=shape,
+            output=output,
+            predicted_s=None if model is None else model.predict(shape),
+        )
+
+    def _start(self, request_id: str) -> Request:
+        request = self.queues.running[request_id] = self.queues.waiting.pop(request_id)
+        request.status = RequestStatus.RUNNING
+        return request
+
+    def _preempt(self, request_ids: Iterable[str]) -> None:
+        """Victims return to the front of the queue, the last-named first in line."""
+        for request_id in request_ids:
+            request = self.queues.running.pop(request_id)
+            self.kv.free(request_id)
+            request.status = RequestStatus.WAITING
+            request.num_computed_tokens = 0
+            request.num_preemptions += 1
+            self.queues.waiting[request_id] = request
+            self.queues.waiting.move_to_end(request_id, last=False)
+
+    def _swap_out(self, request_ids: Iterable[str]) -> list[BlockCopy]:
+        copies: list[BlockCopy] = []
+        for request_id in request_ids:
+            copies += self.kv.swap_out(request_id)
+            request = self.queues.swapped[request_id] = self.queues.running.pop(request_id)
+            request.status = RequestStatus.SWAPPED
+            request.num_preemptions += 1
+            request.num_swaps += 1
+        return copies
+
+    def _swap_in(self, request_ids: Iterable[str]) -> list[BlockCopy]:
+        copies: list[BlockCopy] = []
+        for request_id in request_ids:
+            copies += self.kv.swap_in(request_id)
+            request = self.queues.running[request_id] = self.queues.swapped.pop(request_id)
+            request.status = RequestStatus.RUNNING
+        return copies
+
+    def _end(self, request: Request, reason: EndReason, now_s: float) -> None:
+        assert not request.status.is_ended, f"{request.request_id!r} would end twice"
+        self.queues.remove(request)
+        self.kv.free(request.request_id)
+        request.status = reason.status
+        request.end_reason = reason
+        request.end_s = now_s
+        self._ended.append(request)
+
+
+def _shape_of(chunks: Iterable[ScheduledChunk], num_swapped_blocks: int) -> BatchShape:
+    shape = BatchShape()
+    shape.num_swapped_blocks = num_swapped_blocks
+    for chunk in chunks:
+        shape.add(chunk.num_new_tokens, chunk.num_prior_tokens)
+    return shape
