@@ -26,9 +26,9 @@ from slosched.evaluate.plots import (
     goodput_bars,
     latency_cdfs,
     outcome_bars,
+    timeline,
 )
 from slosched.evaluate.report import Section
-from slosched.evaluate.timeline import timeline
 from slosched.perfmodel import FitReport
 from slosched.perfmodel.errors import groups
 

@@ -81,7 +81,7 @@ def _as_json(record: RequestRecord) -> dict[str, object]:
         "status": record.status,
         "end_reason": record.end_reason,
         "end_s": record.end_s,
-        "token_times_s": record.token_times_s,
+        "token_times_s": list(record.token_times_s),
         "num_preemptions": record.num_preemptions,
         "num_swaps": record.num_swaps,
     }

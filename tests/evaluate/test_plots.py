@@ -16,8 +16,8 @@ from slosched.evaluate.plots import (
     goodput_bars,
     latency_cdfs,
     outcome_bars,
+    timeline,
 )
-from slosched.evaluate.timeline import timeline
 
 RULE = DeadlineRule.MEAN_TPOT
 POLICIES = ("fcfs", "sarathi", "edf", "sjf", "slo_aware", "goodput", "qoserve", "slai", "sola")
@@ -208,7 +208,7 @@ def test_the_fit_plot_refuses_what_it_cannot_draw(predicted, measured):
 
 def test_drawing_never_imports_pyplot():
     code = (
-        "import sys, slosched.evaluate.timeline, slosched.evaluate.report;"
+        "import sys, slosched.evaluate.plots, slosched.evaluate.report;"
         "sys.exit('matplotlib.pyplot' in sys.modules or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

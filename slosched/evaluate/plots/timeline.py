@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from slosched.evaluate.metrics import StepRow
-from slosched.evaluate.plots import BLUE, GREEN, ORANGE, SKY, VERMILION, WIDTH_IN, tidy
+from slosched.evaluate.plots.style import BLUE, GREEN, ORANGE, SKY, VERMILION, WIDTH_IN, tidy
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -1,0 +1,101 @@
+"""What is known of a request and of a step once they are over: all that the metrics see."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from slosched.core import SLO, EndReason, Request, RequestStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What became of one request.  It may not have ended, where a replay was cut off.
+
+    This is all that a server other than ours must tell to be scored: arrival, prompt length,
+    promise, the time of each token and how it ended.
+    """
+
+    request_id: str
+    arrival_s: float
+    """When it was scheduled to arrive, not when a late client sent it."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+    """Tokens that came out, one of `token_times_s` each."""
+    slo: SLO
+    status: RequestStatus
+    end_reason: EndReason | None = None
+    token_times_s: Sequence[float] = ()
+    """Not decreasing.  Kept as an array of doubles, a quarter of what a tuple takes."""
+    end_s: float | None = None
+    num_preemptions: int = 0
+    num_swaps: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.token_times_s) != self.num_output_tokens:
+            raise ValueError(
+                f"request {self.request_id!r} has {self.num_output_tokens} output tokens "
+                f"but {len(self.token_times_s)} token times"
+            )
+        object.__setattr__(self, "token_times_s", array("d", self.token_times_s))
+
+    @classmethod
+    def from_request(cls, request: Request) -> RequestRecord:
+        """A record of the request as it is now; later progress does not change it."""
+        return cls(
+            request_id=request.request_id,
+            arrival_s=request.arrival_s,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=request.num_output_tokens,
+            slo=request.slo,
+            status=request.status,
+            end_reason=request.end_reason,
+            token_times_s=request.token_times_s,
+            end_s=request.end_s,
+            num_preemptions=request.num_preemptions,
+            num_swaps=request.num_swaps,
+        )
+
+    @property
+    def ttft_s(self) -> float | None:
+        """None if no token came out."""
+        return self.token_times_s[0] - self.arrival_s if self.token_times_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """None if no token came out, 0 if only one did."""
+        if not self.token_times_s:
+            return None
+        num_gaps = len(self.token_times_s) - 1
+        return (self.token_times_s[-1] - self.token_times_s[0]) / num_gaps if num_gaps else 0.0
+
+    @property
+    def itl_s(self) -> tuple[float, ...]:
+        """The gaps between tokens, one fewer than tokens."""
+        return tuple(b - a for a, b in pairwise(self.token_times_s))
+
+    @property
+    def e2e_s(self) -> float | None:
+        """From arrival to the last token of a finished request; None for any other."""
+        if self.status is not RequestStatus.FINISHED or not self.token_times_s:
+            return None
+        return self.token_times_s[-1] - self.arrival_s
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One executed step, for timelines and for checking the latency model."""
+
+    start_s: float
+    duration_s: float
+    predicted_s: float | None
+    num_prefill_tokens: int
+    num_decodes: int
+    num_waiting: int
+    num_running: int
+    num_swapped: int
+    kv_used_fraction: float
+    num_rejected: int
+    """Rejected in this step, not so far."""

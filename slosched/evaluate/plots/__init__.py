@@ -1,0 +1,27 @@
+"""Figures.  Each is a function that returns a new `matplotlib.figure.Figure`.
+
+pyplot and its global state are not touched, so no display is needed and nothing has to be closed.
+`style` says how curves and bars are told apart without colour.
+"""
+
+from slosched.evaluate.plots.capacity import attainment_curves, goodput_curves
+from slosched.evaluate.plots.comparison import goodput_bars, outcome_bars
+from slosched.evaluate.plots.fairness import MAX_TIERS, decile_lines, promised, tier_bars
+from slosched.evaluate.plots.fit import fit_plot
+from slosched.evaluate.plots.latency import gap_tails, latency_cdfs
+from slosched.evaluate.plots.timeline import timeline
+
+__all__ = [
+    "MAX_TIERS",
+    "attainment_curves",
+    "decile_lines",
+    "fit_plot",
+    "gap_tails",
+    "goodput_bars",
+    "goodput_curves",
+    "latency_cdfs",
+    "outcome_bars",
+    "promised",
+    "tier_bars",
+    "timeline",
+]

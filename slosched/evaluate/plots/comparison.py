@@ -1,0 +1,83 @@
+"""Figures of a comparison: what became of the requests under each policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from slosched.evaluate.metrics import Summary
+from slosched.evaluate.plots.style import BLACK, BLUE, ORANGE, SKY, legend_above, single_axes
+
+
+def outcome_bars(summaries: Mapping[str, Summary]) -> Figure:
+    """What became of the offered requests under each policy: SLO attainment and the rest of it."""
+    names = named(summaries)
+    figure, axes = single_axes(height_in=0.9 + 0.42 * len(names))
+    parts = {
+        "good": ([s.num_good for s in summaries.values()], BLUE, ""),
+        "late": ([s.num_finished - s.num_good for s in summaries.values()], ORANGE, "///"),
+        "rejected": ([s.num_rejected for s in summaries.values()], "#D9D9D9", "..."),
+        "aborted or unfinished": (
+            [s.num_aborted + s.num_unfinished for s in summaries.values()],
+            "#6E6E6E",
+            "xxx",
+        ),
+    }
+    offered = np.array([s.num_offered for s in summaries.values()], dtype=np.float64)
+    left = np.zeros(len(names))
+    for label, (counts, colour, hatch) in parts.items():
+        if not any(counts):
+            continue
+        share = np.array(counts) / offered
+        style: dict[str, Any] = {
+            "color": colour,
+            "hatch": hatch,
+            "edgecolor": "white",
+            "linewidth": 0.6,
+        }
+        axes.barh(names, share, left=left, height=0.68, label=label, **style)
+        left += share
+    for row, summary in enumerate(summaries.values()):
+        axes.text(1.01, row, f"{summary.attainment:.1%} good", va="center", fontsize=9)
+    axes.set(xlim=(0, 1), xlabel="share of offered requests")
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    legend_above(figure)
+    return figure
+
+
+def goodput_bars(summaries: Mapping[str, Summary]) -> Figure:
+    """Good requests/s of each policy, beside the rate that was offered to it."""
+    names = named(summaries)
+    figure, axes = single_axes(height_in=0.9 + 0.42 * len(names))
+    goodputs = [s.good_requests_per_s for s in summaries.values()]
+    offered = [s.offered_requests_per_s for s in summaries.values()]
+    best = max((g for g in goodputs if not math.isnan(g)), default=0.0)
+    colours = [BLUE if goodput == best else SKY for goodput in goodputs]
+    axes.barh(names, goodputs, height=0.68, color=colours)
+    positions = np.arange(len(names))
+    axes.vlines(offered, positions - 0.42, positions + 0.42, colors=BLACK, linestyles="--")
+    for row, goodput in enumerate(goodputs):
+        if not math.isnan(goodput):
+            axes.text(goodput, row, f" {goodput:.2f}", va="center", fontsize=9)
+    axes.plot([], [], color=BLACK, linestyle="--", label="offered")
+    axes.set(xlabel="good requests/s")
+    axes.margins(x=0.1)
+    axes.set_xlim(left=0)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    legend_above(figure)
+    return figure
+
+
+def named(by_policy: Mapping[str, object]) -> Sequence[str]:
+    """The policies of a figure; ValueError if there is none."""
+    if not by_policy:
+        raise ValueError("there is no policy to draw")
+    return list(by_policy)
