@@ -5,12 +5,16 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from replays import SLO_1S_100MS, make_record, records, rejected, replays
 
 from slosched.core import NO_SLO, SLO, DeadlineRule, EndReason, Request, RequestStatus
 from slosched.evaluate.metrics import (
+    TOLERANCE_S,
     Percentiles,
+    RequestColumns,
     RequestRecord,
     attainment_by_decile,
+    good_requests,
     is_good,
     met_tokens,
     met_ttft,
@@ -20,27 +24,6 @@ from slosched.evaluate.metrics import (
 )
 
 MEAN, ENVELOPE, TBT = DeadlineRule.MEAN_TPOT, DeadlineRule.ENVELOPE, DeadlineRule.TBT
-SLO_1S_100MS = SLO(ttft_s=1.0, tpot_s=0.1)
-
-
-def make_record(
-    *token_times_s: float,
-    arrival_s: float = 0.0,
-    slo: SLO = SLO_1S_100MS,
-    status: RequestStatus = RequestStatus.FINISHED,
-    reason: EndReason | None = EndReason.STOP,
-    prompt: int = 10,
-    name: str = "r",
-) -> RequestRecord:
-    return RequestRecord(
-        name, arrival_s, prompt, len(token_times_s), slo, status, reason, token_times_s
-    )
-
-
-def rejected(arrival_s: float, reason: EndReason, prompt: int = 10) -> RequestRecord:
-    return make_record(
-        arrival_s=arrival_s, status=RequestStatus.REJECTED, reason=reason, prompt=prompt
-    )
 
 
 def test_times_of_one_request_by_hand():
@@ -227,26 +210,10 @@ def test_equal_prompts_stay_in_one_decile():
     assert attainment_by_decile([], MEAN) == []
 
 
-gaps = st.lists(st.floats(0, 2), max_size=12)
-statuses = st.sampled_from(RequestStatus)
-
-
-@st.composite
-def records(draw):
-    arrival_s = draw(st.floats(0, 100))
-    times = [arrival_s + draw(st.floats(0, 3))]
-    for gap in draw(gaps):
-        times.append(times[-1] + gap)
-    slo = SLO(draw(st.floats(0.01, 3)), draw(st.floats(0.01, 2)))
-    prompt = draw(st.integers(1, 50))
-    return make_record(*times, arrival_s=arrival_s, slo=slo, status=draw(statuses), prompt=prompt)
-
-
-replays = st.lists(records(), min_size=1, max_size=30)
 rules = st.sampled_from(DeadlineRule)
 
 
-@given(replays, rules)
+@given(replays(), rules)
 def test_good_is_at_most_offered_and_every_request_is_counted_once(replay, rule):
     summary = summarize(replay, rule)
     ends = (summary.num_finished, summary.num_rejected, summary.num_aborted)
@@ -271,6 +238,32 @@ def test_a_looser_promise_is_never_harder_to_keep(record, rule, ttft_factor, tpo
     assert is_good(eased, rule) >= is_good(record, rule)
 
 
+@given(replays(), rules)
+def test_a_replay_is_judged_like_its_requests_one_by_one_and_by_the_definitions(replay, rule):
+    columns = RequestColumns.of(replay)
+    assert good_requests(columns, rule).tolist() == [is_good(r, rule) for r in replay]
+    for record in replay:
+        assert met_ttft(record) is (bool(record.token_times_s) and first_is_on_time(record))
+        assert met_tokens(record, rule) is (
+            bool(record.token_times_s) and tokens_are_kept(record, rule)
+        )
+
+
+def first_is_on_time(record: RequestRecord) -> bool:
+    return record.ttft_s <= record.slo.ttft_s + TOLERANCE_S
+
+
+def tokens_are_kept(record: RequestRecord, rule: DeadlineRule) -> bool:
+    tpot_s = record.slo.tpot_s + TOLERANCE_S
+    if rule is MEAN:
+        return record.tpot_s <= tpot_s
+    if rule is TBT:
+        return sum(gap > tpot_s for gap in record.itl_s) <= 0.01 * len(record.itl_s)
+    first_due_s = record.arrival_s + record.slo.ttft_s
+    due_s = (first_due_s + j * record.slo.tpot_s for j in range(record.num_output_tokens))
+    return all(t <= due + TOLERANCE_S for t, due in zip(record.token_times_s, due_s, strict=True))
+
+
 @given(records())
 def test_regular_or_on_time_tokens_imply_each_other(record):
     """No gap late implies the mean; TTFT and no gap late imply the envelope."""
@@ -281,7 +274,7 @@ def test_regular_or_on_time_tokens_imply_each_other(record):
             assert met_tokens(record, ENVELOPE)
 
 
-@given(replays, rules, st.floats(-1000, 1000))
+@given(replays(), rules, st.floats(-1000, 1000))
 def test_shifting_all_times_changes_no_score(replay, rule, shift_s):
     shifted = [
         make_record(
