@@ -7,17 +7,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from slosched.core import NO_SLO, SLO, DeadlineRule, EndReason, RequestStatus
 from slosched.evaluate.metrics import RequestRecord, StepRow, summarize
 from slosched.evaluate.plots import (
     decile_lines,
     fit_plot,
+    gap_tails,
     goodput_bars,
     latency_cdfs,
     outcome_bars,
+    tier_bars,
     timeline,
 )
+from slosched.evaluate.plots.style import COLOURS, look
 
 RULE = DeadlineRule.MEAN_TPOT
 POLICIES = ("fcfs", "sarathi", "edf", "sjf", "slo_aware", "goodput", "qoserve", "slai", "sola")
@@ -124,20 +128,75 @@ def test_replays_with_nothing_to_rank_are_drawn_all_the_same(replay):
         outcome_bars(summaries),
         goodput_bars(summaries),
         latency_cdfs({"fcfs": replay}),
+        gap_tails({"fcfs": replay}),
+        tier_bars({"fcfs": replay}, RULE),
         decile_lines({"fcfs": replay}, RULE),
     ):
         assert drawn(figure)
 
 
-def test_many_policies_stay_apart():
-    figure = latency_cdfs(dict.fromkeys(POLICIES, REPLAYS["half"]))
-    lines = figure.axes[0].lines[: len(POLICIES)]
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(POLICIES)
+@pytest.mark.parametrize("draw", [latency_cdfs, gap_tails, lambda r: decile_lines(r, RULE)])
+def test_curves_are_told_apart_without_colour(draw):
+    """Dash and marker say which policy it is, in every panel and in the legend."""
+    figure = draw(dict.fromkeys(POLICIES, REPLAYS["half"]))
+    for axes in figure.axes:
+        lines = [line for line in axes.lines if not line.get_label().startswith("_")]
+        assert [line.get_label() for line in lines] == list(POLICIES)
+        looks = {(str(line._unscaled_dash_pattern), line.get_marker()) for line in lines}
+        assert len(looks) == len(POLICIES)
+        assert not any(line.get_marker() in ("", "None") for line in lines)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(POLICIES)
     assert drawn(figure)
 
 
+def test_pairs_of_dash_and_marker_repeat_only_after_42_curves():
+    looks = [look(i) for i in range(42)]
+    assert len({(str(one.dash), one.marker) for one in looks}) == 42
+
+
+def lightness(colour: str) -> float:
+    """CIE L* of a colour: what is left of it in grey, from 0 to 100."""
+    channels = np.array(to_rgb(colour))
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]) - 16)
+
+
+def test_neighbours_differ_in_lightness_and_all_stand_out_from_white():
+    for i, colour in enumerate(COLOURS[:-1]):
+        assert abs(lightness(colour) - lightness(COLOURS[i + 1])) > 3
+        assert lightness(colour) < 75
+    assert min(abs(lightness(COLOURS[i]) - lightness(COLOURS[i + 1])) for i in range(4)) > 15
+
+
+def test_bars_are_told_apart_without_colour():
+    figure = tier_bars(dict.fromkeys(POLICIES[:5], REPLAYS["half"]), RULE)
+    hatches = [container[0].get_hatch() for container in figure.axes[0].containers]
+    assert len(set(hatches)) == 5
+
+
+def test_tier_bars_are_the_attainments_of_each_promise():
+    chat, batch = SLO(0.6, 0.1), SLO(6.0, 0.1)
+    replay = [replace(finished(i, 0.5 if i < 6 else 2.0), slo=chat) for i in range(8)]
+    figure = tier_bars({"edf": [*replay, *(replace(r, slo=batch) for r in replay)]}, RULE)
+    (bars,) = figure.axes[0].containers
+    assert [bar.get_height() for bar in bars] == pytest.approx([0.75, 1.0])
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == ["600 ms, 100 ms/token\n8 requests", "6 s, 100 ms/token\n8 requests"]
+    assert drawn(figure)
+
+
+def test_the_tail_of_gaps_is_the_share_that_is_as_long_or_longer():
+    """Eight gaps of 50 ms and one of 0.4 s."""
+    slow = replace(finished(0, 0.5), token_times_s=(0.5, 0.9), num_output_tokens=2)
+    line = gap_tails({"edf": [finished(0, 0.5, tokens=9), slow]}).axes[0].lines[0]
+    shares = dict(zip(np.round(line.get_xdata(), 3), line.get_ydata(), strict=True))
+    assert shares[0.05] == pytest.approx(2 / 9)  # the ninth of nine is the longest, the last 0.05
+    assert shares[0.4] == pytest.approx(1 / 9)
+    assert line.get_ydata().max() == 1.0
+
+
 def test_no_policy_is_an_error():
-    for draw in (outcome_bars, goodput_bars, latency_cdfs):
+    for draw in (outcome_bars, goodput_bars, latency_cdfs, gap_tails):
         with pytest.raises(ValueError, match="no policy"):
             draw({})
 
@@ -152,10 +211,9 @@ def test_a_timeline_averages_over_time_and_tokens_over_steps():
     steps = [step(0, 1, 100, 10, num_running=4), step(3, 1, 0, 20, num_running=8, num_rejected=2)]
     figure = timeline(steps)
     batch_axes, queue_axes, kv_axes = figure.axes
-    decode, total = batch_axes.collections
     # Two bins of 2 s.
-    assert set(heights(decode)) == {0, 10, 20}
-    assert heights(total).max() == 110
+    assert batch_axes.lines[0].get_ydata().tolist() == [10, 20, 20]
+    assert set(heights(batch_axes.collections[0])) == {0, 100}
     running = queue_axes.lines[0]
     assert running.get_ydata().tolist() == [2, 4, 4]
     assert kv_axes.lines[0].get_xdata().tolist() == [3]
@@ -174,6 +232,17 @@ def test_a_long_timeline_is_binned_and_keeps_its_area():
     assert len(running.get_xdata()) == 401
     area = (running.get_ydata()[:-1] * np.diff(running.get_xdata())).sum()
     assert area == pytest.approx(sum(s.duration_s * s.num_running for s in steps))
+
+
+def test_a_timeline_with_records_shows_the_slack_and_how_late_the_most_urgent_was():
+    """Due at 1 s, out at 1.5 s; the four tokens after it are due every 0.1 s and 0.05 s apart."""
+    figure = timeline([step(0, 1, 10, 0), step(1, 1, 0, 1)], [finished(0, 1.5)], RULE)
+    slack_axes = figure.axes[3]
+    assert slack_axes.lines[0].get_ydata().tolist() == pytest.approx([0.0, -0.5, -0.5])
+    late = slack_axes.collections[0]
+    assert late.get_hatch()
+    assert heights(late).min() == pytest.approx(-0.5)
+    assert drawn(figure)
 
 
 def test_a_timeline_of_steps_without_length_or_of_none():

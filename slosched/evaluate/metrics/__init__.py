@@ -6,7 +6,7 @@ docs/glossary.md defines every figure, with its source.  A module each:
 * `records`: what is known of a request and of a step;
 * `columns`: records as arrays;
 * `promises`: deadlines of tokens, and which promises were kept;
-* `fluidity`, `fairness`, `steps`: single figures;
+* `fluidity`, `fairness`, `slack`, `steps`: single figures;
 * `summary`: all of them, one replay in one row.
 """
 
@@ -33,6 +33,7 @@ from slosched.evaluate.metrics.promises import (
     tokens_on_time,
 )
 from slosched.evaluate.metrics.records import RequestRecord, StepRow
+from slosched.evaluate.metrics.slack import least_slack_s
 from slosched.evaluate.metrics.steps import StepSummary, summarize_steps
 from slosched.evaluate.metrics.summary import (
     PERCENTILES,
@@ -65,6 +66,7 @@ __all__ = [
     "is_good",
     "jain_index",
     "late_gaps",
+    "least_slack_s",
     "met_e2e",
     "met_tokens",
     "met_ttft",

@@ -82,7 +82,7 @@ def gap_tails(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
     log_axis(axes)
     log_axis(axes, "y")
     axes.set_ylim(max(smallest, 1e-5) * 0.7, 1.4)
-    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.4%}".rstrip("0").rstrip(".%") + "%")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
     legend_above(figure)
     return figure
 

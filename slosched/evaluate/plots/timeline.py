@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from slosched.evaluate.metrics import StepRow
-from slosched.evaluate.plots.style import BLUE, GREEN, ORANGE, SKY, VERMILION, WIDTH_IN, tidy
-
-FloatArray = npt.NDArray[np.float64]
+from slosched.core import DeadlineRule
+from slosched.evaluate.metrics import RequestRecord, StepRow, least_slack_s
+from slosched.evaluate.metrics.columns import FloatArray
+from slosched.evaluate.plots.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    SKY,
+    VERMILION,
+    WIDTH_IN,
+    tidy,
+)
 
 _MAX_BINS = 400
+_AREA: dict[str, Any] = {"step": "post", "linewidth": 0.0}
 
 
-def timeline(steps: Sequence[StepRow]) -> Figure:
+def timeline(
+    steps: Sequence[StepRow],
+    records: Sequence[RequestRecord] = (),
+    rule: DeadlineRule = DeadlineRule.MEAN_TPOT,
+) -> Figure:
     """One replay over time: what the batches held, who ran and waited, how full the KV cache was.
 
-    Long replays are averaged over at most `_MAX_BINS` intervals; tokens over the steps
-    in each, the rest over its time.
+    Long replays are averaged over at most `_MAX_BINS` intervals; tokens over the steps in each,
+    the rest over its time.  With `records` of its requests, the slack of the most urgent one and
+    whom the policy rejected are drawn, too; the slack is the least in each interval.
     """
     if not steps:
         raise ValueError("there are no steps to draw: the replay executed nothing")
@@ -31,41 +47,68 @@ def timeline(steps: Sequence[StepRow]) -> Figure:
         steps[-1].start_s + steps[-1].duration_s,
         min(len(steps), _MAX_BINS) + 1,
     )
-    figure = Figure(figsize=(WIDTH_IN, 5.6), layout="constrained")
-    batch_axes, queue_axes, kv_axes = figure.subplots(3, 1, sharex=True)
+    num_panels = 4 if records else 3
+    figure = Figure(figsize=(WIDTH_IN, 1.75 * num_panels), layout="constrained")
+    panels = figure.subplots(num_panels, 1, sharex=True)
+    _batches(panels[0], steps, edges)
+    _queues(panels[1], steps, edges)
+    _memory(panels[2], steps, edges)
+    if records:
+        _slack(panels[3], least_slack_s(records, rule, edges), edges)
+    for axes in panels:
+        tidy(axes)
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+    panels[-1].set(xlabel="time (s)", xlim=(edges[0], edges[-1]))
+    figure.align_ylabels(panels)
+    return figure
 
+
+def _batches(axes: Axes, steps: Sequence[StepRow], edges: FloatArray) -> None:
+    """Logarithmic: a few dozen decodes stand beside a thousand tokens of prefill."""
     prefill = _mean_over_bins(steps, [s.num_prefill_tokens for s in steps], edges, busy_only=True)
     decode = _mean_over_bins(steps, [s.num_decodes for s in steps], edges, busy_only=True)
-    area: dict[str, Any] = {"step": "post", "linewidth": 0.0}
-    batch_axes.fill_between(edges, 0, _held(decode), color=BLUE, label="decode", **area)
-    tops = (_held(decode), _held(decode + prefill))
-    batch_axes.fill_between(edges, *tops, color=ORANGE, label="prefill", **area)
-    batch_axes.set(ylabel="tokens a step", ylim=(0, None))
+    axes.fill_between(edges, 0, _held(prefill), color=ORANGE, label="prefill", **_AREA)
+    axes.step(edges, _held(decode), where="post", color=BLUE, linewidth=1.3, label="decode")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(ylabel="tokens a step", ylim=(0.8, 1.6 * max(prefill.max(), decode.max(), 1)))
 
+
+def _queues(axes: Axes, steps: Sequence[StepRow], edges: FloatArray) -> None:
     queues = (
         ("running", [s.num_running for s in steps], BLUE, "-"),
         ("waiting", [s.num_waiting for s in steps], VERMILION, "--"),
-        ("swapped", [s.num_swapped for s in steps], GREEN, ":"),
+        ("swapped", [s.num_swapped for s in steps], BLACK, ":"),
     )
     for label, counts, colour, line in queues:
         if any(counts) or label != "swapped":
             mean = _mean_over_bins(steps, counts, edges)
-            queue_axes.step(edges, _held(mean), where="post", color=colour, ls=line, label=label)
-    queue_axes.set(ylabel="requests", ylim=(0, None))
+            axes.step(edges, _held(mean), where="post", color=colour, ls=line, label=label)
+    axes.set(ylabel="requests", ylim=(0, None))
 
+
+def _memory(axes: Axes, steps: Sequence[StepRow], edges: FloatArray) -> None:
     used = _mean_over_bins(steps, [s.kv_used_fraction for s in steps], edges)
-    kv_axes.fill_between(edges, 0, _held(used), color=SKY, label="KV cache used", **area)
+    axes.fill_between(edges, 0, _held(used), color=SKY, label="KV cache used", **_AREA)
     rejections = [s.start_s for s in steps if s.num_rejected]
     if rejections:
         level = np.full(len(rejections), 1.04)
-        kv_axes.plot(rejections, level, "|", color=VERMILION, ms=7, label="rejections")
-    kv_axes.set(ylabel="KV cache", ylim=(0, 1.1), xlabel="time (s)")
-    kv_axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    for axes in (batch_axes, queue_axes, kv_axes):
-        tidy(axes)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
-    kv_axes.set_xlim(edges[0], edges[-1])
-    return figure
+        axes.plot(rejections, level, "|", color=VERMILION, ms=7, label="rejections")
+    axes.set(ylabel="KV cache", ylim=(0, 1.1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _slack(axes: Axes, slack_s: FloatArray, edges: FloatArray) -> None:
+    """Linear within a tenth of a second and logarithmic beyond: gaps and queues in one picture."""
+    slack = _held(np.where(np.isinf(slack_s), math.nan, slack_s))
+    label = "slack of the\nmost urgent"
+    axes.step(edges, slack, where="post", color=BLACK, linewidth=1, label=label)
+    late: dict[str, Any] = {"facecolor": ORANGE, "edgecolor": VERMILION, "hatch": "/////"}
+    axes.fill_between(edges, 0, np.minimum(slack, 0), label="late", **late, **_AREA)
+    axes.axhline(0, color=GREY, linewidth=0.8)
+    axes.set_yscale("symlog", linthresh=0.1)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(ylabel="slack (s)")
 
 
 def _mean_over_bins(
