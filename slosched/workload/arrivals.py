@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from slosched.workload.trace import FloatArray
+from slosched.workload.statistics import FloatArray
 
 _GRID_S = 0.25
 """Step of the clock's random rate: a quarter of the shortest correlation time that we fit."""

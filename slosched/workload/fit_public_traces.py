@@ -17,7 +17,8 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 from slosched.workload.readers import read_trace
-from slosched.workload.trace import FloatArray, Trace, dispersion_of_counts
+from slosched.workload.statistics import FloatArray, dispersion_of_counts
+from slosched.workload.trace import Trace
 
 SOURCES = {
     "azure_conv": ("azure_conv_2023.csv", "Azure/AzurePublicDataset b469a113", "CC-BY-4.0"),

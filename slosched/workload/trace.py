@@ -13,44 +13,23 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from slosched.core import NO_SLO, SLO, SloschedError
+from slosched.core import SLO
+from slosched.workload.request import TraceError, TraceRequest
 from slosched.workload.slo import SLORule
+from slosched.workload.statistics import (
+    FloatArray,
+    IntArray,
+    describe_lengths,
+    describe_sessions,
+    dispersion_of_counts,
+    interarrival_cv,
+    prefix_hit_rate,
+)
 
-FloatArray = npt.NDArray[np.float64]
+__all__ = ["Clipped", "Provenance", "Trace", "TraceError", "TraceRequest"]
+
 Provenance = Mapping[str, str | int | float]
-
-PERCENTILES = (50, 90, 99)
-
-
-class TraceError(SloschedError, ValueError):
-    """A trace, or the file it comes from, is not what a trace must be."""
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One line of a trace.  `num_output_tokens` is what the model will say: no policy sees it."""
-
-    request_id: str
-    arrival_s: float
-    num_prompt_tokens: int
-    num_output_tokens: int
-    slo: SLO = NO_SLO
-
-    def __post_init__(self) -> None:
-        if not self.request_id or not self.request_id.isprintable():
-            raise TraceError(
-                f"a request_id must be printable text on one line, not {self.request_id!r}"
-            )
-        if not math.isfinite(self.arrival_s):
-            raise TraceError(
-                f"request {self.request_id!r} needs a finite arrival_s, not {self.arrival_s!r}"
-            )
-        for name in ("num_prompt_tokens", "num_output_tokens"):
-            value = getattr(self, name)
-            if value < 1:
-                raise TraceError(f"request {self.request_id!r} needs {name} >= 1, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -61,6 +40,8 @@ class Trace:
     name: str
     provenance: Provenance = field(default_factory=dict)
     """Where it comes from and what was done to it."""
+    prefix_block_tokens: int | None = None
+    """Prompt tokens that one of `TraceRequest.prefix_hashes` stands for."""
 
     def __post_init__(self) -> None:
         if not self.requests:
@@ -77,6 +58,14 @@ class Trace:
                 f"trace {self.name!r} repeats request ids: {len(self.requests)} requests, "
                 f"{len(ids)} different ids"
             )
+        block = self.prefix_block_tokens
+        if block is None and not any(r.prefix_hashes for r in self.requests):
+            return
+        if block is None or block < 1:
+            raise TraceError(
+                f"trace {self.name!r}: prefix_block_tokens must say how many tokens a prefix hash "
+                f"stands for, at least 1, not {block!r}"
+            )
 
     @classmethod
     def of(
@@ -84,13 +73,11 @@ class Trace:
         requests: Iterable[TraceRequest],
         name: str,
         provenance: Provenance | None = None,
+        prefix_block_tokens: int | None = None,
     ) -> Trace:
         """A trace of requests in any order and from any time zero; equal arrivals keep order."""
-        ordered = sorted(requests, key=lambda request: request.arrival_s)
-        start_s = ordered[0].arrival_s if ordered else 0.0
-        if start_s != 0:
-            ordered = [replace(r, arrival_s=r.arrival_s - start_s) for r in ordered]
-        return cls(tuple(ordered), name, dict(provenance or {}))
+        ordered = _from_zero(sorted(requests, key=lambda request: request.arrival_s))
+        return cls(tuple(ordered), name, dict(provenance or {}), prefix_block_tokens)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -113,12 +100,12 @@ class Trace:
         return np.array([r.arrival_s for r in self.requests], dtype=np.float64)
 
     @property
-    def prompt_tokens(self) -> npt.NDArray[np.int64]:
+    def prompt_tokens(self) -> IntArray:
         """Shape (n,)."""
         return np.array([r.num_prompt_tokens for r in self.requests], dtype=np.int64)
 
     @property
-    def output_tokens(self) -> npt.NDArray[np.int64]:
+    def output_tokens(self) -> IntArray:
         """Shape (n,)."""
         return np.array([r.num_output_tokens for r in self.requests], dtype=np.int64)
 
@@ -154,8 +141,8 @@ class Trace:
             )
         num_kept = len(self) if rate == self.rate else max(1, round(len(self) * rate / self.rate))
         kept = np.sort(np.random.default_rng(seed).permutation(len(self))[:num_kept])
-        noted = {**self.provenance, "thinned_to": rate, "thinning_seed": seed}
-        return Trace.of((self.requests[i] for i in kept), self.name, noted)
+        requests = _from_zero([self.requests[i] for i in kept])
+        return self._derived(requests, thinned_to=rate, thinning_seed=seed)
 
     def with_poisson_arrivals(self, rate: float | None = None, seed: int = 0) -> Trace:
         """The Poisson control: the same requests in the same order, without their bursts.
@@ -196,8 +183,7 @@ class Trace:
                 f"no request of trace {self.name!r} arrives in "
                 f"[{start_s}, {start_s + duration_s}) s; it spans [0, {self.duration_s:.3f}] s"
             )
-        noted = {**self.provenance, "window_start_s": start_s, "window_s": duration_s}
-        return Trace.of(inside, self.name, noted)
+        return self._derived(_from_zero(inside), window_start_s=start_s, window_s=duration_s)
 
     def with_slo(self, slo: SLO | SLORule) -> Trace:
         """The same requests, each with `slo` or with what the rule gives it."""
@@ -209,19 +195,24 @@ class Trace:
     def with_lengths_scaled(self, factor: float) -> Trace:
         """Every prompt and output `factor` times as long, and at least one token.
 
-        So that a small device can be offered the mix of a large one's trace.
+        So that a small device can be offered the mix of a large one's trace.  Prefix hashes stay,
+        and stand for blocks that are as many times as long.
         """
         if not 0 < factor < math.inf:
             raise ValueError(f"lengths can be scaled by a positive factor, not {factor!r}")
-        requests = tuple(
-            replace(
+        block = self.prefix_block_tokens
+        scaled_block = None if block is None else max(1, round(block * factor))
+        requests = [
+            _with_lengths(
                 r,
-                num_prompt_tokens=max(1, round(r.num_prompt_tokens * factor)),
-                num_output_tokens=max(1, round(r.num_output_tokens * factor)),
+                max(1, round(r.num_prompt_tokens * factor)),
+                max(1, round(r.num_output_tokens * factor)),
+                scaled_block,
             )
             for r in self.requests
-        )
-        return self._derived(requests, length_scale=factor)
+        ]
+        scaled = self._derived(requests, length_scale=factor)
+        return replace(scaled, prefix_block_tokens=scaled_block)
 
     def clipped(
         self, max_prompt_tokens: int | None = None, max_output_tokens: int | None = None
@@ -234,14 +225,15 @@ class Trace:
         output_limit = math.inf if max_output_tokens is None else max_output_tokens
         num_prompts = sum(r.num_prompt_tokens > prompt_limit for r in self.requests)
         num_outputs = sum(r.num_output_tokens > output_limit for r in self.requests)
-        requests = tuple(
-            replace(
+        requests = [
+            _with_lengths(
                 r,
-                num_prompt_tokens=int(min(r.num_prompt_tokens, prompt_limit)),
-                num_output_tokens=int(min(r.num_output_tokens, output_limit)),
+                int(min(r.num_prompt_tokens, prompt_limit)),
+                int(min(r.num_output_tokens, output_limit)),
+                self.prefix_block_tokens,
             )
             for r in self.requests
-        )
+        ]
         trace = self._derived(requests, clipped_prompts=num_prompts, clipped_outputs=num_outputs)
         return Clipped(trace, num_prompts, num_outputs)
 
@@ -250,7 +242,8 @@ class Trace:
 
         `iat_cv` is the coefficient of variation of the gaps between arrivals; `idc_1s` and
         `idc_60s` the index of dispersion of counts (variance / mean of arrivals a window; a
-        Poisson process has 1).  NaN where the trace is too short to say.
+        Poisson process has 1).  NaN where the trace is too short to say.  `prefix_hit_rate` is
+        there if the trace has prefix hashes, `sessions` and `turns_mean` if it has conversations.
         """
         arrivals = self.arrivals_s
         row: dict[str, str | float] = {
@@ -262,14 +255,14 @@ class Trace:
             "idc_1s": dispersion_of_counts(arrivals, 1.0),
             "idc_60s": dispersion_of_counts(arrivals, 60.0),
         }
-        for name, tokens in (("prompt", self.prompt_tokens), ("output", self.output_tokens)):
-            row[f"{name}_mean"] = float(tokens.mean())
-            for percent in PERCENTILES:
-                row[f"{name}_p{percent}"] = float(np.percentile(tokens, percent))
-        return row
+        row |= describe_lengths("prompt", self.prompt_tokens)
+        row |= describe_lengths("output", self.output_tokens)
+        if self.prefix_block_tokens is not None:
+            row["prefix_hit_rate"] = prefix_hit_rate(r.prefix_hashes for r in self.requests)
+        return row | describe_sessions(r.session_id for r in self.requests)
 
     def _derived(self, requests: Sequence[TraceRequest], **noted: float) -> Trace:
-        return Trace(tuple(requests), self.name, {**self.provenance, **noted})
+        return replace(self, requests=tuple(requests), provenance={**self.provenance, **noted})
 
 
 class Clipped(NamedTuple):
@@ -280,19 +273,22 @@ class Clipped(NamedTuple):
     num_outputs: int
 
 
-def interarrival_cv(arrivals_s: FloatArray) -> float:
-    """Standard deviation of the gaps over their mean; NaN below two gaps or in no time at all."""
-    gaps = np.diff(arrivals_s)
-    if gaps.size < 2 or gaps.sum() == 0:
-        return math.nan
-    return float(gaps.std() / gaps.mean())
+def _from_zero(ordered: Sequence[TraceRequest]) -> Sequence[TraceRequest]:
+    """Requests in order of arrival, the first now at 0."""
+    start_s = ordered[0].arrival_s if ordered else 0.0
+    return (
+        ordered if start_s == 0 else [replace(r, arrival_s=r.arrival_s - start_s) for r in ordered]
+    )
 
 
-def dispersion_of_counts(arrivals_s: FloatArray, window_s: float) -> float:
-    """Variance over mean of the arrivals in whole windows; NaN below two whole windows."""
-    num_windows = int(arrivals_s[-1] // window_s)
-    if num_windows < 2:
-        return math.nan
-    index = (arrivals_s // window_s).astype(np.int64)
-    counts = np.bincount(index[index < num_windows], minlength=num_windows)
-    return float(counts.var() / counts.mean())
+def _with_lengths(
+    request: TraceRequest, num_prompt_tokens: int, num_output_tokens: int, block: int | None
+) -> TraceRequest:
+    """The request with other lengths, and no more prefix hashes than its prompt has blocks."""
+    num_hashes = 0 if block is None else math.ceil(num_prompt_tokens / block)
+    return replace(
+        request,
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=num_output_tokens,
+        prefix_hashes=request.prefix_hashes[:num_hashes],
+    )

@@ -8,7 +8,7 @@ import pytest
 from command_line import Said
 
 from slosched.workload import read_trace
-from slosched.workload.trace import interarrival_cv
+from slosched.workload.statistics import interarrival_cv
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from slosched.workload.readers import FORMATS, estimate_tokens, read_trace
-from slosched.workload.trace import TraceError, dispersion_of_counts
+from slosched.workload.statistics import dispersion_of_counts
+from slosched.workload.trace import TraceError
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 

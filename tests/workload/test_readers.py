@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from slosched.core import NO_SLO, SLO
 from slosched.workload.readers import read_trace, write_trace
@@ -142,15 +144,21 @@ request_ids = names.filter(lambda text: bool(text) and text.isprintable())
 def traces(draw):
     ids = draw(st.lists(request_ids, min_size=1, max_size=8, unique=True))
     tokens = st.integers(1, 10**9)
+    block = draw(st.none() | st.integers(1, 512))
+    hashes = st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=0 if block is None else 4)
     requests = [
-        TraceRequest(i, draw(st.floats(-1e6, 1e6)), draw(tokens), draw(tokens), draw(slos))
+        TraceRequest(
+            *(i, draw(st.floats(-1e6, 1e6)), draw(tokens), draw(tokens), draw(slos)),
+            prefix_hashes=tuple(draw(hashes)),
+            session_id=draw(st.none() | request_ids),
+        )
         for i in ids
     ]
     provenance = st.dictionaries(names, names | st.integers() | seconds, max_size=3)
-    return Trace.of(requests, draw(names), draw(provenance))
+    return Trace.of(requests, draw(names), draw(provenance), block)
 
 
-@given(traces(), st.sampled_from(["csv", "jsonl"]))
+@given(traces(), st.sampled_from(["csv", "jsonl", "parquet"]))
 def test_what_is_written_is_read_back_identically(tmp_path_factory, trace, suffix):
     path = tmp_path_factory.mktemp("trace") / f"trace.{suffix}"
     write_trace(trace, path)
@@ -170,6 +178,35 @@ def test_jsonl_is_json_with_null_for_what_is_not_promised(tmp_path):
     assert header == {"slosched_trace": 1, "name": "two", "provenance": {"seed": 1}}
     assert [first[key] for key in ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s")] == [None] * 3
     assert (second["request_id"], second["arrival_s"], second["slo_ttft_s"]) == ("b", 0.5, 1.0)
+
+
+def test_parquet_keeps_its_provenance_in_the_metadata(tmp_path):
+    path = tmp_path / "t.parquet"
+    write_trace(Trace.of([TraceRequest("a", 0.0, 1, 2)], "one", {"seed": 1}), path)
+    metadata = parquet.read_schema(path).metadata
+    header = json.loads(metadata[b"slosched_trace"])
+    assert header == {"slosched_trace": 1, "name": "one", "provenance": {"seed": 1}}
+    assert parquet.read_table(path).to_pylist()[0]["num_output_tokens"] == 2
+
+
+def test_a_parquet_of_others_is_recognised_by_its_columns(tmp_path):
+    times = pd.to_datetime(["2023-11-16 18:17:03.97996", "2023-11-16 18:17:04.03196"])
+    azure = pd.DataFrame({"TIMESTAMP": times, "ContextTokens": [5, 6], "GeneratedTokens": [7, 8]})
+    azure.to_parquet(tmp_path / "azure.parquet")
+    trace = read_trace(tmp_path / "azure.parquet")
+    assert trace.arrivals_s == pytest.approx([0, 0.052], abs=2e-6)
+    assert trace.provenance["format"] == "azure"
+    assert len(str(trace.provenance["sha256"])) == 64
+    own = {"arrival_s": [3.0, 4.5], "input_tokens": [1.0, 2.0], "output_tokens": [3, 4]}
+    pd.DataFrame(own).to_parquet(tmp_path / "generic.parquet")
+    trace = read_trace(tmp_path / "generic.parquet")
+    assert (trace.arrivals_s.tolist(), trace.prompt_tokens.tolist()) == ([0, 1.5], [1, 2])
+    pd.DataFrame(own | {"input_tokens": [1.0, None]}).to_parquet(tmp_path / "gap.parquet")
+    with pytest.raises(TraceError, match=r"row 2: input_tokens is (nan|missing)"):
+        read_trace(tmp_path / "gap.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "gap.parquet").read_bytes()[:500])
+    with pytest.raises(TraceError, match="not a Parquet file that can be read"):
+        read_trace(tmp_path / "cut.parquet")
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 
 from slosched.core import NO_SLO, SLO
 from slosched.workload.slo import Tiers
-from slosched.workload.trace import (
-    Trace,
-    TraceError,
-    TraceRequest,
-    dispersion_of_counts,
-    interarrival_cv,
-)
+from slosched.workload.statistics import dispersion_of_counts, interarrival_cv
+from slosched.workload.trace import Trace, TraceError, TraceRequest
 
 
 def make_trace(*arrivals_s: float) -> Trace:

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 from slosched.workload.readers import own, quanta, sharegpt
 from slosched.workload.readers.rows import Row
-from slosched.workload.trace import FloatArray, TraceError, TraceRequest
+from slosched.workload.request import TraceError, TraceRequest
+from slosched.workload.statistics import FloatArray
+
+RowReader = Callable[[Row], TraceRequest | None]
+"""A row's request, or None for a row that its publishers say is no request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +19,16 @@ class Format:
     """What the rows of a file hold and how one becomes a request."""
 
     columns: tuple[str, ...]
-    request: Callable[[Row], TraceRequest | None]
-    """None for a row that its publishers say is no request."""
+    reader: Callable[[], RowReader]
+    """A new one for each file, for it may remember the rows before."""
     arrival: str | None
     """The column with the arrival times; None if there are none."""
     quantum_s: Callable[[FloatArray], float | None] = quanta.exact
     """How coarsely the arrival times of a file were rounded; None if they were not."""
     left_out: str = ""
     """Which rows are no requests."""
+    prefix_block_tokens: int | None = None
+    """What a prefix hash stands for."""
 
 
 def _azure(row: Row) -> TraceRequest:
@@ -40,7 +46,13 @@ def _burstgpt(row: Row) -> TraceRequest | None:
     num_output_tokens = row.tokens("Response tokens", least=0)
     if num_output_tokens == 0:
         return None
-    return TraceRequest(str(row.number), arrival_s, num_prompt_tokens, num_output_tokens)
+    return TraceRequest(
+        request_id=str(row.number),
+        arrival_s=arrival_s,
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=num_output_tokens,
+        session_id=row.text("Session ID"),
+    )
 
 
 def _mooncake(row: Row) -> TraceRequest:
@@ -49,19 +61,33 @@ def _mooncake(row: Row) -> TraceRequest:
         arrival_s=row.number_of("timestamp", "milliseconds, not negative", 0, 1e15) / 1e3,
         num_prompt_tokens=row.tokens("input_length"),
         num_output_tokens=row.tokens("output_length"),
+        prefix_hashes=row.hashes("hash_ids"),
     )
 
 
-def _bailian(row: Row) -> TraceRequest:
-    return TraceRequest(
-        request_id=str(row.number),
-        arrival_s=row.seconds_since_start("timestamp"),
-        num_prompt_tokens=row.tokens("input_length"),
-        num_output_tokens=row.tokens("output_length"),
-    )
+def _bailian_reader() -> RowReader:
+    """A chat names the chat that it goes on from; a session is named by the first of them."""
+    first_chats: dict[str, str] = {}
+
+    def request(row: Row) -> TraceRequest:
+        chat, parent = row.text("chat_id"), row.text("parent_chat_id")
+        if chat is None:
+            raise row.wrong("chat_id", "the number of a chat")
+        before = chat if parent is None or parent == "-1" else parent
+        first_chats[chat] = first_chats.get(before, before)
+        return TraceRequest(
+            request_id=str(row.number),
+            arrival_s=row.seconds_since_start("timestamp"),
+            num_prompt_tokens=row.tokens("input_length"),
+            num_output_tokens=row.tokens("output_length"),
+            prefix_hashes=row.hashes("hash_ids"),
+            session_id=first_chats[chat],
+        )
+
+    return request
 
 
-def _plain(arrival: str | None, prompt: str, output: str) -> Callable[[Row], TraceRequest]:
+def _plain(arrival: str | None, prompt: str, output: str) -> RowReader:
     """A reader of rows with nothing but an arrival in seconds from anywhere, and two lengths."""
 
     def request(row: Row) -> TraceRequest:
@@ -77,14 +103,14 @@ def _plain(arrival: str | None, prompt: str, output: str) -> Callable[[Row], Tra
 
 def _plain_format(arrival: str | None, prompt: str, output: str) -> Format:
     columns = (prompt, output) if arrival is None else (arrival, prompt, output)
-    return Format(columns, _plain(arrival, prompt, output), arrival)
+    return Format(columns, lambda: _plain(arrival, prompt, output), arrival)
 
 
 FORMATS: Mapping[str, Format] = {
-    "azure": Format(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), _azure, "TIMESTAMP"),
+    "azure": Format(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), lambda: _azure, "TIMESTAMP"),
     "burstgpt": Format(
         ("Timestamp", "Model", "Request tokens", "Response tokens"),
-        _burstgpt,
+        lambda: _burstgpt,
         "Timestamp",
         quanta.of_whole_seconds,
         left_out="failed: no response tokens",
@@ -92,14 +118,16 @@ FORMATS: Mapping[str, Format] = {
     # Before mooncake, whose columns it has too, but in seconds.
     "bailian": Format(
         ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"),
-        _bailian,
+        _bailian_reader,
         "timestamp",
+        prefix_block_tokens=16,
     ),
     "mooncake": Format(
         ("timestamp", "input_length", "output_length"),
-        _mooncake,
+        lambda: _mooncake,
         "timestamp",
         quanta.of_shared_times,
+        prefix_block_tokens=512,
     ),
     "servegen": _plain_format("timestamp", "input_tokens", "output_tokens"),
     "generic": _plain_format("arrival_s", "input_tokens", "output_tokens"),
@@ -107,11 +135,11 @@ FORMATS: Mapping[str, Format] = {
     "lengths": _plain_format(None, "num_prefill_tokens", "num_decode_tokens"),
     "sharegpt": Format(
         ("conversations",),
-        sharegpt.first_exchange,
+        lambda: sharegpt.first_exchange,
         arrival=None,
         left_out="conversations that do not begin with a question and an answer",
     ),
-    "slosched": Format(own.COLUMNS, own.own_request, "arrival_s"),
+    "slosched": Format(own.COLUMNS, lambda: own.own_request, "arrival_s"),
 }
 """The public formats, our own, and `generic` for any other file in seconds and tokens.
 

@@ -1,74 +1,137 @@
-"""Our own format: the trace's name and provenance on top, then a row a request, CSV or JSONL."""
+"""Our own format: name and provenance on top, then a row a request; CSV, JSONL or Parquet."""
 
 from __future__ import annotations
 
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from slosched.core import SLO
-from slosched.workload.readers.rows import HEADER_KEY, Row
-from slosched.workload.trace import Provenance, Trace, TraceError, TraceRequest
+from slosched.workload.readers.files import HEADER_KEY
+from slosched.workload.readers.rows import Row
+from slosched.workload.request import TraceError, TraceRequest
+from slosched.workload.trace import Provenance, Trace
 
 COLUMNS = (
     *("request_id", "arrival_s", "num_prompt_tokens", "num_output_tokens"),
     *("slo_ttft_s", "slo_tpot_s", "slo_e2e_s"),
 )
+_SHARING_COLUMNS = ("session_id", "prefix_hashes")
+"""Only in files of traces that have them."""
 _VERSION = 1
 _MAGIC = f"# slosched-trace {_VERSION}"
 
 
-def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write JSONL if the name ends in `.jsonl`, else CSV; `read_trace` gives the trace back.
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What stands above the requests; a file written by hand may have nothing there."""
 
-    Name and provenance are the first line of JSONL and `#` lines on top of CSV.
+    name: str
+    provenance: Provenance
+    prefix_block_tokens: int | None
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write what the name ends in: `.jsonl`, `.parquet`, else CSV; `read_trace` gives it back.
+
+    Name and provenance are the first line of JSONL, `#` lines on top of CSV, and under the key
+    `slosched_trace` in the metadata of Parquet.
     """
     path = Path(path)
-    write = _write_jsonl if path.suffix == ".jsonl" else _write_csv
+    writers = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
+    writers.get(path.suffix, _write_csv)(trace, path)
+
+
+def _write_csv(trace: Trace, path: Path) -> None:
+    header = _header(trace)
     with path.open("w", encoding="utf-8", newline="") as file:
-        write(trace, file)
+        file.write(f"{_MAGIC}\n")
+        file.writelines(
+            f"# {key}: {json.dumps(value)}\n" for key, value in header.items() if key != HEADER_KEY
+        )
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_columns(trace))
+        for row in _rows(trace):
+            writer.writerow(_cell(value) for value in row)
 
 
-def _write_csv(trace: Trace, file: TextIO) -> None:
-    file.write(f"{_MAGIC}\n# name: {json.dumps(trace.name)}\n")
-    file.write(f"# provenance: {json.dumps(dict(trace.provenance))}\n")
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
+def _cell(value: object) -> object:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    if isinstance(value, float):
+        return repr(value)
+    return "" if value is None else value
+
+
+def _write_jsonl(trace: Trace, path: Path) -> None:
+    columns = _columns(trace)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write(json.dumps(_header(trace)) + "\n")
+        for row in _rows(trace):
+            # JSON has no infinity: what is not promised is null.
+            values = (None if value == math.inf else value for value in row)
+            file.write(json.dumps(dict(zip(columns, values, strict=True))) + "\n")
+
+
+def _write_parquet(trace: Trace, path: Path) -> None:
+    import pyarrow as pa  # half a second, which only those who want such files should pay
+    from pyarrow import parquet
+
+    types = {"request_id": pa.string(), "session_id": pa.string()}
+    types |= {"num_prompt_tokens": pa.int64(), "num_output_tokens": pa.int64()}
+    types |= {"prefix_hashes": pa.list_(pa.int64())}
+    metadata = {HEADER_KEY: json.dumps(_header(trace))}
+    fields = [pa.field(column, types.get(column, pa.float64())) for column in _columns(trace)]
+    columns = list(zip(*_rows(trace), strict=True))
+    table = pa.table(
+        [pa.array(values, field.type) for values, field in zip(columns, fields, strict=True)],
+        schema=pa.schema(fields, metadata),
+    )
+    parquet.write_table(table, path)
+
+
+def _header(trace: Trace) -> dict[str, object]:
+    header: dict[str, object] = {HEADER_KEY: _VERSION, "name": trace.name}
+    header["provenance"] = dict(trace.provenance)
+    if trace.prefix_block_tokens is not None:
+        header["prefix_block_tokens"] = trace.prefix_block_tokens
+    return header
+
+
+def _columns(trace: Trace) -> tuple[str, ...]:
+    shares = any(r.prefix_hashes or r.session_id for r in trace.requests)
+    return (*COLUMNS, *_SHARING_COLUMNS) if shares else COLUMNS
+
+
+def _rows(trace: Trace) -> Iterator[tuple[object, ...]]:
+    """The values of each request, in the order of `_columns`."""
+    num_columns = len(_columns(trace))
     for r in trace.requests:
-        e2e_s = "" if r.slo.e2e_s is None else repr(float(r.slo.e2e_s))
-        lengths = (r.num_prompt_tokens, r.num_output_tokens)
-        promise = (repr(float(r.slo.ttft_s)), repr(float(r.slo.tpot_s)), e2e_s)
-        writer.writerow((r.request_id, repr(float(r.arrival_s)), *lengths, *promise))
-
-
-def _write_jsonl(trace: Trace, file: TextIO) -> None:
-    header = {HEADER_KEY: _VERSION, "name": trace.name, "provenance": dict(trace.provenance)}
-    file.write(json.dumps(header) + "\n")
-    for r in trace.requests:
-        # JSON has no infinity: what is not promised is null.
-        slo = (r.slo.ttft_s, r.slo.tpot_s, r.slo.e2e_s)
-        promise = (None if s is None or s == math.inf else float(s) for s in slo)
+        e2e_s = None if r.slo.e2e_s is None else float(r.slo.e2e_s)
+        promise = (float(r.slo.ttft_s), float(r.slo.tpot_s), e2e_s)
         lengths = (r.num_prompt_tokens, r.num_output_tokens)
         values = (r.request_id, float(r.arrival_s), *lengths, *promise)
-        file.write(json.dumps(dict(zip(COLUMNS, values, strict=True))) + "\n")
+        yield (*values, r.session_id, r.prefix_hashes)[:num_columns]
 
 
 def own_request(row: Row) -> TraceRequest:
-    if not row.values.get("request_id"):
+    request_id = row.text("request_id")
+    if request_id is None:
         raise row.wrong("request_id", "some text")
     ttft_s, tpot_s, e2e_s = (_promise_s(row, column) for column in COLUMNS[-3:])
     return TraceRequest(
-        request_id=str(row.values["request_id"]),
+        request_id=request_id,
         arrival_s=row.seconds("arrival_s"),
         num_prompt_tokens=row.tokens("num_prompt_tokens"),
         num_output_tokens=row.tokens("num_output_tokens"),
         slo=SLO(
             math.inf if ttft_s is None else ttft_s, math.inf if tpot_s is None else tpot_s, e2e_s
         ),
+        prefix_hashes=row.hashes("prefix_hashes"),
+        session_id=row.text("session_id"),
     )
 
 
@@ -77,31 +140,33 @@ def _promise_s(row: Row, column: str) -> float | None:
     return None if row.values.get(column) in (None, "") else row.promise_s(column)
 
 
-def own_header(path: Path, lines: Sequence[str]) -> tuple[str, Provenance]:
-    """Name and provenance; a file written by hand may have neither."""
-    first = lines[0].lstrip() if lines else ""
-    found: dict[str, object] = {"name": path.stem, "provenance": {}}
-    found |= _json_header(first) if first.startswith("{") else _comment_header(path, lines)
+def own_header(path: Path, top: Sequence[str]) -> Header:
+    """What the lines above the rows say; the file's name where they say none."""
+    found: dict[str, object] = {"name": path.stem, "provenance": {}, "prefix_block_tokens": None}
+    is_json = bool(top) and top[-1].lstrip().startswith("{")
+    found |= _json_header(top[-1]) if is_json else _comment_header(path, top)
     name, provenance = found["name"], found["provenance"]
+    block = found["prefix_block_tokens"]
     if not isinstance(name, str) or not isinstance(provenance, dict):
         raise TraceError(
             f"{path}: name and provenance are {name!r} and {provenance!r}; "
             "expected a JSON string and a JSON object"
         )
-    return name, provenance
+    if not (block is None or isinstance(block, int)):
+        raise TraceError(f"{path}: prefix_block_tokens is {block!r}; expected a whole number")
+    return Header(name, provenance, block)
 
 
 def _json_header(line: str) -> Mapping[str, object]:
-    values: dict[str, object] = json.loads(line)  # which rows_of has read before
-    keys = ("name", "provenance") if HEADER_KEY in values else ()
-    return {key: values[key] for key in keys if key in values}
+    values: dict[str, object] = json.loads(line)  # which the rows have been read with before
+    return values if HEADER_KEY in values else {}
 
 
-def _comment_header(path: Path, lines: Sequence[str]) -> Mapping[str, object]:
+def _comment_header(path: Path, top: Sequence[str]) -> Mapping[str, object]:
     found: dict[str, object] = {}
-    for line in takewhile(lambda line: line.startswith("#"), lines):
+    for line in top:
         key, _, value = line.removeprefix("# ").partition(": ")
-        if key in ("name", "provenance"):
+        if key in ("name", "provenance", "prefix_block_tokens"):
             try:
                 found[key] = json.loads(value)
             except json.JSONDecodeError as error:

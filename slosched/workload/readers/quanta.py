@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from slosched.workload.trace import FloatArray, TraceRequest
+from slosched.workload.request import TraceRequest
+from slosched.workload.statistics import FloatArray
 
 _QUANTISED_SHARE = 0.5
 

@@ -1,15 +1,14 @@
 """Reading a trace file: recognise its format, check every row, note what was done.
 
-A row that cannot be read stops the reading with file, line, value and expectation; only rows that
-their publishers call no requests are left out, and counted.
+A row that cannot be read stops the reading with file, line, value and expectation, unless such
+rows are to be skipped; rows that their publishers call no requests are left out.  Both are counted.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,21 +17,80 @@ from typing import Literal
 import numpy as np
 
 from slosched.workload.readers import quanta
+from slosched.workload.readers.files import read_rows
 from slosched.workload.readers.formats import FORMATS, Format, recognise
 from slosched.workload.readers.own import own_header
-from slosched.workload.readers.rows import Row, rows_of
+from slosched.workload.readers.rows import BadRows, Row, RowError
 from slosched.workload.readers.sharegpt import (
     ESTIMATE,
     TokenCounter,
     estimate_tokens,
     first_exchange,
 )
-from slosched.workload.trace import Trace, TraceError, TraceRequest
+from slosched.workload.request import TraceError, TraceRequest
+from slosched.workload.trace import Trace
 
 MADE_UP_RATE = 1.0
 """Requests/s of the Poisson arrivals given to a file that has none."""
+MAX_REQUESTS = 5_000_000
+"""A trace lies in memory, at about 300 bytes a request: longer files are read in parts."""
+MADE_UP = "made up: the file has none"
+"""What the provenance then says of the arrivals."""
+_QUANTUM_ROWS = 1000
+"""Rows enough to see how coarsely timestamps were rounded."""
 
 _Note = dict[str, str | int | float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Which rows of a file are wanted: all that arrive in an interval, or the first of them."""
+
+    num_requests: int | None
+    start_s: float
+    duration_s: float
+
+    def __post_init__(self) -> None:
+        if self.num_requests is not None and self.num_requests < 1:
+            raise ValueError(f"num_requests must be at least 1, not {self.num_requests!r}")
+        if not (0 <= self.start_s < math.inf and self.duration_s > 0):
+            raise ValueError(
+                "a part of a trace needs a start_s >= 0 and a duration_s > 0, "
+                f"not {self.start_s!r} and {self.duration_s!r}"
+            )
+
+    def __str__(self) -> str:
+        window = f" in [{self.start_s:g}, {self.start_s + self.duration_s:g}) s"
+        return window if self.is_window else ""
+
+    @property
+    def is_window(self) -> bool:
+        return self.start_s > 0 or self.duration_s < math.inf
+
+    def of(self, requests: Iterable[TraceRequest], known: Format) -> Iterator[TraceRequest]:
+        """Those that are wanted; what lies behind the last of them is not read.
+
+        Of rounded times a few more: all of the last and the next, between which the last are
+        spread, and enough of them to see that they are rounded.
+        """
+        is_exact = known.quantum_s is quanta.exact
+        wanted = math.inf if self.num_requests is None else self.num_requests
+        enough = wanted if is_exact else max(wanted, _QUANTUM_ROWS)
+        first_s = last_s = math.nan
+        num_taken = 0
+        for request in requests:
+            if self.is_window:
+                first_s = request.arrival_s if math.isnan(first_s) else first_s
+                since_s = request.arrival_s - first_s
+                if since_s >= self.start_s + self.duration_s:
+                    return
+                if since_s < self.start_s:
+                    continue
+            yield request
+            num_taken += 1
+            if num_taken >= enough and (is_exact or request.arrival_s != last_s):
+                return
+            last_s = request.arrival_s
 
 
 def read_trace(
@@ -42,6 +100,10 @@ def read_trace(
     seed: int = 0,
     unsorted: Literal["sort", "refuse"] = "sort",
     count_tokens: TokenCounter | None = None,
+    num_requests: int | None = None,
+    start_s: float = 0.0,
+    duration_s: float = math.inf,
+    skip_bad: bool = False,
 ) -> Trace:
     """Read a trace file; "auto" recognises the format by its column names.
 
@@ -50,77 +112,106 @@ def read_trace(
     a file whose rows are not in order of arrival; sorted ones are counted in the provenance.
     `count_tokens` measures the texts of ShareGPT, `estimate_tokens` unless given.
 
+    `num_requests`, and `start_s` and `duration_s` counted from the first row, name a part of the
+    file; no more of it is read than that takes (rows out of order behind the end are not found).
+    `skip_bad` leaves out rows that cannot be read, and counts them in the provenance.
+
     Raises TraceError (a ValueError) for a file that is not such a trace, and OSError for one that
     cannot be opened.
     """
     path = Path(path)
+    part = _Part(num_requests, start_s, duration_s)
     if format not in ("auto", *FORMATS):
         raise TraceError(f"unknown trace format {format!r}; choose auto or {', '.join(FORMATS)}")
-    raw = path.read_bytes()
-    lines = _lines(path, raw)
-    rows = rows_of(path, lines)
-    first = next(rows, None)
-    if first is None:
-        raise TraceError(f"{path} is empty: it holds no request")
-    kind = recognise(first) if format == "auto" else format
-    known = FORMATS[kind]
-    note: _Note = {
-        "source": path.name,
-        "format": kind,
-        "sha256": hashlib.sha256(raw).hexdigest(),
-    }
-    if kind == "sharegpt":
-        known = replace(
-            known, request=partial(first_exchange, count_tokens=count_tokens or estimate_tokens)
-        )
-        note["tokens"] = ESTIMATE if count_tokens is None else "counted by the caller's tokenizer"
-    requests = list(_requests(chain((first,), rows), known, unsorted, note))
+    bad, counts = BadRows(skip_bad), _Counts()
+    with path.open("rb") as file:
+        reading = read_rows(path, file, bad)
+        first = next(reading.rows, None)
+        if first is None:
+            raise TraceError(f"{path} is empty: it holds no request{bad.why_none}")
+        kind = recognise(first) if format == "auto" else format
+        known = FORMATS[kind]
+        if kind == "sharegpt":
+            measure = partial(first_exchange, count_tokens=count_tokens or estimate_tokens)
+            known = replace(known, reader=lambda: measure)
+        rows = chain((first,), reading.rows)
+        requests = list(part.of(_requests(path, rows, known, unsorted, counts, bad), known))
+        digest = reading.digest(path)
     if not requests:
-        raise TraceError(f"{path} holds no request: every row was left out ({known.left_out})")
+        left_out = f": every row was left out ({known.left_out})" if counts.left_out else ""
+        raise TraceError(f"{path} holds no request{part}{left_out}{bad.why_none}")
     if kind == "slosched":
-        name, provenance = own_header(path, lines)
-        return Trace.of(requests, name, provenance)
-    return _timed(requests, known, path.stem, note, seed)
+        header = own_header(path, reading.top)
+        seen = {name: count for name, count in (counts.note(known) | bad.note).items() if count}
+        origin = {**header.provenance, **seen}
+        trace = Trace.of(requests, header.name, origin, header.prefix_block_tokens)
+    else:
+        note: _Note = {"source": path.name, "format": kind, **digest}
+        if kind == "sharegpt":
+            note["tokens"] = "counted by the caller's tokenizer" if count_tokens else ESTIMATE
+        trace = _timed(requests, known, path.stem, note | counts.note(known) | bad.note, seed)
+    return trace if num_requests is None else trace.head(num_requests)
 
 
-def _lines(path: Path, raw: bytes) -> list[str]:
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path} is not a text file: {error}") from None
-    # Not str.splitlines, which also breaks at characters that JSON text may hold, as U+2028.
-    return [line.rstrip("\n") for line in io.StringIO(text, newline=None)]
+@dataclass
+class _Counts:
+    """Rows out of the ordinary."""
+
+    out_of_order: int = 0
+    left_out: int = 0
+
+    def note(self, known: Format) -> _Note:
+        noted: _Note = {"rows_out_of_order": self.out_of_order}
+        if self.left_out:
+            noted |= {"rows_left_out": self.left_out, "rows_left_out_are": known.left_out}
+        return noted
 
 
 def _requests(
-    rows: Iterable[Row], known: Format, unsorted: Literal["sort", "refuse"], note: _Note
+    path: Path,
+    rows: Iterable[Row],
+    known: Format,
+    unsorted: Literal["sort", "refuse"],
+    counts: _Counts,
+    bad: BadRows,
 ) -> Iterator[TraceRequest]:
-    """The requests of the rows, in their order; counts in `note` what is out of the ordinary."""
-    out_of_order = left_out = 0
-    latest_s, latest = -np.inf, ""
-    for row in rows:
-        request = known.request(row)
+    """The requests of the rows, in their order."""
+    request_of = known.reader()
+    latest_s, latest = -math.inf, ""
+    for num_rows, row in enumerate(rows):
+        if num_rows == MAX_REQUESTS:
+            raise TraceError(
+                f"{path} has more than {MAX_REQUESTS:,} rows, and a trace lies in memory: read a "
+                "part of it, with num_requests (-n) or start_s and duration_s (--start, --duration)"
+            )
+        try:
+            request = request_of(row)
+        except RowError as error:
+            bad.add(error)
+            continue
+        except TraceError as error:
+            bad.add(RowError(f"{path}, {row.place}: {error}", "request"))
+            continue
         if request is None:
-            left_out += 1
+            counts.left_out += 1
             continue
         if known.arrival is not None and request.arrival_s < latest_s:
-            out_of_order += 1
+            counts.out_of_order += 1
             if unsorted == "refuse":
                 raise row.wrong(known.arrival, f"a time not before that of {latest}, in order")
         latest_s, latest = request.arrival_s, row.place
         yield request
-    note["rows_out_of_order"] = out_of_order
-    if left_out:
-        note |= {"rows_left_out": left_out, "rows_left_out_are": known.left_out}
 
 
 def _timed(requests: list[TraceRequest], known: Format, name: str, note: _Note, seed: int) -> Trace:
     """The trace, with arrivals where the file says too little of them."""
+    block = known.prefix_block_tokens if any(r.prefix_hashes for r in requests) else None
     if known.arrival is None:
-        note["arrivals"] = "made up: the file has none"
-        return Trace.of(requests, name, note).with_poisson_arrivals(MADE_UP_RATE, seed)
+        note["arrivals"] = MADE_UP
+        trace = Trace.of(requests, name, note, block)
+        return trace.with_poisson_arrivals(MADE_UP_RATE, seed)
     quantum_s = known.quantum_s(np.array([r.arrival_s for r in requests]))
     if quantum_s is not None:
         requests = quanta.spread(requests, quantum_s, seed)
         note |= {"timestamps_spread_over_s": quantum_s, "spread_seed": seed}
-    return Trace.of(requests, name, note)
+    return Trace.of(requests, name, note, block)

@@ -1,22 +1,63 @@
-"""The rows of CSV, JSONL and JSON files, with values that can say what is wrong with them."""
+"""One row of a trace file, with values that can say what is wrong with them."""
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
-from slosched.workload.trace import TraceError
+from slosched.workload.request import TraceError
 
-HEADER_KEY = "slosched_trace"
-"""In a JSON object on top that is no row: our own header."""
 _MAX_SHOWN = 200
+_MAX_HASH = 2**63 - 1
+"""What a Parquet column holds."""
+
+
+class RowError(TraceError):
+    """A row that cannot be read.  `what` is the column, or what else is wrong with it."""
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
+@dataclass
+class BadRows:
+    """What becomes of rows that cannot be read: the first ends the reading, or all are counted."""
+
+    skip: bool = False
+    counts: Counter[str] = field(default_factory=Counter)
+    first: RowError | None = None
+
+    def add(self, error: RowError) -> None:
+        if not self.skip:
+            raise TraceError(
+                f"{error}; mend it, or leave out such rows: skip_bad=True, --skip-bad"
+            ) from None
+        self.first = self.first or error
+        self.counts[error.what] += 1
+
+    @property
+    def note(self) -> dict[str, str | int | float]:
+        """For the provenance: how many, and what was wrong with them."""
+        if not self.counts:
+            return {}
+        kinds = ", ".join(f"{what}: {count}" for what, count in self.counts.most_common())
+        return {"rows_bad": self.counts.total(), "rows_bad_are": kinds}
+
+    @property
+    def why_none(self) -> str:
+        """What to add where no row is left."""
+        return (
+            f"; {self.counts.total()} bad rows were skipped, first {self.first}"
+            if self.first
+            else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +68,24 @@ class Row:
     number: int
     values: Mapping[str, object]
     unit: str = "line"
-    """What `number` counts from 1: lines, or items of a JSON list."""
+    """What `number` counts from 1: lines, rows of Parquet, or items of a JSON list."""
 
     @property
     def place(self) -> str:
         return f"{self.unit} {self.number}"
 
-    def wrong(self, column: str, expected: str) -> TraceError:
+    def wrong(self, column: str, expected: str) -> RowError:
         value = self.values.get(column)
-        what = "is missing" if value is None else f"is {_short(value)}"
-        return TraceError(f"{self.path}, {self.place}: {column} {what}; expected {expected}")
+        what = "is missing" if value is None else f"is {short(value)}"
+        message = f"{self.path}, {self.place}: {column} {what}; expected {expected}"
+        return RowError(message, column)
 
     def tokens(self, column: str, least: int = 1) -> int:
         value = self.values.get(column)
         if isinstance(value, str) and value.strip().isdecimal() and len(value) < 19:
             value = int(value)
+        elif isinstance(value, float) and value.is_integer():
+            value = int(value)  # as pandas writes a column with gaps
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(column, f"a whole number of tokens, at least {least}")
         return value
@@ -79,72 +123,33 @@ class Row:
         zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
         return zoned.timestamp()
 
+    def text(self, column: str) -> str | None:
+        """What a cell says, a number as one would write it; None if it is empty or missing."""
+        value = self.values.get(column)
+        if isinstance(value, float) and math.isnan(value):
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return None if value in (None, "") else str(value)
 
-def rows_of(path: Path, lines: Sequence[str]) -> Iterator[Row]:
-    """The rows of a file; blank lines and `#` lines above the data are not rows."""
-    first = next((i for i, line in enumerate(lines) if line.strip() and line[0] != "#"), None)
-    if first is None:
-        return
-    opening = lines[first].lstrip()[0]
-    if opening == "{":
-        yield from _json_lines(path, lines, first)
-    elif opening == "[":
-        yield from _json_items(path, "\n".join(lines[first:]), first)
-    else:
-        yield from _csv_rows(path, lines, first)
-
-
-def _json_lines(path: Path, lines: Sequence[str], first: int) -> Iterator[Row]:
-    for number, line in enumerate(lines[first:], start=first + 1):
-        if not line.strip():
-            continue
+    def hashes(self, column: str) -> tuple[int, ...]:
+        """A list of whole numbers, in CSV with spaces between; empty if there is none."""
+        value = self.values.get(column)
+        if value is None:
+            return ()
+        items = value.split() if isinstance(value, str) else value
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
-            raise TraceError(f"{path}, line {number}: not JSON ({error}): {line[:80]!r}") from None
-        row = _object(values, f"{path}, line {number}")
-        if number == first + 1 and HEADER_KEY in row:
-            continue
-        yield Row(path, number, row)
+            if not isinstance(items, list):
+                raise TypeError
+            found = tuple(int(item) for item in items)
+        except (TypeError, ValueError):
+            raise self.wrong(column, "a list of whole numbers") from None
+        if any(not -_MAX_HASH <= h <= _MAX_HASH for h in found):
+            raise self.wrong(column, "whole numbers of at most 63 bits")
+        return found
 
 
-def _json_items(path: Path, text: str, lines_above: int) -> Iterator[Row]:
-    try:
-        items = json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"{path}, line {lines_above + error.lineno}"
-        raise TraceError(f"{place}, column {error.colno}: not JSON ({error.msg})") from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: not JSON that can be read ({error})") from None
-    for number, values in enumerate(items, start=1):
-        yield Row(path, number, _object(values, f"{path}, item {number}"), unit="item")
-
-
-def _object(values: object, place: str) -> Mapping[str, object]:
-    if not isinstance(values, dict):
-        raise TraceError(f"{place}: expected a JSON object, not {_short(values)}")
-    return values
-
-
-def _csv_rows(path: Path, lines: Sequence[str], first: int) -> Iterator[Row]:
-    reader = csv.reader(lines[first:])
-    try:
-        columns = [column.strip() for column in next(reader)]
-        for cells in reader:
-            number = first + reader.line_num
-            if not cells:
-                continue
-            if len(cells) != len(columns):
-                raise TraceError(
-                    f"{path}, line {number}: {len(cells)} values {_short(cells)}; "
-                    f"expected {len(columns)}: {', '.join(columns)}"
-                )
-            yield Row(path, number, dict(zip(columns, cells, strict=True)))
-    except csv.Error as error:
-        raise TraceError(f"{path}, line {first + reader.line_num}: not CSV ({error})") from None
-
-
-def _short(value: object) -> str:
+def short(value: object) -> str:
     """As Python writes it, cut where it would fill the screen."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + " …"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from slosched.workload.readers.rows import Row
-from slosched.workload.trace import TraceRequest
+from slosched.workload.request import TraceRequest
 
 TokenCounter = Callable[[str], int]
 

@@ -1,0 +1,51 @@
+"""One line of a trace, and what is wrong where it cannot be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from slosched.core import NO_SLO, SLO, SloschedError
+
+
+class TraceError(SloschedError, ValueError):
+    """A trace, or the file it comes from, is not what a trace must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One line of a trace.  `num_output_tokens` is what the model will say: no policy sees it."""
+
+    request_id: str
+    arrival_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    slo: SLO = NO_SLO
+    prefix_hashes: tuple[int, ...] = ()
+    """One a block of `Trace.prefix_block_tokens` prompt tokens, first block first.
+
+    Two requests whose first n hashes are equal begin with the same n blocks.  Public traces hash
+    the last, partly filled block, too; it then differs from the same block when it is full.
+    """
+    session_id: str | None = None
+    """The conversation that the request is a turn of, if the trace says."""
+
+    def __post_init__(self) -> None:
+        if not self.request_id or not self.request_id.isprintable():
+            raise TraceError(
+                f"a request_id must be printable text on one line, not {self.request_id!r}"
+            )
+        if not math.isfinite(self.arrival_s):
+            raise TraceError(
+                f"request {self.request_id!r} needs a finite arrival_s, not {self.arrival_s!r}"
+            )
+        if self.num_prompt_tokens < 1 or self.num_output_tokens < 1:
+            name = "num_prompt_tokens" if self.num_prompt_tokens < 1 else "num_output_tokens"
+            raise TraceError(
+                f"request {self.request_id!r} needs {name} >= 1, not {getattr(self, name)!r}"
+            )
+        if self.session_id is not None and not (self.session_id and self.session_id.isprintable()):
+            raise TraceError(
+                f"request {self.request_id!r}: a session_id must be printable text on one line, "
+                f"not {self.session_id!r}"
+            )
