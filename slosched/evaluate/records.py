@@ -84,6 +84,7 @@ def _as_json(record: RequestRecord) -> dict[str, object]:
         "token_times_s": list(record.token_times_s),
         "num_preemptions": record.num_preemptions,
         "num_swaps": record.num_swaps,
+        "started_s": record.started_s,
     }
 
 
@@ -103,6 +104,7 @@ def _from_json(fields: dict[str, Any]) -> RequestRecord:
         end_s=fields["end_s"],
         num_preemptions=int(fields["num_preemptions"]),
         num_swaps=int(fields["num_swaps"]),
+        started_s=fields.get("started_s"),
     )
 
 

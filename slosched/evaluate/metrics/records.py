@@ -32,6 +32,8 @@ class RequestRecord:
     end_s: float | None = None
     num_preemptions: int = 0
     num_swaps: int = 0
+    started_s: float | None = None
+    """When its first token was computed, where that is known: until then it was queued."""
 
     def __post_init__(self) -> None:
         if len(self.token_times_s) != self.num_output_tokens:
