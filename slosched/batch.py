@@ -165,12 +165,14 @@ class BatchBuilder:
 
     def blocks_promised(self, requests: Iterable[Request]) -> int:
         """Blocks that running `requests` still need for the prompts they have begun.  O(n)."""
-        promised = 0
+        promised, size = 0, self._block_size
         for request in requests:
-            if request.num_uncomputed_tokens > 1 and request.request_id not in self._out:
-                granted = self.num_scheduled_tokens.get(request.request_id, 0)
-                promised += self.blocks_missing(request, request.num_uncomputed_tokens)
-                promised -= max(0, self.blocks_missing(request, granted))
+            request_id, computed = request.request_id, request.num_computed_tokens
+            known = request.num_prompt_tokens + request.num_output_tokens
+            if known - computed > 1 and request_id not in self._out:
+                computed += self.num_scheduled_tokens.get(request_id, 0)
+                has = max(self._num_held_blocks(request_id), -(-computed // size))
+                promised += -(-known // size) - has
         return promised
 
     def make_room(self, request: Request, num_new_tokens: int, victims: list[Request]) -> bool:

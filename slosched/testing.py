@@ -30,11 +30,13 @@ from slosched.core import (
     SchedulerView,
     SloschedError,
 )
-from slosched.engine.loop import Engine
+from slosched.engine.loop import Engine, StepRecord
+from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.scheduler import Scheduler
+from slosched.workload import Trace, TraceRequest
 
 _TICK_S = 2.0**-12
 """Every time in a scenario is a multiple of this power of two, so that sums of times are exact and
@@ -72,6 +74,20 @@ class Scenario:
             self,
             requests=tuple(replace(r, arrival_s=r.arrival_s + seconds) for r in self.requests),
         )
+
+    def simulated(
+        self, policy: Policy, on_step: Callable[[StepRecord], None] | None = None
+    ) -> list[Request]:
+        """What becomes of the requests in the simulator, where no client goes away."""
+        lines = [
+            TraceRequest(f"r{i}", r.arrival_s, r.num_prompt_tokens, r.num_output_tokens, r.slo)
+            for i, r in enumerate(self.requests)
+        ]
+        config = SimulationConfig(
+            self.limits, self.num_blocks, self.block_size, self.num_host_blocks
+        )
+        trace = Trace.of(lines, "scenario")
+        return simulate(trace, policy, device_model(), config, on_step=on_step)
 
 
 @dataclass
@@ -153,7 +169,7 @@ def check_policy(make_policy: Callable[[], Policy], *, max_examples: int = 100) 
 
 
 def check_laws(make_policy: Callable[[], Policy], scenario: Scenario) -> None:
-    """Play one scenario in four ways and compare them."""
+    """Play one scenario in several ways and compare them."""
     run = play(make_policy(), scenario)
     again = play(make_policy(), scenario)
     _require(run.decisions == again.decisions, "the same seed gave other decisions")
@@ -168,6 +184,12 @@ def check_laws(make_policy: Callable[[], Policy], scenario: Scenario) -> None:
         [_renamed(output, names) for _, output in run.decisions]
         == [_renamed(output, {}) for _, output in renamed.decisions],
         "renaming the requests changed the decisions",
+    )
+    in_groups = scenario.simulated(make_policy())
+    one_by_one = scenario.simulated(make_policy(), on_step=lambda _: None)
+    _require(
+        [_fate(request) for request in in_groups] == [_fate(request) for request in one_by_one],
+        "`schedule_beside` or `decodes_until_s` promised what `schedule` does not do",
     )
 
 
@@ -324,6 +346,11 @@ def _renamed(output: SchedulerOutput, names: dict[str, str]) -> list[object]:
         new(output.swapped_in),
         list(zip(new(list(output.rejected)), output.rejected.values(), strict=True)),
     ]
+
+
+def _fate(request: Request) -> tuple[object, ...]:
+    times_s = tuple(request.token_times_s)
+    return (times_s, request.end_reason, request.end_s, request.num_preemptions, request.num_swaps)
 
 
 def _require(condition: bool, law: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,8 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 
 from slosched.core import (
+    BatchShape,
+    DecodeGroup,
     EndReason,
     IllegalPlanError,
+    Limits,
     Policy,
     Request,
     RequestStatus,
@@ -19,7 +23,8 @@ from slosched.core import (
     SchedulerView,
     StalledError,
 )
-from slosched.kv import KVCache, KVCorruptionError
+from slosched.engine.decodes import GroupedDecodes
+from slosched.kv import KVCache, KVCorruptionError, OutOfBlocksError
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
 from slosched.testing import LawBrokenError, Scenario, check_laws, scenarios
@@ -130,6 +135,37 @@ def test_a_policy_that_reads_names_is_caught() -> None:
     breaks(Alphabetical, LawBrokenError)
 
 
+def test_a_false_promise_about_decodes_is_caught() -> None:
+    class OneByOne(Policy):
+        """Of decodes alone the oldest only, though it says that it serves them all."""
+
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            tokens = FCFS().schedule(view).num_scheduled_tokens
+            if all(n == 1 for n in tokens.values()):
+                tokens = dict(itertools.islice(tokens.items(), 1))
+            return SchedulerOutput(tokens)
+
+        def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+            return math.inf
+
+    breaks(OneByOne, (LawBrokenError, IllegalPlanError))
+
+
+def test_another_plan_beside_decodes_is_caught() -> None:
+    class Lazy(FCFS):
+        def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput:
+            return SchedulerOutput()
+
+    breaks(Lazy, LawBrokenError)
+
+
+def test_a_block_that_the_group_of_decodes_takes_late_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(GroupedDecodes, "num_new_blocks", 0)
+    breaks(FCFS, (LawBrokenError, OutOfBlocksError))
+
+
 def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     free = KVCache.free
 
@@ -145,8 +181,10 @@ def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chunk_that_is_computed_too_far_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     carry_out = Scheduler._carry_out
 
-    def overlong(self: Scheduler, output: SchedulerOutput, now_s: float) -> object:
-        batch = carry_out(self, output, now_s)
+    def overlong(
+        self: Scheduler, output: SchedulerOutput, now_s: float, beside: BatchShape | None = None
+    ) -> object:
+        batch = carry_out(self, output, now_s, beside)
         for chunk in batch.chunks:
             if chunk.num_new_tokens > 2 and not chunk.emits_token:
                 chunk.request.num_computed_tokens += 1
@@ -174,7 +212,7 @@ def test_a_lost_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(self: Scheduler, request_ids: tuple[str, ...]) -> None:
         preempt(self, request_ids)
         for request_id in request_ids:
-            del self._waiting[request_id]
+            del self.queues.waiting[request_id]
 
     monkeypatch.setattr(Scheduler, "_preempt", forgetful)
     breaks(FCFS, LawBrokenError)

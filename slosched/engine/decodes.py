@@ -8,6 +8,7 @@ a step has to know is kept as sums and heaps, which change only as members come 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -44,9 +45,8 @@ class GroupedDecodes:
         self._members: dict[str, Member] = {}
         self._ending: dict[int, list[Member]] = {}
         """By their last step."""
-        self._filling: list[list[Member]] = [[] for _ in range(kv.block_size)]
-        """By when their blocks are full: they need another before step i, i mod block size."""
         self._num_filling = [0] * kv.block_size
+        """Members by when their blocks are full: they need another in step i, i mod block size."""
         self._longest: list[tuple[int, int]] = []
         """Heap of (-context less the number of steps, end), with those that have left."""
         self._due = _Deadlines(rule)
@@ -63,9 +63,7 @@ class GroupedDecodes:
         if context > self.max_context_tokens:
             self.max_context_tokens = context
         heappush(self._longest, (step - context, member.end_step))
-        residue = (step - request.num_computed_tokens) % self._block_size
-        self._filling[residue].append(member)
-        self._num_filling[residue] += 1
+        self._num_filling[(step - request.num_computed_tokens) % self._block_size] += 1
         self._due.add(request, step, member.end_step)
 
     @property
@@ -76,27 +74,24 @@ class GroupedDecodes:
     def first_deadline_s(self) -> float:
         return self._due.first_s(self._times_s)
 
-    def take_blocks(self) -> None:
-        """Take the KV blocks that this step needs."""
-        step = len(self._times_s)
-        residue = step % self._block_size
-        if not self._num_filling[residue]:
-            return
-        staying = [member for member in self._filling[residue] if member.end_step > step]
-        for member in staying:
-            request = member.request
-            num_tokens = request.num_computed_tokens + step - member.start_step + 1
-            self._kv.grow(request.request_id, num_tokens)
-        self._filling[residue] = staying
+    def take_blocks(self) -> bool:
+        """Take the KV blocks that this step needs; False if there are not so many."""
+        num_blocks = self._num_filling[len(self._times_s) % self._block_size]
+        if num_blocks:
+            if num_blocks > self._kv.num_free_blocks:
+                return False
+            self._kv.lend(num_blocks)
+        return True
 
-    def advance(self, now_s: float) -> list[Request]:
-        """One step ended at `now_s`.  Those that have thereby emitted all, booked, no longer in."""
-        self._times_s.append(now_s)
+    def advance(self, now_s: float) -> Sequence[Request]:
+        """A step of at least one member ended at `now_s`; who has thereby emitted all, and left."""
+        times_s = self._times_s
+        times_s.append(now_s)
         self.context_tokens += self.num_decodes
         self.max_context_tokens += 1
-        leaving = self._ending.pop(len(self._times_s), None)
-        if leaving is None:
-            return []
+        if len(times_s) not in self._ending:
+            return ()
+        leaving = self._ending.pop(len(times_s))
         for member in leaving:
             self._remove(member)
         self._find_longest()
@@ -132,6 +127,7 @@ class GroupedDecodes:
             request.output_token_ids += [0] * num_steps
             request.token_times_s += times_s
             request.deadline_s = self._rule.next_deadline_s(request)
+            self._kv.grow_lent(request.request_id, request.num_computed_tokens)
 
 
 class _Deadlines:

@@ -23,6 +23,7 @@ from slosched.engine.decodes import GroupedDecodes
 from slosched.engine.loop import Engine
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.evaluate.metrics import StepRow
+from slosched.perfmodel import FittedModel
 
 OnRow = Callable[[StepRow, Sequence[Request]], None]
 
@@ -47,6 +48,9 @@ class GroupedSteps:
         self._executor = executor
         self._clock = clock
         self._on_row = on_row
+        model = scheduler.latency_model
+        learns = model is not None and not isinstance(model, FittedModel)
+        self._observe = model.observe if model is not None and learns else None
         policy = type(scheduler.policy)
         self._plans_beside = policy.schedule_beside is not Policy.schedule_beside
         self._is_possible = scheduler.limits.max_loras is None and (
@@ -81,11 +85,11 @@ class GroupedSteps:
         return num_steps > 0
 
     def _is_over(self, group: GroupedDecodes) -> bool:
-        return (
+        return bool(
             not group.num_decodes
             or group.num_new_blocks > self._kv.num_free_blocks
             # A prompt with one token left is a decode for the policy, but has not emitted yet.
-            or any(request.is_decode for request in self._others.values())
+            or (self._others and any(r.is_decode for r in self._others.values()))
         )
 
     def _run_some(self, group: GroupedDecodes, arrival_s: float) -> int:
@@ -127,39 +131,41 @@ class GroupedSteps:
         if batch is None:
             return 0
         group.take_blocks()
-        queued = self._queued()
-        now_s = self._pass_time(batch.shape)
+        queued = self._queued() if self._on_row is not None else None
+        now_s = self._pass_time(batch.shape, start_s)
         finished = group.advance(now_s)
         scheduler.update(batch, self._executor.result(batch, now_s - start_s), now_s)
         self._end(finished, now_s)
         self._regroup(group, batch)
-        self._tell(start_s, batch.shape, batch.predicted_s, queued)
+        if queued is not None:
+            self._tell(start_s, batch.shape, batch.predicted_s, queued)
         return 1
 
     def _run_alone(self, group: GroupedDecodes, arrival_s: float) -> int:
         """Steps of the group and nobody else, until one of them ends."""
-        scheduler, clock, kv = self._scheduler, self._clock, self._kv
-        model, on_row = scheduler.latency_model, self._on_row
+        scheduler, on_row = self._scheduler, self._on_row
+        model = scheduler.latency_model
         until_s = scheduler.policy.decodes_until_s(group, scheduler.limits)
-        start_s = clock.now_s()
+        start_s = self._clock.now_s()
         if until_s <= start_s:
             return 0
         shape = BatchShape.of_decodes(group)
         num_steps = 0
-        while group.num_new_blocks <= kv.num_free_blocks:
+        while True:
             predicted_s = None
             if model is not None and (until_s != math.inf or on_row is not None):
                 predicted_s = model.predict(shape)
             if until_s != math.inf and (predicted_s is None or predicted_s >= until_s - start_s):
                 break
-            group.take_blocks()
-            queued = self._queued()
-            now_s = self._pass_time(shape)
+            if not group.take_blocks():
+                break
+            queued = self._queued() if on_row is not None else None
+            now_s = self._pass_time(shape, start_s)
             finished = group.advance(now_s)
             num_steps += 1
             if finished:
                 self._end(finished, now_s)
-            if on_row is not None:
+            if queued is not None:
                 self._tell(start_s, shape, predicted_s, queued)
             if finished or now_s >= arrival_s:
                 break
@@ -169,12 +175,12 @@ class GroupedSteps:
             start_s = now_s
         return num_steps
 
-    def _pass_time(self, shape: BatchShape) -> float:
+    def _pass_time(self, shape: BatchShape, start_s: float) -> float:
         """Let a step's time pass and the model learn from it; when it ended."""
         elapsed_s = self._executor.pass_time(shape)
-        if self._scheduler.latency_model is not None:
-            self._scheduler.latency_model.observe(shape, elapsed_s)
-        return self._clock.now_s()
+        if self._observe is not None:
+            self._observe(shape, elapsed_s)
+        return start_s + elapsed_s
 
     def _end(self, finished: Iterable[Request], now_s: float) -> None:
         for request in finished:
@@ -211,9 +217,8 @@ class GroupedSteps:
         predicted_s: float | None,
         queued: tuple[int, int, float],
     ) -> None:
+        assert self._on_row is not None
         ended = self._engine.take_ended()
-        if self._on_row is None:
-            return
         num_waiting, num_running, kv_used_fraction = queued
         row = StepRow(
             start_s=start_s,

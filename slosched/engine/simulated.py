@@ -61,22 +61,28 @@ class SimulatedExecutor:
             raise ValueError("noise needs a random generator: pass rng=np.random.default_rng(seed)")
         if not 0 <= drift < 1:
             raise ValueError(f"drift must be a share in [0, 1), not {drift!r}")
-        self._model = model
+        self._predict = model.predict
         self._clock = clock
         self._output_lengths = output_lengths
         self._noise = noise
         self._drift = drift
         self._rng = rng
+        self._is_disturbed = noise > 0 or drift > 0
 
     def pass_time(self, shape: BatchShape) -> float:
         """Let the time of one step pass; how long it was."""
-        elapsed_s = self._model.predict(shape)
+        elapsed_s = self._predict(shape)
+        if self._is_disturbed:
+            elapsed_s = self._disturbed(elapsed_s)
+        self._clock.advance(elapsed_s)
+        return elapsed_s
+
+    def _disturbed(self, elapsed_s: float) -> float:
         if self._noise > 0 and self._rng is not None:
             elapsed_s *= float(self._rng.lognormal(-0.5 * self._noise**2, self._noise))
         if self._drift > 0:
             angle = 2 * math.pi * self._clock.now_s() / DRIFT_PERIOD_S
             elapsed_s *= 1 + self._drift * math.sin(angle)
-        self._clock.advance(elapsed_s)
         return elapsed_s
 
     def num_tokens_left(self, request: Request) -> int:

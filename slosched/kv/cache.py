@@ -15,7 +15,7 @@ class KVCorruptionError(SloschedError):
 class KVCache:
     """Paged KV cache: a request's tokens live in the blocks of its table, in order.
 
-    Invariant, for each of the two pools: free + held = total, and no block is held twice.
+    Invariant, for each of the two pools: free + lent + held = total, and no block is held twice.
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16, num_host_blocks: int = 0) -> None:
@@ -28,6 +28,7 @@ class KVCache:
         self._host = BlockPool(num_host_blocks)
         self._tables: dict[str, list[int]] = {}
         self._host_tables: dict[str, list[int]] = {}
+        self._lent: list[int] = []
 
     @property
     def num_blocks(self) -> int:
@@ -83,6 +84,18 @@ class KVCache:
             table.extend(self._device.take(missing))
         return table
 
+    def lend(self, count: int) -> None:
+        """Take blocks from the free ones for whoever will `grow_lent` by them later."""
+        self._lent += self._device.take(count)
+
+    def grow_lent(self, request_id: str, num_tokens: int) -> None:
+        """`grow` a request that has a table by blocks that were lent before."""
+        table = self._tables[request_id]
+        missing = -(-num_tokens // self.block_size) - len(table)
+        if missing > 0:
+            table += self._lent[-missing:]
+            del self._lent[-missing:]
+
     def free(self, request_id: str) -> None:
         """Give back all that the request holds, on the device and on the host."""
         self._device.give_back(reversed(self._tables.pop(request_id, ())))
@@ -107,11 +120,11 @@ class KVCache:
 
     def check(self) -> None:
         """Raise KVCorruptionError unless every block is accounted for exactly once."""
-        for name, pool, tables in (
-            ("device", self._device, self._tables),
-            ("host", self._host, self._host_tables),
+        for name, pool, tables, lent in (
+            ("device", self._device, self._tables, self._lent),
+            ("host", self._host, self._host_tables, []),
         ):
-            held = [block for table in tables.values() for block in table]
+            held = [*lent, *(block for table in tables.values() for block in table)]
             free = pool.free_blocks
             distinct = free.union(held)
             if (

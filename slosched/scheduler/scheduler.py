@@ -127,7 +127,8 @@ class Scheduler:
         if output is None:
             return None
         self._check(output, decodes)
-        return self._carry_out(output, now_s)
+        beside = BatchShape.of_decodes(decodes) if output.shape is None else None
+        return self._carry_out(output, now_s, beside)
 
     def _view_of(self, running: Iterable[Request], now_s: float) -> SchedulerView:
         return SchedulerView(
@@ -160,7 +161,10 @@ class Scheduler:
             elif request.num_output_tokens >= request.max_tokens:
                 self._end(request, EndReason.LENGTH, now_s)
 
-    def _carry_out(self, output: SchedulerOutput, now_s: float) -> ScheduledBatch:
+    def _carry_out(
+        self, output: SchedulerOutput, now_s: float, beside: BatchShape | None = None
+    ) -> ScheduledBatch:
+        """`beside` is the shape of what the step serves apart from the plan."""
         for request_id, reason in output.rejected.items():
             request = self.find(request_id)
             assert request is not None
@@ -183,7 +187,9 @@ class Scheduler:
             else:
                 table = grow(request_id, computed)
             chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
-        shape = output.shape or _shape_of(chunks, len(swap_out) + len(swap_in))
+        shape = output.shape
+        if shape is None:
+            shape = _summed(beside or BatchShape(), chunks, len(swap_out) + len(swap_in))
         model = self.latency_model
         return ScheduledBatch(
             chunks=tuple(chunks),
@@ -238,8 +244,9 @@ class Scheduler:
         self._ended.append(request)
 
 
-def _shape_of(chunks: Iterable[ScheduledChunk], num_swapped_blocks: int) -> BatchShape:
-    shape = BatchShape()
+def _summed(
+    shape: BatchShape, chunks: Iterable[ScheduledChunk], num_swapped_blocks: int
+) -> BatchShape:
     shape.num_swapped_blocks = num_swapped_blocks
     for chunk in chunks:
         shape.add(chunk.num_new_tokens, chunk.num_prior_tokens)

@@ -55,6 +55,21 @@ class KVMachine(RuleBasedStateMachine):
         for i, block in enumerate(table[self.blocks(before) :], start=self.blocks(before)):
             self.device_memory[block] = (name, i)
 
+    @rule(name=names, more=st.integers(min_value=1, max_value=20))
+    def grow_by_lent_blocks(self, name: str, more: int) -> None:
+        before = self.device.get(name, 0)
+        missing = self.blocks(before + more) - self.blocks(before)
+        if not before or missing > self.free_blocks():
+            return
+        self.kv.lend(missing)
+        self.kv.check()
+        assert self.kv.num_free_blocks == self.free_blocks() - missing
+        self.kv.grow_lent(name, before + more)
+        self.device[name] = before + more
+        table = self.kv.block_table(name)
+        for i in range(self.blocks(before), len(table)):
+            self.device_memory[table[i]] = (name, i)
+
     @rule(name=names)
     def free(self, name: str) -> None:
         self.kv.free(name)
