@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,15 @@ from factories import make_model
 
 from slosched.core import NO_SLO, SLO, BatchShape, DeadlineRule, LatencyModel, Limits
 from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.evaluate.bounds import Bound, demand_of, fluid_bound, on_time_bound, step_prices
+from slosched.evaluate.bounds import (
+    Bound,
+    LegalSteps,
+    bounds_of,
+    capacity_bound,
+    demand_of,
+    fluid_bound,
+    on_time_bound,
+)
 from slosched.evaluate.metrics import RequestRecord, is_good
 from slosched.perfmodel import bundled_models, load_model
 from slosched.policy import POLICIES
@@ -43,7 +52,7 @@ def random_trace(seed: int, most_requests: int = 5, most_tokens: int = 6) -> Tra
 def bounds(trace: Trace, model: LatencyModel, limits: Limits) -> list[Bound]:
     """The loosest first."""
     demand = demand_of(trace, model, limits)
-    return [fluid_bound(demand), on_time_bound(demand, num_slots=64, num_rounds=60)]
+    return [fluid_bound(demand), on_time_bound(demand)]
 
 
 @pytest.mark.parametrize("rule", DeadlineRule)
@@ -138,22 +147,28 @@ def test_no_schedule_beats_a_bound_and_some_reach_it() -> None:
 EVERY_FORM = {load_model(name).form: name for name in bundled_models()}
 
 
+@pytest.mark.parametrize("kv_tokens", [None, 30_000])
 @pytest.mark.parametrize("name", EVERY_FORM.values(), ids=EVERY_FORM)
-def test_no_legal_step_undercuts_the_prices(name: str) -> None:
+def test_no_legal_step_undercuts_the_prices(name: str, kv_tokens: int | None) -> None:
     model, limits, longest = load_model(name), Limits(2048, 256), 4096
-    prices = step_prices(model, limits, longest, np.array([1e6, 2e5, 7e8, 2e8]))
+    steps = LegalSteps(model, limits, longest, kv_tokens)
+    many = [steps.dearest(np.array([1e6, 2e5, 7e8, 2e8, n])) for n in (0, 1e3, 1e5)]
     rng = np.random.default_rng(1)
     for _ in range(1500):
         shape, left = BatchShape(), int(2 ** rng.uniform(0, 11))
         most_decodes = int(rng.integers(0, 257))
         longest_here = int(2 ** rng.uniform(2, 12))
-        while left and shape.num_reqs < 256:
+        free = kv_tokens or 256 * longest
+        while left and shape.num_reqs < 256 and free > 1:
             is_chunk = shape.num_decodes >= most_decodes
             new = min(left, int(rng.integers(2, 1500))) if is_chunk else 1
-            new = min(new, longest_here)
-            shape.add(new, int(rng.integers(0, longest_here - new + 1)))
+            new = min(new, longest_here, free)
+            prior = int(rng.integers(0, min(longest_here, free) - new + 1))
+            shape.add(new, prior)
             left -= new
-        assert prices.cost_s(shape) <= model.predict(shape), shape
+            free -= new + prior
+        for prices in many:
+            assert prices.cost_s(shape) <= model.predict(shape), shape
 
 
 def test_easy_traces_are_all_good_and_impossible_ones_not_at_all() -> None:
@@ -185,6 +200,68 @@ def test_a_burst_is_seen_by_the_on_time_count_alone() -> None:
     assert l2.num_good < 20
 
 
+def test_bounds_of_says_which_is_tightest_and_when_none_holds() -> None:
+    trace = random_trace(4, most_requests=5)
+    config = SimulationConfig(Limits(8))
+    found = bounds_of(trace, SMALL, config)
+    assert found.tightest.num_good == min(b.num_good for b in found.each)
+    assert found.ratio(found.tightest.num_good) == 1.0
+    for unreliable in (replace(config, noise=0.1), replace(config, drift=0.1)):
+        noisy = bounds_of(trace, SMALL, unreliable)
+        assert noisy.each == found.each
+        assert noisy.why_none_holds
+        assert math.isnan(noisy.ratio(1))
+
+
+def test_a_request_that_does_not_fit_into_the_kv_cache_is_not_counted() -> None:
+    requests = [TraceRequest(name, 0.0, n, 2, SLO(99.0, 99.0)) for name, n in (("a", 9), ("b", 40))]
+    config = SimulationConfig(Limits(64), num_blocks=2, block_size=16)
+    found = bounds_of(Trace.of(requests, "two"), SMALL, config)
+    assert [b.num_good for b in found.each] == [1, 1]
+
+
+def test_a_small_kv_cache_lowers_the_bound_of_a_memory_bound_device() -> None:
+    """Where a step costs the same whatever is in it, only memory keeps it from holding all."""
+    flat = make_model(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1)
+    requests = [TraceRequest(f"r{i}", 0.01 * i, 100, 50, SLO(2.0, 0.2)) for i in range(40)]
+    trace = Trace.of(requests, "decodes")
+    counts = [
+        bounds_of(trace, flat, SimulationConfig(Limits(4096), num_blocks=n, block_size=1))
+        for n in (40 * 150, 5 * 150)
+    ]
+    assert counts[0].tightest.num_good == 40
+    assert counts[1].tightest.num_good <= 20
+
+
+@pytest.mark.parametrize("attainment", [0.5, 0.9])
+def test_no_policy_reaches_an_attainment_above_the_capacity_bound(attainment: float) -> None:
+    requests = random_trace(7, most_requests=40).requests
+    trace = Trace.of([replace(r, slo=SLO(4.0, 1.0)) for r in requests], "one promise")
+    config = SimulationConfig(Limits(8))
+    bound = capacity_bound(trace, SMALL, config, attainment)
+    assert 0 < bound.rate < math.inf
+    for factor in (1.02, 1.5, 3.0):
+        faster = trace.scaled_to(bound.rate * factor)
+        assert bounds_of(faster, SMALL, config).tightest.attainment < attainment
+        for policy in POLICIES.values():
+            done = simulate(faster, policy(), SMALL, config)
+            rule = config.limits.deadline_rule
+            good = sum(is_good(RequestRecord.from_request(r), rule) for r in done)
+            assert good < attainment * len(trace), (factor, policy)
+
+
+def test_a_capacity_bound_refuses_what_it_cannot_answer() -> None:
+    trace = random_trace(4)
+    for share in (0.0, 1.1, math.nan):
+        with pytest.raises(ValueError, match=r"attainment must be a share in \(0, 1\]"):
+            capacity_bound(trace, SMALL, attainment=share)
+    at_once = Trace.of([replace(r, arrival_s=0.0) for r in trace.requests], "at once")
+    with pytest.raises(ValueError, match="'at once' arrives in one instant"):
+        capacity_bound(at_once, SMALL)
+    hopeless = trace.with_slo(SLO(0.1, 9.0))
+    assert capacity_bound(hopeless, SMALL).rate == 0.0
+
+
 def test_a_longer_tpot_never_lowers_a_bound() -> None:
     limits = Limits(8)
     for seed in range(5):
@@ -198,10 +275,10 @@ def test_a_longer_tpot_never_lowers_a_bound() -> None:
 
 
 @pytest.mark.skipif(not CONV.exists(), reason="needs ../shared/traces/azure_conv_2023.csv")
-def test_the_whole_of_azure_conv_is_bounded() -> None:
-    trace = read_trace(CONV).scaled_to(60.0).with_slo(SLO(1.0, 0.05))
+def test_azure_conv_is_bounded() -> None:
+    trace = read_trace(CONV).head(3000).scaled_to(60.0).with_slo(SLO(1.0, 0.05))
     demand = demand_of(trace, load_model("h100/llama-3.1-8b"), Limits())
-    l1, l2 = fluid_bound(demand), on_time_bound(demand, num_rounds=50)
+    l1, l2 = fluid_bound(demand), on_time_bound(demand)
     assert 0 < l2.num_good <= l1.num_good < len(trace) == l1.num_offered
     assert l2.attainment == l2.num_good / len(trace)
     assert l2.good_per_s == pytest.approx(60.0 * l2.attainment)

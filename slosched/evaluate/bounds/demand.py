@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from slosched.core import BatchShape, DeadlineRule, LatencyModel, Limits
-from slosched.evaluate.bounds.prices import FloatArray, StepPrices, step_prices
+from slosched.core import BatchShape, DeadlineRule, Limits
+from slosched.evaluate.bounds.prices import FloatArray, LegalSteps, StepPrices, StepTimes
 from slosched.evaluate.metrics import MAX_LATE_GAP_SHARE, TOLERANCE_S
 from slosched.workload.trace import Trace, TraceRequest
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,21 +31,40 @@ class Demand:
     """Device time for the prompt, due with the first token."""
     rest_work_s: FloatArray
     """Device time for all later tokens, due with the last one."""
+    index: IntArray
+    """Which request of the trace each of them is."""
     prices: StepPrices
+    steps: LegalSteps
+
+    def at_speed(self, factor: float) -> Demand:
+        """The same requests arriving `factor` times as fast, as by `Trace.scaled_to`."""
+        moved_s = self.release_s / factor - self.release_s
+        return replace(
+            self,
+            window_s=self.window_s / factor,
+            release_s=self.release_s + moved_s,
+            first_due_s=self.first_due_s + moved_s,
+            last_due_s=self.last_due_s + moved_s,
+        )
 
 
-def demand_of(trace: Trace, model: LatencyModel, limits: Limits) -> Demand:
-    """Work at the model's `step_prices`, deadlines of the metric of `limits.deadline_rule`.
+def demand_of(
+    trace: Trace, model: StepTimes, limits: Limits, kv_tokens: int | None = None
+) -> Demand:
+    """Work at the model's step prices, deadlines of the metric of `limits.deadline_rule`.
 
     Every prompt token is computed in some step before the first token is out.  Every later token
     takes one decode, or all tokens before it anew if the request was preempted, whichever is
-    cheaper.  Left out are requests that even an idle device cannot serve well: whose TTFT is below
-    the work of their prompt or the shortest step, or, where no slack is banked, whose TPOT is below
-    the shortest step.
+    cheaper.  Left out are requests that even an idle device cannot serve well: which do not fit
+    into a KV cache of `kv_tokens` (None: it has no end), whose TTFT is below the work of their
+    prompt or the shortest step, or, where no slack is banked, whose TPOT is below the shortest
+    step.
 
     Assumes steps that take what `model` says (no noise, no drift), one replica that runs one step
     at a time, and no prefix cache.
     """
+    if kv_tokens is not None and kv_tokens < 1:
+        raise ValueError(f"the KV cache needs kv_tokens >= 1 or None, not {kv_tokens}")
     prompts, outputs = trace.prompt_tokens, trace.output_tokens
     longest = int((prompts + outputs).max()) - 1
     weights = np.array(
@@ -51,10 +73,12 @@ def demand_of(trace: Trace, model: LatencyModel, limits: Limits) -> Demand:
             (outputs - 1).sum(),
             (prompts * (prompts + 1) / 2).sum(),
             ((outputs - 1) * (prompts + outputs / 2)).sum(),
+            0,
         ],
         dtype=np.float64,
     )
-    prices = step_prices(model, limits, longest, weights)
+    steps = LegalSteps(model, limits, longest, kv_tokens)
+    prices = steps.dearest(weights)
     prompt_s, decode_s = _work_tables(prices, longest)
     first_work_s = prompt_s[prompts]
     rest_work_s = decode_s[prompts + outputs - 1] - decode_s[prompts]
@@ -65,6 +89,8 @@ def demand_of(trace: Trace, model: LatencyModel, limits: Limits) -> Demand:
     possible = np.maximum(first_work_s, shortest_s) <= first_due_s - release_s
     work_s = np.maximum(first_work_s + rest_work_s, shortest_s * outputs)
     possible &= work_s <= last_due_s - release_s
+    if kv_tokens is not None:
+        possible &= prompts + outputs - 1 <= kv_tokens
     if limits.deadline_rule is not DeadlineRule.ENVELOPE:
         tpot_s = np.array([r.slo.tpot_s for r in trace.requests])
         possible &= (outputs == 1) | (shortest_s <= tpot_s + TOLERANCE_S)
@@ -77,11 +103,13 @@ def demand_of(trace: Trace, model: LatencyModel, limits: Limits) -> Demand:
         last_due_s=last_due_s[possible],
         first_work_s=first_work_s[possible],
         rest_work_s=rest_work_s[possible],
+        index=np.flatnonzero(possible),
         prices=prices,
+        steps=steps,
     )
 
 
-def shortest_step_s(model: LatencyModel) -> float:
+def shortest_step_s(model: StepTimes) -> float:
     """The least time of a step that emits a token: one short decode, a short chunk, or both."""
     seconds = []
     for chunks in ([(1, 0)], [(2, 0)], [(1, 0), (2, 0)]):

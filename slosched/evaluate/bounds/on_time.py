@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from slosched.evaluate.bounds.demand import Demand
 from slosched.evaluate.bounds.prices import FloatArray
+from slosched.evaluate.bounds.program import IntArray, Program, spread
+
+_MOST_SLOTS = 1 << 20
+_BLOCK = 8
+"""Slots in which what follows the prompt is placed as one: it has so much more time."""
+_MOST_VARIABLES = 40_000
+"""Of one linear program, and its neighbours' as well: a second or so."""
 
 _ASSUMPTIONS = (
     "one replica, steps one after another, each taking what the latency model says",
@@ -42,10 +49,10 @@ def fluid_bound(demand: Demand) -> Bound:
     before the first token lets a scheduler run fewer steps than 1 / TPOT a second.  Source: the
     fluid limit of Ao, Luo, Simchi-Levi and Wang (2504.11320), on a finite trace.
     """
-    return _bound("L1 fluid", _fluid(demand)[0], demand)
+    return bound_of("L1 fluid", _fluid(demand), demand)
 
 
-def on_time_bound(demand: Demand, *, num_slots: int = 2048, num_rounds: int = 400) -> Bound:
+def on_time_bound(demand: Demand, *, num_slots: int = 15) -> Bound:
     """L2: the most requests whose work fits into the processor's time between release and due.
 
     Each request becomes two preemptive jobs on one processor of speed one: its prompt, due with
@@ -55,23 +62,22 @@ def on_time_bound(demand: Demand, *, num_slots: int = 2048, num_rounds: int = 40
 
         integral of p  +  sum over requests of max(0, 1 - work * (least p while it may run))
 
-    requests are good.  p is constant on at most `num_slots` slots and improved by subgradient
-    steps from L1's constant price, so L2 <= L1; stopping early leaves it looser, never wrong.
+    requests are good.  The prices are those of the primal, which HiGHS solves for a thousand
+    requests or so at a time, with their neighbours, on slots of which a job sees `num_slots` at
+    most on average.  Wide slots and prices that do not fit where two programs meet leave the bound
+    looser, never wrong.  L2 <= L1.
     """
-    if num_slots < 1 or num_rounds < 0:
-        raise ValueError(
-            f"num_slots must be >= 1 and num_rounds >= 0, not {num_slots} and {num_rounds}"
-        )
-    least, price = _fluid(demand)
+    if num_slots < 1:
+        raise ValueError(f"num_slots must be at least 1, not {num_slots}")
+    least = _fluid(demand)
     horizon_s = _horizon_s(demand)
-    work_s = float(_total_work_s(demand).sum())
-    if work_s > 0 and horizon_s > 0:
-        price = price or len(demand.release_s) / work_s
-        least = min(least, _Dual(demand, horizon_s, num_slots).descend(price, num_rounds))
-    return _bound("L2 on-time count", least, demand)
+    if horizon_s > 0 and (_total_work_s(demand) > 0).any():
+        least = min(least, _OnTime(demand, horizon_s, num_slots).least_dual())
+    return bound_of("L2 on-time count", least, demand)
 
 
-def _bound(name: str, value: float, demand: Demand) -> Bound:
+def bound_of(name: str, value: float, demand: Demand) -> Bound:
+    """`value` good requests at most, so no more than its whole part."""
     num_good = min(len(demand.release_s), math.floor(value + 1e-6))
     rate = num_good / demand.window_s if demand.window_s else math.nan
     return Bound(name, num_good, demand.num_offered, rate, _ASSUMPTIONS)
@@ -95,67 +101,110 @@ def _horizon_s(demand: Demand) -> float:
     return float(dues_s[np.isfinite(dues_s)].max(initial=0.0))
 
 
-def _fluid(demand: Demand) -> tuple[float, float]:
-    """The bound, not rounded, and the price of a second at which it is reached."""
+def _fluid(demand: Demand) -> float:
+    """The bound, not rounded."""
     work_s = np.sort(_total_work_s(demand))
     left_s = _horizon_s(demand) - np.cumsum(work_s)
     num_whole = int(np.searchsorted(-left_s, 0.0, side="right"))
     if num_whole == len(work_s):
-        return float(num_whole), 0.0
-    return num_whole + float(1 + left_s[num_whole] / work_s[num_whole]), 1 / work_s[num_whole]
+        return float(num_whole)
+    return num_whole + float(1 + left_s[num_whole] / work_s[num_whole])
 
 
-class _Dual:
-    """The dual of the on-time count, as a function of the price of each slot."""
+class _OnTime:
+    """Two jobs a request on slots of equal width, and what a second of each slot is worth."""
 
     def __init__(self, demand: Demand, horizon_s: float, num_slots: int) -> None:
-        dues_s = [np.minimum(due, horizon_s) for due in (demand.first_due_s, demand.last_due_s)]
-        times_s = np.unique(np.concatenate([[0.0, horizon_s], demand.release_s, *dues_s]))
-        # Slots between releases and dues lose nothing; of too many, evenly spread ones stay.
-        kept = np.linspace(0, len(times_s) - 1, min(num_slots + 1, len(times_s)))
-        edges_s = times_s[np.unique(kept.astype(np.int64))]
-        self._widths_s = np.diff(edges_s)
         self._works = _due_work_s(demand)
-        start = np.searchsorted(edges_s, demand.release_s, side="right") - 1
-        self._ranges = [(start, np.searchsorted(edges_s, due) - 1) for due in dues_s]
+        dues_s = [np.minimum(due, horizon_s) for due in (demand.first_due_s, demand.last_due_s)]
+        spans_s = np.stack(dues_s) - demand.release_s
+        fine_s = float(np.median(spans_s[0])) / 4
+        self._num_slots = math.ceil(
+            horizon_s / max(fine_s, float(spans_s.mean()) / num_slots, horizon_s / _MOST_SLOTS)
+        )
+        self._width_s = horizon_s / self._num_slots
+        self._first = self._slot(demand.release_s)
+        self._lasts = [self._slot(due_s) for due_s in dues_s]
 
-    def descend(self, price: float, num_rounds: int) -> float:
-        """The least value that was seen, from the same price in every slot."""
-        prices = np.full(len(self._widths_s), price)
-        mean = prices.copy()
-        least, gradient = self._evaluate(prices)
-        for i in range(1, num_rounds + 1):
-            prices = np.maximum(0.0, prices - price * i**-0.5 * np.clip(gradient, -2, 1))
-            mean += (prices - mean) * 3 / (i + 3)
-            value, gradient = self._evaluate(prices)
-            least = min(least, value, self._evaluate(mean)[0])
-        return least
+    def _slot(self, time_s: FloatArray) -> IntArray:
+        """The slot that the time is in.  A job may use its first and its last slot wholly."""
+        slot: IntArray = (time_s / self._width_s).astype(np.int64)
+        return np.minimum(slot, self._num_slots - 1)
 
-    def _evaluate(self, prices: FloatArray) -> tuple[float, FloatArray]:
-        """The dual's value and its subgradient, per second of each slot."""
-        cheapest = [_argmin_within(prices, *ends) for ends in self._ranges]
-        cost = sum(w * prices[at] for w, at in zip(self._works, cheapest, strict=True))
-        gain = 1 - np.asarray(cost)
-        served = gain > 0
-        gradient = np.ones(len(prices))
-        for work_s, at in zip(self._works, cheapest, strict=True):
-            used_s = np.bincount(at[served], work_s[served], minlength=len(prices))
-            gradient -= used_s / self._widths_s
-        return float(prices @ self._widths_s + gain[served].sum()), gradient
+    def least_dual(self) -> float:
+        prices = self._prices()
+        cost = np.zeros(len(self._first))
+        for work_s, last in zip(self._works, self._lasts, strict=True):
+            cost += work_s * _least_within(prices, self._first, last)
+        return float(prices.sum() * self._width_s + np.maximum(0.0, 1 - cost).sum())
+
+    def _prices(self) -> FloatArray:
+        """Each slot's from the program of the requests that are released around it."""
+        prices = np.zeros(self._num_slots)
+        reach = int(np.quantile(self._lasts[1] - self._first, 0.9)) + 1
+        num_slots, num_blocks = (
+            self._lasts[0] - self._first,
+            (self._lasts[1] - self._first) // _BLOCK,
+        )
+        num_variables = num_slots + num_blocks + 2
+        part = np.cumsum(num_variables) // _MOST_VARIABLES
+        starts = self._first[np.unique(part, return_index=True)[1]]
+        starts[0] = 0
+        for start, end in pairwise([*starts.tolist(), self._num_slots]):
+            low, high = np.searchsorted(self._first, [start - reach, end + reach])
+            slots, solved = self._solve(slice(int(low), int(high)))
+            here = (start <= slots) & (slots < end)
+            prices[slots[here]] = solved[here]
+        return prices
+
+    def _solve(self, requests: slice) -> tuple[IntArray, FloatArray]:
+        """The slots that these requests may use, and their prices.
+
+        Prompts are placed slot by slot, what follows block by block; each block's sum is then
+        placed in the block's slots.
+        """
+        program = Program()
+        first, (prompt_last, rest_last) = self._first[requests], self._lasts
+        prompt_s, rest_s = self._works
+        good = program.columns(len(first), gain=1.0, upper=1.0)
+        slot, prompt = _place(program, good, prompt_s[requests], first, prompt_last[requests])
+        block, rest = _place(
+            program, good, rest_s[requests], first // _BLOCK, rest_last[requests] // _BLOCK
+        )
+        blocks, at_block = np.unique(block, return_inverse=True)
+        inner = (blocks[:, None] * _BLOCK + np.arange(_BLOCK)).ravel()
+        slots, at = np.unique(np.concatenate([slot, inner]), return_inverse=True)
+        share = program.columns(len(inner))
+        is_shared = program.rows(len(blocks), 0.0)
+        program.add(is_shared[at_block], rest, 1.0)
+        program.add(np.repeat(is_shared, _BLOCK), share, -1.0)
+        is_free = program.rows(len(slots), self._width_s)
+        program.add(is_free[at], np.concatenate([prompt, share]), 1.0)
+        return slots, program.solve().prices[is_free]
 
 
-def _argmin_within(
-    values: FloatArray, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Where `values` is least in each [low, high]: two overlapping spans of a power of two."""
+def _place(
+    program: Program, good: IntArray, work: FloatArray, first: IntArray, last: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Work done in each slot that a job may use: where, and the variable.
+
+    All of it is, work * good, if there is any.
+    """
+    owner, slot = spread(first, np.where(work > 0, last, first - 1))
+    done = program.columns(len(owner))
+    is_done = program.rows(len(first), 0.0)
+    program.add(is_done, good, work)
+    program.add(is_done[owner], done, -1.0)
+    return slot, done
+
+
+def _least_within(values: FloatArray, low: IntArray, high: IntArray) -> FloatArray:
+    """The least of `values` in each [low, high]: of two overlapping spans of a power of two."""
     level = np.floor(np.log2(high - low + 1)).astype(np.int64)
-    best = np.arange(len(values))
-    found = np.empty_like(low)
+    least = np.empty(len(low))
     for i in range(int(level.max(initial=0)) + 1):
         if i:
-            left, right = best[: -(1 << (i - 1))], best[1 << (i - 1) :]
-            best = np.where(values[left] <= values[right], left, right)
+            values = np.minimum(values[: -(1 << (i - 1))], values[1 << (i - 1) :])
         mine = level == i
-        left, right = best[low[mine]], best[high[mine] + 1 - (1 << i)]
-        found[mine] = np.where(values[left] <= values[right], left, right)
-    return found
+        least[mine] = np.minimum(values[low[mine]], values[high[mine] + 1 - (1 << i)])
+    return least

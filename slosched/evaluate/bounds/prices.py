@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from slosched.core import ATTENTION_TILE_TOKENS, BatchShape, LatencyModel, Limits
+from slosched.core import ATTENTION_TILE_TOKENS, BatchShape, Limits
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -17,11 +18,19 @@ _PREFILL_CELLS, _DECODE_CELLS, _CONTEXT_CELLS, _PAIR_CELLS = 40, 16, 32, 12
 _MAX_ROUNDS = 60
 
 
+class StepTimes(Protocol):
+    """The part of a latency model that a bound needs."""
+
+    def predict(self, shape: BatchShape) -> float:
+        """Seconds for one step of this shape."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """Every legal step takes at least the sum of what its tokens cost at these prices.
+    """Every legal step takes at least the sum of what it holds costs at these prices.
 
-    T(shape) >= per_prefill_token_s * t + per_decode_s * Bd + per_pair_s * t2 + per_context_s * t3.
+    T(shape) >= per_step_s + per_prefill_token_s * t + per_decode_s * Bd + per_pair_s * t2
+    + per_context_s * t3.
     """
 
     per_prefill_token_s: float
@@ -31,54 +40,75 @@ class StepPrices:
     """For each (query, key) pair of prefill chunks."""
     per_context_s: float
     """For each token of the decodes' contexts.  Never below `per_pair_s`."""
+    per_step_s: float = 0.0
 
     def cost_s(self, shape: BatchShape) -> float:
         return (
-            self.per_prefill_token_s * shape.num_prefill_tokens
+            self.per_step_s
+            + self.per_prefill_token_s * shape.num_prefill_tokens
             + self.per_decode_s * shape.num_decodes
             + self.per_pair_s * shape.prefill_attention_tokens
             + self.per_context_s * shape.decode_context_tokens
         )
 
 
-def step_prices(
-    model: LatencyModel, limits: Limits, max_context_tokens: int, weights: FloatArray
-) -> StepPrices:
-    """The prices that make `weights` (of t, Bd, t2, t3) dearest and still undercut every step.
+class LegalSteps:
+    """Every step that limits and KV cache allow, in cells, and how long those take at least.
 
     The space of legal (t, Bd, t2, t3) is covered with cells.  A step inside a cell takes at least
     as long as the cell's lower corner, with every other field of the shape as small as these four
     allow, and costs at most what its upper corner does; so prices below the former at the latter
     hold everywhere in it.  Cells with and without chunks, and with and without decodes, are apart:
     where a kernel changes, nothing is compared across.  Assumes that `model` is monotone in each
-    field of the shape within those kinds; additive it need not be.  No constant per step is
-    charged, since a busy device may take its steps as large as it likes.
+    field of the shape within those kinds; additive it need not be.
+
+    All that a step works on lies in the KV cache at that time, whoever was preempted or swapped
+    before: the contexts of its decodes and its longest chunk are `kv_tokens` at most.  That is how
+    memory is charged: a step cannot spread what it costs over more context than fits.
     """
-    lows_s, highs = _cells(model, limits, max_context_tokens)
-    return StepPrices(*_dearest(lows_s, highs, weights).tolist())
 
+    def __init__(
+        self,
+        model: StepTimes,
+        limits: Limits,
+        max_context_tokens: int,
+        kv_tokens: int | None = None,
+    ) -> None:
+        most_tokens = limits.max_num_batched_tokens
+        held = limits.max_num_seqs * max_context_tokens + most_tokens
+        self._kv_tokens = held if kv_tokens is None else kv_tokens
+        self._most_tokens = min(most_tokens, self._kv_tokens)
+        self._most_decodes = min(limits.max_num_seqs, self._most_tokens)
+        self._max_context_tokens = min(max_context_tokens, self._kv_tokens)
+        lows_s, highs = [], []
+        for least, most in self._cells():
+            lows_s.append(model.predict(least))
+            highs.append(most)
+        self._lows_s = np.array(lows_s)
+        self._highs = np.array(highs, dtype=np.float64)
 
-def _cells(
-    model: LatencyModel, limits: Limits, max_context_tokens: int
-) -> tuple[FloatArray, FloatArray]:
-    """Seconds at each cell's lower corner, shape (n,), and its upper corner, shape (n, 4)."""
-    max_tokens = limits.max_num_batched_tokens
-    max_decodes = min(limits.max_num_seqs, max_tokens)
-    lows_s: list[float] = []
-    highs: list[tuple[int, int, int, int]] = []
-    for (t, t_high), (d, d_high) in itertools.product(
-        _ranges(max_tokens, _PREFILL_CELLS, 1), _ranges(max_decodes, _DECODE_CELLS, 1)
-    ):
-        if t + d == 0 or t + d > max_tokens:
-            continue
-        t_high, d_high = min(t_high, max_tokens - d), min(d_high, max_tokens - t)
-        for (c, c_high), (p, p_high) in itertools.product(
-            _within(d, d_high * max_context_tokens, _CONTEXT_CELLS),
-            _within(t, t_high * max_context_tokens, _PAIR_CELLS),
+    def dearest(self, weights: FloatArray) -> StepPrices:
+        """The prices that make `weights` (of t, Bd, t2, t3, steps) dearest and still hold.
+
+        Nor do they let a policy gain by computing contexts anew instead of decoding, on average.
+        """
+        return StepPrices(*_dearest(self._lows_s, self._highs, weights).tolist())
+
+    def _cells(self) -> Iterator[tuple[BatchShape, tuple[int, int, int, int, int]]]:
+        """The least shape of each cell, and the most of (t, Bd, t2, t3, steps) in it."""
+        max_tokens, longest = self._most_tokens, self._max_context_tokens
+        for (t, t_high), (d, d_high) in itertools.product(
+            _ranges(max_tokens, _PREFILL_CELLS, 1), _ranges(self._most_decodes, _DECODE_CELLS, 1)
         ):
-            lows_s.append(model.predict(_least_shape(t, t_high, d, d_high, p, c)))
-            highs.append((t_high, d_high, p_high, c_high))
-    return np.array(lows_s), np.array(highs, dtype=np.float64)
+            if t + d == 0 or t + d > max_tokens:
+                continue
+            t_high, d_high = min(t_high, max_tokens - d), min(d_high, max_tokens - t)
+            most_context = min(d_high * longest, self._kv_tokens - t)
+            for c, c_high in _within(d, most_context, _CONTEXT_CELLS):
+                most_pairs = t_high * min(longest, self._kv_tokens - c)
+                for p, p_high in _within(t, most_pairs, _PAIR_CELLS):
+                    most = (t_high, d_high, p_high, c_high, 1)
+                    yield _least_shape(t, t_high, d, d_high, p, c), most
 
 
 def _ranges(most: int, num_cells: int, power: int) -> list[tuple[int, int]]:
@@ -121,6 +151,13 @@ def _least_shape(t: int, t_high: int, d: int, d_high: int, p: int, c: int) -> Ba
     return shape
 
 
+def _recompute(weights: FloatArray) -> list[float]:
+    """What a decode costs beyond computing its whole, mean context anew: nothing, or less."""
+    decodes, contexts = float(weights[1]), float(weights[3])
+    k = contexts / decodes if decodes else 1.0
+    return [-k, 1.0, -k * (k + 1) / 2, k, 0.0]
+
+
 def _dearest(lows_s: FloatArray, highs: FloatArray, weights: FloatArray) -> FloatArray:
     """max weights @ prices, so that highs @ prices <= lows_s: a linear program by cutting planes.
 
@@ -130,19 +167,19 @@ def _dearest(lows_s: FloatArray, highs: FloatArray, weights: FloatArray) -> Floa
 
     scale = np.maximum(highs.max(axis=0), 1.0)
     rows = highs / scale
-    order = np.array([[1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 1.0, -1.0]]) / scale
+    order = np.array([[1, -1, 0, 0, 0], [0, 0, 1, -1, 0], _recompute(weights)]) / scale
     order /= np.abs(order).max(axis=1, keepdims=True)
-    used = {int(np.argmin(lows_s / np.maximum(rows[:, i], 1e-12))) for i in range(4)}
+    used = {int(np.argmin(lows_s / np.maximum(rows[:, i], 1e-12))) for i in range(5)}
     unit_s = float(lows_s.max()) or 1.0
     gain = weights / scale
-    prices: FloatArray = np.zeros(4)
+    prices: FloatArray = np.zeros(5)
     for _ in range(_MAX_ROUNDS):
         chosen = sorted(used)
         solved = linprog(
             -gain / gain.max(),
             A_ub=np.vstack([rows[chosen], order]),
-            b_ub=np.concatenate([lows_s[chosen] / unit_s, np.zeros(2)]),
-            bounds=[(0.0, max(1.0, float(scale.max())))] * 4,
+            b_ub=np.concatenate([lows_s[chosen] / unit_s, np.zeros(3)]),
+            bounds=[(0.0, max(1.0, float(scale.max())))] * 5,
         )
         assert solved.status == 0, solved.message
         prices = np.asarray(solved.x, dtype=np.float64) * unit_s
@@ -154,5 +191,5 @@ def _dearest(lows_s: FloatArray, highs: FloatArray, weights: FloatArray) -> Floa
     costs = rows @ prices
     dear = costs > 0
     factor = min(1.0, float((lows_s[dear] / costs[dear]).min())) if dear.any() else 1.0
-    first, decode, pair, context = factor * (1 - 1e-9) * prices / scale
-    return np.array([min(first, decode), decode, min(pair, context), context])
+    first, decode, pair, context, step = factor * (1 - 1e-9) * prices / scale
+    return np.array([min(first, decode), decode, min(pair, context), context, step])

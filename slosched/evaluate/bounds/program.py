@@ -1,0 +1,74 @@
+"""A linear program in sparse pieces, and slots of time to write it over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slosched.evaluate.bounds.prices import FloatArray
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Solution(NamedTuple):
+    """An optimum."""
+
+    value: float
+    prices: FloatArray
+    """What one more unit of each row's right side is worth, shape (rows,); never negative."""
+
+
+class Program:
+    """max gain @ x, so that A @ x <= b and 0 <= x <= upper.  Rows and columns are numbered."""
+
+    def __init__(self) -> None:
+        self._gain: list[FloatArray] = []
+        self._upper: list[FloatArray] = []
+        self._at_most: list[FloatArray] = []
+        self._entries: list[tuple[IntArray, IntArray, FloatArray]] = []
+        self._num_columns = self._num_rows = 0
+
+    def columns(self, count: int, *, gain: float = 0.0, upper: float = np.inf) -> IntArray:
+        """New variables."""
+        self._gain.append(np.full(count, gain))
+        self._upper.append(np.full(count, upper))
+        self._num_columns += count
+        return np.arange(self._num_columns - count, self._num_columns)
+
+    def rows(self, count: int, at_most: float | FloatArray) -> IntArray:
+        """New constraints, without entries as yet."""
+        self._at_most.append(np.broadcast_to(np.asarray(at_most, dtype=np.float64), count))
+        self._num_rows += count
+        return np.arange(self._num_rows - count, self._num_rows)
+
+    def add(self, rows: IntArray, columns: IntArray, values: float | FloatArray) -> None:
+        """Entries of A; those of one place add up."""
+        wide = np.broadcast_to(np.asarray(values, dtype=np.float64), rows.shape)
+        self._entries.append((rows, columns, wide))
+
+    def solve(self) -> Solution:
+        """By HiGHS; raises AssertionError if it finds no optimum, which zero is a start to."""
+        from scipy.optimize import linprog  # slow to import
+        from scipy.sparse import csr_matrix
+
+        rows, columns, values = (np.concatenate(part) for part in zip(*self._entries, strict=True))
+        matrix = csr_matrix((values, (rows, columns)), shape=(self._num_rows, self._num_columns))
+        upper = np.concatenate(self._upper)
+        solved = linprog(  # type: ignore[call-overload]  # its stubs know no sparse matrix
+            -np.concatenate(self._gain),
+            A_ub=matrix,
+            b_ub=np.concatenate(self._at_most),
+            bounds=np.stack([np.zeros_like(upper), upper], axis=1),
+            method="highs",
+        )
+        assert solved.status == 0, solved.message
+        return Solution(-float(solved.fun), np.maximum(0.0, -solved.ineqlin.marginals))
+
+
+def spread(first: IntArray, last: IntArray) -> tuple[IntArray, IntArray]:
+    """(owner, slot) for every slot of first[owner] … last[owner], both included."""
+    counts = np.maximum(0, last - first + 1)
+    owner = np.repeat(np.arange(len(first)), counts)
+    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts - first)[owner]
