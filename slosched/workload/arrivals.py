@@ -1,4 +1,4 @@
-"""Arrival processes: independent gaps, or Poisson arrivals at a random rate."""
+"""Arrival processes: independent gaps, or Poisson arrivals at a rate that changes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from slosched.workload.statistics import FloatArray
 _GRID_S = 0.25
 """Step of the clock's random rate: a quarter of the shortest correlation time that we fit."""
 _BLOCK_STEPS = 4096
+_DAY_STEPS = 10_000
 
 
 class Arrivals(Protocol):
@@ -36,6 +37,61 @@ class GammaArrivals:
     def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
         shape = self.cv**-2
         return np.cumsum(rng.gamma(shape, 1 / shape, num_requests))
+
+
+@dataclass(frozen=True, slots=True)
+class WeibullArrivals:
+    """Independent Weibull gaps of mean 1 s: `cv` 1 is Poisson, above it bursty, below it regular.
+
+    At the same CV its long gaps are longer and its short ones not as short as a gamma's.
+    """
+
+    cv: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.cv <= 50:
+            raise ValueError(f"cv of Weibull gaps must be between 0.05 and 50, not {self.cv!r}")
+
+    def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
+        shape = self._shape()
+        return np.cumsum(rng.weibull(shape, num_requests)) / math.gamma(1 + 1 / shape)
+
+    def _shape(self) -> float:
+        """The k with 1 + cv^2 = Gamma(1 + 2/k) / Gamma(1 + 1/k)^2."""
+        from scipy.optimize import brentq  # slow to import, which only these arrivals should pay
+
+        def excess(shape: float) -> float:
+            log_ratio = math.lgamma(1 + 2 / shape) - 2 * math.lgamma(1 + 1 / shape)
+            return log_ratio - math.log1p(self.cv**2)
+
+        return float(brentq(excess, 0.1, 100.0))
+
+
+@dataclass(frozen=True, slots=True)
+class DailyArrivals:
+    """Poisson arrivals that follow the day: `rate` (1 + `swing` sin(2 pi t / `day_s`)).
+
+    The day begins in the morning, at the mean rate; with the default four times as much is asked
+    at the peak as at the trough.
+    """
+
+    rate: float = 1.0
+    swing: float = 0.6
+    day_s: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.swing <= 1:
+            raise ValueError(f"swing must be between 0 and 1, not {self.swing!r}")
+        if not 0 < self.day_s < math.inf:
+            raise ValueError(f"day_s must be positive and finite, not {self.day_s!r}")
+
+    def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
+        passed_s = np.cumsum(rng.exponential(1 / self.rate, num_requests))  # if there were no day
+        grid_s = np.linspace(0, 1, _DAY_STEPS + 1) * self.day_s
+        turn = 2 * math.pi / self.day_s
+        by_then_s = grid_s + self.swing / turn * (1 - np.cos(turn * grid_s))
+        days, rest_s = np.divmod(passed_s, self.day_s)
+        return days * self.day_s + np.interp(rest_s, by_then_s, grid_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,28 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import nnls
 
-from slosched.workload.readers import read_trace
-from slosched.workload.statistics import FloatArray, dispersion_of_counts
+from slosched.workload.readers import MADE_UP, read_trace
+from slosched.workload.statistics import FloatArray, IntArray, dispersion_of_counts
 from slosched.workload.trace import Trace
 
 SOURCES = {
     "azure_conv": ("azure_conv_2023.csv", "Azure/AzurePublicDataset b469a113", "CC-BY-4.0"),
     "azure_code": ("azure_code_2023.csv", "Azure/AzurePublicDataset b469a113", "CC-BY-4.0"),
     "mooncake_conv": ("mooncake_conversation.jsonl", "kvcache-ai/Mooncake 3b5a5941", "Apache-2.0"),
+    "servegen_r1": (
+        "servegen_deepseek_r1_1h_5rps.csv",
+        "sampled with alibaba/ServeGen f891d118, busiest hour scaled to 5/s, seed 0",
+        "Apache-2.0",
+    ),
+    "sharegpt": ("sharegpt_8k_lengths.csv", "project-etalon/etalon d5f18de1", "Apache-2.0"),
 }
 _TAIL = (0.98, 0.99, 0.995, 0.999, 1.0)
 _PROMPT_LEVELS = (0.0, 0.005, 0.01, 0.02, *(i / 20 for i in range(1, 20)), *_TAIL)
+_FINE_TAIL = (*(round(0.9 + i / 200, 3) for i in range(20)), 0.9975, 0.999, 0.9995, 1.0)
+"""From 0.9 on, for prompts whose longest are so far out that lines to them change the mean."""
+_MEAN_TOLERANCE = 0.03
 _OUTPUT_LEVELS = (0.0, 0.02, 0.05, *(i / 10 for i in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 1.0)
 _GAP_LEVELS = (0.0, 0.01, 0.02, *(i / 20 for i in range(1, 20)), *_TAIL[:-1], 0.9995, 1.0)
 _NUM_PROMPT_BINS = 10
@@ -38,14 +46,20 @@ _HEAVY_CV = 2.0
 
 def fit(trace: Trace) -> dict[str, object]:
     """The tables of one trace, as JSON takes them."""
-    gaps = np.diff(trace.arrivals_s)
-    heavy = gaps.std() > _HEAVY_CV * gaps.mean()
     return {
         "rate": trace.rate,
-        "arrivals": _gap_quantiles(gaps) if heavy else _modulation(trace.arrivals_s),
+        "arrivals": _arrivals(trace),
         "lengths": _lengths(trace.prompt_tokens, trace.output_tokens),
         "summary": trace.summary(),
     }
+
+
+def _arrivals(trace: Trace) -> dict[str, object]:
+    if trace.provenance.get("arrivals") == MADE_UP:  # by us, as a Poisson process
+        return {"rate": trace.rate, "modulation": []}
+    gaps = np.diff(trace.arrivals_s)
+    heavy = gaps.std() > _HEAVY_CV * gaps.mean()
+    return _gap_quantiles(gaps) if heavy else _modulation(trace.arrivals_s)
 
 
 def _gap_quantiles(gaps: FloatArray) -> dict[str, object]:
@@ -85,18 +99,27 @@ def _dispersion(arrivals_s: FloatArray) -> FloatArray:
     return np.array([dispersion_of_counts(arrivals_s, window_s) for window_s in _WINDOWS_S])
 
 
-def _lengths(prompts: npt.NDArray[np.int64], outputs: npt.NDArray[np.int64]) -> dict[str, object]:
+def _lengths(prompts: IntArray, outputs: IntArray) -> dict[str, object]:
+    levels = _PROMPT_LEVELS
+    if abs(_mean_between(prompts, levels) / prompts.mean() - 1) > _MEAN_TOLERANCE:
+        levels = (*(level for level in levels if level < _FINE_TAIL[0]), *_FINE_TAIL)
     by_prompt = np.argsort(prompts, kind="stable")
     bins = np.array_split(outputs[by_prompt], _NUM_PROMPT_BINS)
     return {
-        "prompt_levels": _PROMPT_LEVELS,
-        "prompt_quantiles": _whole_quantiles(prompts, _PROMPT_LEVELS),
+        "prompt_levels": levels,
+        "prompt_quantiles": _whole_quantiles(prompts, levels),
         "output_levels": _OUTPUT_LEVELS,
         "output_quantiles": [_whole_quantiles(inside, _OUTPUT_LEVELS) for inside in bins],
     }
 
 
-def _whole_quantiles(lengths: npt.NDArray[np.int64], levels: tuple[float, ...]) -> list[int]:
+def _mean_between(lengths: IntArray, levels: tuple[float, ...]) -> float:
+    """The mean that is left of lengths when they are drawn between their quantiles."""
+    quantiles = np.array(_whole_quantiles(lengths, levels))
+    return float(np.diff(levels) @ (quantiles[1:] + quantiles[:-1]) / 2)
+
+
+def _whole_quantiles(lengths: IntArray, levels: tuple[float, ...]) -> list[int]:
     return [int(q) for q in np.quantile(lengths, levels, method="nearest")]
 
 

@@ -1,4 +1,4 @@
-"""Traces from nothing: the statistics of the public traces, or plain Poisson and gamma arrivals.
+"""Traces from nothing: with the statistics of public traces, or by a rule that can be told.
 
 The fitted kinds read `public_traces.json`, which `fit_public_traces.py` makes from the files.
 """
@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from slosched.core import NO_SLO, SLO
-from slosched.workload.arrivals import Arrivals, GammaArrivals, ModulatedPoisson, QuantileArrivals
+from slosched.workload.arrivals import (
+    Arrivals,
+    DailyArrivals,
+    GammaArrivals,
+    ModulatedPoisson,
+    QuantileArrivals,
+    WeibullArrivals,
+)
 from slosched.workload.lengths import (
     Fixed,
     IndependentLengths,
@@ -23,15 +30,19 @@ from slosched.workload.lengths import (
     Lognormal,
     QuantileLengths,
 )
+from slosched.workload.request import TraceRequest
+from slosched.workload.sessions import Sessions
 from slosched.workload.slo import SLORule
-from slosched.workload.trace import Trace, TraceRequest
+from slosched.workload.trace import Trace
 
-FITTED_KINDS = ("azure_conv", "azure_code", "mooncake_conv")
-RENEWAL_KINDS = ("poisson", "gamma")
-KINDS = FITTED_KINDS + RENEWAL_KINDS
+FITTED_KINDS = ("azure_conv", "azure_code", "mooncake_conv", "servegen_r1", "sharegpt")
+INDEPENDENT_KINDS = ("poisson", "gamma", "weibull", "daily")
+"""Of requests that know nothing of each other."""
+KINDS = (*FITTED_KINDS, *INDEPENDENT_KINDS, "sessions")
 
 DEFAULT_PROMPT = Lognormal(mean_tokens=512, cv=1.0)
 DEFAULT_OUTPUT = Lognormal(mean_tokens=128, cv=1.0)
+DEFAULT_CV = 2.0
 
 
 def synthesize(
@@ -45,13 +56,15 @@ def synthesize(
     prompt: LengthDistribution | int | None = None,
     output: LengthDistribution | int | None = None,
     cv: float | None = None,
+    sessions: Sessions | None = None,
 ) -> Trace:
     """A random trace of `num_requests`, or of `duration_s` seconds, at exactly `rate` requests/s.
 
-    `rate` defaults to that of the trace fitted (1/s for `poisson` and `gamma`).  Time is scaled so
+    `rate` defaults to that of the trace fitted (1/s for the other kinds).  Time is scaled so
     that the realised rate is `rate` whatever the bursts: traces of different seeds then offer the
     same load.  `prompt` and `output` (a distribution or a fixed number of tokens) are for
-    `poisson` and `gamma`, `cv` (of the gaps, 2 by default) for `gamma` alone.
+    `INDEPENDENT_KINDS`, `cv` (of the gaps, 2 by default) for `gamma` and `weibull`, `sessions`
+    for the kind of that name.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown kind of trace {kind!r}; choose one of {', '.join(KINDS)}")
@@ -60,21 +73,32 @@ def synthesize(
     if not 0 < rate < math.inf:
         raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
     size = _num_requests(num_requests, duration_s, rate)
-    arrivals = _arrivals(kind, cv)
+    arrivals = _arrivals(kind, rate, cv)
     lengths = _lengths(kind, prompt, output)
+    if sessions is not None and kind != "sessions":
+        raise ValueError(f"sessions are for the kind of that name, not for {kind!r}")
+    origin: dict[str, str | int | float] = {"kind": kind, "seed": seed}
+    if arrivals is None or lengths is None:
+        how = sessions or Sessions()
+        requests = how.requests(size, rate, np.random.default_rng(seed))
+        trace = Trace.of(requests, kind, origin | {"sessions": repr(how)}, how.block_tokens)
+    else:
+        if kind in INDEPENDENT_KINDS:
+            origin |= {"arrivals": repr(arrivals), "lengths": repr(lengths)}
+        trace = Trace.of(_requests(size, seed, arrivals, lengths), kind, origin)
+    trace = trace.with_slo(slo)
+    return trace.scaled_to(rate) if size > 1 else trace
+
+
+def _requests(size: int, seed: int, arrivals: Arrivals, lengths: LengthPairs) -> list[TraceRequest]:
     # Two streams: other arrivals must not change the lengths, nor the reverse.
     arrival_rng, length_rng = np.random.default_rng(seed).spawn(2)
     times_s = arrivals.times_s(size, arrival_rng)
     prompts, outputs = lengths.draw(size, length_rng)
-    requests = [
+    return [
         TraceRequest(str(i), float(times_s[i]), int(prompts[i]), int(outputs[i]))
         for i in range(size)
     ]
-    origin: dict[str, str | int | float] = {"kind": kind, "seed": seed}
-    if kind in RENEWAL_KINDS:
-        origin |= {"arrivals": repr(arrivals), "lengths": repr(lengths)}
-    trace = Trace.of(requests, kind, origin).with_slo(slo)
-    return trace.scaled_to(rate) if size > 1 else trace
 
 
 def fitted_summary(kind: str) -> dict[str, str | float]:
@@ -96,13 +120,19 @@ def _num_requests(num_requests: int | None, duration_s: float | None, rate: floa
     return num_requests
 
 
-def _arrivals(kind: str, cv: float | None) -> Arrivals:
-    if cv is not None and kind != "gamma":
-        raise ValueError(f"cv is for gamma arrivals; those of {kind!r} have their own")
-    if kind == "poisson":
-        return GammaArrivals(cv=1.0)
-    if kind == "gamma":
-        return GammaArrivals(cv=2.0 if cv is None else cv)
+def _arrivals(kind: str, rate: float, cv: float | None) -> Arrivals | None:
+    """None for sessions, whose turns wait for each other."""
+    if cv is not None and kind not in ("gamma", "weibull"):
+        raise ValueError(f"cv is for gamma and weibull arrivals; those of {kind!r} have their own")
+    cv = DEFAULT_CV if cv is None else cv
+    if kind == "sessions":
+        return None
+    if kind == "daily":
+        return DailyArrivals(rate)
+    if kind == "weibull":
+        return WeibullArrivals(cv)
+    if kind in INDEPENDENT_KINDS:
+        return GammaArrivals(1.0 if kind == "poisson" else cv)
     table = _tables()[kind]["arrivals"]
     if "gaps_s" in table:
         return QuantileArrivals(tuple(table["levels"]), tuple(table["gaps_s"]))
@@ -112,8 +142,9 @@ def _arrivals(kind: str, cv: float | None) -> Arrivals:
 
 def _lengths(
     kind: str, prompt: LengthDistribution | int | None, output: LengthDistribution | int | None
-) -> LengthPairs:
-    if kind in RENEWAL_KINDS:
+) -> LengthPairs | None:
+    """None for sessions, whose prompts repeat what was said before."""
+    if kind in INDEPENDENT_KINDS:
         return IndependentLengths(
             prompt=_distribution(prompt, DEFAULT_PROMPT),
             output=_distribution(output, DEFAULT_OUTPUT),
@@ -121,8 +152,10 @@ def _lengths(
     if prompt is not None or output is not None:
         raise ValueError(
             f"{kind!r} has lengths of its own: leave out prompt and output, or choose one of "
-            f"{', '.join(RENEWAL_KINDS)}"
+            f"{', '.join(INDEPENDENT_KINDS)}"
         )
+    if kind == "sessions":
+        return None
     table = _tables()[kind]["lengths"]
     return QuantileLengths(
         prompt_levels=tuple(table["prompt_levels"]),

@@ -9,8 +9,10 @@ import pytest
 
 from slosched.core import SLO
 from slosched.workload import fit_public_traces
+from slosched.workload.arrivals import DailyArrivals, WeibullArrivals
 from slosched.workload.lengths import Fixed, Lognormal
 from slosched.workload.readers import read_trace
+from slosched.workload.sessions import Sessions
 from slosched.workload.synthetic import FITTED_KINDS, KINDS, fitted_summary, synthesize
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
@@ -108,6 +110,31 @@ def test_gamma_gaps_have_the_cv_asked_for():
     )
 
 
+def test_weibull_gaps_have_the_cv_asked_for_and_longer_long_ones_than_gamma():
+    for cv in (0.5, 3.0):
+        trace = synthesize("weibull", num_requests=40_000, cv=cv)
+        assert trace.summary()["iat_cv"] == pytest.approx(cv, rel=0.08)
+    long_gap_s = {
+        kind: np.quantile(np.diff(synthesize(kind, num_requests=40_000, cv=3.0).arrivals_s), 0.9999)
+        for kind in ("weibull", "gamma")
+    }
+    assert long_gap_s["weibull"] > 1.3 * long_gap_s["gamma"]
+    # Gaps of CV 1 are those of a Poisson process.
+    assert WeibullArrivals(1.0)._shape() == pytest.approx(1, rel=1e-6)
+
+
+def test_daily_arrivals_follow_the_day_at_any_rate():
+    trace = synthesize("daily", duration_s=2 * 86_400, rate=0.5)
+    quarter = (trace.arrivals_s // 21_600).astype(int) % 4
+    shares = np.bincount(quarter) / len(trace)
+    # The mean of 1 + 0.6 sin over the quarters of a turn: 1 +- 0.6 * 2 / pi.
+    high, low = (1 + 1.2 / math.pi) / 4, (1 - 1.2 / math.pi) / 4
+    assert shares == pytest.approx([high, high, low, low], abs=0.01)
+    hour = trace.window(6 * 3600 - 1800, 3600)  # within it the rate hardly changes
+    assert hour.rate == pytest.approx(0.5 * 1.6, rel=0.06)
+    assert hour.summary()["idc_1s"] == pytest.approx(1, abs=0.1)
+
+
 def test_lengths_are_those_asked_for_and_do_not_depend_on_the_arrivals():
     lengths = {"prompt": Lognormal(1000, cv=0.5), "output": 64}
     poisson = synthesize("poisson", num_requests=20_000, **lengths)
@@ -136,6 +163,10 @@ def test_every_request_has_the_slo():
         ({"kind": "poisson", "num_requests": 3, "rate": math.nan}, "rate must be"),
         ({"kind": "poisson", "num_requests": 3, "cv": 2}, "cv is for gamma"),
         ({"kind": "gamma", "num_requests": 3, "cv": -2}, "cv must be"),
+        ({"kind": "weibull", "num_requests": 3, "cv": 0}, "cv of Weibull gaps must be"),
+        ({"kind": "daily", "num_requests": 3, "cv": 1}, "cv is for gamma and weibull"),
+        ({"kind": "sessions", "num_requests": 3, "prompt": 5}, "lengths of its own"),
+        ({"kind": "gamma", "num_requests": 3, "sessions": Sessions()}, "sessions are for"),
         ({"kind": "poisson", "num_requests": 3, "prompt": 0}, "at least 1 token"),
         ({"kind": "azure_conv", "num_requests": 3, "output": 5}, "lengths of its own"),
     ],
@@ -147,5 +178,11 @@ def test_arguments_without_a_meaning_are_refused(arguments, says):
 
 def test_length_distributions_refuse_what_is_no_length():
     for make in (lambda: Fixed(0), lambda: Lognormal(0.5), lambda: Lognormal(10, cv=-1)):
+        with pytest.raises(ValueError, match="must be"):
+            make()
+
+
+def test_a_day_without_a_shape_is_refused():
+    for make in (lambda: DailyArrivals(swing=1.5), lambda: DailyArrivals(day_s=0)):
         with pytest.raises(ValueError, match="must be"):
             make()

@@ -2,7 +2,7 @@
 
 from slosched.workload.readers.formats import FORMATS
 from slosched.workload.readers.own import write_trace
-from slosched.workload.readers.read import read_trace
+from slosched.workload.readers.read import MADE_UP, read_trace
 from slosched.workload.readers.sharegpt import TokenCounter, estimate_tokens
 
-__all__ = ["FORMATS", "TokenCounter", "estimate_tokens", "read_trace", "write_trace"]
+__all__ = ["FORMATS", "MADE_UP", "TokenCounter", "estimate_tokens", "read_trace", "write_trace"]

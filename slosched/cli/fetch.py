@@ -1,0 +1,86 @@
+"""`slosched trace fetch`: public traces from where their publishers keep them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from slosched.cli.console import console, table
+from slosched.workload import PUBLIC_TRACES, cached_trace, fetch_trace
+
+
+def fetch(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Which trace.  Default: list them all.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File or folder to put it in.  Default: the cache, for --trace NAME.",
+        ),
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="Another address of the same file.")] = None,
+    sha256: Annotated[
+        str | None, typer.Option(help="The checksum to insist on, instead of the known one.")
+    ] = None,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Fetch it even if it has been fetched before.")
+    ] = False,
+) -> None:
+    """Fetch a public trace, check it, and say where it comes from; without a name, list them.
+
+    Example: `slosched trace fetch azure_conv_2023`, then
+    `slosched replay --trace azure_conv_2023 -n 2000`.
+    """
+    if name is None:
+        _list()
+        return
+    known = PUBLIC_TRACES.get(name)
+    target = out / f"{name}{known.suffix}" if known and out and out.is_dir() else out
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    ) as progress:
+        task = progress.add_task(f"fetching {name}", total=known.size_bytes if known else None)
+
+        def on_progress(done: int, total: int | None) -> None:
+            progress.update(task, completed=done, total=total)
+
+        fetched = fetch_trace(
+            name, target, url=url, sha256=sha256, anew=anew, on_progress=on_progress
+        )
+        progress.remove_task(task)
+    trace = PUBLIC_TRACES[name]
+    console.print(f"{name}: {trace.what}\nfrom {trace.source}, {trace.licence}")
+    console.print(url or trace.url, soft_wrap=True)
+    verdict = "as you asked for" if sha256 else f"as expected, by {trace.checked}"
+    console.print(f"sha256 {fetched.sha256} ({verdict})", soft_wrap=True)
+    was = "was there already: " if fetched.was_there else "wrote "
+    console.print(f"{was}{fetched.path}", soft_wrap=True)
+
+
+def _list() -> None:
+    rows = []
+    for name, trace in PUBLIC_TRACES.items():
+        size = "?" if trace.size_bytes is None else f"{trace.size_bytes / 1e6:,.1f} MB"
+        here = "yes" if cached_trace(name).exists() else ""
+        rows.append((name, trace.what, size, trace.licence, here))
+    columns = ("trace", "what", "size", "licence", "fetched")
+    console.print(table("Public traces", columns, rows))
+    console.print("slosched trace fetch NAME; then --trace NAME wherever a trace is asked for")

@@ -1,0 +1,105 @@
+"""Conversations: turns that come after one another and repeat what was said before."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count, islice
+
+import numpy as np
+
+from slosched.workload.lengths import LengthDistribution, Lognormal
+from slosched.workload.request import TraceRequest
+
+DEFAULT_QUESTION = Lognormal(mean_tokens=128, cv=1.5)
+DEFAULT_ANSWER = Lognormal(mean_tokens=256, cv=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """How conversations go.  The defaults are round numbers of ours, fitted to no trace.
+
+    A prompt is a system prompt, all questions and answers so far, and the next question, which
+    comes once the answer has been given (at `tpot_s` a token) and thought about.
+    """
+
+    mean_turns: float = 4.0
+    """Geometric, at least one."""
+    think_s: float = 30.0
+    """Mean of an exponential time between the end of an answer and the next question."""
+    tpot_s: float = 0.03
+    question: LengthDistribution = DEFAULT_QUESTION
+    answer: LengthDistribution = DEFAULT_ANSWER
+    system_tokens: int = 512
+    num_system_prompts: int = 8
+    """Applications; a session belongs to one of them, evenly."""
+    max_prompt_tokens: int = 32_768
+    """A conversation whose next prompt would be longer is over."""
+    block_tokens: int = 16
+    """Of which each full one of a prompt has a hash."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("mean_turns", 1.0), ("think_s", 0.0), ("tpot_s", 0.0)):
+            value = getattr(self, name)
+            if not least <= value < math.inf:
+                raise ValueError(f"{name} must be finite and at least {least:g}, not {value!r}")
+        for name in ("num_system_prompts", "max_prompt_tokens", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        if not 0 <= self.system_tokens < self.max_prompt_tokens:
+            raise ValueError(
+                f"system_tokens must be at least 0 and less than max_prompt_tokens "
+                f"({self.max_prompt_tokens}), not {self.system_tokens!r}"
+            )
+
+    def requests(
+        self, num_requests: int, rate: float, rng: np.random.Generator
+    ) -> list[TraceRequest]:
+        """The first requests from time zero on, in order of arrival, at about `rate` a second.
+
+        Sessions begin as a Poisson process long before, so that the first request need not be the
+        first turn of anything, and as many go on at the start as later.
+        """
+        found = islice(self._since_zero(rate, rng), num_requests)
+        return [replace(request, request_id=str(i)) for i, request in enumerate(found)]
+
+    def _since_zero(self, rate: float, rng: np.random.Generator) -> Iterator[TraceRequest]:
+        turn_s = self.think_s + self.tpot_s * float(self.answer.draw(1000, rng).mean())
+        start_s = -10 * self.mean_turns * turn_s
+        fresh = count(self.num_system_prompts * (self.system_tokens // self.block_tokens))
+        to_come: list[tuple[float, int, TraceRequest]] = []
+        num_drawn = 0
+        for session in count():
+            start_s += rng.exponential(self.mean_turns / rate)
+            while to_come and to_come[0][0] <= start_s:
+                arrival_s, _, request = heapq.heappop(to_come)
+                if arrival_s >= 0:
+                    yield request
+            for request in self._session(str(session), start_s, fresh, rng):
+                num_drawn += 1  # which tells apart what arrives at one time
+                heapq.heappush(to_come, (request.arrival_s, num_drawn, request))
+
+    def _session(
+        self, name: str, start_s: float, fresh: Iterator[int], rng: np.random.Generator
+    ) -> Iterator[TraceRequest]:
+        num_turns = int(rng.geometric(1 / self.mean_turns))
+        questions = self.question.draw(num_turns, rng).tolist()
+        answers = self.answer.draw(num_turns, rng).tolist()
+        thoughts_s = rng.exponential(self.think_s, num_turns).tolist()
+        num_shared = self.system_tokens // self.block_tokens
+        first_shared = int(rng.integers(self.num_system_prompts)) * num_shared
+        blocks = list(range(first_shared, first_shared + num_shared))
+        num_tokens = self.system_tokens
+        for question, answer, thought_s in zip(questions, answers, thoughts_s, strict=True):
+            num_tokens += question
+            if num_tokens > self.max_prompt_tokens:
+                return
+            blocks += islice(fresh, num_tokens // self.block_tokens - len(blocks))
+            hashes = tuple(blocks)
+            yield TraceRequest(
+                name, start_s, num_tokens, answer, prefix_hashes=hashes, session_id=name
+            )
+            num_tokens += answer
+            start_s += answer * self.tpot_s + thought_s

@@ -1,0 +1,77 @@
+"""Made-up conversations: what their turns share, when they come, and how many there are."""
+
+from itertools import groupby, pairwise
+
+import numpy as np
+import pytest
+
+from slosched.workload import TraceRequest, synthesize
+from slosched.workload.lengths import Fixed
+from slosched.workload.sessions import Sessions
+
+FIXED = Sessions(question=Fixed(100), answer=Fixed(200), system_tokens=40, num_system_prompts=3)
+
+
+def by_session(requests: tuple[TraceRequest, ...]) -> list[list[TraceRequest]]:
+    ordered = sorted(requests, key=lambda r: (int(str(r.session_id)), r.arrival_s))
+    return [list(turns) for _, turns in groupby(ordered, key=lambda r: r.session_id)]
+
+
+def test_a_turn_repeats_all_that_was_said_before():
+    trace = synthesize("sessions", num_requests=2000, sessions=FIXED)
+    assert trace.prefix_block_tokens == 16
+    pairs = [pair for turns in by_session(trace.requests) for pair in pairwise(turns)]
+    assert len(pairs) > 1000
+    for before, after in pairs:
+        assert after.num_prompt_tokens == before.num_prompt_tokens + 200 + 100
+        assert after.prefix_hashes[: len(before.prefix_hashes)] == before.prefix_hashes
+        assert len(after.prefix_hashes) == after.num_prompt_tokens // 16
+
+
+def test_sessions_share_their_system_prompt_and_nothing_else():
+    trace = synthesize("sessions", num_requests=2000, sessions=FIXED)
+    firsts = [turns[-1].prefix_hashes for turns in by_session(trace.requests)]
+    # 40 tokens: two full blocks, of three applications; the third block is the session's own.
+    assert {hashes[:2] for hashes in firsts} == {(0, 1), (2, 3), (4, 5)}
+    own = [block for hashes in firsts for block in hashes[2:]]
+    assert len(own) == len(set(own))
+
+
+def test_the_next_question_waits_for_the_answer_and_a_thought():
+    trace = synthesize("sessions", num_requests=20_000, rate=5.0, sessions=FIXED)
+    gaps_s = np.array(
+        [b.arrival_s - a.arrival_s for t in by_session(trace.requests) for a, b in pairwise(t)]
+    )
+    assert gaps_s.min() > 0.9 * 200 * 0.03  # all times are scaled to meet the rate
+    assert gaps_s.mean() == pytest.approx(200 * 0.03 + 30, rel=0.05)
+
+
+def test_sessions_are_as_many_and_as_long_at_the_start_as_later():
+    trace = synthesize("sessions", num_requests=20_000, rate=5.0)
+    assert trace.rate == pytest.approx(5.0)
+    halves = np.array_split(trace.prompt_tokens, 2)
+    assert halves[0].mean() == pytest.approx(halves[1].mean(), rel=0.05)
+    assert trace.window(0, 1000).rate == pytest.approx(5.0, rel=0.1)
+    assert trace.summary()["turns_mean"] == pytest.approx(4.0, rel=0.03)
+    assert trace == synthesize("sessions", num_requests=20_000, rate=5.0)
+
+
+def test_a_conversation_ends_where_its_prompt_would_be_too_long():
+    short = Sessions(question=Fixed(100), answer=Fixed(200), max_prompt_tokens=1000, mean_turns=50)
+    trace = synthesize("sessions", num_requests=500, sessions=short)
+    assert trace.prompt_tokens.max() == 512 + 100 + 300
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"mean_turns": 0.5}, "mean_turns must be finite and at least 1, not 0.5"),
+        ({"think_s": -1.0}, "think_s"),
+        ({"tpot_s": float("nan")}, "tpot_s"),
+        ({"block_tokens": 0}, "block_tokens"),
+        ({"system_tokens": 40_000}, "system_tokens must be .* less than max_prompt_tokens"),
+    ],
+)
+def test_conversations_that_cannot_be_are_refused(wrong, says):
+    with pytest.raises(ValueError, match=says):
+        Sessions(**wrong)
