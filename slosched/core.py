@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class SloschedError(Exception):
@@ -506,6 +506,15 @@ class SchedulerOutput:
             or self.swapped_in
             or self.rejected
         )
+
+
+TRIED = "tried"
+"""Key of a field's metadata under which `tunable` keeps the values."""
+
+
+def tunable(default: Any, *others: object) -> Any:
+    """A field of a policy, with the values that `slosched tune` tries for it."""
+    return field(default=default, metadata={TRIED: (default, *others)})
 
 
 class Policy(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder
-from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView
+from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView, tunable
 from slosched.policy._decode_first import decodes_until_s, may_start_new
 from slosched.policy._drop import Drop, drop_late
 
@@ -24,7 +24,7 @@ class FCFS(Policy):
     ones as in vLLM V0.  Left out: priorities, prefix caching, long-prefill threshold.
     """
 
-    drop: Drop = Drop.NEVER
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view)

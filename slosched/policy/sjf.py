@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
-from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView
+from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView, tunable
 from slosched.policy._decode_first import (
     Packing,
     check_token_budget,
@@ -24,8 +24,8 @@ class SJF(Policy):
     its attainment by prompt length.  The job is the prefill, since output lengths are not known.
     """
 
-    token_budget: int = 512
-    drop: Drop = Drop.NEVER
+    token_budget: int = tunable(512, 128, 256, 1024, 2048)
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def __post_init__(self) -> None:
         check_token_budget(self.token_budget)

@@ -20,6 +20,7 @@ from slosched.core import (
     RequestStatus,
     SchedulerOutput,
     SchedulerView,
+    tunable,
 )
 
 _MAX_REFUSED = 32
@@ -75,14 +76,14 @@ class SLOAware(Policy):
     late: LateRule = LateRule.EXCLUDE
     expire_begun: bool = True
     """Whether a prompt that has begun is rejected, too, once its TTFT deadline has passed."""
-    cascade: int = 2
+    cascade: int = tunable(2, 4)
     """What "several" timeouts are."""
-    early_reject: EarlyReject = EarlyReject.FINAL
+    early_reject: EarlyReject = tunable(EarlyReject.FINAL, EarlyReject.ROUND, EarlyReject.OFF)
     max_early_rejects: int = 8
     """Early rejections in one step; after them prefills are added without asking."""
     min_chunk_tokens: int = 32
     """No chunk is cut smaller than this, unless it is the end of its prompt."""
-    margin: float = 0.0
+    margin: float = tunable(0.0, 0.05, 0.1, 0.2)
     """Share of the time limit that is left unused, against predictions that are too low."""
     cautious: bool = False
     """Whether the time that at most 1 % of such steps exceed must stay below the limit."""

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, get_type_hints
 
-from slosched.core import Policy, SloschedError
+from slosched.core import TRIED, Policy, SloschedError
 from slosched.policy import POLICIES
 
 
@@ -44,6 +44,15 @@ def policy_fields(policy_class: type[Policy]) -> list[tuple[str, object, list[st
         (field.name, _default(field), _choices(hints[field.name]))
         for field in _fields(policy_class)
     ]
+
+
+def tried_values(policy_class: type[Policy]) -> dict[str, tuple[object, ...]]:
+    """What `slosched tune` tries for each hyper-parameter that says so, the default first."""
+    return {
+        field.name: field.metadata[TRIED]
+        for field in _fields(policy_class)
+        if TRIED in field.metadata
+    }
 
 
 def _fields(policy_class: Any) -> Sequence[Field[object]]:

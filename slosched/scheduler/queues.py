@@ -37,7 +37,10 @@ class Queues:
 
 
 class InOrder(Sequence[Request]):
-    """A queue as a policy sees it.  Live, so that a long queue is not copied in every step."""
+    """A queue as a policy sees it.  Live: a long one is not copied in every step.
+
+    Either end is reached in O(1), the middle in O(n).
+    """
 
     __slots__ = ("_queue",)
 
@@ -50,17 +53,20 @@ class InOrder(Sequence[Request]):
     def __iter__(self) -> Iterator[Request]:
         return iter(self._queue.values())
 
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._queue.values())
+
     @overload
     def __getitem__(self, index: int) -> Request: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[Request, ...]: ...
     def __getitem__(self, index: int | slice) -> Request | tuple[Request, ...]:
-        """O(n), but O(1) at the front."""
         if isinstance(index, slice):
             return tuple(self._queue.values())[index]
         if not -len(self) <= index < len(self):
             raise IndexError(f"there is no request {index} in a queue of {len(self)}")
-        return next(islice(self._queue.values(), index % len(self), None))
+        ordered = self._queue.values() if index >= 0 else reversed(self._queue.values())
+        return next(islice(ordered, index if index >= 0 else -index - 1, None))
 
     def __repr__(self) -> str:
         return f"InOrder({list(self._queue)})"

@@ -10,7 +10,7 @@ from slosched.core import Policy, SchedulerOutput, SchedulerView
 from slosched.policy import EDF, POLICIES, SLOAware
 from slosched.policy._drop import Drop
 from slosched.policy.slo_aware import LateRule
-from slosched.policy.spec import PolicySpecError, make_policy, policy_fields
+from slosched.policy.spec import PolicySpecError, make_policy, policy_fields, tried_values
 
 
 @dataclass
@@ -74,3 +74,17 @@ def test_the_fields_of_a_policy_are_listed_with_defaults_and_choices() -> None:
         ("token_budget", 512, []),
         ("drop", Drop.NEVER, ["never", "expired", "infeasible"]),
     ]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_can_be_tuned_and_takes_what_is_tried(name: str) -> None:
+    tried = tried_values(POLICIES[name])
+    assert tried
+    for option, values in tried.items():
+        assert values[0] == getattr(make_policy(name), option)
+        for value in values:
+            assert getattr(make_policy(f"{name}:{option}={value}"), option) == value
+
+
+def test_a_policy_without_tunable_fields_has_nothing_to_try() -> None:
+    assert tried_values(Mine) == tried_values(NotADataclass) == {}
