@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
 from slosched.cli.results import Outcome, outcome_table, summarize_all
-from slosched.cli.simulation import ReplicaOptions, simulate_policies
+from slosched.cli.simulation import Replica, ReplicaOptions, simulate_policies
+from slosched.core import NO_SLO, SLO, DeadlineRule
+from slosched.evaluate.benchmark_results import is_benchmark_result, read_benchmark_result
 from slosched.evaluate.records import read_records
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
+from slosched.workload import Trace
+
+if TYPE_CHECKING:
+    from slosched.evaluate.bounds import Bounds
 
 
 @grouped
@@ -39,7 +46,9 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="NAME=FILE",
-            help="Add a recorded replay (records.jsonl) to the comparison.  May be repeated.",
+            help="Add a replay on record: records.jsonl, or what vllm bench serve "
+            "--save-detailed or sglang.bench_serving --output-details wrote, judged by "
+            "--slo-ttft and --slo-tpot.  May be repeated.",
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -49,32 +58,64 @@ def compare(
 
     Example: `slosched compare -p fcfs -p slo_aware -p edf:drop=expired --trace azure_code
     --rate 2 -n 500 --slo-ttft 1s --slo-tpot 50ms -o runs/code`.
+
+    Beside a server that somebody else measured: `slosched compare -p fcfs --records
+    vllm=result.json --slo-ttft 1s --slo-tpot 50ms`.
     """
     requests = arrivals.open(trace, promise.slo(), seed)
     device = replica.open(limits.limits(), kv, seed)
     rule = limits.deadline_rule
     policies = {spec: make_policy(spec) for spec in policy or POLICIES}
-    recorded = _read_all(records or (), taken=policies)
+    recorded = _read_all(records or (), promise.slo() or NO_SLO, taken=policies)
     outcomes = simulate_policies(requests, policies, device) | recorded
+    _note_other_promises(outcomes, recorded)
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
-    console.print(outcome_table(title, summarize_all(outcomes, rule)))
-    from slosched.cli.figures import comparison_section, figures, save_figures  # slow to import
-    from slosched.evaluate.report import write_report
+    bounds = _bounds(requests, device)
+    shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
+    console.print(outcome_table(title, summarize_all(outcomes, rule), shares))
+    console.print(_about(bounds))
+    from slosched.cli.figures import leave_report  # slow to import
 
     text = (
         f"{title}, judged by the deadline rule {rule}, on a simulated "
         f"{device.model_name}. Every policy gets the same arrivals, lengths, KV cache and "
-        "latency model; rejected and unfinished requests count as misses."
+        f"latency model; rejected and unfinished requests count as misses.\n\n{_about(bounds)}"
     )
-    section = comparison_section("Comparison", text, outcomes, rule)
     provenance = {"trace": requests.name, **requests.provenance, **device.provenance()}
-    write_report(out / "report.html", "Policies compared", [section], provenance)
-    save_figures(out, figures(outcomes, rule))
-    console.print(f"wrote {out}/report.html and figures")
+    leave_report(out, "Policies compared", text, outcomes, rule, provenance, shares)
+    console.print(f"wrote {out}/report.html, and its figures as PNG and SVG")
 
 
-def _read_all(texts: Sequence[str], taken: Collection[str]) -> dict[str, Outcome]:
-    """The replays that `--records` names; no name twice, nor one of those `taken`."""
+def _bounds(trace: Trace, device: Replica) -> Bounds:
+    from slosched.evaluate.bounds import bounds_of  # slow to import
+
+    with console.status("bounding what any scheduler could do"):
+        return bounds_of(trace, device.model, device.config)
+
+
+def _shares(
+    outcomes: Mapping[str, Outcome], recorded: Collection[str], bounds: Bounds, rule: DeadlineRule
+) -> dict[str, float]:
+    """Of the bound, by policy; a replay on record was of another trace or device."""
+    simulated = {name: outcome for name, outcome in outcomes.items() if name not in recorded}
+    return {name: bounds.ratio(o.summary(rule).num_good) for name, o in simulated.items()}
+
+
+def _about(bounds: Bounds) -> str:
+    if bounds.why_none_holds:
+        return f"No bound on every scheduler is given: {bounds.why_none_holds}."
+    best = bounds.tightest
+    return (
+        f"No scheduler serves more than {best.num_good} of the {best.num_offered} requests well "
+        f"on this device ({best.name} bound)."
+    )
+
+
+def _read_all(texts: Sequence[str], promise: SLO, taken: Collection[str]) -> dict[str, Outcome]:
+    """The replays that `--records` names; no name twice, nor one of those `taken`.
+
+    `promise` is what they were promised of whom the file does not say it.
+    """
     found: dict[str, Outcome] = {}
     for text in texts:
         name, _, path = text.partition("=")
@@ -84,5 +125,20 @@ def _read_all(texts: Sequence[str], taken: Collection[str]) -> dict[str, Outcome
             )
         if name in taken or name in found:
             raise ValueError(f"--records {text!r}: the name {name!r} is taken; choose another")
-        found[name] = Outcome(read_records(Path(path)).records)
+        file = Path(path)
+        is_others = is_benchmark_result(file)
+        replay = read_benchmark_result(file, promise) if is_others else read_records(file)
+        found[name] = Outcome(replay.records)
     return found
+
+
+def _note_other_promises(outcomes: Mapping[str, Outcome], recorded: Collection[str]) -> None:
+    """Attainments compare only where the same was promised."""
+    promises = {name: {r.slo for r in outcome.records} for name, outcome in outcomes.items()}
+    simulated = [promises[name] for name in outcomes if name not in recorded]
+    for name in recorded:
+        if promises[name] not in simulated[:1]:
+            console.print(
+                f"[yellow]note:[/] {escape(name)} was promised other times than the simulated; "
+                "each is judged by its own"
+            )

@@ -17,18 +17,22 @@ from slosched.cli.fit import (
     form_rows,
     parameter_rows,
 )
-from slosched.cli.results import COLUMNS, Outcome, outcome_row, summarize_all
+from slosched.cli.results import Outcome, columns, outcome_rows, summarize_all
 from slosched.core import DeadlineRule
-from slosched.evaluate.metrics import Summary
+from slosched.evaluate.metrics import summarize_steps
 from slosched.evaluate.plots import (
+    MAX_TIERS,
     decile_lines,
     fit_plot,
+    gap_tails,
     goodput_bars,
     latency_cdfs,
     outcome_bars,
+    promised,
+    tier_bars,
     timeline,
 )
-from slosched.evaluate.report import Section
+from slosched.evaluate.report import Section, write_report
 from slosched.perfmodel import FitReport
 from slosched.perfmodel.errors import groups
 
@@ -50,11 +54,56 @@ def fit_section(report: FitReport) -> Section:
 
 
 def comparison_section(
-    heading: str, text: str, outcomes: Mapping[str, Outcome], rule: DeadlineRule
+    heading: str,
+    text: str,
+    outcomes: Mapping[str, Outcome],
+    rule: DeadlineRule,
+    shares: Mapping[str, float] | None = None,
 ) -> Section:
-    """The table and every figure of a comparison."""
-    summaries = summarize_all(outcomes, rule)
-    return Section(heading, [text, _frame(summaries), *figures(outcomes, rule).values()])
+    """The table and every figure of a comparison; `shares` are of the bound on any scheduler."""
+    drawn = figures(outcomes, rule).values()
+    return Section(heading, [text, comparison_frame(outcomes, rule, shares), *drawn])
+
+
+def comparison_frame(
+    outcomes: Mapping[str, Outcome], rule: DeadlineRule, shares: Mapping[str, float] | None
+) -> pd.DataFrame:
+    """The table of the terminal."""
+    rows = outcome_rows(summarize_all(outcomes, rule), shares)
+    return pd.DataFrame(rows, columns=[name.replace("\n", " ") for name in columns(shares)])
+
+
+def leave_report(
+    out: Path,
+    title: str,
+    text: str,
+    outcomes: Mapping[str, Outcome],
+    rule: DeadlineRule,
+    provenance: Mapping[str, object],
+    shares: Mapping[str, float] | None = None,
+) -> None:
+    """Write report.html and its figures, each as PNG and SVG, into the folder `out`."""
+    made = figures(outcomes, rule)
+    save_figures(out, made)
+    frame = comparison_frame(outcomes, rule, shares)
+    sections = [Section("Outcome", [text, frame, *made.values()]), metrics_section(outcomes, rule)]
+    write_report(out / "report.html", title, sections, provenance)
+
+
+def metrics_section(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> Section:
+    """Every metric of every replay, a row each."""
+    rows = {}
+    for name, outcome in outcomes.items():
+        rows[name] = outcome.summary(rule).as_row()
+        if outcome.steps:
+            rows[name] |= summarize_steps(outcome.steps).as_row()
+    table = pd.DataFrame(rows, dtype=object)
+    table.index.name = "metric"
+    text = (
+        "Times end in _s, seconds, rates in _per_s. docs/glossary.md says what each is and where "
+        "its definition comes from. Attainment is of offered requests unless it says otherwise."
+    )
+    return Section("All metrics", [text, table])
 
 
 def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Figure]:
@@ -65,23 +114,26 @@ def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Fi
         "goodput": goodput_bars(summaries),
         "outcomes": outcome_bars(summaries),
         "latency": latency_cdfs(records),
+        "gaps": gap_tails(records),
         "by_prompt_length": decile_lines(records, rule),
     }
+    if 1 < max(len(promised({name: replay})) for name, replay in records.items()) <= MAX_TIERS:
+        made["by_tier"] = tier_bars(records, rule)
     for name, outcome in outcomes.items():
         if outcome.steps:
-            made[f"timeline_{_file_name(name)}"] = timeline(outcome.steps)
+            figure = timeline(outcome.steps, outcome.records, rule)
+            figure.suptitle(name, fontsize=10)
+            made[f"timeline_{_file_name(name)}"] = figure
     return made
 
 
 def save_figures(folder: Path, made: Mapping[str, Figure]) -> None:
+    """Each as PNG for slides and as SVG for print."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in made.items():
-        figure.savefig(folder / f"{name}.png", dpi=150)
-
-
-def _frame(summaries: Mapping[str, Summary]) -> pd.DataFrame:
-    rows = [dict(zip(COLUMNS, outcome_row(name, s), strict=True)) for name, s in summaries.items()]
-    return pd.DataFrame(rows)
+        figure.savefig(folder / f"{name}.png", dpi=200)
+        figure.set_layout_engine(None)  # it is laid out now, and drawn twice as fast without
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 
 def _file_name(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,12 +14,17 @@ from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError
 from slosched.cli.results import Outcome, outcome_table, summarize_all
 from slosched.cli.simulation import ReplicaOptions, simulate_policies
+from slosched.core import DeadlineRule
+from slosched.evaluate.perfetto import write_perfetto
 from slosched.evaluate.records import write_records
 from slosched.policy.spec import make_policy
 from slosched.workload import Trace
 
 if TYPE_CHECKING:
     from slosched.evaluate.metrics import RequestRecord
+
+_MAX_TRACED = 100_000
+"""Steps and requests; more make a trace of many megabytes, which is written only if asked for."""
 
 
 @grouped
@@ -37,7 +43,22 @@ def replay(
     seed: options.Seed = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", file_okay=False, help="Folder for records.jsonl and figures."),
+        typer.Option(
+            "--out",
+            "-o",
+            file_okay=False,
+            help="Folder for records.jsonl, report.html, figures and, unless it would be large, "
+            "trace.perfetto.json.gz.",
+        ),
+    ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            metavar="FILE",
+            help="Every step and request as a trace for ui.perfetto.dev or chrome://tracing; "
+            "compressed if the name ends in .gz.",
+        ),
     ] = None,
 ) -> None:
     """Replay a trace open loop and score it: requests arrive on time whatever became of others.
@@ -64,12 +85,33 @@ def replay(
     rule = limits.deadline_rule
     title = f"{len(requests)} requests of {requests.name}, judged by {rule}"
     console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
+    if perfetto is not None:
+        write_perfetto(perfetto, outcome.records, outcome.steps, rule, provenance)
+        console.print(f"wrote {perfetto}: open it at https://ui.perfetto.dev")
     if out is not None:
-        from slosched.cli.figures import figures, save_figures  # matplotlib takes seconds to import
+        _leave(out, name, outcome, rule, title, provenance)
 
-        write_records(out / "records.jsonl", outcome.records, provenance)
-        save_figures(out, figures({name: outcome}, rule))
-        console.print(f"wrote {out}/records.jsonl and figures")
+
+def _leave(
+    out: Path,
+    name: str,
+    outcome: Outcome,
+    rule: DeadlineRule,
+    title: str,
+    provenance: Mapping[str, object],
+) -> None:
+    """Records, report, figures and trace of one replay."""
+    from slosched.cli.figures import leave_report  # slow to import
+
+    write_records(out / "records.jsonl", outcome.records, provenance)
+    text = f"{title}. Rejected and unfinished requests count as misses."
+    leave_report(out, f"A replay of {name}", text, {name: outcome}, rule, provenance)
+    wrote = "records.jsonl, report.html, and its figures as PNG and SVG"
+    if len(outcome.steps) + len(outcome.records) <= _MAX_TRACED:
+        trace = out / "trace.perfetto.json.gz"
+        write_perfetto(trace, outcome.records, outcome.steps, rule, provenance)
+        wrote += ", and trace.perfetto.json.gz for https://ui.perfetto.dev"
+    console.print(f"wrote {out}/{wrote}")
 
 
 def replay_live(trace: Trace, url: str, seed: int) -> list[RequestRecord]:

@@ -16,13 +16,15 @@ COLUMNS = (
     "policy",
     "good/s",
     "good",
+    "worst\ntenth",
     "rejected",
-    "TTFT p50",
-    "TTFT p99",
-    "TPOT p50",
-    "TPOT p99",
-    "preempt",
+    "TTFT\np50",
+    "TTFT\np99",
+    "TPOT\np50",
+    "TPOT\np99",
 )
+"""Narrow enough for a terminal of 100 columns; a report has every metric."""
+BOUND_COLUMN = "÷ bound"
 
 
 @dataclass
@@ -31,32 +33,62 @@ class Outcome:
 
     records: Sequence[RequestRecord]
     steps: list[StepRow] = field(default_factory=list)
+    _summaries: dict[DeadlineRule, Summary] = field(default_factory=dict, repr=False)
+
+    def summary(self, rule: DeadlineRule) -> Summary:
+        """Computed once; a second for some million tokens."""
+        if rule not in self._summaries:
+            self._summaries[rule] = summarize(self.records, rule)
+        return self._summaries[rule]
 
 
 def summarize_all(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Summary]:
-    return {name: summarize(outcome.records, rule) for name, outcome in outcomes.items()}
+    return {name: outcome.summary(rule) for name, outcome in outcomes.items()}
 
 
-def outcome_table(title: str, summaries: Mapping[str, Summary]) -> Table:
-    return table(title, COLUMNS, [outcome_row(name, s) for name, s in summaries.items()])
+def outcome_table(
+    title: str, summaries: Mapping[str, Summary], shares: Mapping[str, float] | None = None
+) -> Table:
+    """`shares`: of the bound on any scheduler, what each policy reached, where that is known."""
+    return table(title, columns(shares), outcome_rows(summaries, shares))
 
 
-def outcome_row(name: str, summary: Summary) -> tuple[str, ...]:
+def columns(shares: Mapping[str, float] | None) -> tuple[str, ...]:
+    """Of `outcome_rows`."""
+    return (*COLUMNS, BOUND_COLUMN) if shares is not None else COLUMNS
+
+
+def outcome_rows(
+    summaries: Mapping[str, Summary], shares: Mapping[str, float] | None
+) -> list[tuple[str, ...]]:
+    """The cells of each policy."""
+    rows = [_outcome_row(name, summary) for name, summary in summaries.items()]
+    if shares is None:
+        return rows
+    known = [shares.get(name, math.nan) for name in summaries]
+    return [(*row, _share(share)) for row, share in zip(rows, known, strict=True)]
+
+
+def _outcome_row(name: str, summary: Summary) -> tuple[str, ...]:
     return (
         name,
         _rate(summary.good_requests_per_s),
-        f"{summary.attainment:.1%}",
-        f"{summary.num_rejected / summary.num_offered:.1%}",
+        _share(summary.attainment),
+        _share(summary.worst_decile_attainment),
+        _share(summary.num_rejected / summary.num_offered),
         _time(summary.ttft_s.p50),
         _time(summary.ttft_s.p99),
         _time(summary.tpot_s.p50),
         _time(summary.tpot_s.p99),
-        str(summary.num_preemptions),
     )
 
 
 def _rate(per_s: float) -> str:
     return "-" if math.isnan(per_s) else f"{per_s:.3g}"
+
+
+def _share(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:.1%}"
 
 
 def _time(seconds: float) -> str:

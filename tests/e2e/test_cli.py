@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 import os
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from command_line import SLOSCHED, Said
@@ -204,9 +207,37 @@ def test_replay_scores_a_trace_and_leaves_records_and_figures(cli: Cli) -> None:
     assert replay.provenance["measured model"] == "meta-llama/Llama-3.1-8B"
     pngs = {path.stem for path in Path("run").glob("*.png") if is_png(path)}
     assert pngs == {
-        *("goodput", "outcomes", "latency", "by_prompt_length"),
+        *("goodput", "outcomes", "latency", "gaps", "by_prompt_length"),
         "timeline_edf_drop_expired_token_budget_256",
     }
+    for name in pngs:
+        assert ElementTree.parse(f"run/{name}.svg").getroot().tag.endswith("svg")
+    assert "token_attainment" in Path("run/report.html").read_text()
+    events = json.loads(gzip.decompress(Path("run/trace.perfetto.json.gz").read_bytes()))
+    names = {event["name"] for event in events["traceEvents"]}
+    assert {"decode", "prefill", "batch tokens", "KV cache (%)", "requests"} <= names
+
+
+def test_a_replay_is_traced_where_it_is_asked_to(cli: Cli) -> None:
+    said = cli("replay", "-n", "5", "--policy", "fcfs", "--perfetto", "deep/trace.json")
+    assert said.status == 0, said.err
+    assert "wrote deep/trace.json" in said.out
+    trace = json.loads(Path("deep/trace.json").read_text())
+    assert trace["otherData"]["policy"] == "fcfs"
+    finished = [e for e in trace["traceEvents"] if e.get("args", {}).get("outcome") == "good"]
+    assert len(finished) == 5
+
+
+def test_compare_takes_what_the_benchmark_of_another_server_wrote(cli: Cli) -> None:
+    lists = {"input_lens": [9, 9], "output_lens": [2, 2], "itls": [[0.02], [0.02]]}
+    result = {"ttfts": [0.5, 3.0], **lists, "start_times": [5.0, 6.0], "errors": ["", ""]}
+    Path("result.json").write_text(json.dumps(result))
+    said = cli(
+        *("compare", "-n", "5", "-p", "fcfs", "--slo-ttft", "1s", "--slo-tpot", "50ms"),
+        *("--records", "vllm=result.json", "-o", "out"),
+    )
+    assert said.status == 0, said.err
+    assert row(said.out, "vllm")[1:3] == ["0.5", "50.0%"]
 
 
 def test_the_same_seed_replays_the_same(cli: Cli) -> None:
@@ -251,12 +282,24 @@ def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_pat
     assert said.status == 0, said.err
     assert row(said.out, "fcfs")[2].endswith("%")
     assert row(said.out, "before")[2].endswith("%")
+    assert float(row(said.out, "fcfs")[-1].removesuffix("%")) <= 100
+    assert row(said.out, "before")[-1] == "-", "it may have been another trace"
+    assert "No scheduler serves more than" in said.out
+    assert "before was promised other times" in said.out
     page = Path("out/report.html").read_text()
     for text in (*specs, "before", "mean_tpot", "rtx4090/llama-3.1-8b", "<dt>seed</dt>"):
         assert text in page, text
-    assert page.count("<svg") == 4 + len(specs)  # a replay on record has no steps to draw
+    assert page.count("<svg") == 5 + len(specs)  # a replay on record has no steps to draw
     assert not re.search(r'(src|href)="(?!#)', page), "it loads from elsewhere"
-    assert sum(is_png(path) for path in Path("out").glob("*.png")) == 4 + len(specs)
+    assert sum(is_png(path) for path in Path("out").glob("*.png")) == 5 + len(specs)
+
+
+def test_compare_gives_no_bound_that_luck_could_beat(cli: Cli) -> None:
+    said = cli("compare", "-n", "10", "-p", "fcfs", "--noise", "0.1", "-o", "out")
+    assert said.status == 0, said.err
+    assert "No bound on every scheduler is given" in said.out
+    assert "noise 0.1" in said.out
+    assert "÷ bound" not in said.out
 
 
 def test_compare_takes_all_policies_by_default(cli: Cli) -> None:
