@@ -104,7 +104,7 @@ def _table(table: pd.DataFrame) -> str:
 
 def _cell(value: object) -> str:
     if isinstance(value, str):
-        return f'<td class="text">{escape(value)}</td>'
+        return f"<td>{escape(value)}</td>"
     return f"<td>{escape(_number(value))}</td>"
 
 

@@ -62,11 +62,15 @@ def goodput_bars(summaries: Mapping[str, Summary]) -> Figure:
     colours = [BLUE if goodput == best else SKY for goodput in goodputs]
     axes.barh(names, goodputs, height=0.68, color=colours)
     positions = np.arange(len(names))
-    axes.vlines(offered, positions - 0.42, positions + 0.42, colors=BLACK, linestyles="--")
+    axes.vlines(offered, positions - 0.42, positions + 0.42, colors=BLACK, linewidth=2)
     for row, goodput in enumerate(goodputs):
         if not math.isnan(goodput):
-            axes.text(goodput, row, f" {goodput:.2f}", va="center", fontsize=9)
-    axes.plot([], [], color=BLACK, linestyle="--", label="offered")
+            inside = goodput > 0.5 * best
+            style: dict[str, Any] = {"color": "white", "ha": "right"} if inside else {}
+            if inside and colours[row] == SKY:
+                style["color"] = BLACK
+            axes.text(goodput, row, f" {goodput:.2f} ", va="center", fontsize=9, **style)
+    axes.plot([], [], "|", color=BLACK, markersize=11, markeredgewidth=2, label="offered")
     axes.set(xlabel="good requests/s")
     axes.margins(x=0.1)
     axes.set_xlim(left=0)
