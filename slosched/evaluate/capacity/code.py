@@ -1,0 +1,56 @@
+"""Which code made a result: a result of other code is not taken for one of this."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from slosched.policy.spec import make_policy
+
+_PACKAGE = Path(__file__).parents[2]
+_NOT_SIMULATED = ("cli", "integrations", "engine/torch", "engine/server", "engine/profiling")
+_SCORING = ("evaluate/metrics", "evaluate/capacity/outcomes.py", "evaluate/capacity/point.py")
+
+
+def code_digest(policy: str) -> str:
+    """Of every source file that a replay of this policy runs, its own module among them.
+
+    Finer than a commit: an edit that is not committed counts, one to the documentation does not,
+    and it works where there is no git.
+    """
+    summed = hashlib.sha256(_package_digest().encode())
+    policy_class = type(make_policy(policy))
+    if not policy_class.__module__.startswith("slosched."):
+        summed.update(inspect.getsource(inspect.getmodule(policy_class) or policy_class).encode())
+    return summed.hexdigest()
+
+
+@cache
+def git_hash() -> str:
+    """The commit of this tree, `-dirty` if it was edited since; `none` where there is no git."""
+    command = ["git", "-C", str(_PACKAGE), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "none"
+    return ran.stdout.strip()
+
+
+@cache
+def _package_digest() -> str:
+    summed = hashlib.sha256()
+    for name in sorted(_simulated()):
+        summed.update(name.encode() + b"\0" + (_PACKAGE / name).read_bytes() + b"\0")
+    return summed.hexdigest()
+
+
+def _simulated() -> Iterator[str]:
+    for path in _PACKAGE.rglob("*.py"):
+        name = path.relative_to(_PACKAGE).as_posix()
+        scores = name.startswith(_SCORING) or not name.startswith("evaluate/")
+        if scores and not name.startswith(_NOT_SIMULATED):
+            yield name

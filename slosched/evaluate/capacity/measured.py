@@ -1,0 +1,115 @@
+"""Who is measured, what for, and how far the searches of one contender have come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slosched.engine.simulate import SimulationConfig
+from slosched.evaluate.capacity.outcomes import Outcomes
+from slosched.evaluate.capacity.rates import Lattice, Search
+from slosched.perfmodel import FittedModel
+
+TARGETS = (0.90, 0.99)
+PRECISION = 0.02
+_SCOUT_WIDTH = 4
+"""One seed alone finds the knee within so many places of the lattice; then all seeds look there."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Whose capacity is wanted: a policy on a replica."""
+
+    name: str
+    policy: str
+    """As `make_policy` reads it."""
+    model: FittedModel
+    model_name: str
+    config: SimulationConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to look for, and where."""
+
+    targets: Sequence[float] = TARGETS
+    """Shares of the offered requests that must be good, lowest first."""
+    precision: float = PRECISION
+    max_rate: float | None = None
+    """Requests/s; by default 16 times what about keeps the device busy."""
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise ValueError("a sweep needs at least one target, as 0.9")
+        for target in self.targets:
+            if not 0 < target < 1:
+                raise ValueError(f"a target must be a share between 0 and 1, not {target!r}")
+
+
+@dataclass
+class Measured:
+    """All replays of one contender so far, by place on the lattice and by window."""
+
+    contender: Contender
+    plan: Plan
+    lattice: Lattice
+    guess: int
+    num_windows: int
+    outcomes: dict[int, dict[int, Outcomes]] = field(default_factory=dict)
+    error: Exception | None = None
+    """Why it was given up; what had been measured stays."""
+
+    @property
+    def num_done(self) -> int:
+        return sum(len(found) for found in self.outcomes.values())
+
+    @property
+    def complete(self) -> list[int]:
+        """Places at which every window was replayed, lowest rate first."""
+        return sorted(k for k, found in self.outcomes.items() if len(found) == self.num_windows)
+
+    def pooled(self) -> dict[int, float]:
+        """Attainment over the counted requests of all windows, where all were replayed."""
+        known = {}
+        for k in self.complete:
+            found = self.outcomes[k].values()
+            good = sum(int(o.good[o.counted].sum()) for o in found)
+            known[k] = good / sum(int(o.counted.sum()) for o in found)
+        return known
+
+    def wanted(self) -> list[tuple[int, int]]:
+        """Places and windows that the searches ask for next; none if they are over."""
+        if self.error is not None:
+            return []
+        asked = [task for target in self.plan.targets for task in self._next(target)]
+        return [(k, i) for k, i in dict.fromkeys(asked) if i not in self.outcomes.get(k, {})]
+
+    def num_left(self) -> int:
+        """About how many replays are still to come."""
+        if self.error is not None:
+            return 0
+        left = 0
+        for target in self.plan.targets:
+            scout = self._scout(target).num_left(self._scouted())
+            full = Search(self.lattice, target, self.guess).num_left(self.pooled())
+            # Once scouted, all windows look at about four more places.
+            left += scout + (4 if scout else min(4, full)) * self.num_windows
+        return left
+
+    def _next(self, target: float) -> list[tuple[int, int]]:
+        """First one window alone, coarsely; then all windows from where it led."""
+        scout, known = self._scout(target), self._scouted()
+        places = scout.next_places(known)
+        if places and self.num_windows > 1:
+            return [(k, 0) for k in places]
+        low, high = scout.bracket(known)
+        guess = next((k for k in (low, high) if k is not None), self.guess)
+        search = Search(self.lattice, target, guess)
+        return [(k, i) for k in search.next_places(self.pooled()) for i in range(self.num_windows)]
+
+    def _scout(self, target: float) -> Search:
+        return Search(self.lattice, target, self.guess, width=_SCOUT_WIDTH, margin=0)
+
+    def _scouted(self) -> dict[int, float]:
+        """Attainment of the first window alone."""
+        return {k: found[0].attainment for k, found in self.outcomes.items() if 0 in found}

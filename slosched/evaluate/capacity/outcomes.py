@@ -1,0 +1,114 @@
+"""What one replay leaves of each request, and what of it counts."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from slosched.core import DeadlineRule, Request, RequestStatus
+from slosched.evaluate.metrics import RequestRecord, is_good
+
+OUTCOME = np.dtype(
+    [
+        ("arrival_s", "<f8"),
+        ("ended_after_s", "<f4"),
+        ("ttft_s", "<f4"),
+        ("tpot_s", "<f4"),
+        ("output_tokens", "<i4"),
+        ("finished", "?"),
+        ("good", "?"),
+    ]
+)
+"""One request, in order of arrival.  NaN where nothing came out, or where it never ended."""
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+
+WARM_UP_E2E = 2.0
+"""A replay warms up for so many times the P99 of the end-to-end time (literature.md 6.2.5)."""
+MAX_WARM_UP_SHARE = 0.5
+"""But for no more than this share of the requests: an overloaded replay never warms up."""
+_NUM_QUEUE_WINDOWS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """The requests of one replay, as a record array of `OUTCOME`."""
+
+    requests: npt.NDArray[np.void]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], rule: DeadlineRule) -> Outcomes:
+        """Of what `simulate` returns."""
+        return cls(np.array([_outcome(r, rule) for r in requests], dtype=OUTCOME))
+
+    @classmethod
+    def unpack(cls, blob: bytes) -> Outcomes:
+        return cls(np.frombuffer(zlib.decompress(blob), dtype=OUTCOME))
+
+    def pack(self) -> bytes:
+        return zlib.compress(self.requests.tobytes())
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal outcomes, to the bit, whatever compressed them."""
+        return hashlib.sha256(self.requests.tobytes()).hexdigest()
+
+    @property
+    def good(self) -> BoolArray:
+        return self.requests["good"]
+
+    @property
+    def warm_up_s(self) -> float:
+        """What the rule asks for, if there was time enough or not."""
+        ended = self.requests["ended_after_s"][self.requests["finished"]]
+        return WARM_UP_E2E * float(np.percentile(ended, 99)) if len(ended) else 0.0
+
+    @property
+    def is_short(self) -> bool:
+        """True if the replay was too short to warm up: then it counts from half-way on."""
+        return self._num_warm_up() > MAX_WARM_UP_SHARE * len(self.requests)
+
+    @property
+    def counted(self) -> BoolArray:
+        """Which requests arrived after the warm-up."""
+        first = min(self._num_warm_up(), int(MAX_WARM_UP_SHARE * len(self.requests)))
+        return np.arange(len(self.requests)) >= first
+
+    @property
+    def attainment(self) -> float:
+        """Good / offered, after the warm-up."""
+        return float(self.good[self.counted].mean())
+
+    def queue_means(self) -> FloatArray:
+        """Requests without a first token, as arrivals found them: means of ten equal windows."""
+        arrivals = self.requests["arrival_s"]
+        ttft_s = self.requests["ttft_s"]
+        waited_s = np.where(np.isnan(ttft_s), self.requests["ended_after_s"], ttft_s)
+        left = np.sort(arrivals + np.nan_to_num(waited_s, nan=np.inf))
+        waiting = np.arange(len(arrivals)) - np.searchsorted(left, arrivals, side="right")
+        parts = np.array_split(waiting[self.counted], _NUM_QUEUE_WINDOWS)
+        return np.array([part.mean() for part in parts if len(part)], dtype=np.float64)
+
+    def _num_warm_up(self) -> int:
+        arrivals = self.requests["arrival_s"]
+        return int(np.searchsorted(arrivals, arrivals[0] + self.warm_up_s))
+
+
+def _outcome(request: Request, rule: DeadlineRule) -> tuple[object, ...]:
+    record = RequestRecord.from_request(request)
+    ended_after_s = np.nan if record.end_s is None else record.end_s - record.arrival_s
+    return (
+        record.arrival_s,
+        ended_after_s,
+        np.nan if record.ttft_s is None else record.ttft_s,
+        np.nan if record.tpot_s is None else record.tpot_s,
+        record.num_output_tokens,
+        record.status is RequestStatus.FINISHED,
+        is_good(record, rule),
+    )

@@ -1,0 +1,70 @@
+"""Where the replays of a sweep run: in this process, or in one process a core.
+
+A pool is a `concurrent.futures.Executor` whose workers have called `start` once, as those of
+`ProcessPoolExecutor` do; `integrations.ray` has one that spans a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+from slosched.evaluate.capacity.point import Bench, Point
+
+MakePool = Callable[[Callable[[], None]], Executor]
+"""Makes a pool whose workers have called the function given."""
+
+_bench: Bench | None = None
+
+
+def start(bench: Bench) -> None:
+    """Give this worker what all points share."""
+    global _bench  # one bench a worker process, as the pools of the library have it
+    _bench = bench
+
+
+def run_point(point: Point) -> bytes:
+    """The packed outcomes of one replay on this worker's bench."""
+    assert _bench is not None, "the worker was given no bench"
+    return _bench.run(point).pack()
+
+
+def local_pool(jobs: int | None = None) -> MakePool:
+    """One process a core by default; with one job, this process itself."""
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"a pool needs at least one job, not {jobs}")
+    num_jobs = jobs or os.cpu_count() or 1
+    if num_jobs == 1:
+        return _SameProcess
+
+    def make(initialize: Callable[[], None]) -> Executor:
+        # Spawned, as on every system: a forked worker would inherit threads of the progress bar.
+        context = get_context("spawn")
+        return ProcessPoolExecutor(num_jobs, context, partial(_start_quietly, initialize))
+
+    return make
+
+
+def _start_quietly(initialize: Callable[[], None]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
+    initialize()
+
+
+class _SameProcess(Executor):
+    """Runs what is submitted before it returns."""
+
+    def __init__(self, initialize: Callable[[], None]) -> None:
+        initialize()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future

@@ -1,0 +1,236 @@
+"""From replays to capacities: curves, intervals, ratios, and what they must be read with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from slosched.evaluate.capacity.measured import Measured
+from slosched.evaluate.capacity.outcomes import Outcomes
+from slosched.evaluate.capacity.windows import blocks_of
+from slosched.evaluate.statistics import (
+    NUM_REPLICATES,
+    FloatArray,
+    IntArray,
+    Interval,
+    antitonic,
+    block_weights,
+    crossing,
+    interval,
+    rises,
+)
+from slosched.workload.trace import Trace
+
+_MIN_QUEUE = 1.0
+"""Mean requests that wait at the end; below, a queue that grows is no queue."""
+
+
+class Flag(StrEnum):
+    """What a capacity must be read with."""
+
+    UNREACHABLE = "unreachable"
+    """No rate reaches the target: capacity 0."""
+    NEVER_SATURATES = "never saturates"
+    """The highest rate tried still reaches it: the capacity is at least that."""
+    QUEUE_GROWS = "queue grows"
+    """At the last rate that reaches it the queue still grows: a longer trace gives less."""
+    SHORT = "short"
+    """The replay is too short to warm up before half of it is over."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The highest rate at which at least `target` of the offered requests are good."""
+
+    contender: str
+    target: float
+    requests_per_s: float
+    interval: Interval
+    flags: frozenset[Flag]
+    best_attainment: float
+    """The best that was seen at any rate."""
+
+    @property
+    def is_measured(self) -> bool:
+        """False where the curve does not cross the target at the rates tried."""
+        return not self.flags & {Flag.UNREACHABLE, Flag.NEVER_SATURATES}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One capacity over another, on the same requests."""
+
+    value: float
+    interval: Interval
+
+    @property
+    def is_significant(self) -> bool:
+        """True if the interval excludes 1; false where there is no ratio."""
+        return not math.isnan(self.value) and 1.0 not in self.interval
+
+
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """Good and counted requests at each rate, by block; arrays of shape (rates, blocks)."""
+
+    rates: FloatArray
+    good: FloatArray
+    counted: FloatArray
+    grows: tuple[bool, ...]
+    short: tuple[bool, ...]
+
+    def resampled(self, weights: IntArray) -> FloatArray:
+        """Attainment in each replicate, never rising with the rate: shape (replicates, rates)."""
+        sizes = np.maximum(weights @ self.counted.T, 1e-9)
+        return antitonic(weights @ self.good.T / sizes, sizes)
+
+    @cached_property
+    def pooled(self) -> FloatArray:
+        one = np.ones((1, self.good.shape[1]), dtype=np.int64)
+        curve: FloatArray = self.resampled(one)[0]
+        return curve
+
+
+class Study:
+    """The results of a sweep; all contenders are judged on the same resampled blocks."""
+
+    def __init__(
+        self, measured: Sequence[Measured], windows: Sequence[Trace], *, seed: int = 0
+    ) -> None:
+        """Contenders without one rate that all windows were played at are left out."""
+        self.num_seeds = len(windows)
+        by_window = [blocks_of(window) for window in windows]
+        sizes = [int(blocks.max()) + 1 for blocks in by_window]
+        offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+        blocks = [b + offset for b, offset in zip(by_window, offsets, strict=True)]
+        curves = {m.contender.name: _curve(m, blocks) for m in measured if m.complete}
+        if not curves:
+            raise ValueError("no contender was played at any rate by all windows")
+        # Blocks that are warm-up to everybody would be drawn for nothing.
+        used = np.any([curve.counted.any(axis=0) for curve in curves.values()], axis=0)
+        seed_of = np.repeat(np.arange(len(windows)), sizes)[used]
+        self._weights = block_weights(_renumbered(seed_of), NUM_REPLICATES, seed)
+        self._curves = {
+            name: _Curve(c.rates, c.good[:, used], c.counted[:, used], c.grows, c.short)
+            for name, c in curves.items()
+        }
+
+    @property
+    def contenders(self) -> list[str]:
+        return list(self._curves)
+
+    def capacity(self, contender: str, target: float) -> Capacity:
+        """With its 95 % interval; 0 if no rate reaches the target."""
+        curve = self._curves[contender]
+        reached = int((curve.pooled >= target).sum())
+        flags = self._flags(curve, reached)
+        best = float((curve.good.sum(axis=1) / curve.counted.sum(axis=1)).max())
+        if Flag.UNREACHABLE in flags:
+            return Capacity(contender, target, 0.0, Interval(0.0, 0.0), flags, best)
+        value = float(crossing(curve.rates, curve.pooled, target))
+        if Flag.NEVER_SATURATES in flags:
+            return Capacity(contender, target, value, Interval(value, math.inf), flags, best)
+        bounds = interval(self.replicates(contender, target), value, self.num_seeds)
+        bounds = Interval(max(0.0, bounds.low), bounds.high)
+        return Capacity(contender, target, value, bounds, flags, best)
+
+    def replicates(self, contender: str, target: float) -> FloatArray:
+        """The capacity in each of the resampled worlds, shape (replicates,)."""
+        curve = self._curves[contender]
+        return crossing(curve.rates, curve.resampled(self._weights), target)
+
+    def ratio(self, contender: str, reference: str, target: float) -> Ratio:
+        """Capacity over the reference's, paired: both in the same resampled worlds."""
+        return _ratio(self, contender, self, reference, target)
+
+    def ratio_to(self, other: Study, contender: str, reference: str, target: float) -> Ratio:
+        """Over a capacity of another study, whose windows or seeds were others: not paired."""
+        return _ratio(self, contender, other, reference, target)
+
+    def frame(self) -> pd.DataFrame:
+        """The curves: attainment and good requests/s by policy and rate, with 95 % bounds."""
+        rows = []
+        for name, curve in self._curves.items():
+            sizes = np.maximum(self._weights @ curve.counted.T, 1e-9)
+            worlds = self._weights @ curve.good.T / sizes
+            shares = curve.good.sum(axis=1) / curve.counted.sum(axis=1)
+            for i, rate in enumerate(curve.rates):
+                bounds = interval(worlds[:, i], float(shares[i]), self.num_seeds)
+                low, high = max(0.0, bounds.low), min(1.0, bounds.high)
+                rows.append(
+                    {
+                        "policy": name,
+                        "rate": rate,
+                        "attainment": shares[i],
+                        "attainment_low": low,
+                        "attainment_high": high,
+                        "good_requests_per_s": rate * shares[i],
+                        "good_low": rate * low,
+                        "good_high": rate * high,
+                        "queue_grows": curve.grows[i],
+                        "short": curve.short[i],
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    def _flags(self, curve: _Curve, reached: int) -> frozenset[Flag]:
+        if not reached:
+            return frozenset({Flag.UNREACHABLE})
+        found = {Flag.NEVER_SATURATES} if reached == len(curve.rates) else set()
+        if curve.grows[reached - 1]:
+            found.add(Flag.QUEUE_GROWS)
+        if curve.short[reached - 1]:
+            found.add(Flag.SHORT)
+        return frozenset(found)
+
+
+def _ratio(study: Study, contender: str, other: Study, reference: str, target: float) -> Ratio:
+    above, below = study.capacity(contender, target), other.capacity(reference, target)
+    if not (above.is_measured and below.is_measured):
+        return Ratio(math.nan, Interval(math.nan, math.nan))
+    value = above.requests_per_s / below.requests_per_s
+    if study is other and contender == reference:
+        return Ratio(1.0, Interval(1.0, 1.0))
+    worlds = study.replicates(contender, target) / other.replicates(reference, target)
+    return Ratio(value, interval(worlds, value, min(study.num_seeds, other.num_seeds)))
+
+
+def _curve(measured: Measured, blocks: Sequence[IntArray]) -> _Curve:
+    num_blocks = 1 + max(int(b.max()) for b in blocks)
+    rates, good, counted, grows, short = [], [], [], [], []
+    for k in measured.complete:
+        found = [measured.outcomes[k][i] for i in range(len(blocks))]
+        rates.append(measured.lattice.rate(k))
+        good.append(_per_block(found, blocks, num_blocks, good=True))
+        counted.append(_per_block(found, blocks, num_blocks, good=False))
+        grows.append(_queue_grows(found))
+        short.append(any(outcomes.is_short for outcomes in found))
+    return _Curve(np.array(rates), np.array(good), np.array(counted), tuple(grows), tuple(short))
+
+
+def _per_block(
+    found: Sequence[Outcomes], blocks: Sequence[IntArray], num_blocks: int, *, good: bool
+) -> FloatArray:
+    """Counted requests of each block, or those of them that are good."""
+    total = np.zeros(num_blocks)
+    for outcomes, block in zip(found, blocks, strict=True):
+        chosen = outcomes.counted & outcomes.good if good else outcomes.counted
+        total += np.bincount(block[chosen], minlength=num_blocks)
+    return total
+
+
+def _queue_grows(found: Sequence[Outcomes]) -> bool:
+    """Over time, in the mean of all windows."""
+    means = np.mean([outcomes.queue_means() for outcomes in found], axis=0)
+    return bool(means[-1] >= _MIN_QUEUE) and rises(means)
+
+
+def _renumbered(seed_of: IntArray) -> IntArray:
+    """The seeds that are left, counted from 0."""
+    return np.unique(seed_of, return_inverse=True)[1].astype(np.int64)

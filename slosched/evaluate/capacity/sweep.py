@@ -1,0 +1,162 @@
+"""Capacities of several contenders in one go: the searches side by side, on one pool of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from slosched.core import BatchShape
+from slosched.evaluate.capacity.measured import Contender, Measured, Plan
+from slosched.evaluate.capacity.outcomes import Outcomes
+from slosched.evaluate.capacity.point import (
+    Bench,
+    CapacityError,
+    Point,
+    model_digest,
+    trace_digest,
+)
+from slosched.evaluate.capacity.pool import MakePool, run_point, start
+from slosched.evaluate.capacity.rates import Lattice
+from slosched.evaluate.capacity.store import Store
+from slosched.workload.trace import Trace
+
+_KNEE_OF_BUSY = 0.75
+_LOWEST_OF_BUSY, _HIGHEST_OF_BUSY = 1 / 256, 16.0
+"""Where a search begins and ends, as shares of the rate that would just keep the device busy."""
+
+OnProgress = Callable[[int, int], None]
+"""Told the replays that are done, and about how many there will be."""
+
+
+class _Task(NamedTuple):
+    measured: Measured
+    place: int
+    window: int
+    point: Point
+
+
+class Sweep:
+    """The searches of all contenders.  `run` may be interrupted: a store keeps what is done."""
+
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        windows: Sequence[Trace],
+        plan: Plan | None = None,
+        store: Store | None = None,
+    ) -> None:
+        """`windows` are played by every contender at every rate: one seed each."""
+        if not contenders or not windows:
+            raise ValueError("a sweep needs at least one contender and one window of a trace")
+        names = [contender.name for contender in contenders]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two contenders have the same name: {', '.join(names)}")
+        plan = plan or Plan()
+        self.windows = list(windows)
+        self._store = store
+        self._bench = Bench.of(windows, [contender.model for contender in contenders])
+        self._models = {c.name: model_digest(c.model) for c in contenders}
+        self._traces = [trace_digest(window) for window in windows]
+        busy = _busy_rate(contenders[0], self.windows[0])
+        lattice = Lattice.between(
+            busy * _LOWEST_OF_BUSY,
+            plan.max_rate or busy * _HIGHEST_OF_BUSY,
+            plan.precision,
+        )
+        guess = lattice.nearest(busy * _KNEE_OF_BUSY)
+        self.measured = {
+            c.name: Measured(c, plan, lattice, guess, len(windows)) for c in contenders
+        }
+
+    def run(self, make_pool: MakePool, on_progress: OnProgress | None = None) -> None:
+        """Until every search is over.  A contender that fails is given up, the others go on."""
+        with make_pool(partial(start, self._bench)) as pool:
+            try:
+                self._run(pool, on_progress or (lambda _done, _expected: None))
+            except BrokenProcessPool as error:
+                raise CapacityError(
+                    "a worker process died, out of memory perhaps: try fewer --jobs; what was "
+                    "done is kept"
+                ) from error
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, pool: Executor, on_progress: OnProgress) -> None:
+        running: dict[Future[bytes], _Task] = {}
+        while tasks := [*running.values(), *self._new_tasks(running.values())]:
+            for task in tasks[len(running) :]:
+                future = pool.submit(run_point, task.point)
+                if future.done():  # by a pool that runs what it is given at once
+                    self._book(task, future)
+                    on_progress(*self._progress())
+                else:
+                    running[future] = task
+            on_progress(*self._progress())
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                self._book(running.pop(future), future)
+        on_progress(*self._progress())
+
+    def _new_tasks(self, running: Collection[_Task]) -> list[_Task]:
+        """Everything that the searches want now, that nobody runs and the store does not have."""
+        busy = {(task.measured.contender.name, task.place, task.window) for task in running}
+        tasks = []
+        for measured in self.measured.values():
+            wanted = measured.wanted()
+            while any(self._recall(measured, *place) for place in wanted):
+                wanted = measured.wanted()
+            tasks += [
+                _Task(measured, k, i, self._point(measured, k, i))
+                for k, i in wanted
+                if (measured.contender.name, k, i) not in busy
+            ]
+        return tasks
+
+    def _recall(self, measured: Measured, place: int, window: int) -> bool:
+        """Take a replay from the store, if it is there."""
+        kept = self._store.get(self._point(measured, place, window)) if self._store else None
+        if kept is not None:
+            measured.outcomes.setdefault(place, {})[window] = kept
+        return kept is not None
+
+    def _point(self, measured: Measured, place: int, window: int) -> Point:
+        contender = measured.contender
+        return Point(
+            policy=contender.policy,
+            model=self._models[contender.name],
+            trace=self._traces[window],
+            rate=measured.lattice.rate(place),
+            config=replace(contender.config, seed=contender.config.seed + window),
+        )
+
+    def _book(self, task: _Task, future: Future[bytes]) -> None:
+        measured, place, window, point = task
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool) or not isinstance(error, Exception | None):
+            raise error
+        if error is not None:
+            measured.error = measured.error or error
+            return
+        outcomes = Outcomes.unpack(future.result())
+        measured.outcomes.setdefault(place, {})[window] = outcomes
+        if self._store is not None:
+            names = {"trace": self.windows[window].name, "model": measured.contender.model_name}
+            self._store.put(point, outcomes, names)
+
+    def _progress(self) -> tuple[int, int]:
+        done = sum(measured.num_done for measured in self.measured.values())
+        return done, done + sum(measured.num_left() for measured in self.measured.values())
+
+
+def _busy_rate(contender: Contender, trace: Trace) -> float:
+    """Requests/s that would about keep the device busy, in full steps of prompts and of decodes."""
+    limits, model = contender.config.limits, contender.model
+    prompt, output = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
+    step_tokens = limits.max_num_batched_tokens
+    decodes = BatchShape()
+    decodes.add_decodes([round(prompt + output / 2)] * min(limits.max_num_seqs, step_tokens))
+    prompt_s = model.predict_prefill(step_tokens) / step_tokens * prompt
+    return 1 / (prompt_s + model.predict(decodes) / decodes.num_decodes * output)

@@ -1,0 +1,39 @@
+"""Parts of a trace, one a seed, and the blocks in which their requests are resampled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from slosched.workload.trace import Trace, TraceError
+
+BLOCK_S = 60.0
+"""Length of a block, in the trace's own time."""
+MIN_BLOCKS = 8
+"""A shorter trace is cut finer, so that there is something to resample."""
+
+
+def window(trace: Trace, num_requests: int, seed: int) -> Trace:
+    """The `seed`-th run of `num_requests` requests, the first at 0; the trace is read in a circle.
+
+    Windows of different seeds share no request until the trace has been read once.
+    """
+    if num_requests > len(trace):
+        raise TraceError(
+            f"trace {trace.name!r} has {len(trace)} requests, a window of {num_requests} cannot "
+            "be cut from it: ask for fewer with -n"
+        )
+    start = seed * num_requests % len(trace)
+    period_s = trace.duration_s + (1 / trace.rate if 0 < trace.rate < np.inf else 0.0)
+    later = [replace(r, arrival_s=r.arrival_s + period_s) for r in trace.requests[:start]]
+    chosen = (trace.requests[start:] + tuple(later))[:num_requests]
+    return Trace.of(chosen, trace.name, {**trace.provenance, "window_start": start})
+
+
+def blocks_of(trace: Trace) -> npt.NDArray[np.int64]:
+    """The block of each request, shape (n,): the same at any rate that the trace is played at."""
+    block_s = min(BLOCK_S, trace.duration_s / MIN_BLOCKS) or BLOCK_S
+    last = max(0, int(np.ceil(trace.duration_s / block_s)) - 1)
+    return np.minimum(trace.arrivals_s // block_s, last).astype(np.int64)

@@ -1,0 +1,362 @@
+"""Capacities by simulation: what is found, how sure it is, and that it is found again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import make_model
+
+from slosched.core import SLO, IllegalPlanError, Policy, SchedulerOutput, SchedulerView
+from slosched.engine.simulate import SimulationConfig
+from slosched.evaluate.capacity import (
+    Bench,
+    CapacityError,
+    Contender,
+    Flag,
+    Outcomes,
+    Plan,
+    Point,
+    Store,
+    Study,
+    Sweep,
+    local_pool,
+    window,
+)
+from slosched.evaluate.capacity.point import model_digest, trace_digest
+from slosched.evaluate.capacity.windows import blocks_of
+from slosched.perfmodel import scaled
+from slosched.workload import Trace, TraceError, synthesize
+
+PLAN = Plan(precision=0.02)
+AA = Plan(targets=(0.9,), precision=0.03)
+QUICK = Plan(targets=(0.9,), precision=0.1)
+MODEL = make_model()
+CONFIG = SimulationConfig()
+PROMISE = SLO(0.2, 0.05)
+
+
+def poisson(seed: int, n: int = 250, slo: SLO = PROMISE) -> Trace:
+    return synthesize("poisson", num_requests=n, seed=seed, slo=slo, prompt=256, output=2)
+
+
+def contender(policy: str = "sarathi", slower: float = 1.0, name: str | None = None) -> Contender:
+    return Contender(name or policy, policy, scaled(MODEL, slower), "test", CONFIG)
+
+
+def study(
+    contenders: list[Contender], windows: list[Trace], plan: Plan = PLAN, seed: int = 0
+) -> Study:
+    sweep = Sweep(contenders, windows, plan)
+    sweep.run(local_pool(1))
+    return Study(list(sweep.measured.values()), windows, seed=seed)
+
+
+class Illegal(Policy):
+    """Schedules what is not there."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        return SchedulerOutput({"nobody": 1})
+
+
+# What is found
+
+
+def test_the_capacity_is_where_attainment_crosses_the_target() -> None:
+    windows = [poisson(seed) for seed in range(3)]
+    found = study([contender()], windows)
+    frame = found.frame()
+    for target in (0.9, 0.99):
+        capacity = found.capacity("sarathi", target)
+        assert capacity.is_measured
+        assert capacity.interval.low <= capacity.requests_per_s <= capacity.interval.high
+        below = frame[frame.rate <= capacity.requests_per_s].iloc[-1]
+        above = frame[frame.rate > capacity.requests_per_s].iloc[0]
+        assert below.attainment >= target - 0.02
+        assert above.attainment <= target + 0.02
+        assert above.rate / below.rate < 1.03
+    assert (
+        found.capacity("sarathi", 0.9).requests_per_s
+        > found.capacity("sarathi", 0.99).requests_per_s
+    )
+
+
+def test_a_curve_has_bounds_around_it() -> None:
+    frame = study([contender()], [poisson(seed) for seed in range(3)], QUICK).frame()
+    assert (frame.attainment_low <= frame.attainment).all()
+    assert (frame.attainment <= frame.attainment_high).all()
+    assert np.allclose(frame.good_requests_per_s, frame.rate * frame.attainment)
+    assert frame.rate.is_monotonic_increasing
+
+
+def test_one_window_and_one_block_are_enough_for_a_figure() -> None:
+    found = study([contender()], [poisson(0, n=40)], QUICK)
+    assert found.capacity("sarathi", 0.9).requests_per_s > 0
+
+
+# How sure it is
+
+
+def test_a_slower_device_is_told_from_noise() -> None:
+    """3 % and, on the same requests, 1 %."""
+    windows = [poisson(seed) for seed in range(5)]
+    contenders = [
+        contender(name="as it is"),
+        contender(slower=1.03, name="3 % slower"),
+        contender(slower=1.01, name="1 % slower"),
+    ]
+    found = study(contenders, windows)
+    for target in (0.9, 0.99):
+        three = found.ratio("3 % slower", "as it is", target)
+        assert three.is_significant
+        assert three.value == pytest.approx(1 / 1.03, abs=0.012)
+        one = found.ratio("1 % slower", "as it is", target)
+        assert three.value < one.value < 1
+        assert (one.interval.high - one.interval.low) / 2 < 0.02
+
+
+def test_a_policy_is_not_better_than_itself() -> None:
+    """A/A: the same policy on other arrivals and seeds, each pair of four."""
+    studies = [
+        study([contender()], [poisson(seed) for seed in range(first, first + 4)], AA, seed=first)
+        for first in range(0, 16, 4)
+    ]
+    ratios = [
+        a.ratio_to(b, "sarathi", "sarathi", 0.9) for a, b in itertools.combinations(studies, 2)
+    ]
+    assert [r for r in ratios if r.is_significant] == []
+    # The test can fail: the same comparison finds a device that is a quarter slower.
+    slow = study([contender(slower=1.33)], [poisson(seed) for seed in range(30, 34)], AA, seed=30)
+    assert sum(slow.ratio_to(s, "sarathi", "sarathi", 0.9).is_significant for s in studies) == 4
+
+
+def test_a_policy_is_not_better_than_itself_on_a_noisy_device() -> None:
+    """A/A, paired: the same arrivals, the device's noise drawn anew."""
+    noisy = replace(CONFIG, noise=0.1)
+    again = [
+        replace(contender(name=f"run {i}"), config=replace(noisy, seed=100 * i)) for i in range(3)
+    ]
+    found = study(again, [poisson(seed) for seed in range(3)], AA)
+    for a, b in itertools.combinations(found.contenders, 2):
+        assert not found.ratio(a, b, 0.9).is_significant, (a, b)
+    assert found.ratio("run 0", "run 0", 0.9).interval == (1.0, 1.0)
+
+
+# That it is found again
+
+
+def point(trace: Trace, rate: float = 20.0) -> Point:
+    return Point("slo_aware", model_digest(MODEL), trace_digest(trace), rate, CONFIG)
+
+
+def test_a_key_is_all_that_a_replay_depends_on() -> None:
+    base = point(poisson(0))
+    assert base.key == replace(base, policy="slo_aware:").key
+    others = [
+        replace(base, policy="slo_aware:margin=0.5"),
+        replace(base, policy="edf"),
+        replace(base, model=model_digest(scaled(MODEL, 1.01))),
+        replace(base, trace=trace_digest(poisson(1))),
+        replace(base, trace=trace_digest(poisson(0, slo=SLO(0.2, 0.06)))),
+        replace(base, rate=20.1),
+        replace(base, config=replace(CONFIG, noise=0.1)),
+        replace(base, config=replace(CONFIG, seed=1)),
+        replace(base, config=replace(CONFIG, limits=replace(CONFIG.limits, max_num_seqs=99))),
+    ]
+    assert len({p.key for p in [base, *others]}) == 1 + len(others)
+    renamed = Trace(poisson(0).requests, "another name", {"from": "elsewhere"})
+    assert trace_digest(renamed) == base.trace
+
+
+_IN_ANOTHER_PROCESS = """
+import json
+from test_capacity import MODEL, Bench, point, poisson
+outcomes = Bench.of([poisson(3)], [MODEL]).run(point(poisson(3)))
+print(json.dumps([point(poisson(3)).key, outcomes.digest]))
+"""
+
+
+def test_the_same_seed_gives_the_same_bytes_in_any_process() -> None:
+    here = Bench.of([poisson(3)], [MODEL]).run(point(poisson(3)))
+    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+    for hash_seed in ("1", "2"):
+        ran = subprocess.run(
+            [sys.executable, "-c", _IN_ANOTHER_PROCESS],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        assert json.loads(ran.stdout) == [point(poisson(3)).key, here.digest]
+
+
+def test_outcomes_come_out_of_the_file_as_they_went_in(tmp_path: Path) -> None:
+    outcomes = Bench.of([poisson(0)], [MODEL]).run(point(poisson(0)))
+    with Store(tmp_path / "deep" / "points.sqlite") as store:
+        assert store.get(point(poisson(0))) is None
+        store.put(point(poisson(0)), outcomes, {"trace": "poisson", "model": "test"})
+    with Store(tmp_path / "deep" / "points.sqlite") as store:
+        kept = store.get(point(poisson(0)))
+        assert kept is not None
+        assert kept.digest == outcomes.digest
+        assert store.get(point(poisson(0), rate=21.0)) is None
+        (row,) = store.frame().to_dict("records")
+    assert row["attainment"] == outcomes.attainment
+    assert row["policy_repr"].startswith("SLOAware(")
+    assert row["git_hash"]
+
+
+def test_results_of_other_code_are_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes = Bench.of([poisson(0)], [MODEL]).run(point(poisson(0)))
+    with Store(tmp_path / "points.sqlite") as store:
+        store.put(point(poisson(0)), outcomes, {"trace": "poisson", "model": "test"})
+        monkeypatch.setattr("slosched.evaluate.capacity.store.code_digest", lambda _: "edited")
+        assert store.get(point(poisson(0))) is None
+        store.put(point(poisson(0)), outcomes, {"trace": "poisson", "model": "test"})
+        assert len(store.frame()) == 2
+
+
+def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
+    windows = [poisson(seed) for seed in range(2)]
+    straight = study([contender()], windows, QUICK)
+
+    def interrupt(done: int, expected: int) -> None:
+        assert expected >= done
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with Store(tmp_path / "points.sqlite") as store:
+        with pytest.raises(KeyboardInterrupt):
+            Sweep([contender()], windows, QUICK, store).run(local_pool(1), interrupt)
+        made = list(store.frame().made)
+        assert len(made) == 5
+        seen: list[int] = []
+        sweep = Sweep([contender()], windows, QUICK, store)
+        sweep.run(local_pool(1), lambda done, _: seen.append(done))
+        assert seen[0] > 5
+        assert len(store.frame()) == seen[-1]
+    resumed = Study(list(sweep.measured.values()), windows)
+    assert resumed.frame().equals(straight.frame())
+
+
+def test_a_pool_of_processes_finds_the_same(tmp_path: Path) -> None:
+    windows = [poisson(seed) for seed in range(2)]
+    here = study([contender()], windows, QUICK)
+    sweep = Sweep([contender()], windows, QUICK)
+    sweep.run(local_pool(2))
+    assert Study(list(sweep.measured.values()), windows).frame().equals(here.frame())
+
+
+def test_a_file_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "points.sqlite"
+    path.write_text("this is a letter, not a database, and it is long enough to be read as one")
+    with pytest.raises(CapacityError, match=r"points\.sqlite is not a store"):
+        Store(path)
+    assert path.read_text().startswith("this is a letter")
+
+
+# What goes wrong
+
+
+def test_a_promise_that_nobody_can_keep_is_a_capacity_of_zero() -> None:
+    windows = [poisson(seed, slo=SLO(0.001, 0.05)) for seed in range(2)]
+    found = study([contender()], windows, QUICK).capacity("sarathi", 0.9)
+    assert found.flags == {Flag.UNREACHABLE}
+    assert (found.requests_per_s, found.best_attainment) == (0.0, 0.0)
+
+
+def test_a_promise_that_cannot_be_broken_never_saturates() -> None:
+    windows = [poisson(seed, n=60, slo=SLO(1e6, 1e6)) for seed in range(2)]
+    capacities = study([contender(), contender("edf")], windows, QUICK)
+    found = capacities.capacity("sarathi", 0.9)
+    assert Flag.NEVER_SATURATES in found.flags
+    assert found.requests_per_s > 100
+    assert found.interval.high == float("inf")
+    assert np.isnan(capacities.ratio("edf", "sarathi", 0.9).value)
+
+
+def test_a_queue_that_grows_is_flagged() -> None:
+    """Beyond the device's throughput, without rejection, waits grow with the trace."""
+    windows = [poisson(seed, slo=SLO(30.0, 0.5)) for seed in range(3)]
+    found = study([contender()], windows, QUICK)
+    assert Flag.QUEUE_GROWS in found.capacity("sarathi", 0.9).flags
+    light = replace(QUICK, max_rate=40.0)
+    frame = study([contender()], [poisson(seed) for seed in range(3)], light).frame()
+    assert not frame.queue_grows.any()
+
+
+def test_a_trace_that_is_too_short_to_warm_up_is_flagged() -> None:
+    long_answers = [
+        synthesize("poisson", num_requests=60, seed=s, slo=SLO(1, 0.1), prompt=64, output=300)
+        for s in range(2)
+    ]
+    found = study([contender()], long_answers, QUICK).capacity("sarathi", 0.9)
+    assert Flag.SHORT in found.flags
+
+
+def test_a_policy_that_fails_does_not_stop_the_others() -> None:
+    windows = [poisson(0)]
+    sweep = Sweep([contender(f"{__name__}:Illegal", name="bad"), contender()], windows, QUICK)
+    sweep.run(local_pool(1))
+    assert isinstance(sweep.measured["bad"].error, IllegalPlanError)
+    found = Study(list(sweep.measured.values()), windows)
+    assert found.contenders == ["sarathi"]
+    assert found.capacity("sarathi", 0.9).requests_per_s > 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"), [({"targets": (1.0,)}, "1.0"), ({"targets": ()}, "at least one")]
+)
+def test_a_plan_without_a_target_is_refused(plan: dict[str, tuple[float, ...]], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Plan(**plan)
+
+
+def test_names_must_differ() -> None:
+    with pytest.raises(ValueError, match="same name"):
+        Sweep([contender(), contender()], [poisson(0)])
+
+
+# Windows, blocks, warm-up
+
+
+def test_windows_share_no_request_until_the_trace_is_read_once() -> None:
+    trace = poisson(0, n=90)
+    cut = [window(trace, 30, seed) for seed in range(4)]
+    ids = [[r.request_id for r in w.requests] for w in cut]
+    assert sorted(itertools.chain(*ids[:3])) == sorted(r.request_id for r in trace.requests)
+    assert ids[3] == ids[0]
+    around = window(trace, 40, 2)
+    assert [r.request_id for r in around.requests] == [str(i % 90) for i in range(80, 120)]
+    assert (np.diff(around.arrivals_s) >= 0).all()
+    with pytest.raises(TraceError, match="90 requests, a window of 91"):
+        window(trace, 91, 0)
+
+
+def test_blocks_are_a_minute_of_the_trace() -> None:
+    trace = poisson(0, n=1200)  # one a second
+    blocks = blocks_of(trace)
+    assert (np.diff(blocks) >= 0).all()
+    assert blocks[0] == 0
+    assert (blocks == np.minimum(trace.arrivals_s // 60, blocks.max())).all()
+    assert blocks_of(poisson(0, n=100)).max() == 7
+
+
+def test_the_warm_up_is_twice_the_slowest_requests() -> None:
+    trace = poisson(0)
+    outcomes = Bench.of([trace], [MODEL]).run(point(trace))
+    e2e = outcomes.requests["ended_after_s"][outcomes.requests["finished"]]
+    assert outcomes.warm_up_s == pytest.approx(2 * np.percentile(e2e, 99))
+    first = int(np.argmax(outcomes.counted))
+    assert outcomes.requests["arrival_s"][first] >= outcomes.warm_up_s
+    assert outcomes.requests["arrival_s"][first - 1] < outcomes.warm_up_s
+    assert Outcomes.unpack(outcomes.pack()).digest == outcomes.digest
