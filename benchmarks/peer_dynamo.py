@@ -1,0 +1,74 @@
+"""NVIDIA Dynamo's side of `peers.py`; it runs in a Python that has ai-dynamo-runtime.
+
+    /tmp/dynamo/bin/python benchmarks/peer_dynamo.py SETUP.json
+
+Timed is `run_mocker_trace_replay`, what `python -m dynamo.replay` calls, less what the same call
+takes to read the trace and stop after a millisecond of simulated time.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import itertools
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from dynamo._core import MockEngineArgs, run_mocker_trace_replay
+
+
+def write_mooncake(requests: str, path: Path, block_size: int) -> None:
+    """The trace in the form that Dynamo reads; no two requests share a block."""
+    fresh = itertools.count()
+    with Path(requests).open(newline="") as source, path.open("w") as target:
+        for row in csv.DictReader(source):
+            prompt = int(row["num_prefill_tokens"])
+            line = {
+                "timestamp": 1e3 * float(row["arrived_at"]),
+                "input_length": prompt,
+                "output_length": int(row["num_decode_tokens"]),
+                "hash_ids": list(itertools.islice(fresh, -(-prompt // block_size))),
+            }
+            target.write(json.dumps(line) + "\n")
+
+
+def measure(setup: dict[str, Any]) -> dict[str, Any]:
+    block_size = setup["block_size"]
+    engine = {
+        "block_size": block_size,
+        "num_gpu_blocks": setup["num_blocks"],
+        "max_num_seqs": setup["max_num_seqs"],
+        "max_num_batched_tokens": setup["chunk_tokens"],
+        "planner_profile_data": setup["step_times"],
+        "enable_prefix_caching": True,  # its default, and twice as fast as without
+    }
+
+    def replay(**limits: float) -> tuple[float, dict[str, Any]]:
+        arguments = MockEngineArgs.from_json(json.dumps(engine))
+        start_s = time.process_time()
+        report = run_mocker_trace_replay(
+            [trace], extra_engine_args=arguments, trace_block_size=block_size, **limits
+        )
+        return time.process_time() - start_s, report
+
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        write_mooncake(setup["requests"], trace, block_size)
+        reading_s, _ = replay(max_sim_time_ms=1.0)
+        whole_s, report = replay()
+    return {
+        "version": importlib.metadata.version("ai-dynamo-runtime"),
+        "cpu_s": whole_s - reading_s,
+        "steps": None,  # it does not say
+        "completed": report["completed_requests"],
+        "mean_e2e_s": report["mean_e2e_latency_ms"] / 1e3,
+    }
+
+
+if __name__ == "__main__":
+    result = measure(json.loads(Path(sys.argv[1]).read_text()))
+    sys.stdout.write("\n" + json.dumps(result))
