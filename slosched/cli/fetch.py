@@ -14,9 +14,10 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 
-from slosched.cli.console import console, table
-from slosched.workload import PUBLIC_TRACES, cached_trace, fetch_trace
+from slosched.cli.console import console
+from slosched.workload import PUBLIC_TRACES, cached_trace, fetch_trace, public_trace
 
 
 def fetch(
@@ -47,8 +48,8 @@ def fetch(
     if name is None:
         _list()
         return
-    known = PUBLIC_TRACES.get(name)
-    target = out / f"{name}{known.suffix}" if known and out and out.is_dir() else out
+    trace = public_trace(name)
+    target = out / f"{name}{trace.suffix}" if out and out.is_dir() else out
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -56,8 +57,9 @@ def fetch(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
         console=console,
+        transient=True,
     ) as progress:
-        task = progress.add_task(f"fetching {name}", total=known.size_bytes if known else None)
+        task = progress.add_task(f"fetching {name}", total=trace.size_bytes)
 
         def on_progress(done: int, total: int | None) -> None:
             progress.update(task, completed=done, total=total)
@@ -65,22 +67,19 @@ def fetch(
         fetched = fetch_trace(
             name, target, url=url, sha256=sha256, anew=anew, on_progress=on_progress
         )
-        progress.remove_task(task)
-    trace = PUBLIC_TRACES[name]
     console.print(f"{name}: {trace.what}\nfrom {trace.source}, {trace.licence}")
     console.print(url or trace.url, soft_wrap=True)
-    verdict = "as you asked for" if sha256 else f"as expected, by {trace.checked}"
+    verdict = "as you asked for" if sha256 else f"as known from {trace.checked}"
     console.print(f"sha256 {fetched.sha256} ({verdict})", soft_wrap=True)
     was = "was there already: " if fetched.was_there else "wrote "
     console.print(f"{was}{fetched.path}", soft_wrap=True)
 
 
 def _list() -> None:
-    rows = []
+    listed = Table("trace", "what", "MB", "licence", "fetched")
     for name, trace in PUBLIC_TRACES.items():
-        size = "?" if trace.size_bytes is None else f"{trace.size_bytes / 1e6:,.1f} MB"
+        size = "?" if trace.size_bytes is None else f"{trace.size_bytes / 1e6:,.1f}"
         here = "yes" if cached_trace(name).exists() else ""
-        rows.append((name, trace.what, size, trace.licence, here))
-    columns = ("trace", "what", "size", "licence", "fetched")
-    console.print(table("Public traces", columns, rows))
-    console.print("slosched trace fetch NAME; then --trace NAME wherever a trace is asked for")
+        listed.add_row(name, trace.what, size, trace.licence, here)
+    console.print(listed)
+    console.print("`slosched trace fetch NAME`, then --trace NAME wherever a trace is asked for")

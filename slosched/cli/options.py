@@ -9,14 +9,33 @@ from typing import Annotated
 
 import typer
 
-from slosched.core import NO_SLO, SLO, DeadlineRule, Limits, PreemptionMode
-from slosched.workload import KINDS, Trace, TraceError, parse_duration, read_trace, synthesize
+from slosched.cli.reading import make_up, read_part
+from slosched.core import NO_SLO, SLO, DeadlineRule, LatencyModel, Limits, PreemptionMode
+from slosched.workload import (
+    KINDS,
+    Proportional,
+    SLORule,
+    Tiers,
+    Trace,
+    TTFTPromise,
+    parse_duration,
+    parse_tier,
+    parse_ttft,
+)
 
 
 def duration(text: str) -> float:
     """Seconds; a complaint that typer shows beside the option's name."""
     try:
         return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def ttft(text: str) -> TTFTPromise:
+    """A TTFT promise; a complaint that typer shows beside the option's name."""
+    try:
+        return parse_ttft(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -42,9 +61,10 @@ TraceSource = Annotated[
     str,
     typer.Option(
         "--trace",
-        metavar="FILE|KIND",
-        help="A trace file (Azure, BurstGPT, Mooncake, ShareGPT, …; see docs/how-to/traces.md) "
-        f"or one of {', '.join(KINDS)}.",
+        metavar="FILE|NAME|KIND",
+        help="A trace file (Azure, BurstGPT, Mooncake, ShareGPT, …; see docs/how-to/traces.md), "
+        "a public trace that was fetched (`slosched trace fetch`), or one to make up: "
+        f"{', '.join(KINDS)}.",
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
@@ -61,12 +81,10 @@ LatencyModelName = Annotated[
 ]
 OutDir = Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for results.")]
 
-SYNTHETIC_REQUESTS = 200
-
 
 @dataclass(frozen=True)
 class PromiseOptions:
-    """What requests are promised."""
+    """What requests are promised, the same to all."""
 
     slo_ttft: TTFT = None
     slo_tpot: TPOT = None
@@ -79,16 +97,99 @@ class PromiseOptions:
 
 
 @dataclass(frozen=True)
+class TracePromiseOptions:
+    """What the requests of a trace are promised: all the same, by tier, or by their prompts."""
+
+    slo_ttft: Annotated[
+        TTFTPromise | None,
+        typer.Option(
+            "--slo-ttft",
+            parser=ttft,
+            metavar="TIME|FACTORx",
+            help="TTFT promise: 500ms, 1s; 3x is three times the prompt's unloaded prefill, by the "
+            "latency model; 0.5s+3x their sum.",
+        ),
+    ] = None
+    slo_tpot: TPOT = None
+    slo_tier: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WEIGHT:TTFT/TPOT",
+            help="Instead of the two: tiers drawn at random by weight, as 0.3:1s/50ms.  Repeat.",
+        ),
+    ] = None
+
+    def rule(self, model: LatencyModel | None, seed: int) -> SLO | SLORule | None:
+        """What to give to `TraceOptions.open`: None if nothing is promised.
+
+        Raises ValueError for a promise in prefill times where there is no model to tell them.
+        """
+        if self.slo_tier:
+            weights, slos = zip(*map(parse_tier, self.slo_tier), strict=True)
+            return Tiers(slos, weights, seed)
+        ttft = self.slo_ttft
+        if ttft is None or not ttft.prefill_factor:
+            return self.fixed()
+        if model is None:
+            raise ValueError(
+                f"--slo-ttft {ttft} is in prefill times: name the device with --latency-model, "
+                "or give a time"
+            )
+        tpot_s = self.slo_tpot or NO_SLO.tpot_s
+        return Proportional(model.predict_prefill, ttft.prefill_factor, tpot_s, ttft.base_s)
+
+    def fixed(self) -> SLO | None:
+        """The promise that is the same to all, for what is not a trace; ValueError if none is."""
+        ttft = self.slo_ttft or TTFTPromise()
+        if self.slo_tier or ttft.prefill_factor:
+            raise ValueError(
+                "tiers and multiples of the prefill time are for the requests of a trace; "
+                "give --slo-ttft and --slo-tpot as times"
+            )
+        return PromiseOptions(ttft.base_s or None, self.slo_tpot).slo()
+
+
+@dataclass(frozen=True)
 class TraceOptions:
-    """What is done to a trace before it is used."""
+    """Which part of a trace is used, and what is done to it before."""
 
     rate: Annotated[
         float | None,
         typer.Option(help="Requests/s, by time compression.  Default: the trace's own."),
     ] = None
+    thin_to: Annotated[
+        float | None,
+        typer.Option(help="Requests/s, by leaving out requests at random; after --rate."),
+    ] = None
+    poisson: Annotated[
+        bool, typer.Option("--poisson", help="Same requests and mean rate, Poisson arrivals.")
+    ] = False
     num_requests: Annotated[
         int | None,
-        typer.Option("--num-requests", "-n", min=1, help="Only so many (synthetic: 200)."),
+        typer.Option(
+            "--num-requests",
+            "-n",
+            min=1,
+            help="The first so many; no more are read (made up: 200).",
+        ),
+    ] = None
+    start: Annotated[
+        float | None,
+        typer.Option(parser=duration, metavar="TIME", help="Only what arrives from then on: 10m."),
+    ] = None
+    duration: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration, metavar="TIME", help="Only what arrives in so much time: 1h."
+        ),
+    ] = None
+    skip_bad: Annotated[
+        bool,
+        typer.Option("--skip-bad", help="Leave out rows that cannot be read, and say how many."),
+    ] = False
+    cv: Annotated[
+        float | None,
+        typer.Option(help="Burstiness of made-up gamma and weibull arrivals: CV of the gaps."),
     ] = None
     length_scale: Annotated[
         float,
@@ -101,21 +202,33 @@ class TraceOptions:
         int | None, typer.Option(min=1, help="Clip longer outputs to this.")
     ] = None
 
-    def open(self, source: str, slo: SLO | None, seed: int) -> Trace:
-        """The trace of a file or kind.  An SLO given replaces those in the file."""
-        if source in KINDS and not Path(source).exists():
-            size = self.num_requests or SYNTHETIC_REQUESTS
-            trace = synthesize(source, num_requests=size, seed=seed)
-        else:
-            trace = _read(source)
-            trace = trace if self.num_requests is None else trace.head(self.num_requests)
-        if self.rate is not None:
-            trace = trace.scaled_to(self.rate)
+    def open(self, source: str, slo: SLO | SLORule | None, seed: int) -> Trace:
+        """The trace of a file, name or kind.  An SLO given replaces those in the file."""
+        trace = self._made_up(source, seed) if _is_kind(source) else self._read(source, seed)
+        if self.thin_to is not None:
+            trace = trace.thinned_to(self.thin_to, seed)
+        if self.poisson:
+            trace = trace.with_poisson_arrivals(seed=seed)
         if self.length_scale != 1.0:
             trace = trace.with_lengths_scaled(self.length_scale)
-        if slo is not None:
-            trace = trace.with_slo(slo)
-        return trace.clipped(self.max_prompt_tokens, self.max_output_tokens).trace
+        trace = trace.clipped(self.max_prompt_tokens, self.max_output_tokens).trace
+        return trace if slo is None else trace.with_slo(slo)
+
+    def _made_up(self, kind: str, seed: int) -> Trace:
+        if self.start is not None:
+            raise ValueError(f"--start is for files; nothing of {kind!r} exists before it is asked")
+        return make_up(kind, self.num_requests, self.duration, self.rate, self.cv, seed)
+
+    def _read(self, source: str, seed: int) -> Trace:
+        start_s = self.start or 0.0
+        trace = read_part(source, self.num_requests, start_s, self.duration, self.skip_bad, seed)
+        if self.cv is not None:
+            raise ValueError(f"--cv is for made-up arrivals; {source!r} has its own")
+        return trace if self.rate is None else trace.scaled_to(self.rate)
+
+
+def _is_kind(source: str) -> bool:
+    return source in KINDS and not Path(source).exists()
 
 
 @dataclass(frozen=True)
@@ -189,13 +302,3 @@ class ModelOptions:
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of torch.  Default: torch's own.")
     ] = None
-
-
-def _read(source: str) -> Trace:
-    try:
-        return read_trace(source)
-    except OSError as error:
-        raise TraceError(
-            f"no trace {source!r}: neither a file that can be read ({error.strerror}) nor one of "
-            f"the kinds to synthesize ({', '.join(KINDS)})"
-        ) from error

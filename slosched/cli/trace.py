@@ -1,9 +1,8 @@
-"""`slosched trace`: make traces and look at them."""
+"""`slosched trace`: make traces, look at them, fetch public ones."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,38 +10,24 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, table
+from slosched.cli.fetch import fetch
 from slosched.cli.groups import grouped
+from slosched.perfmodel import load_model
 from slosched.workload import KINDS, Trace, write_trace
 
 trace_app = typer.Typer(
-    no_args_is_help=True, help="Make a trace, or read one and show its statistics."
+    no_args_is_help=True, help="Make a trace, read one and show its statistics, or fetch one."
 )
+trace_app.command()(fetch)
 
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="FILE|KIND",
-        help=f"A trace file, or a kind to synthesize: {', '.join(KINDS)}.",
+        metavar="FILE|NAME|KIND",
+        help="A trace file, a public trace that was fetched, or a kind to make up: "
+        f"{', '.join(KINDS)}.",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class BurstOptions:
-    """What becomes of the bursts; after the options of every command that takes a trace."""
-
-    thin_to: Annotated[
-        float | None,
-        typer.Option(help="Requests/s, by leaving out requests at random instead of --rate."),
-    ] = None
-    poisson: Annotated[
-        bool, typer.Option("--poisson", help="Same requests and mean rate, Poisson arrivals.")
-    ] = False
-
-    def apply(self, trace: Trace, seed: int) -> Trace:
-        if self.thin_to is not None:
-            trace = trace.thinned_to(self.thin_to, seed)
-        return trace.with_poisson_arrivals(seed=seed) if self.poisson else trace
 
 
 @trace_app.command()
@@ -50,15 +35,15 @@ class BurstOptions:
 def show(
     source: Source,
     arrivals: options.TraceOptions = options.TraceOptions(),
-    bursts: BurstOptions = BurstOptions(),
     seed: options.Seed = 0,
 ) -> None:
-    """Show size, rate, burstiness and lengths of a trace, and what was done to it.
+    """Show size, rate, burstiness, lengths and sharing of a trace, and what was done to it.
 
     Examples: `slosched trace show AzureLLMInferenceTrace_conv.csv`,
-    `slosched trace show azure_code -n 5000`.
+    `slosched trace show azure_code -n 5000`, `slosched trace show azure_conv_2024
+    --start 34h --duration 1h`.
     """
-    print_summary(bursts.apply(arrivals.open(source, None, seed), seed))
+    print_summary(arrivals.open(source, None, seed))
 
 
 @trace_app.command()
@@ -67,20 +52,24 @@ def make(
     source: Source,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", dir_okay=False, help="File to write: .jsonl, or else CSV."),
+        typer.Option(
+            "--out", "-o", dir_okay=False, help="File to write: .parquet, .jsonl, or else CSV."
+        ),
     ],
-    promise: options.PromiseOptions = options.PromiseOptions(),
+    promise: options.TracePromiseOptions = options.TracePromiseOptions(),
+    latency_model: options.LatencyModelName = None,
     arrivals: options.TraceOptions = options.TraceOptions(),
-    bursts: BurstOptions = BurstOptions(),
     seed: options.Seed = 0,
 ) -> None:
     """Write a trace: a synthetic one with the statistics of a public trace, or a file
     cut, scaled, clipped and given promises.
 
     Examples: `slosched trace make azure_conv -n 1000 --rate 4 --slo-ttft 1s -o t.csv`,
-    `slosched trace make t.csv --poisson -o control.csv`.
+    `slosched trace make t.csv --poisson -o control.csv`, `slosched trace make sessions -n 5000
+    --slo-tier 0.7:1s/50ms --slo-tier 0.3:10s/200ms -o tiers.parquet`.
     """
-    trace = bursts.apply(arrivals.open(source, promise.slo(), seed), seed)
+    model = None if latency_model is None else load_model(latency_model)
+    trace = arrivals.open(source, promise.rule(model, seed), seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_trace(trace, out)
     print_summary(trace)
@@ -94,4 +83,6 @@ def print_summary(trace: Trace) -> None:
     ]
     console.print(table(f"Trace {trace.name}", ("statistic", "value"), rows))
     origin = [(key, str(value)) for key, value in trace.provenance.items()]
+    if trace.prefix_block_tokens is not None:
+        origin.append(("prefix_block_tokens", str(trace.prefix_block_tokens)))
     console.print(table("Where it comes from", ("note", "value"), origin))

@@ -1,9 +1,17 @@
 """What is asked of the engine: traces read from files or made up, their rate and their SLOs."""
 
 from slosched.workload.fetch import FetchError, cached_trace, fetch_trace
-from slosched.workload.public import PUBLIC_TRACES
+from slosched.workload.public import PUBLIC_TRACES, public_trace
 from slosched.workload.readers import FORMATS, read_trace, write_trace
-from slosched.workload.slo import Proportional, SLORule, Tiers, parse_duration
+from slosched.workload.slo import (
+    Proportional,
+    SLORule,
+    Tiers,
+    TTFTPromise,
+    parse_duration,
+    parse_tier,
+    parse_ttft,
+)
 from slosched.workload.synthetic import FITTED_KINDS, KINDS, synthesize
 from slosched.workload.trace import Clipped, Trace, TraceError, TraceRequest
 
@@ -16,6 +24,7 @@ __all__ = [
     "FetchError",
     "Proportional",
     "SLORule",
+    "TTFTPromise",
     "Tiers",
     "Trace",
     "TraceError",
@@ -23,6 +32,9 @@ __all__ = [
     "cached_trace",
     "fetch_trace",
     "parse_duration",
+    "parse_tier",
+    "parse_ttft",
+    "public_trace",
     "read_trace",
     "synthesize",
     "write_trace",

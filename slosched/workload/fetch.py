@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slosched.core import SloschedError
-from slosched.workload.public import PUBLIC_TRACES
+from slosched.workload.public import public_trace
 
 _CHUNK_BYTES = 1 << 16
 _TIMEOUT_S = 60.0
@@ -47,7 +47,7 @@ def traces_dir() -> Path:
 
 def cached_trace(name: str) -> Path:
     """Where `fetch_trace` puts the public trace of this name, whether or not it is there."""
-    return traces_dir() / f"{name}{PUBLIC_TRACES[name].suffix}"
+    return traces_dir() / f"{name}{public_trace(name).suffix}"
 
 
 def fetch_trace(
@@ -65,11 +65,9 @@ def fetch_trace(
     known one; `anew` fetches it even if it is there.  Raises ValueError for a name or checksum
     that is none, FetchError if the file does not come or is another one.
     """
-    if name not in PUBLIC_TRACES:
-        raise ValueError(f"no public trace {name!r}; choose one of {', '.join(PUBLIC_TRACES)}")
+    trace = public_trace(name)
     if sha256 is not None and not _is_sha256(sha256):
         raise ValueError(f"a sha256 is 64 hexadecimal digits, not {sha256!r}")
-    trace = PUBLIC_TRACES[name]
     expected = trace.sha256 if sha256 is None else sha256.lower()
     target = cached_trace(name) if target is None else target
     if target.exists() and not anew:
@@ -119,8 +117,9 @@ def _receive(url: str, keep: Callable[[bytes], None], on_progress: Progress) -> 
         error.close()
         raise FetchError(f"{url} answers {error.code} {error.reason}; nothing was kept") from None
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise FetchError(f"cannot reach {url}: {reason}; nothing was kept") from None
+        cause = getattr(error, "reason", error)
+        why = getattr(cause, "strerror", None) or cause
+        raise FetchError(f"cannot reach {url}: {why}; nothing was kept") from None
     with response:
         length = response.headers.get("Content-Length")
         total = int(length) if length and length.isdecimal() else None

@@ -14,6 +14,9 @@ _MOONCAKE = "kvcache-ai/Mooncake"
 _MOONCAKE_AT = "3b5a594133958449a1feaf1c9e0fc1b553e34a28"
 _BAILIAN = "alibaba-edu/qwen-bailian-usagetraces-anon"
 _BAILIAN_AT = "5f7439c51ec248a0c585f7d90a41a6f57773b912"
+_THE_FILE = "the file itself"
+_PUBLISHER = "its publisher"
+_OTHERS = "others who have fetched it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,8 @@ class PublicTrace:
     licence: str
     sha256: str
     size_bytes: int | None = None
-    checked: str = "the file"
-    """What the checksum was taken of: the file itself, or else what its publisher, or what
-    others who have fetched it, say of it."""
+    checked: str = _THE_FILE
+    """Who says what the checksum is."""
 
     @property
     def suffix(self) -> str:
@@ -51,7 +53,7 @@ def _azure_2024(what: str, kind: str, sha256: str, size_bytes: int | None) -> Pu
         "CC-BY-4.0",
         sha256,
         size_bytes,
-        checked="others",
+        checked=_OTHERS,
     )
 
 
@@ -62,7 +64,7 @@ def _burstgpt(what: str, part: str, sha256: str, size_bytes: int, checked: str) 
 
 
 def _mooncake(
-    what: str, path: str, sha256: str, size_bytes: int | None, checked: str = "the file"
+    what: str, path: str, sha256: str, size_bytes: int | None, checked: str = _THE_FILE
 ) -> PublicTrace:
     url = f"https://raw.githubusercontent.com/{_MOONCAKE}/{_MOONCAKE_AT}/FAST25-release/{path}"
     source = f"{_MOONCAKE} @ {_MOONCAKE_AT[:8]}"
@@ -106,21 +108,21 @@ PUBLIC_TRACES: Mapping[str, PublicTrace] = {
         "1",
         "4bb3783693d0a435686fbfc885615d2349bd067239079fa4b749f2e679e12122",
         52_283_111,
-        "publisher",
+        _PUBLISHER,
     ),
     "burstgpt_2": _burstgpt(
         "the next 60 days, 3.9 million requests",
         "2",
         "44bf5942b03fca42c01a226a545ad3a750ec62688faecd67b6831c56a8928bf7",
         144_819_209,
-        "others",
+        _OTHERS,
     ),
     "burstgpt_3": _burstgpt(
         "another 110 days, 5.3 million requests, with sessions",
         "3",
         "2299986a07388aa303ec2c41d1131e756db650a39ed6ef9dfe7cc3d7f9a43b8f",
         231_682_327,
-        "others",
+        _OTHERS,
     ),
     "mooncake_conversation": _mooncake(
         "Kimi's conversations, an hour, 12,031 requests, prefix hashes",
@@ -139,35 +141,42 @@ PUBLIC_TRACES: Mapping[str, PublicTrace] = {
         "traces/toolagent_trace.jsonl",
         "48a2db1a13d3bc05e6330140c64f604ba366df20d3c9e128b5c35a01c1fa5f71",
         None,
-        "others",
+        _OTHERS,
     ),
     "bailian_chat": _bailian(
         "Qwen for consumers, two hours, sessions and prefix hashes",
         "traceA",
         "07cedc9ed8aff301994ac68ed4aede8123b7603673575eeba9dd677de663db17",
         56_354_493,
-        "others",
+        _OTHERS,
     ),
     "bailian_api": _bailian(
         "Qwen behind an API, two hours, 172,800 requests, prefix hashes",
         "traceB",
         "68e3f98e2d601d60d0abf4b89bc8a3654372abab7b1cde6373a13d0054379d59",
         96_209_982,
-        "others",
+        _OTHERS,
     ),
     "bailian_coder": _bailian(
         "Qwen writing code, prefix hashes",
         "coder",
         "3d74974cebb7bccb69b1ca6ea210a44d9a3033443c0271ed015327284dea1aff",
         132_054_902,
-        "publisher",
+        _PUBLISHER,
     ),
     "bailian_thinking": _bailian(
         "Qwen thinking, prefix hashes",
         "thinking",
         "41ac36d9d1b54d084eeb6b05e9d142ba9d02f8bf79cfc9fff418d8ab7cdee906",
         27_901_454,
-        "publisher",
+        _PUBLISHER,
     ),
 }
 """By the name that `slosched trace fetch` and `--trace` take."""
+
+
+def public_trace(name: str) -> PublicTrace:
+    """The trace of this name; ValueError if there is none."""
+    if name not in PUBLIC_TRACES:
+        raise ValueError(f"no public trace {name!r}; choose one of {', '.join(PUBLIC_TRACES)}")
+    return PUBLIC_TRACES[name]

@@ -17,6 +17,8 @@ from slosched.core import SLO
 
 _SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)")
+_MULTIPLE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)x")
+_PLUS = re.compile(r"(?<!e)\+")
 
 
 def parse_duration(text: str | float) -> float:
@@ -35,6 +37,49 @@ def parse_duration(text: str | float) -> float:
     if not 0 < seconds < math.inf:
         raise ValueError(f"a duration must be positive and finite, not {text!r}")
     return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TTFTPromise:
+    """A TTFT of `base_s`, plus `prefill_factor` times what the prompt takes on an idle device."""
+
+    base_s: float = 0.0
+    prefill_factor: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{self.base_s:g}s"] if self.base_s else []
+        return "+".join([*parts, f"{self.prefill_factor:g}x"] if self.prefill_factor else parts)
+
+
+def parse_ttft(text: str | float) -> TTFTPromise:
+    """A duration, a multiple of the unloaded prefill time, or both: "1s", "3x", "0.5s+3x".
+
+    Raises ValueError for anything else.
+    """
+    durations, factors = [], []
+    for part in _PLUS.split(str(text).strip().lower()):
+        if match := _MULTIPLE.fullmatch(part.strip()):
+            factors.append(float(match[1]))
+        else:
+            durations.append(part)
+    if len(durations) > 1 or len(factors) > 1 or any(not 0 < f < math.inf for f in factors):
+        raise ValueError(
+            f"{text!r} is no TTFT promise: write a duration (1s), a positive multiple of the "
+            "unloaded prefill time (3x), or both (0.5s+3x)"
+        )
+    return TTFTPromise(parse_duration(durations[0]) if durations else 0.0, sum(factors))
+
+
+def parse_tier(text: str) -> tuple[float, SLO]:
+    """Weight and promise of a tier such as "0.5:1s/50ms": weight:TTFT/TPOT."""
+    weight, _, promise = text.partition(":")
+    ttft, _, tpot = promise.partition("/")
+    try:
+        return float(weight), SLO(parse_duration(ttft), parse_duration(tpot))
+    except ValueError as error:
+        raise ValueError(
+            f"{text!r} is no tier ({error}): write weight:TTFT/TPOT, as in 0.5:1s/50ms"
+        ) from None
 
 
 class SLORule(Protocol):

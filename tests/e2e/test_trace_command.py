@@ -1,12 +1,16 @@
-"""`slosched trace`: bursts thinned out or taken away, and where a trace comes from."""
+"""`slosched trace`: parts, bursts, promises, public traces, and what is odd about a file."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from command_line import Said
 
+from slosched.perfmodel import load_model
 from slosched.workload import read_trace
 from slosched.workload.statistics import interarrival_cv
 
@@ -40,3 +44,75 @@ def test_a_trace_cannot_be_thinned_to_more_than_it_has(cli: Cli) -> None:
     said = cli("trace", "show", "poisson", "--rate", "2", "--thin-to", "4")
     assert said.status != 0
     assert "can be thinned to a rate in (0, 2] requests/s" in said.complaint
+
+
+def test_every_command_that_takes_a_trace_thins_it_and_takes_its_bursts_away(cli: Cli) -> None:
+    options = ("-n", "80", "--rate", "8", "--thin-to", "4", "--poisson", "--slo-ttft", "1s")
+    said = cli("replay", "--trace", "azure_code", *options, "--slo-tpot", "50ms")
+    assert said.status == 0
+    assert "40 requests of azure_code" in said.out
+
+
+def test_a_file_out_of_order_or_with_bad_rows_is_read_and_said_to_be_so(cli: Cli) -> None:
+    rows = "5,1,1\n3,2,1\n6,0,1\nnan,1,1\n7,3,1\n"
+    Path("odd.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    said = cli("trace", "make", "odd.csv", "--skip-bad", "-o", "mended.csv")
+    assert said.status == 0
+    assert "note: odd.csv: 1 rows not in order of time: sorted" in said.out
+    assert "note: odd.csv: 2 bad rows skipped (input_tokens: 1, arrival_s: 1)" in said.out
+    assert read_trace("mended.csv").prompt_tokens.tolist() == [2, 1, 3]
+    assert cli("trace", "show", "mended.csv").out.count("note:") == 2  # it remembers
+
+
+def test_a_window_of_a_file_is_noted(cli: Cli) -> None:
+    assert (
+        cli("trace", "make", "poisson", "-n", "100", "--rate", "2", "-o", "t.parquet").status == 0
+    )
+    part = ("--start", "10s", "--duration", "20s")
+    assert cli("trace", "make", "t.parquet", *part, "-o", "part.jsonl").status == 0
+    part_of_it, whole = read_trace("part.jsonl"), read_trace("t.parquet")
+    assert part_of_it.prompt_tokens.tolist() == whole.window(10, 20).prompt_tokens.tolist()
+    assert part_of_it.provenance["window_start_s"] == 10.0
+    assert (
+        cli("trace", "make", "daily", "--duration", "1m", "--rate", "3", "-o", "d.csv").status == 0
+    )
+    assert len(read_trace("d.csv")) == 180
+
+
+def test_promises_by_tier_and_by_the_prefill_of_each_prompt(cli: Cli) -> None:
+    tiers = ("--slo-tier", "3:1s/50ms", "--slo-tier", "1:10s/200ms")
+    assert cli("trace", "make", "sessions", "-n", "400", *tiers, "-o", "tiers.csv").status == 0
+    drawn = Counter((r.slo.ttft_s, r.slo.tpot_s) for r in read_trace("tiers.csv").requests)
+    assert drawn.keys() == {(1.0, 0.05), (10.0, 0.2)}
+    assert drawn[1.0, 0.05] == pytest.approx(300, abs=40)
+
+    device = ("--latency-model", "h100/llama-3.1-8b", "--slo-ttft", "0.5s+3x", "--slo-tpot", "1s")
+    assert cli("trace", "make", "azure_conv", "-n", "50", *device, "-o", "x.csv").status == 0
+    prefill_s = load_model("h100/llama-3.1-8b").predict_prefill
+    for r in read_trace("x.csv").requests:
+        assert r.slo.ttft_s == pytest.approx(0.5 + 3 * prefill_s(r.num_prompt_tokens))
+
+
+def test_a_public_trace_is_fetched_listed_and_found_by_its_name(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLOSCHED_CACHE", str(tmp_path / "cache"))
+    mirror = tmp_path / "mirror.csv"
+    mirror.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,5,6\n")
+    sha256 = hashlib.sha256(mirror.read_bytes()).hexdigest()
+    source = ("fetch", "azure_conv_2023", "--url", mirror.as_uri())
+    refused = cli("trace", *source)
+    assert refused.status == 1
+    assert f"its sha256 is {sha256}, not 2f1e5b66" in refused.complaint
+    fetched = cli("trace", *source, "--sha256", sha256)
+    assert fetched.status == 0
+    for said in ("Azure/AzurePublicDataset", "CC-BY-4.0", mirror.as_uri(), sha256, "wrote"):
+        assert said in fetched.out
+    assert "was there already" in cli("trace", *source, "--sha256", sha256).out
+    assert "azure_conv_2023" in cli("trace", "show", "azure_conv_2023").out
+    listed = cli("trace", "fetch").out
+    assert "mooncake_toolagent" in listed
+    assert listed.count("yes") == 1
+    (tmp_path / "here").mkdir()
+    assert cli("trace", *source, "--sha256", sha256, "--out", "here").status == 0
+    assert (tmp_path / "here" / "azure_conv_2023.csv").read_bytes() == mirror.read_bytes()

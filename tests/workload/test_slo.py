@@ -5,7 +5,14 @@ import math
 import pytest
 
 from slosched.core import SLO
-from slosched.workload.slo import Proportional, Tiers, parse_duration
+from slosched.workload.slo import (
+    Proportional,
+    Tiers,
+    TTFTPromise,
+    parse_duration,
+    parse_tier,
+    parse_ttft,
+)
 
 TIGHT, LOOSE = SLO(0.5, 0.05), SLO(6.0, 0.1)
 
@@ -37,6 +44,38 @@ def test_what_is_no_positive_duration_is_an_error_that_names_it(text):
     with pytest.raises(ValueError, match="duration") as error:
         parse_duration(text)
     assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "base_s", "factor", "written"),
+    [
+        ("1s", 1.0, 0.0, "1s"),
+        (0.5, 0.5, 0.0, "0.5s"),
+        ("3x", 0.0, 3.0, "3x"),
+        ("500ms + 2.5X", 0.5, 2.5, "0.5s+2.5x"),
+        ("3x+0.5s", 0.5, 3.0, "0.5s+3x"),
+        ("1e+1s+2x", 10.0, 2.0, "10s+2x"),
+    ],
+)
+def test_a_ttft_is_a_time_a_multiple_of_the_prefill_or_both(text, base_s, factor, written):
+    promise = parse_ttft(text)
+    assert promise == TTFTPromise(base_s, factor)
+    assert str(promise) == written
+    assert parse_ttft(written) == promise
+
+
+@pytest.mark.parametrize("text", ["", "x", "0x", "-3x", "1s+2s", "3x+3x", "3x+", "soon", "infx"])
+def test_what_is_no_ttft_is_an_error_that_names_it(text):
+    with pytest.raises(ValueError, match=r"duration"):
+        parse_ttft(text)
+
+
+def test_a_tier_is_a_weight_and_two_times():
+    assert parse_tier("0.5:1s/50ms") == (0.5, SLO(1.0, 0.05))
+    for text in ("", "1:2s", "1:2s/", "x:1s/1s", "1:1s/0s"):
+        with pytest.raises(ValueError, match="write weight:TTFT/TPOT") as error:
+            parse_tier(text)
+        assert repr(text) in str(error.value)
 
 
 def test_tiers_come_in_proportion_to_their_weights_and_the_seed_decides():

@@ -64,6 +64,11 @@ class _Part:
         return window if self.is_window else ""
 
     @property
+    def note(self) -> _Note:
+        start: _Note = {"window_start_s": self.start_s} if self.is_window else {}
+        return start | ({"window_s": self.duration_s} if self.duration_s < math.inf else {})
+
+    @property
     def is_window(self) -> bool:
         return self.start_s > 0 or self.duration_s < math.inf
 
@@ -143,10 +148,10 @@ def read_trace(
     if kind == "slosched":
         header = own_header(path, reading.top)
         seen = {name: count for name, count in (counts.note(known) | bad.note).items() if count}
-        origin = {**header.provenance, **seen}
+        origin = {**header.provenance, **seen, **part.note}
         trace = Trace.of(requests, header.name, origin, header.prefix_block_tokens)
     else:
-        note: _Note = {"source": path.name, "format": kind, **digest}
+        note: _Note = {"source": path.name, "format": kind, **digest, **part.note}
         if kind == "sharegpt":
             note["tokens"] = "counted by the caller's tokenizer" if count_tokens else ESTIMATE
         trace = _timed(requests, known, path.stem, note | counts.note(known) | bad.note, seed)

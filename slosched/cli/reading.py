@@ -1,0 +1,87 @@
+"""Where a trace comes from: a file, a public trace that was fetched, or a kind to make up."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rich.markup import escape
+
+from slosched.cli.console import console
+from slosched.workload import (
+    KINDS,
+    PUBLIC_TRACES,
+    Trace,
+    TraceError,
+    cached_trace,
+    read_trace,
+    synthesize,
+)
+
+SYNTHETIC_REQUESTS = 200
+
+
+def make_up(
+    kind: str,
+    num_requests: int | None,
+    duration_s: float | None,
+    rate: float | None,
+    cv: float | None,
+    seed: int,
+) -> Trace:
+    """A synthetic trace, of 200 requests unless it is said how many or how long."""
+    if num_requests is None and duration_s is None:
+        num_requests = SYNTHETIC_REQUESTS
+    return synthesize(
+        kind, num_requests=num_requests, duration_s=duration_s, rate=rate, cv=cv, seed=seed
+    )
+
+
+def read_part(
+    source: str,
+    num_requests: int | None,
+    start_s: float,
+    duration_s: float | None,
+    skip_bad: bool,
+    seed: int,
+) -> Trace:
+    """A file, or a public trace by its name; what is odd about it is said on the console."""
+    path = Path(source)
+    if source in PUBLIC_TRACES and not path.exists():
+        path = cached_trace(source)
+        if not path.exists():
+            raise TraceError(
+                f"the public trace {source!r} is not on this machine; "
+                f"get it with `slosched trace fetch {source}`"
+            )
+    try:
+        trace = read_trace(
+            path,
+            seed=seed,
+            num_requests=num_requests,
+            start_s=start_s,
+            duration_s=math.inf if duration_s is None else duration_s,
+            skip_bad=skip_bad,
+        )
+    except OSError as error:
+        raise TraceError(
+            f"no trace {source!r}: neither a file that can be read ({error.strerror}) nor one of "
+            f"the kinds to synthesize ({', '.join(KINDS)}) or the public traces "
+            "(`slosched trace fetch` lists them)"
+        ) from error
+    for oddity in _oddities(trace):
+        console.print(f"[yellow]note:[/] {escape(path.name)}: {escape(oddity)}")
+    return trace
+
+
+def _oddities(trace: Trace) -> list[str]:
+    """What was done to rows when the file was read, by the trace's provenance."""
+    noted = trace.provenance
+    said = []
+    if noted.get("rows_out_of_order"):
+        said.append(f"{noted['rows_out_of_order']:,} rows not in order of time: sorted")
+    if noted.get("rows_left_out"):
+        said.append(f"{noted['rows_left_out']:,} rows left out ({noted['rows_left_out_are']})")
+    if noted.get("rows_bad"):
+        said.append(f"{noted['rows_bad']:,} bad rows skipped ({noted['rows_bad_are']})")
+    return said
