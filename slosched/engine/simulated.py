@@ -79,10 +79,11 @@ class SimulatedExecutor:
 
     def _disturbed(self, elapsed_s: float) -> float:
         if self._noise > 0 and self._rng is not None:
-            elapsed_s *= float(self._rng.lognormal(-0.5 * self._noise**2, self._noise))
+            factor = self._rng.lognormal(-0.5 * self._noise**2, self._noise)
+            elapsed_s *= round(float(factor), 9)  # machines differ in the last bit of exp
         if self._drift > 0:
             angle = 2 * math.pi * self._clock.now_s() / DRIFT_PERIOD_S
-            elapsed_s *= 1 + self._drift * math.sin(angle)
+            elapsed_s *= 1 + self._drift * round(math.sin(angle), 9)
         return elapsed_s
 
     def num_tokens_left(self, request: Request) -> int:

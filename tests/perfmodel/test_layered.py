@@ -34,7 +34,12 @@ from slosched.perfmodel.attention import (
     SeparateAttention,
     joint_parameters,
 )
-from slosched.perfmodel.attention.smooth import smooth_max, smooth_max_of_two
+from slosched.perfmodel.attention.smooth import (
+    ROOFLINE_POWER,
+    one_plus_to_two_thirds,
+    smooth_max,
+    smooth_max_of_two,
+)
 from slosched.perfmodel.columns import Columns
 from slosched.perfmodel.linear import AttentionWork
 from slosched.perfmodel.roofline import RooflineLayers
@@ -96,7 +101,7 @@ def test_one_shape_and_many_at_once_get_the_same_answer(
 ) -> None:
     shape = make_shape(*batch, num_swapped_blocks=blocks)
     both = LAYERED[form].column_seconds(Columns([shape, make_shape((5, 3), (1, 9))]))
-    assert LAYERED[form].predict(shape) == pytest.approx(both[0], rel=1e-9)
+    assert LAYERED[form].predict(shape) == pytest.approx(both[0], rel=2e-9)
 
 
 @given(kernel=kernels(), batch=batches)
@@ -105,7 +110,7 @@ def test_any_joint_kernel_answers_alike_for_one_shape_and_for_many(
 ) -> None:
     shape = make_shape(*batch)
     seconds = kernel.asked()(shape)
-    assert seconds == pytest.approx(kernel.column_seconds(Columns([shape]))[0], rel=1e-9)
+    assert seconds == pytest.approx(kernel.column_seconds(Columns([shape]))[0], rel=2e-9)
     assert 0 < seconds < math.inf
 
 
@@ -119,18 +124,29 @@ def test_counts_beyond_those_worked_out_are_answered_too(form: str) -> None:
     assert times_s == pytest.approx(model.column_seconds(columns).tolist())
 
 
-@given(
-    a=st.floats(0, 1e6, allow_subnormal=False),
-    b=st.floats(0, 1e6, allow_subnormal=False),
-    power=st.floats(1, 16),
-)
-def test_both_smooth_maxima_agree_and_lie_between_the_maximum_and_the_sum(
+numbers = st.floats(0, 1e6, allow_subnormal=False)
+
+
+@given(a=numbers, b=numbers, power=st.floats(1, 16))
+def test_a_smooth_maximum_lies_between_the_maximum_and_the_sum(
     a: float, b: float, power: float
 ) -> None:
-    alone = smooth_max_of_two(a, b, power)
-    assert alone == pytest.approx(float(smooth_max(np.array([a]), np.array([b]), power)[0]))
-    assert max(a, b) <= alone <= (a + b) * (1 + 1e-12)
-    assert smooth_max_of_two(a, b, 1.0) == pytest.approx(a + b)
+    [most] = smooth_max(np.array([a]), np.array([b]), power)
+    assert max(a, b) <= most * (1 + 1e-12) <= (a + b) * (1 + 1e-9)
+    assert float(smooth_max(np.array([a]), np.array([b]), 1.0)[0]) == pytest.approx(a + b)
+
+
+@given(a=numbers, b=numbers)
+def test_the_one_without_powers_is_the_same(a: float, b: float) -> None:
+    with_powers = float(smooth_max(np.array([a]), np.array([b]), ROOFLINE_POWER)[0])
+    assert smooth_max_of_two(a, b) == pytest.approx(with_powers, rel=1e-12)
+
+
+@given(x=st.floats(0, 1), more=st.floats(0, 1))
+def test_two_thirds_without_a_power(x: float, more: float) -> None:
+    assert one_plus_to_two_thirds(x) == pytest.approx((1 + x) ** (2 / 3), rel=1.2e-9)
+    assert one_plus_to_two_thirds(0.0) == 1.0
+    assert one_plus_to_two_thirds(min(1.0, x + more)) >= one_plus_to_two_thirds(x) * (1 - 1e-15)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -11,13 +11,14 @@ import numpy as np
 
 from slosched.core import ATTENTION_TILE_TOKENS, BatchShape
 from slosched.perfmodel.attention.single import DecodeAttention
-from slosched.perfmodel.attention.smooth import smooth_max
+from slosched.perfmodel.attention.smooth import one_plus_to_two_thirds, smooth_max
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.solve import Parameter
 
 _OVERLAP_POWER = 1.5
-"""Of the longest walk with the work of all: the last blocks to start are not the longest ones."""
-_TWO_THIRDS = 1 / _OVERLAP_POWER
+"""Of the longest walk with the work of all: the last blocks to start are not the longest ones.
+
+`one_plus_to_two_thirds` is for this power."""
 _ROWS = ATTENTION_TILE_TOKENS
 
 
@@ -90,9 +91,12 @@ class JointKernel:
             compute_s = walk_s = walked_s * longest
             if tiles > saturated_tiles:
                 work_s = tile_token_s * walked * (1 - saturated_tiles / tiles)
-                # The smooth maximum of power 3/2, written out: roots cost less than powers.
-                powers = walk_s * sqrt(walk_s) + work_s * sqrt(work_s)
-                compute_s = powers**_TWO_THIRDS
+                if work_s < walk_s:
+                    ratio = work_s / walk_s
+                else:
+                    ratio, compute_s = walk_s / work_s, work_s
+                ratio *= sqrt(ratio)
+                compute_s *= one_plus_to_two_thirds(ratio)
             # Above twice the longest walk a second wave changes nothing.
             if tiles > tiles_per_wave and compute_s < 2 * walk_s:
                 second_s = 2 * walked_s * second_wave_walk(shape, walked)

@@ -29,7 +29,6 @@ class DecodeAttention:
             + smooth_max_of_two(
                 self.per_context_token_s * shape.decode_context_tokens,
                 self.per_longest_context_token_s * shape.max_decode_context_tokens,
-                ROOFLINE_POWER,
             )
         )
 
