@@ -86,7 +86,8 @@ def replay(
     title = f"{len(requests)} requests of {requests.name}, judged by {rule}"
     console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
     if perfetto is not None:
-        write_perfetto(perfetto, outcome.records, outcome.steps, rule, provenance)
+        with console.status(f"tracing {len(outcome.steps)} steps"):
+            write_perfetto(perfetto, outcome.records, outcome.steps, rule, provenance)
         console.print(f"wrote {perfetto}: open it at https://ui.perfetto.dev")
     if out is not None:
         _leave(out, name, outcome, rule, title, provenance)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from slosched.evaluate.metrics.records import RequestRecord
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,17 @@ class RequestColumns:
         """Shape (n,): requests that emitted a token."""
         return self.num_output_tokens > 0
 
-    @property
-    def owner(self) -> IntArray:
-        """Shape (t,): the number of the request that each token belongs to."""
-        return np.repeat(np.arange(len(self.arrival_s)), self.num_output_tokens)
+    def per_token(self, column: npt.NDArray[T]) -> npt.NDArray[T]:
+        """A column of requests, shape (n,), for each of their tokens, shape (t,)."""
+        return np.repeat(column, self.num_output_tokens)
 
-    @property
-    def position(self) -> IntArray:
-        """Shape (t,): j of each token t_j; 0 for the first of a request."""
-        return np.arange(len(self.token_s)) - self._of_owner(self.first_token)
+    def count(self, tokens: BoolArray) -> IntArray:
+        """Of each request the tokens for which it is true; shapes (t,) and (n,)."""
+        counts = np.zeros(len(self.arrival_s), dtype=np.int64)
+        if len(tokens):
+            starts = self.first_token[self.has_begun]
+            counts[self.has_begun] = np.add.reduceat(tokens, starts, dtype=np.int64)
+        return counts
 
     @property
     def ttft_s(self) -> FloatArray:
@@ -110,6 +114,3 @@ class RequestColumns:
         times = np.full(len(self.arrival_s), math.nan)
         times[self.has_begun] = self.token_s[index[self.has_begun]]
         return times
-
-    def _of_owner(self, column: IntArray) -> IntArray:
-        return np.repeat(column, self.num_output_tokens)

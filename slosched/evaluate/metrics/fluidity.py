@@ -28,19 +28,19 @@ def fluidity_indices(columns: RequestColumns) -> FloatArray:
     s_j = max(0, s_(j-1) + e_j - e_(j-1)), which is e_j above its lowest value so far.  So a token
     is a miss exactly if e_j is negative and lower than before.
     """
-    early_s = token_due_s(columns, DeadlineRule.ENVELOPE) - columns.token_s
+    early_s = token_due_s(columns, DeadlineRule.ENVELOPE)
+    early_s -= columns.token_s
     lowest_s = np.minimum(early_s, 0.0)
-    before_s = np.empty_like(lowest_s)
     ends = columns.first_token + columns.num_output_tokens
     for first, end in zip(columns.first_token.tolist(), ends.tolist(), strict=True):
-        if first < end:
-            np.minimum.accumulate(lowest_s[first:end], out=lowest_s[first:end])
-            before_s[first + 1 : end] = lowest_s[first : end - 1]
-            before_s[first] = 0.0
-    is_hit = early_s >= before_s - TOLERANCE_S
-    hits = np.bincount(columns.owner[is_hit], minlength=len(columns.arrival_s))
-    with np.errstate(invalid="ignore"):
-        return hits / columns.num_output_tokens
+        np.minimum.accumulate(lowest_s[first:end], out=lowest_s[first:end])
+    lowest_s -= TOLERANCE_S
+    is_hit = np.empty(len(early_s), dtype=np.bool_)
+    is_hit[1:] = early_s[1:] >= lowest_s[:-1]
+    starts = columns.first_token[columns.has_begun]
+    is_hit[starts] = early_s[starts] >= -TOLERANCE_S
+    with np.errstate(invalid="ignore"):  # 0 / 0 where no token came out
+        return columns.count(is_hit) / columns.num_output_tokens
 
 
 def fluid_token_rate(

@@ -18,32 +18,39 @@ MAX_LATE_GAP_SHARE = 0.01
 
 
 def token_due_s(columns: RequestColumns, rule: DeadlineRule) -> FloatArray:
-    """When each emitted token was due, shape (t,): `DeadlineRule.next_deadline_s` of each."""
-    first_s = columns.arrival_s + columns.promised_ttft_s
-    tpot_s = np.repeat(columns.promised_tpot_s, columns.num_output_tokens)
-    starts = columns.first_token[columns.has_begun]
+    """When each emitted token was due, shape (t,): `DeadlineRule.next_deadline_s` of each.
+
+    In place, as the arrays of some million tokens are large.
+    """
+    first_due_s = columns.arrival_s + columns.promised_ttft_s
+    has_begun = columns.has_begun
+    starts = columns.first_token[has_begun]
     if rule is DeadlineRule.TBT:
-        due_s = np.empty_like(columns.token_s)
-        due_s[1:] = columns.token_s[:-1] + tpot_s[1:]
+        due_s = columns.per_token(columns.promised_tpot_s)
+        due_s[1:] += columns.token_s[:-1]
     else:
-        is_envelope = rule is DeadlineRule.ENVELOPE
-        anchor_s = first_s[columns.has_begun] if is_envelope else columns.token_s[starts]
+        anchor_s = first_due_s.copy()
+        if rule is DeadlineRule.MEAN_TPOT:
+            anchor_s[has_begun] = columns.token_s[starts]
+        due_s = np.arange(len(columns.token_s), dtype=np.float64)
+        due_s -= columns.per_token(columns.first_token)
         with np.errstate(invalid="ignore"):  # 0 * inf, at first tokens alone
-            due_s = columns.position * tpot_s
-        due_s += np.repeat(anchor_s, columns.num_output_tokens[columns.has_begun])
-    due_s[starts] = first_s[columns.has_begun]
+            due_s *= columns.per_token(columns.promised_tpot_s)
+        due_s += columns.per_token(anchor_s)
+    due_s[starts] = first_due_s[has_begun]
     return due_s
 
 
 def tokens_on_time(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
     """Shape (t,)."""
-    return columns.token_s <= token_due_s(columns, rule) + TOLERANCE_S
+    due_s = token_due_s(columns, rule)
+    due_s += TOLERANCE_S
+    return columns.token_s <= due_s
 
 
 def late_gaps(columns: RequestColumns) -> BoolArray:
     """Shape (t,): tokens that came longer after the one before than TPOT; no first token is."""
-    tpot_s = np.repeat(columns.promised_tpot_s, columns.num_output_tokens)
-    return columns.gap_s > tpot_s + TOLERANCE_S
+    return columns.gap_s > columns.per_token(columns.promised_tpot_s + TOLERANCE_S)
 
 
 def ttft_kept(columns: RequestColumns) -> BoolArray:
@@ -61,9 +68,9 @@ def tokens_kept(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
         return columns.tpot_s <= columns.promised_tpot_s + TOLERANCE_S
     is_envelope = rule is DeadlineRule.ENVELOPE
     late = ~tokens_on_time(columns, rule) if is_envelope else late_gaps(columns)
-    num_late = np.bincount(columns.owner[late], minlength=len(columns.arrival_s))
     allowed_share = 0.0 if is_envelope else MAX_LATE_GAP_SHARE
-    return columns.has_begun & (num_late <= allowed_share * (columns.num_output_tokens - 1))
+    allowed = allowed_share * (columns.num_output_tokens - 1)
+    return columns.has_begun & (columns.count(late) <= allowed)
 
 
 def e2e_kept(columns: RequestColumns) -> BoolArray:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from slosched.core import DeadlineRule, EndReason, RequestStatus
-from slosched.evaluate.metrics.columns import BoolArray, FloatArray, RequestColumns
+from slosched.evaluate.metrics.columns import FloatArray, RequestColumns
 from slosched.evaluate.metrics.fairness import deciles, jain_index
 from slosched.evaluate.metrics.fluidity import FLUID_INDEX, fluidity_indices
 from slosched.evaluate.metrics.promises import (
@@ -48,10 +48,12 @@ class Percentiles:
 
 
 def percentiles(values: Sequence[float] | FloatArray) -> Percentiles:
-    """Of any number of values, in any order."""
-    if not len(values):
+    """Of any number of values, in any order; NaN is none."""
+    known = np.asarray(values, dtype=np.float64)
+    known = known[~np.isnan(known)]
+    if not len(known):
         return Percentiles(math.nan, math.nan, math.nan)
-    return Percentiles(*(float(p) for p in np.percentile(values, PERCENTILES)))
+    return Percentiles(*np.percentile(known, PERCENTILES, overwrite_input=True).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,9 @@ def summarize(records: Sequence[RequestRecord], rule: DeadlineRule) -> Summary:
     good, begun = good_requests(columns, rule), columns.has_begun
     num_good, num_offered = int(good.sum()), len(records)
     window_s, busy_s = offered_window_s(records), _busy_s(columns)
-    on_time = {r: tokens_on_time(columns, r) for r in DeadlineRule}
-    gap_s, fluidity = columns.gap_s, fluidity_indices(columns)
+    num_tokens, num_gaps = len(columns.token_s), len(columns.token_s) - int(begun.sum())
+    num_on_time = {r: int(tokens_on_time(columns, r).sum()) for r in DeadlineRule}
+    fluidity = fluidity_indices(columns)
     statuses = Counter(record.status for record in records)
     num_rejected = statuses[RequestStatus.REJECTED]
     shares = [row.attainment for row in deciles(columns, good)]
@@ -145,19 +148,19 @@ def summarize(records: Sequence[RequestRecord], rule: DeadlineRule) -> Summary:
         attainment_admitted=_ratio(num_good, num_offered - num_rejected),
         ttft_attainment=float(ttft_kept(columns).mean()),
         token_attainment=float((columns.is_finished & tokens_kept(columns, rule)).mean()),
-        on_time_tokens={r: _mean(tokens) for r, tokens in on_time.items()},
-        late_gap_share=_ratio(int(late_gaps(columns).sum()), len(gap_s) - int(begun.sum())),
+        on_time_tokens={r: _ratio(n, num_tokens) for r, n in num_on_time.items()},
+        late_gap_share=_ratio(int(late_gaps(columns).sum()), num_gaps),
         mean_fluidity=_mean(fluidity[begun]),
         fluid_attainment=float((fluidity >= FLUID_INDEX).mean()),
         offered_requests_per_s=_ratio(num_offered, window_s),
         good_requests_per_s=_ratio(num_good, window_s),
         good_tokens_per_s=_ratio(int(columns.num_output_tokens[good].sum()), window_s),
-        on_time_tokens_per_s=_ratio(int(on_time[rule].sum()), window_s),
-        output_tokens_per_s=_ratio(len(columns.token_s), busy_s),
-        ttft_s=percentiles(columns.ttft_s[begun]),
-        tpot_s=percentiles(columns.tpot_s[begun]),
-        itl_s=percentiles(gap_s[~np.isnan(gap_s)]),
-        e2e_s=percentiles(columns.e2e_s[columns.is_finished & begun]),
+        on_time_tokens_per_s=_ratio(num_on_time[rule], window_s),
+        output_tokens_per_s=_ratio(num_tokens, busy_s),
+        ttft_s=percentiles(columns.ttft_s),
+        tpot_s=percentiles(columns.tpot_s),
+        itl_s=percentiles(columns.gap_s),
+        e2e_s=percentiles(columns.e2e_s),
         rejected_by_reason=_rejected_by_reason(records),
         worst_decile_attainment=min(shares),
         jain_index=jain_index(shares),
@@ -177,7 +180,7 @@ def _busy_s(columns: RequestColumns) -> float:
     return last_s - float(columns.arrival_s.min())
 
 
-def _mean(values: BoolArray | FloatArray) -> float:
+def _mean(values: FloatArray) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
