@@ -39,6 +39,23 @@ for kind, rate in (("azure_conv", 20.0), ("mooncake_conv", 1.0), ("gamma", 30.0)
             print(kind, name, policy, hashlib.sha256(told.encode()).hexdigest())
 """
 
+PREDICTIONS = """
+import hashlib, random
+from slosched.core import BatchShape
+from slosched.perfmodel import load_model
+
+draw = random.Random(2)
+for name in ("h100/llama-3.1-8b", "rtx4090/llama-3.1-8b"):
+    model, told = load_model(name), hashlib.sha256()
+    for _ in range(60_000):
+        shape = BatchShape()
+        for _ in range(draw.randrange(3)):
+            shape.add(draw.randrange(2, 1000), draw.randrange(9000))
+        shape.add_decodes([draw.randrange(1, 9000) for _ in range(draw.randrange(1, 9))])
+        told.update(model.predict(shape).hex().encode())
+    print(name, told.hexdigest())
+"""
+
 POWERS = """
 import hashlib, math
 import numpy as np
@@ -67,5 +84,6 @@ def _this_machine_can_pretend() -> None:
         pytest.skip("this machine computes exponentials as an older one does")
 
 
-def test_another_machine_replays_the_same() -> None:
-    assert told_by(REPLAYS) == told_by(REPLAYS, **ANOTHER_MACHINE)
+@pytest.mark.parametrize("code", [REPLAYS, PREDICTIONS], ids=["replays", "predictions"])
+def test_another_machine_tells_the_same(code: str) -> None:
+    assert told_by(code) == told_by(code, **ANOTHER_MACHINE)
