@@ -3,7 +3,8 @@
     /tmp/dynamo/bin/python benchmarks/peer_dynamo.py SETUP.json
 
 Timed is `run_mocker_trace_replay`, what `python -m dynamo.replay` calls, less what the same call
-takes to read the trace and stop after a millisecond of simulated time.
+takes to read the trace and stop after a millisecond of simulated time.  Made for 1.3.1 (which has
+`MockEngineArgs`) and 1.6.1 (which has not).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dynamo._core import MockEngineArgs, run_mocker_trace_replay
+from dynamo import _core
 
 
 def write_mooncake(requests: str, path: Path, block_size: int) -> None:
@@ -36,30 +37,40 @@ def write_mooncake(requests: str, path: Path, block_size: int) -> None:
             target.write(json.dumps(line) + "\n")
 
 
-def measure(setup: dict[str, Any]) -> dict[str, Any]:
-    block_size = setup["block_size"]
-    engine = {
-        "block_size": block_size,
+def engine_of(setup: dict[str, Any]) -> object:
+    """The replica, its step times interpolated in SETUP's tables."""
+    replica = {
+        "block_size": setup["block_size"],
         "num_gpu_blocks": setup["num_blocks"],
         "max_num_seqs": setup["max_num_seqs"],
         "max_num_batched_tokens": setup["chunk_tokens"],
-        "planner_profile_data": setup["step_times"],
-        "enable_prefix_caching": True,  # its default, and twice as fast as without
+        "enable_prefix_caching": True,  # its default, and no slower than without
     }
-
-    def replay(**limits: float) -> tuple[float, dict[str, Any]]:
-        arguments = MockEngineArgs.from_json(json.dumps(engine))
-        start_s = time.process_time()
-        report = run_mocker_trace_replay(
-            [trace], extra_engine_args=arguments, trace_block_size=block_size, **limits
+    if hasattr(_core, "MockEngineArgs"):
+        return _core.MockEngineArgs.from_json(
+            json.dumps(replica | {"planner_profile_data": setup["step_times"]})
         )
-        return time.process_time() - start_s, report
+    times = {"path": setup["step_times"]}
+    timing = {"type": "external", "provider": "dynamo_profile", "config": times}
+    return {"engine": replica | {"timing_model": timing}}
 
+
+def replay(trace: Path, setup: dict[str, Any], **limits: float) -> tuple[float, dict[str, Any]]:
+    """CPU seconds of one replay, and its report."""
+    engine = engine_of(setup)
+    start_s = time.process_time()
+    report = _core.run_mocker_trace_replay(
+        [trace], extra_engine_args=engine, trace_block_size=setup["block_size"], **limits
+    )
+    return time.process_time() - start_s, getattr(report, "summary", report)
+
+
+def measure(setup: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"
-        write_mooncake(setup["requests"], trace, block_size)
-        reading_s, _ = replay(max_sim_time_ms=1.0)
-        whole_s, report = replay()
+        write_mooncake(setup["requests"], trace, setup["block_size"])
+        reading_s, _ = replay(trace, setup, max_sim_time_ms=1.0)
+        whole_s, report = replay(trace, setup)
     return {
         "version": importlib.metadata.version("ai-dynamo-runtime"),
         "cpu_s": whole_s - reading_s,

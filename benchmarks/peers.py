@@ -66,7 +66,7 @@ class Simulator:
         command = [self.python, str(HERE / self.driver), str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(f"{self.name} failed: {' '.join(command)}\n{done.stderr[-2000:]}")
+            sys.exit(f"{self.name} failed: {' '.join(command)}\n{done.stderr[-2000:]}")
         self.turns.append(json.loads(done.stdout.splitlines()[-1]))
 
     @property
@@ -76,7 +76,7 @@ class Simulator:
     def row(self, num_requests: int, ours: Simulator) -> tuple[str, ...]:
         last, cpu_s = self.turns[-1], median(self.cpu_s)
         if last["completed"] != num_requests:
-            raise RuntimeError(f"{self.name} ended {last['completed']} of {num_requests} requests")
+            sys.exit(f"{self.name} ended {last['completed']} of {num_requests} requests")
         ratios = [a / b for a, b in zip(ours.cpu_s, self.cpu_s, strict=True)]
         return (
             f"{self.name} {last['version']}",
@@ -164,7 +164,9 @@ def write_setup(trace: Trace, folder: Path) -> dict[str, Any]:
 
 def main(
     vidur_python: Annotated[str, typer.Option(help="A Python that can import vidur.")] = "",
-    dynamo_python: Annotated[str, typer.Option(help="One with ai-dynamo-runtime.")] = "",
+    dynamo_python: Annotated[
+        list[str] | None, typer.Option(help="One with ai-dynamo-runtime; once for each version.")
+    ] = None,
     vidur_metrics: Annotated[
         bool, typer.Option("--vidur-metrics", help="Vidur as shipped, with its metrics, too.")
     ] = False,
@@ -186,8 +188,8 @@ def main(
             simulators.append(
                 Simulator("Vidur, metrics on,", vidur_python, "peer_vidur.py", with_metrics)
             )
-        if dynamo_python:
-            simulators.append(Simulator("Dynamo", dynamo_python, "peer_dynamo.py", setup))
+        for python in dynamo_python or []:
+            simulators.append(Simulator("Dynamo", python, "peer_dynamo.py", setup))
         todo = simulators * turns
         for simulator in track(todo, "Taking turns", console=Console(stderr=True)):
             simulator.take_turn(folder)
