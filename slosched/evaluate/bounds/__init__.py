@@ -8,8 +8,10 @@ from slosched.evaluate.bounds.bounds import (
     why_no_bound_holds,
 )
 from slosched.evaluate.bounds.demand import Demand, demand_of
+from slosched.evaluate.bounds.hindsight import hindsight_bound
 from slosched.evaluate.bounds.on_time import Bound, fluid_bound, on_time_bound
 from slosched.evaluate.bounds.prices import LegalSteps, StepPrices
+from slosched.evaluate.bounds.roofline import Roofline, roofline_bound, roofline_of
 
 __all__ = [
     "Bound",
@@ -17,11 +19,15 @@ __all__ = [
     "CapacityBound",
     "Demand",
     "LegalSteps",
+    "Roofline",
     "StepPrices",
     "bounds_of",
     "capacity_bound",
     "demand_of",
     "fluid_bound",
+    "hindsight_bound",
     "on_time_bound",
+    "roofline_bound",
+    "roofline_of",
     "why_no_bound_holds",
 ]

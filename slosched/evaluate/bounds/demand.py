@@ -34,7 +34,6 @@ class Demand:
     index: IntArray
     """Which request of the trace each of them is."""
     prices: StepPrices
-    steps: LegalSteps
 
     def at_speed(self, factor: float) -> Demand:
         """The same requests arriving `factor` times as fast, as by `Trace.scaled_to`."""
@@ -63,28 +62,38 @@ def demand_of(
     Assumes steps that take what `model` says (no noise, no drift), one replica that runs one step
     at a time, and no prefix cache.
     """
+    longest = longest_context(trace)
+    prices = LegalSteps(model, limits, longest, kv_tokens).dearest(token_weights(trace))
+    return demand_at(prices, shortest_step_s(model), trace, limits, kv_tokens)
+
+
+def longest_context(trace: Trace) -> int:
+    """Tokens of the longest context that a step computes on: the last token is never computed."""
+    return int((trace.prompt_tokens + trace.output_tokens).max()) - 1
+
+
+def token_weights(trace: Trace) -> FloatArray:
+    """How much the trace needs of what `StepPrices` prices: t, Bd, t2, t3, and no steps."""
+    prompts, outputs = trace.prompt_tokens, trace.output_tokens
+    pairs = prompts * (prompts + 1) / 2
+    contexts = (outputs - 1) * (prompts + outputs / 2)
+    needs = [prompts.sum(), (outputs - 1).sum(), pairs.sum(), contexts.sum(), 0]
+    return np.array(needs, dtype=np.float64)
+
+
+def demand_at(
+    prices: StepPrices, shortest_s: float, trace: Trace, limits: Limits, kv_tokens: int | None
+) -> Demand:
+    """As `demand_of`, at prices and a shortest step that are known to hold."""
     if kv_tokens is not None and kv_tokens < 1:
         raise ValueError(f"the KV cache needs kv_tokens >= 1 or None, not {kv_tokens}")
     prompts, outputs = trace.prompt_tokens, trace.output_tokens
-    longest = int((prompts + outputs).max()) - 1
-    weights = np.array(
-        [
-            prompts.sum(),
-            (outputs - 1).sum(),
-            (prompts * (prompts + 1) / 2).sum(),
-            ((outputs - 1) * (prompts + outputs / 2)).sum(),
-            0,
-        ],
-        dtype=np.float64,
-    )
-    steps = LegalSteps(model, limits, longest, kv_tokens)
-    prices = steps.dearest(weights)
+    longest = longest_context(trace)
     prompt_s, decode_s = _work_tables(prices, longest)
     first_work_s = prompt_s[prompts]
     rest_work_s = decode_s[prompts + outputs - 1] - decode_s[prompts]
     due = [_dues_s(r, limits.deadline_rule) for r in trace.requests]
     first_due_s, last_due_s = np.array(due, dtype=np.float64).T
-    shortest_s = shortest_step_s(model)
     release_s = trace.arrivals_s
     possible = np.maximum(first_work_s, shortest_s) <= first_due_s - release_s
     work_s = np.maximum(first_work_s + rest_work_s, shortest_s * outputs)
@@ -105,7 +114,6 @@ def demand_of(
         rest_work_s=rest_work_s[possible],
         index=np.flatnonzero(possible),
         prices=prices,
-        steps=steps,
     )
 
 

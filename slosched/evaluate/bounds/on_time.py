@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +21,7 @@ _MOST_VARIABLES = 40_000
 _ASSUMPTIONS = (
     "one replica, steps one after another, each taking what the latency model says",
     "a latency model that is monotone in every field of the batch shape",
-    "no prefix cache",
+    "no more context in a step than the KV cache holds, and no prefix cache",
 )
 
 
@@ -35,6 +35,8 @@ class Bound:
     good_per_s: float
     """`num_good` over the time in which the load was offered; NaN if that is no time at all."""
     assumptions: tuple[str, ...]
+    sustained_per_s: float = math.nan
+    """Good requests/s that no steady load of these lengths exceeds; NaN if it does not say."""
 
     @property
     def attainment(self) -> float:
@@ -49,7 +51,10 @@ def fluid_bound(demand: Demand) -> Bound:
     before the first token lets a scheduler run fewer steps than 1 / TPOT a second.  Source: the
     fluid limit of Ao, Luo, Simchi-Levi and Wang (2504.11320), on a finite trace.
     """
-    return bound_of("L1 fluid", _fluid(demand), demand)
+    work_s = (demand.first_work_s + demand.rest_work_s).sum()
+    sustained_per_s = len(demand.release_s) / work_s if work_s else math.nan
+    bound = bound_of("L1 fluid", _fluid(demand), demand)
+    return replace(bound, sustained_per_s=float(sustained_per_s))
 
 
 def on_time_bound(demand: Demand, *, num_slots: int = 15) -> Bound:

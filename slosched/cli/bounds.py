@@ -1,0 +1,79 @@
+"""`slosched bounds`: what no policy can exceed on a trace."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from typing import Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.cli.console import console, table
+from slosched.cli.groups import grouped
+from slosched.cli.simulation import ReplicaOptions
+from slosched.evaluate.bounds import Bound, bounds_of, capacity_bound
+
+
+@grouped
+def bounds(
+    trace: options.TraceSource = "azure_conv",
+    promise: options.PromiseOptions = options.PromiseOptions(slo_ttft=1.0, slo_tpot=0.05),
+    arrivals: options.TraceOptions = options.TraceOptions(),
+    limits: options.LimitOptions = options.LimitOptions(),
+    kv: options.KVOptions = options.KVOptions(),
+    replica: ReplicaOptions = ReplicaOptions(),
+    hindsight: Annotated[
+        bool,
+        typer.Option(
+            "--hindsight/--no-hindsight",
+            help="L3, the slowest and tightest: seconds for every 300 requests.",
+        ),
+    ] = True,
+    capacity: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Find the highest rate, too, at which that attainment is possible: 0.99.",
+        ),
+    ] = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Print how many requests of a trace any scheduler at all could serve well, by four bounds.
+
+    Example: `slosched bounds --trace azure_code --rate 8 -n 300 --slo-ttft 1s --slo-tpot 50ms
+    --latency-model h100/llama-3.1-8b --capacity 0.9`.
+    """
+    requests = arrivals.open(trace, promise.slo(), seed)
+    device = replica.open(limits.limits(), kv, seed)
+    with console.status("solving"):
+        found = bounds_of(requests, device.model, device.config, hindsight=hindsight)
+    title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
+    columns = ("no policy serves more well", "good/s", "good", "steady load")
+    console.print(table(title, columns, [_row(bound) for bound in found.each]))
+    console.print(f"tightest: {found.tightest.name}")
+    for assumptions, alike in groupby(found.each, key=lambda bound: bound.assumptions):
+        names = ", ".join(bound.name.partition(" ")[0] for bound in alike)
+        console.print(f"{names}: {'; '.join(assumptions)}.", style="dim")
+    if found.why_none_holds:
+        console.print(f"For reference only: {found.why_none_holds}.")
+    if capacity is not None:
+        with console.status("searching the rate"):
+            most = capacity_bound(requests, device.model, device.config, capacity)
+        console.print(
+            f"{capacity:.0%} attainment is impossible above {_rate(most.rate)} requests/s "
+            f"({most.name})"
+        )
+
+
+def _row(bound: Bound) -> tuple[str, ...]:
+    return (
+        bound.name,
+        _rate(bound.good_per_s),
+        f"{bound.attainment:.1%}",
+        _rate(bound.sustained_per_s),
+    )
+
+
+def _rate(per_s: float) -> str:
+    return "-" if math.isnan(per_s) else f"{per_s:.3g}"

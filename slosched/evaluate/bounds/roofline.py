@@ -1,0 +1,183 @@
+"""What physics allows: arithmetic and memory at their peaks, and nothing else in the way.
+
+A bound from these times holds for every engine on the device, not for one latency model alone.
+What a measured model's own bound falls short of it is the engine's; what a policy falls short of
+the model's bound is the policy's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from slosched.core import BatchShape, Limits
+from slosched.evaluate.bounds.demand import demand_at, shortest_step_s
+from slosched.evaluate.bounds.on_time import Bound, fluid_bound
+from slosched.evaluate.bounds.prices import StepPrices
+from slosched.workload.trace import Trace
+
+_ASSUMPTIONS = (
+    "bfloat16 weights and KV cache, each weight read once a step, peaks of the data sheet",
+    "no speculative decoding, no prefix cache",
+)
+_SHARES = (1.0, 0.9, 0.75, 0.5)
+"""Of arithmetic in the mixtures that are tried."""
+_BYTES = 2
+"""Of one bfloat16 number: a weight, or a part of a key or value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What a GPU cannot exceed."""
+
+    flops_per_s: float
+    """Dense bfloat16 with float32 sums: half of what data sheets give for sparse matrices."""
+    bytes_per_s: float
+    """Of its memory."""
+
+
+GPUS = {
+    "A100-SXM4-80GB": Peaks(312e12, 2.039e12),
+    "H100 80GB HBM3": Peaks(989.4e12, 3.35e12),
+    "H200": Peaks(989.4e12, 4.8e12),
+    "B200": Peaks(2250e12, 8e12),
+    "L40S": Peaks(362.05e12, 0.864e12),
+    "RTX 4090": Peaks(165.2e12, 1.008e12),
+    "RTX PRO 6000 Blackwell": Peaks(503.8e12, 1.792e12),
+}
+"""By what their names contain.  Sources: NVIDIA's data sheets of A100, H100 SXM5, H200 SXM, HGX
+B200 and L40S, and the white papers of the Ada and RTX Blackwell PRO architectures.  Where the
+editions of a card differ, the fastest: a bound may be too generous."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """A dense decoder with gated feed-forward layers and grouped queries; sizes in numbers."""
+
+    num_layers: int
+    hidden: int
+    num_query_heads: int
+    num_kv_heads: int
+    head: int
+    feed_forward: int
+    vocabulary: int
+
+    @property
+    def layer_weights(self) -> int:
+        """Of all layers: what every token is multiplied with."""
+        queries, keys = self.num_query_heads * self.head, self.num_kv_heads * self.head
+        attention = self.hidden * (2 * queries + 2 * keys)
+        return self.num_layers * (attention + 3 * self.hidden * self.feed_forward)
+
+    @property
+    def head_weights(self) -> int:
+        """Of the language head: only a token that is followed by a new one needs it."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 2 * _BYTES * self.num_layers * self.num_kv_heads * self.head
+
+
+MODELS = {
+    "Llama-3.1-8B": Transformer(32, 4096, 32, 8, 128, 14336, 128256),
+    "Llama-3.1-70B": Transformer(80, 8192, 64, 8, 128, 28672, 128256),
+    "Llama-3.2-3B": Transformer(28, 3072, 24, 8, 128, 8192, 128256),
+    "Qwen3-8B": Transformer(36, 4096, 32, 8, 128, 12288, 151936),
+    "Qwen3-32B": Transformer(64, 5120, 64, 8, 128, 25600, 151936),
+}
+"""By what their names end with.  Source: config.json of each on the Hugging Face hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A step takes its arithmetic or its reading, whichever is longer.
+
+    Each token is multiplied with every layer's weights, each decode with the head's, and every
+    (query, key) pair takes 4 operations per query head and element.  The weights of the layers are
+    read once a step, the keys and values of every context are read or written once.
+    """
+
+    flops_per_token: float
+    flops_per_decode: float
+    flops_per_pair: float
+    weight_bytes: float
+    kv_bytes_per_token: float
+    peaks: Peaks
+
+    @classmethod
+    def of(cls, model: Transformer, gpu: Peaks, num_gpus: int = 1) -> Roofline:
+        """`num_gpus` share all work evenly, and say nothing to each other."""
+        return cls(
+            flops_per_token=2.0 * model.layer_weights,
+            flops_per_decode=2.0 * model.head_weights,
+            flops_per_pair=4.0 * model.num_layers * model.num_query_heads * model.head,
+            weight_bytes=float(_BYTES * model.layer_weights),
+            kv_bytes_per_token=float(model.kv_bytes_per_token),
+            peaks=Peaks(num_gpus * gpu.flops_per_s, num_gpus * gpu.bytes_per_s),
+        )
+
+    def predict(self, shape: BatchShape) -> float:
+        """Seconds; no engine takes less."""
+        if not shape.num_tokens:
+            return 0.0
+        pairs = shape.prefill_attention_tokens + shape.decode_context_tokens
+        flops = (
+            self.flops_per_token * shape.num_tokens
+            + self.flops_per_decode * shape.num_decodes
+            + self.flops_per_pair * pairs
+        )
+        contexts = shape.prefill_context_tokens + shape.decode_context_tokens
+        moved = self.weight_bytes + self.kv_bytes_per_token * contexts
+        return max(flops / self.peaks.flops_per_s, moved / self.peaks.bytes_per_s)
+
+    def prices(self, arithmetic: float, kv_tokens: int | None) -> StepPrices:
+        """That share of the arithmetic and the rest of the memory's time.
+
+        No step takes less than the longer of the two, so not less than any mean of them.  The
+        weights are charged to the contexts of decodes, of which a step holds `kv_tokens` at most.
+        """
+        flop_s, byte_s = (
+            arithmetic / self.peaks.flops_per_s,
+            ((1 - arithmetic) / self.peaks.bytes_per_s),
+        )
+        weights = self.weight_bytes / kv_tokens if kv_tokens else 0.0
+        return StepPrices(
+            per_prefill_token_s=self.flops_per_token * flop_s,
+            per_decode_s=(self.flops_per_token + self.flops_per_decode) * flop_s,
+            per_pair_s=self.flops_per_pair * flop_s,
+            per_context_s=self.flops_per_pair * flop_s
+            + (self.kv_bytes_per_token + weights) * byte_s,
+        )
+
+
+def roofline_bound(
+    trace: Trace, roofline: Roofline, limits: Limits, kv_tokens: int | None = None
+) -> Bound:
+    """L4: as L1, at the times of physics: no engine on this device serves more requests well.
+
+    The least of several mixtures of arithmetic and memory, each of them a bound.
+    """
+    shortest_s = shortest_step_s(roofline)
+    found = [
+        fluid_bound(
+            demand_at(roofline.prices(share, kv_tokens), shortest_s, trace, limits, kv_tokens)
+        )
+        for share in _SHARES
+    ]
+    best = min(found, key=lambda bound: (bound.num_good, bound.sustained_per_s))
+    return replace(best, name="L4 roofline", assumptions=_ASSUMPTIONS)
+
+
+def roofline_of(provenance: Mapping[str, str]) -> Roofline | None:
+    """Of the GPU and model that a latency model was measured on; None if one is not known here.
+
+    Nor is it if the weights were not bfloat16: others have other peaks.
+    """
+    gpu = next((GPUS[name] for name in GPUS if name in provenance.get("gpu", "")), None)
+    named = re.sub("^Meta-", "", provenance.get("model", "").rpartition("/")[2])
+    is_bfloat16 = "bfloat16" in provenance.get("engine", "") + provenance.get("dtype", "")
+    if gpu is None or named not in MODELS or not is_bfloat16:
+        return None
+    return Roofline.of(MODELS[named], gpu, int(provenance.get("num_gpus", "1")))

@@ -1,0 +1,28 @@
+"""`slosched bounds` as a user would type it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from command_line import Said
+
+pytestmark = pytest.mark.e2e
+
+Cli = Callable[..., Said]
+ASKED = ("bounds", "--trace", "azure_code", "-n", "60", "--rate", "20", "--seed", "1")
+
+
+def test_bounds_prints_all_four_and_the_capacity(cli: Cli) -> None:
+    said = cli(*ASKED, "--latency-model", "h100/llama-3.1-8b", "--capacity", "0.9")
+    good = re.findall(r"│ (L\d)[^│]*│[^│]*│ *([\d.]+)% │", said.out)
+    assert [name for name, _ in good] == ["L1", "L2", "L3", "L4"]
+    assert all(0 < float(share) <= 100 for _, share in good)
+    assert re.search(r"90% attainment is impossible above \S+ requests/s \(L[12]", said.out)
+
+
+def test_bounds_of_an_unreliable_device_are_for_reference(cli: Cli) -> None:
+    said = cli(*ASKED, "--no-hindsight", "--noise", "0.1")
+    assert "L3" not in said.out
+    assert "For reference only: the simulated steps do not take what" in said.out
