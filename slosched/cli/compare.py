@@ -14,12 +14,12 @@ from slosched.cli.console import console
 from slosched.cli.groups import grouped
 from slosched.cli.results import Outcome, outcome_table, summarize_all
 from slosched.cli.simulation import Replica, ReplicaOptions, simulate_policies
-from slosched.core import NO_SLO, SLO, DeadlineRule
+from slosched.core import NO_SLO, DeadlineRule
 from slosched.evaluate.benchmark_results import is_benchmark_result, read_benchmark_result
 from slosched.evaluate.records import read_records
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
-from slosched.workload import Trace
+from slosched.workload import Trace, TTFTPromise
 
 if TYPE_CHECKING:
     from slosched.evaluate.bounds import Bounds
@@ -37,7 +37,9 @@ def compare(
         ),
     ] = None,
     trace: options.TraceSource = "azure_conv",
-    promise: options.PromiseOptions = options.PromiseOptions(slo_ttft=1.0, slo_tpot=0.05),
+    promise: options.TracePromiseOptions = options.TracePromiseOptions(
+        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=0.05
+    ),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),
@@ -62,11 +64,11 @@ def compare(
     Beside a server that somebody else measured: `slosched compare -p fcfs --records
     vllm=result.json --slo-ttft 1s --slo-tpot 50ms`.
     """
-    requests = arrivals.open(trace, promise.slo(), seed)
     device = replica.open(limits.limits(), kv, seed)
+    requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
     rule = limits.deadline_rule
     policies = {spec: make_policy(spec) for spec in policy or POLICIES}
-    recorded = _read_all(records or (), promise.slo() or NO_SLO, taken=policies)
+    recorded = _read_all(records or (), promise, taken=policies)
     outcomes = simulate_policies(requests, policies, device) | recorded
     _note_other_promises(outcomes, recorded)
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
@@ -111,10 +113,12 @@ def _about(bounds: Bounds) -> str:
     )
 
 
-def _read_all(texts: Sequence[str], promise: SLO, taken: Collection[str]) -> dict[str, Outcome]:
+def _read_all(
+    texts: Sequence[str], promise: options.TracePromiseOptions, taken: Collection[str]
+) -> dict[str, Outcome]:
     """The replays that `--records` names; no name twice, nor one of those `taken`.
 
-    `promise` is what they were promised of whom the file does not say it.
+    `promise` is what those were promised whose file does not say it.
     """
     found: dict[str, Outcome] = {}
     for text in texts:
@@ -126,8 +130,10 @@ def _read_all(texts: Sequence[str], promise: SLO, taken: Collection[str]) -> dic
         if name in taken or name in found:
             raise ValueError(f"--records {text!r}: the name {name!r} is taken; choose another")
         file = Path(path)
-        is_others = is_benchmark_result(file)
-        replay = read_benchmark_result(file, promise) if is_others else read_records(file)
+        if is_benchmark_result(file):
+            replay = read_benchmark_result(file, promise.fixed() or NO_SLO)
+        else:
+            replay = read_records(file)
         found[name] = Outcome(replay.records)
     return found
 

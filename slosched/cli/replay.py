@@ -17,6 +17,7 @@ from slosched.cli.simulation import ReplicaOptions, simulate_policies
 from slosched.core import DeadlineRule
 from slosched.evaluate.perfetto import write_perfetto
 from slosched.evaluate.records import write_records
+from slosched.perfmodel import load_model
 from slosched.policy.spec import make_policy
 from slosched.workload import Trace
 
@@ -35,7 +36,7 @@ def replay(
         typer.Option(help="A running OpenAI-compatible server.  Without it: the simulator."),
     ] = None,
     policy: options.PolicyName = "slo_aware",
-    promise: options.PromiseOptions = options.PromiseOptions(),
+    promise: options.TracePromiseOptions = options.TracePromiseOptions(),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),
@@ -70,18 +71,26 @@ def replay(
     Simulated: `slosched replay --trace AzureLLMInferenceTrace_conv.csv --rate 4 --policy edf
     --slo-ttft 1s --slo-tpot 50ms`.
     """
-    requests = arrivals.open(trace, promise.slo(), seed)
-    provenance: dict[str, object] = {"trace": requests.name, **requests.provenance}
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"--url {url!r} is no address of a server; write http://host:port")
+        # Only to promise multiples of the prefill time; the server has its own.
+        model = None if replica.latency_model is None else load_model(replica.latency_model)
+        requests = arrivals.open(trace, promise.rule(model, seed), seed)
         name = "the server"
         outcome = Outcome(replay_live(requests, url, seed))
+        simulated: dict[str, object] = {}
     else:
         device = replica.open(limits.limits(), kv, seed)
+        requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
         name = policy
         outcome = simulate_policies(requests, {name: make_policy(policy)}, device)[name]
-        provenance |= {"policy": policy, **device.provenance()}
+        simulated = {"policy": policy, **device.provenance()}
+    provenance: dict[str, object] = {
+        "trace": requests.name,
+        **requests.provenance,
+        **simulated,
+    }
     rule = limits.deadline_rule
     title = f"{len(requests)} requests of {requests.name}, judged by {rule}"
     console.print(outcome_table(title, summarize_all({name: outcome}, rule)))

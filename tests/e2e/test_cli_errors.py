@@ -113,6 +113,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     # live
     "replay --url localhost:8000 -o out": ("'localhost:8000'", "http://"),
     "replay --url http://127.0.0.1:9 -o out": ("http://127.0.0.1:9", "slosched serve"),
+    "replay --url http://127.0.0.1:9 --slo-ttft 3x": ("--slo-ttft 3x", "--latency-model"),
     "serve -m tiny-random --latency-model h200/llama-3.1-8b": ("NVIDIA H200", "--force"),
     "serve --emulate rtx9999": ("'rtx9999'", "rtx4090/llama-3.1-8b"),
     "serve --emulate rtx4090/llama-3.1-8b --policy fifo": ("'fifo'",),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import Said
 
-from slosched.perfmodel import load_model
+from slosched.evaluate.records import read_records
+from slosched.perfmodel import DEFAULT_MODEL, load_model
 from slosched.workload import read_trace
 from slosched.workload.statistics import interarrival_cv
 
@@ -91,6 +92,17 @@ def test_promises_by_tier_and_by_the_prefill_of_each_prompt(cli: Cli) -> None:
     prefill_s = load_model("h100/llama-3.1-8b").predict_prefill
     for r in read_trace("x.csv").requests:
         assert r.slo.ttft_s == pytest.approx(0.5 + 3 * prefill_s(r.num_prompt_tokens))
+
+
+def test_a_replay_promises_multiples_of_the_prefill_on_the_device_it_simulates(cli: Cli) -> None:
+    promise = ("--slo-ttft", "4x", "--slo-tpot", "1s")
+    said = cli("replay", "--trace", "azure_conv", "-n", "30", *promise, "-o", "out")
+    assert said.status == 0, said.complaint
+    prefill_s = load_model(DEFAULT_MODEL).predict_prefill
+    records = read_records(Path("out/records.jsonl")).records
+    assert len(records) == 30
+    for record in records:
+        assert record.slo.ttft_s == pytest.approx(4 * prefill_s(record.num_prompt_tokens))
 
 
 def test_a_public_trace_is_fetched_listed_and_found_by_its_name(
