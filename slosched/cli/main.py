@@ -11,6 +11,7 @@ import typer
 
 import slosched
 from slosched.cli.bounds import bounds
+from slosched.cli.capacity import capacity
 from slosched.cli.compare import compare
 from slosched.cli.console import complain
 from slosched.cli.demo import demo
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="SLO-aware scheduling of LLM inference: profile, fit, serve, replay, compare.",
 )
-for command in (profile, fit, serve, replay, compare, bounds, policies, demo):
+for command in (profile, fit, serve, replay, compare, bounds, capacity, policies, demo):
     app.command()(command)
 app.add_typer(trace_app, name="trace")
 

@@ -12,8 +12,21 @@ from pathlib import Path
 from slosched.policy.spec import make_policy
 
 _PACKAGE = Path(__file__).parents[2]
-_NOT_SIMULATED = ("cli", "integrations", "engine/torch", "engine/server", "engine/profiling")
-_SCORING = ("evaluate/metrics", "evaluate/capacity/outcomes.py", "evaluate/capacity/point.py")
+_REPLAYED = (
+    "core.py",
+    "batch.py",
+    "scheduler.py",
+    "kv/",
+    "perfmodel/",
+    "policy/",
+    "engine/",
+    "workload/trace.py",
+    "evaluate/metrics",
+    "evaluate/capacity/outcomes.py",
+    "evaluate/capacity/point.py",
+)
+"""What a replay runs; traces, SLOs and models are in a point's key, wherever they came from."""
+_NOT_REPLAYED = ("engine/torch/", "engine/server/", "engine/profiling/")
 
 
 def code_digest(policy: str) -> str:
@@ -43,14 +56,13 @@ def git_hash() -> str:
 @cache
 def _package_digest() -> str:
     summed = hashlib.sha256()
-    for name in sorted(_simulated()):
+    for name in sorted(_replayed()):
         summed.update(name.encode() + b"\0" + (_PACKAGE / name).read_bytes() + b"\0")
     return summed.hexdigest()
 
 
-def _simulated() -> Iterator[str]:
+def _replayed() -> Iterator[str]:
     for path in _PACKAGE.rglob("*.py"):
         name = path.relative_to(_PACKAGE).as_posix()
-        scores = name.startswith(_SCORING) or not name.startswith("evaluate/")
-        if scores and not name.startswith(_NOT_SIMULATED):
+        if name.startswith(_REPLAYED) and not name.startswith(_NOT_REPLAYED):
             yield name

@@ -1,0 +1,194 @@
+"""`slosched capacity`: the highest rate that each policy serves well, with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.cli.console import console, progress_bar
+from slosched.cli.groups import grouped
+from slosched.cli.simulation import Replica, ReplicaOptions
+from slosched.core import SLO
+from slosched.policy.spec import make_policy
+from slosched.workload import KINDS, SLORule, Trace
+from slosched.workload.slo import TTFTPromise
+
+if TYPE_CHECKING:
+    from slosched.evaluate.capacity import MakePool, Sweep
+
+_DEFAULT_REQUESTS = 3000
+"""A seed: enough to warm up at 50 ms a token, and two policies take minutes on two cores."""
+
+
+@grouped
+def capacity(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            "-p",
+            metavar="NAME[:option=value,…]",
+            help="Repeat for each; ratios are to the first.  Default: sarathi and slo_aware.",
+        ),
+    ] = None,
+    trace: options.TraceSource = "azure_conv",
+    promise: options.TracePromiseOptions = options.TracePromiseOptions(
+        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=0.05
+    ),
+    arrivals: options.TraceOptions = options.TraceOptions(),
+    limits: options.LimitOptions = options.LimitOptions(),
+    kv: options.KVOptions = options.KVOptions(),
+    replica: ReplicaOptions = ReplicaOptions(),
+    target: Annotated[
+        list[float] | None,
+        typer.Option(help="Share of offered requests that must be good.  Default: 0.9 and 0.99."),
+    ] = None,
+    precision: Annotated[
+        float, typer.Option(help="Ratio of neighbouring rates, less one: 0.02 for 2 %.")
+    ] = 0.02,
+    max_rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Requests/s at which the search gives up.  Default: far beyond the device."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, help="Windows of a trace, or made-up traces; each has -n requests."),
+    ] = 5,
+    seed: options.Seed = 0,
+    bound: Annotated[
+        bool, typer.Option(help="Whether to compute what no scheduler can exceed.")
+    ] = True,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes.  Default: one a core.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: auto, host:port, or local."),
+    ] = None,
+    out: options.OutDir = Path("runs/capacity"),
+) -> None:
+    """Find the highest rate at which a policy serves 90 % and 99 % of all requests as promised.
+
+    Example: `slosched capacity -p sarathi -p slo_aware --trace azure_conv --slo-ttft 1s
+    --slo-tpot 50ms --latency-model h100/llama-3.1-8b -o runs/capacity`.
+
+    Every policy sees the same requests at the same rates, so that ratios are surer than the
+    capacities themselves.  Stop it with Ctrl-C and run it again: what is done is in the folder.
+    """
+    from slosched.cli.capacity_report import leave_results, show  # slow to import
+    from slosched.evaluate.capacity import Contender, Plan, Store, Study, Sweep
+    from slosched.evaluate.capacity.bound import bound_windows
+
+    plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate)
+    specs = list(dict.fromkeys(policy or ("sarathi", "slo_aware")))
+    for spec in specs:
+        make_policy(spec)  # complains before anything is run
+    make_pool = _pool(jobs, ray)
+    device = replica.open(limits.limits(), kv, seed)
+    windows = _windows(trace, arrivals, promise, device, seeds, seed)
+    contenders = [Contender(s, s, device.model, device.model_name, device.config) for s in specs]
+    with Store(out / "points.sqlite") as store:
+        sweep = Sweep(contenders, windows, plan, store)
+        finished = _run(sweep, make_pool)
+        if not any(measured.complete for measured in sweep.measured.values()):
+            raise _nothing_measured(sweep)
+        study = Study(list(sweep.measured.values()), windows)
+        bounds = {}
+        if bound and finished:
+            with console.status("bounding what any scheduler could do (--no-bound leaves it out)"):
+                bounds = bound_windows(
+                    windows, device.model, device.config, plan.targets, make_pool
+                )
+        title = (
+            f"{seeds} x {len(windows[0])} requests of {windows[0].name} on a simulated "
+            f"{device.model_name}"
+        )
+        show(title, study, sweep, plan.targets, bounds)
+        provenance = {"trace": windows[0].name, **windows[0].provenance, **device.provenance()}
+        leave_results(out, title, study, sweep, plan.targets, bounds, store, provenance)
+    console.print(f"wrote {out}/report.html, its figures, curves.csv, and all replays")
+    if not finished:
+        raise typer.Exit(130)
+    if any(measured.error for measured in sweep.measured.values()):
+        raise typer.Exit(1)
+
+
+def _pool(jobs: int | None, ray: str | None) -> MakePool:
+    if ray is None:
+        from slosched.evaluate.capacity import local_pool
+
+        return local_pool(jobs)
+    if jobs is not None:
+        raise ValueError("--jobs is for this machine; a Ray cluster knows its own cores")
+    from slosched.integrations.ray import ray_pool
+
+    return ray_pool(ray)
+
+
+def _windows(
+    source: str,
+    arrivals: options.TraceOptions,
+    promise: options.TracePromiseOptions,
+    device: Replica,
+    num_seeds: int,
+    seed: int,
+) -> list[Trace]:
+    """One a seed: runs of a file that follow one another, or made-up traces of other seeds."""
+    if arrivals.rate is not None:
+        raise ValueError(
+            f"--rate {arrivals.rate:g}: capacity looks for the rate itself; --max-rate ends its "
+            "search"
+        )
+    rules = [promise.rule(device.model, seed + i) for i in range(num_seeds)]
+    if source in KINDS and not Path(source).exists():
+        size = arrivals.num_requests or _DEFAULT_REQUESTS
+        made_up = replace(arrivals, num_requests=None if arrivals.duration else size)
+        return [made_up.open(source, rule, seed + i) for i, rule in enumerate(rules)]
+    whole = replace(arrivals, num_requests=None).open(source, None, seed)
+    return _cut(whole, arrivals.num_requests, rules, seed)
+
+
+def _cut(
+    whole: Trace, size: int | None, rules: Sequence[SLO | SLORule | None], seed: int
+) -> list[Trace]:
+    from slosched.evaluate.capacity import window
+
+    num = len(rules)
+    size = size or max(1, min(_DEFAULT_REQUESTS, len(whole) // num))
+    if num * size > len(whole):
+        console.print(
+            f"[yellow]note:[/] {num} windows of {size} requests overlap, as {whole.name} has "
+            f"{len(whole)}: intervals will be too narrow"
+        )
+    cut = [window(whole, size, seed + i) for i in range(num)]
+    return [w if rule is None else w.with_slo(rule) for w, rule in zip(cut, rules, strict=True)]
+
+
+def _run(sweep: Sweep, make_pool: MakePool) -> bool:
+    """Whether the searches came to their end; Ctrl-C ends them early, and all is kept."""
+    with progress_bar() as progress:
+        task = progress.add_task("replays", total=None)
+        try:
+            sweep.run(make_pool, lambda done, n: progress.update(task, completed=done, total=n))
+        except KeyboardInterrupt:
+            progress.stop()
+            console.print("[yellow]note:[/] interrupted; run the same command again to go on")
+            return False
+    return True
+
+
+def _nothing_measured(sweep: Sweep) -> Exception:
+    """What to raise where no policy was played by all seeds at one rate."""
+    errors = [f"{name}: {m.error}" for name, m in sweep.measured.items() if m.error]
+    if not errors:
+        return typer.Exit(130)
+    from slosched.evaluate.capacity import CapacityError
+
+    return CapacityError(f"no policy could be measured; {'; '.join(errors)}")

@@ -1,0 +1,181 @@
+"""What `slosched capacity` shows and leaves.  Imports matplotlib and pandas: load it late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from slosched.cli.console import console, table
+from slosched.cli.figures import save_figures
+from slosched.evaluate.bounds import CapacityBound
+from slosched.evaluate.capacity import Capacity, Flag, Ratio, Store, Study, Sweep
+from slosched.evaluate.plots import attainment_curves, goodput_curves
+from slosched.evaluate.report import Block, Section, write_report
+
+_READ_WITH = {
+    Flag.QUEUE_GROWS: "its queue still grows at that rate, so a longer trace would give less",
+    Flag.SHORT: "half of each replay is warm-up and that is too short: raise -n",
+}
+
+
+def show(
+    title: str,
+    study: Study,
+    sweep: Sweep,
+    targets: Sequence[float],
+    bounds: Mapping[float, CapacityBound],
+) -> None:
+    """The table, and below it what it must be read with."""
+    columns = ["policy"]
+    for target in targets:
+        columns += [f"requests/s at {_share(target)}", "ratio"]
+    console.print(table(title, columns, _rows(study, targets, bounds)))
+    for note in notes(study, sweep, targets):
+        console.print(f"[yellow]note:[/] {note}", markup=True)
+
+
+def leave_results(
+    out: Path,
+    title: str,
+    study: Study,
+    sweep: Sweep,
+    targets: Sequence[float],
+    bounds: Mapping[float, CapacityBound],
+    store: Store,
+    provenance: Mapping[str, object],
+) -> None:
+    """Report, figures, curves and capacities in the folder `out`, all replays as Parquet."""
+    curve = study.frame()
+    capacities = capacity_frame(study, targets, bounds)
+    curve.to_csv(out / "curves.csv", index=False)
+    curve.to_parquet(out / "curves.parquet", index=False)
+    capacities.to_csv(out / "capacities.csv", index=False)
+    store.frame().to_parquet(out / "results.parquet", index=False)
+    made = {
+        "goodput": goodput_curves(curve),
+        "attainment": attainment_curves(curve, list(targets)),
+    }
+    save_figures(out, made)
+    text = (
+        f"{title}. The capacity is the highest rate at which that share of the offered requests "
+        "is good, where the curve through all seeds crosses it; rejected and unfinished requests "
+        "count as misses, and each replay's warm-up is left out. In brackets 95 % intervals, by "
+        "resampling blocks of requests and seeds. Every policy had the same requests at the same "
+        "rates, and ratios to the first are resampled in pairs."
+    )
+    said = "\n\n".join(notes(study, sweep, targets))
+    blocks: list[Block] = [text, capacities, *made.values()]
+    if said:
+        blocks.insert(1, said)
+    sections = [Section("Capacity", blocks), Section("Curves", ["Every rate simulated.", curve])]
+    write_report(out / "report.html", "Capacity", sections, provenance)
+
+
+def capacity_frame(
+    study: Study, targets: Sequence[float], bounds: Mapping[float, CapacityBound]
+) -> pd.DataFrame:
+    """A row for each policy and target."""
+    rows = []
+    first = study.contenders[0]
+    for target in targets:
+        for name in study.contenders:
+            found, ratio = study.capacity(name, target), study.ratio(name, first, target)
+            bound = bounds[target].rate if target in bounds else math.nan
+            rows.append(
+                {
+                    "policy": name,
+                    "target": target,
+                    "requests_per_s": found.requests_per_s,
+                    "low": found.interval.low,
+                    "high": found.interval.high,
+                    "ratio": ratio.value,
+                    "ratio_low": ratio.interval.low,
+                    "ratio_high": ratio.interval.high,
+                    "significant": "yes" if ratio.is_significant else "no",
+                    "bound": bound,
+                    "of_bound": found.requests_per_s / bound if bound else math.nan,
+                    "flags": ", ".join(sorted(found.flags)),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def notes(study: Study, sweep: Sweep, targets: Sequence[float]) -> Iterator[str]:
+    """What went wrong, and what the figures must be read with."""
+    for name, measured in sweep.measured.items():
+        if measured.error is not None:
+            yield f"{name} was given up: {measured.error}"
+        elif not measured.complete:
+            yield f"{name} was played by all seeds at no rate yet"
+    for name in study.contenders:
+        for target in targets:
+            yield from _about(study.capacity(name, target))
+
+
+def _about(found: Capacity) -> Iterator[str]:
+    share = _share(found.target)
+    if Flag.UNREACHABLE in found.flags:
+        yield (
+            f"{found.contender} reaches {share} at no rate that was tried: the best was "
+            f"{_share(found.best_attainment)}, so its capacity is 0; the promise is too tight for "
+            "this device and trace"
+        )
+    if Flag.NEVER_SATURATES in found.flags:
+        yield (
+            f"{found.contender} still reaches {share} at {found.requests_per_s:.4g} requests/s, "
+            "the highest rate that was tried: raise --max-rate, or promise more with --slo-ttft "
+            "and --slo-tpot, or give more requests with -n"
+        )
+    for flag, meaning in _READ_WITH.items():
+        if flag in found.flags:
+            yield f"{found.contender} at {share}: {meaning}"
+
+
+def _rows(
+    study: Study, targets: Sequence[float], bounds: Mapping[float, CapacityBound]
+) -> Iterator[list[str]]:
+    first = study.contenders[0]
+    for name in study.contenders:
+        row = [name]
+        for target in targets:
+            row += [
+                _capacity(study.capacity(name, target)),
+                "" if name == first else _ratio(study.ratio(name, first, target)),
+            ]
+        yield row
+    if bounds:
+        row = ["any scheduler (bound)"]
+        for target in targets:
+            row += [f"≤ {bounds[target].rate:.3g}", _of_bound(study, target, bounds[target].rate)]
+        yield row
+
+
+def _capacity(found: Capacity) -> str:
+    if Flag.UNREACHABLE in found.flags:
+        return "0"
+    if Flag.NEVER_SATURATES in found.flags:
+        return f"≥ {found.requests_per_s:.3g}"
+    marked = "*" if found.flags else ""
+    return (
+        f"{found.requests_per_s:.3g}{marked} [{found.interval.low:.3g}, {found.interval.high:.3g}]"
+    )
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.4g} %"
+
+
+def _ratio(ratio: Ratio) -> str:
+    if math.isnan(ratio.value):
+        return "-"
+    inside = f"x{ratio.value:.3f} [{ratio.interval.low:.3f}, {ratio.interval.high:.3f}]"
+    return inside if ratio.is_significant else f"{inside} n.s."
+
+
+def _of_bound(study: Study, target: float, bound: float) -> str:
+    """The share of the bound that the best policy reaches."""
+    best = max(study.capacity(name, target).requests_per_s for name in study.contenders)
+    return f"best: {best / bound:.0%} of it" if 0 < bound < math.inf else ""

@@ -1,0 +1,1 @@
+"""Where slosched meets other systems; each is imported when it is used."""

@@ -1,0 +1,114 @@
+"""A pool of workers on a Ray cluster, in the shape of `concurrent.futures`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+from slosched.core import SloschedError
+
+LOCAL = "local"
+"""The address of a cluster that is started for the occasion, on this machine."""
+
+_started: set[str] = set()
+"""In a worker of Ray: the pools for which it has called `initialize`."""
+
+
+class RayError(SloschedError):
+    """There is no Ray, or no cluster at the address."""
+
+
+class RayPool(Executor):
+    """Calls functions in the workers of a cluster; slosched must be installed on its machines.
+
+    Each worker calls `initialize` before its first task, as those of a `ProcessPoolExecutor` do.
+    What it carries, a trace or a model, is sent to each machine once.
+    """
+
+    def __init__(self, address: str, initialize: Callable[[], None]) -> None:
+        """`local`, `auto`, `host:port` or `ray://host:port`.  Raises RayError if that fails."""
+        self._ray = ray = _import_ray()
+        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        if address == LOCAL:
+            options["include_dashboard"] = False
+        try:
+            self._started_here = not ray.is_initialized()
+            if self._started_here:
+                ray.init(address=address, **options)
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            raise RayError(
+                f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, or "
+                f"use {LOCAL!r} for one on this machine"
+            ) from error
+        # In a list, so that Ray hands on the reference and not what it refers to.
+        self._initialize = [ray.put(initialize)]
+        self._name = uuid.uuid4().hex
+        self._call = ray.remote(_call)
+        self._tasks: list[Any] = []
+        self._is_shut_down = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._is_shut_down:
+            raise RuntimeError("the pool is shut down and takes no more tasks")
+        task = self._call.remote(self._name, self._initialize, fn, args, kwargs)
+        self._tasks.append(task)
+        future: Future[Any] = Future()
+        task.future().add_done_callback(partial(_hand_on, future))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster; one that was started here is stopped."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        if cancel_futures:
+            for task in self._tasks:
+                self._ray.cancel(task)
+        elif wait and self._tasks:
+            self._ray.wait(self._tasks, num_returns=len(self._tasks))
+        self._tasks.clear()
+        if self._started_here:
+            self._ray.shutdown()
+
+
+def ray_pool(address: str) -> Callable[[Callable[[], None]], Executor]:
+    """Makes pools on the cluster at `address`.  Raises RayError now if there is no Ray."""
+    _import_ray()
+    return lambda initialize: RayPool(address, initialize)
+
+
+def _call(
+    name: str,
+    initialize: list[Any],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Runs in a worker, which is initialized if this pool has not done so."""
+    if name not in _started:
+        _import_ray().get(initialize[0])()
+        _started.clear()  # another pool's bench is gone with the initialization of this one
+        _started.add(name)
+    return fn(*args, **kwargs)
+
+
+def _hand_on(future: Future[Any], done: Future[Any]) -> None:
+    """The result, or the error as it was raised, without Ray's account of where."""
+    error = done.exception()
+    if error is None:
+        future.set_result(done.result())
+    else:
+        future.set_exception(getattr(error, "cause", None) or error)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise RayError(
+            f"sweeps on a cluster need the ray extra ({error}): pip install 'slosched[ray]'"
+        ) from error
+    return ray

@@ -1,0 +1,149 @@
+"""`slosched capacity` as a user has it: a table, a folder of results, and clear complaints."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import SLOSCHED, Said
+
+pytestmark = pytest.mark.e2e
+
+Cli = Callable[..., Said]
+QUICK = [
+    *("capacity", "--trace", "poisson", "-n", "60", "--seeds", "2", "--max-output-tokens", "8"),
+    *("--target", "0.9", "--precision", "0.2", "--jobs", "1", "--no-bound"),
+]
+
+
+def test_it_leaves_a_table_a_report_and_every_replay(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said = cli(*QUICK, "-p", "sarathi", "-p", "slo_aware:margin=0.1", "-o", str(out))
+    assert said.status == 0, said.err
+    assert "slo_aware:margin=0.1" in said.out
+    assert "requests/s at 90 %" in said.out
+    names = {"report.html", "goodput.png", "attainment.svg", "curves.csv", "results.parquet"}
+    assert names <= {path.name for path in out.iterdir()}
+    capacities = pd.read_csv(out / "capacities.csv")
+    assert list(capacities.policy) == ["sarathi", "slo_aware:margin=0.1"]
+    assert (capacities.low <= capacities.requests_per_s).all()
+    replays = pd.read_parquet(out / "results.parquet")
+    assert {"key", "git_hash", "seed", "trace_digest", "policy_repr", "model"} <= set(replays)
+    made = list(replays.made)
+    assert cli(*QUICK, "-p", "sarathi", "-o", str(out)).status == 0
+    assert list(pd.read_parquet(out / "results.parquet").made) == made, "nothing was run again"
+
+
+def test_the_bound_is_above_every_policy(cli: Cli, tmp_path: Path) -> None:
+    words = [word for word in QUICK if word != "--no-bound"]
+    said = cli(*words, "-p", "fcfs", "-o", str(tmp_path))
+    assert said.status == 0, said.err
+    assert "any scheduler (bound)" in said.out
+    found = pd.read_csv(tmp_path / "capacities.csv")
+    assert (found.requests_per_s < found.bound).all()
+
+
+@pytest.mark.parametrize(
+    ("promise", "noted"),
+    [
+        ("--slo-ttft 100us --slo-tpot 50ms", ("0 %, so its capacity is 0", "too tight")),
+        ("--slo-ttft 1h --slo-tpot 1h --max-rate 50", ("still reaches 90 %", "--max-rate")),
+    ],
+)
+def test_a_capacity_that_is_none_is_explained(
+    cli: Cli, tmp_path: Path, promise: str, noted: tuple[str, ...]
+) -> None:
+    said = cli(*QUICK, *promise.split(), "-p", "fcfs", "-o", str(tmp_path))
+    assert said.status == 0, said.err
+    for words in noted:
+        assert words in " ".join(said.out.split())
+    assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "complaint"),
+    [
+        ("--rate 3", ("--rate 3", "--max-rate")),
+        ("--target 1.5", ("1.5",)),
+        ("--precision 0", ("precision", "0.0")),
+        ("--max-rate -1", ("-1.0",)),
+        ("-p nonesuch", ("nonesuch", "sarathi")),
+        ("--trace missing.csv", ("missing.csv",)),
+    ],
+)
+def test_a_mistake_is_named(
+    cli: Cli, tmp_path: Path, mistake: str, complaint: tuple[str, ...]
+) -> None:
+    said = cli(*QUICK, *mistake.split(), "-o", str(tmp_path / "out"))
+    assert said.status != 0
+    for words in complaint:
+        assert words in said.complaint, said.complaint
+
+
+def test_a_policy_that_fails_leaves_the_others_results(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "failing.py"
+    module.write_text(
+        "from slosched.core import Policy, SchedulerOutput\n\n\n"
+        "class Failing(Policy):\n"
+        "    def schedule(self, view):\n"
+        "        return SchedulerOutput({'nobody': 1})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    said = cli(*QUICK, "-p", "fcfs", "-p", "failing:Failing", "-o", str(tmp_path / "out"))
+    assert said.status == 1
+    assert "failing:Failing was given up" in said.out
+    assert list(pd.read_csv(tmp_path / "out" / "capacities.csv").policy) == ["fcfs"]
+
+
+def test_a_policy_that_fails_alone_is_an_error(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_alone.py").write_text(
+        "from slosched.core import Policy\n\n\n"
+        "class Failing(Policy):\n"
+        "    def schedule(self, view):\n"
+        "        raise RuntimeError('out of ideas')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    said = cli(*QUICK, "-p", "failing_alone:Failing", "-o", str(tmp_path / "out"))
+    assert said.status == 1
+    assert "out of ideas" in said.complaint
+
+
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
+    words = ["capacity", "--trace", "poisson", "-n", "1000", "--seeds", "2", "--jobs", "1"]
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        [SLOSCHED, *words, "--no-bound", "-o", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (kept := num_kept(out)) and time.monotonic() < deadline:
+            assert process.poll() is None, process.stdout
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "run the same command again" in " ".join(said.split())
+    assert "Traceback" not in said
+    assert num_kept(out) >= kept > 0
+
+
+def num_kept(out: Path) -> int:
+    if not (out / "points.sqlite").exists():
+        return 0
+    try:
+        with sqlite3.connect(out / "points.sqlite") as connection:
+            return int(connection.execute("SELECT count(*) FROM points").fetchone()[0])
+    except sqlite3.OperationalError:  # its table is not there yet
+        return 0
