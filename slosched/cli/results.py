@@ -24,7 +24,7 @@ COLUMNS = (
     "TPOT\np99",
 )
 """Narrow enough for a terminal of 100 columns; a report has every metric."""
-BOUND_COLUMN = "÷ bound"
+BOUND_COLUMN = "÷\nbound"
 
 
 @dataclass
@@ -94,4 +94,4 @@ def _share(share: float) -> str:
 def _time(seconds: float) -> str:
     if math.isnan(seconds):
         return "-"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
