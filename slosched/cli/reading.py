@@ -55,14 +55,15 @@ def read_part(
                 f"get it with `slosched trace fetch {source}`"
             )
     try:
-        trace = read_trace(
-            path,
-            seed=seed,
-            num_requests=num_requests,
-            start_s=start_s,
-            duration_s=math.inf if duration_s is None else duration_s,
-            skip_bad=skip_bad,
-        )
+        with console.status(f"reading {escape(path.name)}"):
+            trace = read_trace(
+                path,
+                seed=seed,
+                num_requests=num_requests,
+                start_s=start_s,
+                duration_s=math.inf if duration_s is None else duration_s,
+                skip_bad=skip_bad,
+            )
     except OSError as error:
         raise TraceError(
             f"no trace {source!r}: neither a file that can be read ({error.strerror}) nor one of "

@@ -6,9 +6,13 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slosched.workload import read_trace, write_trace
 from slosched.workload.readers import read as reading
+from slosched.workload.readers.json_items import json_items
+from slosched.workload.readers.rows import BadRows
 from slosched.workload.trace import Trace, TraceError, TraceRequest
 
 MOONCAKE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl"
@@ -105,6 +109,27 @@ def test_a_list_of_json_that_breaks_off_is_not_taken_for_whole(tmp_path):
             read_trace(path)
 
 
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside),
+    max_leaves=6,
+)
+
+
+@given(
+    st.lists(st.dictionaries(st.text(max_size=5), json_values, max_size=3), max_size=6),
+    st.sampled_from([None, 0, 3]),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_a_list_is_the_same_however_it_is_cut_into_chunks(items, indent, size, is_ascii):
+    text = "# a note\n" + json.dumps(items, indent=indent, ensure_ascii=is_ascii)
+    chunks = (text[i : i + size] for i in range(0, len(text), size))
+    rows = list(json_items(Path("list"), chunks, BadRows()))
+    assert [row.values for row in rows] == items
+    assert [row.number for row in rows] == list(range(1, len(items) + 1))
+
+
 @pytest.mark.parametrize("num_requests", [1, 7, 1234])
 def test_the_first_of_rounded_times_are_spread_as_in_the_whole(num_requests):
     if not MOONCAKE.exists():
@@ -117,9 +142,13 @@ def test_the_first_of_rounded_times_are_spread_as_in_the_whole(num_requests):
 def test_a_file_too_long_for_memory_says_how_to_read_a_part(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "MAX_REQUESTS", 40)
     path = csv_file(tmp_path, 41)
-    with pytest.raises(TraceError, match=r"more than 40 rows.*num_requests .-n.*--start"):
+    with pytest.raises(TraceError, match=r"more than 40 requests, .*num_requests .-n.*--start"):
         read_trace(path)
     assert len(read_trace(path, num_requests=40)) == 40
+    long = csv_file(tmp_path, 400)
+    assert len(read_trace(long, start_s=50, duration_s=10)) == 40  # what is skipped is not held
+    with pytest.raises(TraceError, match=r"more than 40 requests in \[50, 61\) s"):
+        read_trace(long, start_s=50, duration_s=11)
     assert len(read_trace(csv_file(tmp_path, 40))) == 40
 
 

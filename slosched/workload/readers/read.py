@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -141,8 +141,14 @@ def read_trace(
             measure = partial(first_exchange, count_tokens=count_tokens or estimate_tokens)
             known = replace(known, reader=lambda: measure)
         rows = chain((first,), reading.rows)
-        requests = list(part.of(_requests(path, rows, known, unsorted, counts, bad), known))
+        wanted = part.of(_requests(path, rows, known, unsorted, counts, bad), known)
+        requests = list(islice(wanted, MAX_REQUESTS + 1))
         digest = reading.digest(path)
+    if len(requests) > MAX_REQUESTS:
+        raise TraceError(
+            f"{path} has more than {MAX_REQUESTS:,} requests{part}, and a trace lies in memory: "
+            "read less, with num_requests (-n) or start_s and duration_s (--start, --duration)"
+        )
     if not requests:
         left_out = f": every row was left out ({known.left_out})" if counts.left_out else ""
         raise TraceError(f"{path} holds no request{part}{left_out}{bad.why_none}")
@@ -184,12 +190,7 @@ def _requests(
     """The requests of the rows, in their order."""
     request_of = known.reader()
     latest_s, latest = -math.inf, ""
-    for num_rows, row in enumerate(rows):
-        if num_rows == MAX_REQUESTS:
-            raise TraceError(
-                f"{path} has more than {MAX_REQUESTS:,} rows, and a trace lies in memory: read a "
-                "part of it, with num_requests (-n) or start_s and duration_s (--start, --duration)"
-            )
+    for row in rows:
         try:
             request = request_of(row)
         except RowError as error:
