@@ -437,6 +437,10 @@ class DecodeGroup(Protocol):
     """True if every other running request was admitted after the last of them."""
 
     @property
+    def num_by_tpot_s(self) -> Mapping[float, int]:
+        """How many of them were promised each TPOT; none with a count of zero."""
+
+    @property
     def num_new_blocks(self) -> int:
         """KV blocks that their tokens of this step take from the free ones."""
 

@@ -8,7 +8,8 @@ a step has to know is kept as sums and heaps, which change only as members come 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -37,6 +38,7 @@ class GroupedDecodes:
         self.num_decodes = 0
         self.context_tokens = 0
         self.max_context_tokens = 0
+        self._num_by_tpot_s: Counter[float] = Counter()
         self.are_oldest = True
         self._kv = kv
         self._rule = rule
@@ -59,6 +61,7 @@ class GroupedDecodes:
         self._ending.setdefault(member.end_step, []).append(member)
         context = request.num_computed_tokens + 1
         self.num_decodes += 1
+        self._num_by_tpot_s[request.slo.tpot_s] += 1
         self.context_tokens += context
         if context > self.max_context_tokens:
             self.max_context_tokens = context
@@ -69,6 +72,10 @@ class GroupedDecodes:
     @property
     def num_new_blocks(self) -> int:
         return self._num_filling[len(self._times_s) % self._block_size]
+
+    @property
+    def num_by_tpot_s(self) -> Mapping[float, int]:
+        return self._num_by_tpot_s
 
     @property
     def first_deadline_s(self) -> float:
@@ -109,6 +116,10 @@ class GroupedDecodes:
         self._num_filling[residue] -= 1
         self._book(member)
         self.num_decodes -= 1
+        tpot_s = request.slo.tpot_s
+        self._num_by_tpot_s[tpot_s] -= 1
+        if not self._num_by_tpot_s[tpot_s]:
+            del self._num_by_tpot_s[tpot_s]
         self.context_tokens -= request.num_computed_tokens + 1
 
     def _find_longest(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 from factories import make_request
@@ -88,6 +89,7 @@ def test_the_group_is_the_sum_of_its_members(
         assert as_seen.num_decodes == len(members)
         assert as_seen.context_tokens == sum(contexts)
         assert as_seen.max_context_tokens == max(contexts)
+        assert as_seen.num_by_tpot_s == Counter(request.slo.tpot_s for request in members)
         assert as_seen.num_new_blocks == blocks_needed(kv, members)
         assert as_seen.first_deadline_s == min(request.deadline_s for request in members)
         now_s += (1 + step % 3) * TICK_S
