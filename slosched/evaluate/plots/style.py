@@ -87,7 +87,10 @@ def legend_above(figure: Figure, **more: Any) -> None:
 def reference_line(
     axes: Axes, text: str, *, x: float | None = None, y: float | None = None
 ) -> None:
-    """A thin dashed black line across the axes at `x` or `y`, with what it stands for."""
+    """A thin dashed black line across the axes at `x` or `y`, with what it stands for.
+
+    The text of a horizontal one stands at its right end: attainments fall to the right.
+    """
     style: dict[str, Any] = {"color": BLACK, "linewidth": 1, "linestyle": (0, (2, 2))}
     note: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
     if x is not None:
@@ -97,5 +100,10 @@ def reference_line(
     if y is not None:
         axes.axhline(y, **style)
         axes.annotate(
-            text, xy=(0.005, y), xytext=(0, 3), xycoords=("axes fraction", "data"), **note
+            text,
+            xy=(0.995, y),
+            xytext=(0, 3),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            **note,
         )
