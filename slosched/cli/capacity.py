@@ -12,14 +12,14 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.groups import grouped
-from slosched.cli.simulation import Replica, ReplicaOptions
-from slosched.core import SLO
+from slosched.cli.simulation import ReplicaOptions
+from slosched.cli.sweeping import Jobs, Precision, RayAddress, pool_of, windows_of
+from slosched.engine.simulate import SimulationConfig
 from slosched.policy.spec import make_policy
-from slosched.workload import KINDS, SLORule, Trace
 from slosched.workload.slo import TTFTPromise
 
 if TYPE_CHECKING:
-    from slosched.evaluate.capacity import MakePool, Sweep
+    from slosched.evaluate.capacity import Contender, MakePool, Sweep
 
 _DEFAULT_REQUESTS = 3000
 """A seed: enough to warm up at 50 ms a token, and two policies take minutes on two cores."""
@@ -48,9 +48,13 @@ def capacity(
         list[float] | None,
         typer.Option(help="Share of offered requests that must be good.  Default: 0.9 and 0.99."),
     ] = None,
-    precision: Annotated[
-        float, typer.Option(help="Ratio of neighbouring rates, less one: 0.02 for 2 %.")
-    ] = 0.02,
+    tuned: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Add what `slosched tune` found (tuned.json).  Repeat for each."
+        ),
+    ] = None,
+    precision: Precision = 0.02,
     max_rate: Annotated[
         float | None,
         typer.Option(
@@ -65,13 +69,8 @@ def capacity(
     bound: Annotated[
         bool, typer.Option(help="Whether to compute what no scheduler can exceed.")
     ] = True,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes.  Default: one a core.")
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: auto, host:port, or local."),
-    ] = None,
+    jobs: Jobs = None,
+    ray: RayAddress = None,
     out: options.OutDir = Path("runs/capacity"),
 ) -> None:
     """Find the highest rate at which a policy serves 90 % and 99 % of all requests as promised.
@@ -85,15 +84,19 @@ def capacity(
     from slosched.cli.capacity_report import leave_results, show  # slow to import
     from slosched.evaluate.capacity import Contender, Plan, Store, Study, Sweep
     from slosched.evaluate.capacity.bound import bound_windows
+    from slosched.evaluate.tuning import Tuned
 
     plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate)
     specs = list(dict.fromkeys(policy or ("sarathi", "slo_aware")))
     for spec in specs:
         make_policy(spec)  # complains before anything is run
-    make_pool = _pool(jobs, ray)
+    make_pool = pool_of(jobs, ray)
     device = replica.open(limits.limits(), kv, seed)
-    windows = _windows(trace, arrivals, promise, device, seeds, seed)
     contenders = [Contender(s, s, device.model, device.model_name, device.config) for s in specs]
+    found = [Tuned.read(path) for path in tuned or ()]
+    contenders += [one.contender(contenders[0]) for one in found]
+    numbers = range(seed, seed + seeds)
+    windows = windows_of(trace, arrivals, promise, device, numbers, _DEFAULT_REQUESTS)
     with Store(out / "points.sqlite") as store:
         sweep = Sweep(contenders, windows, plan, store)
         finished = _run(sweep, make_pool)
@@ -104,7 +107,7 @@ def capacity(
         if bound and finished:
             with console.status("bounding what any scheduler could do (--no-bound leaves it out)"):
                 bounds = bound_windows(
-                    windows, device.model, device.config, plan.targets, make_pool
+                    windows, device.model, _bound_config(contenders), plan.targets, make_pool
                 )
         title = (
             f"{seeds} x {len(windows[0])} requests of {windows[0].name} on a simulated "
@@ -112,6 +115,9 @@ def capacity(
         )
         show(title, study, sweep, plan.targets, bounds)
         provenance = {"trace": windows[0].name, **windows[0].provenance, **device.provenance()}
+        provenance |= {f"tuned {one.base}": str(one) for one in found}
+        for one in found:
+            console.print(f"[yellow]note:[/] tuned: {one}")
         leave_results(out, title, study, sweep, plan.targets, bounds, store, provenance)
     console.print(f"wrote {out}/report.html, its figures, curves.csv, and all replays")
     if not finished:
@@ -120,55 +126,15 @@ def capacity(
         raise typer.Exit(1)
 
 
-def _pool(jobs: int | None, ray: str | None) -> MakePool:
-    if ray is None:
-        from slosched.evaluate.capacity import local_pool
-
-        return local_pool(jobs)
-    if jobs is not None:
-        raise ValueError("--jobs is for this machine; a Ray cluster knows its own cores")
-    from slosched.integrations.ray import ray_pool
-
-    return ray_pool(ray)
-
-
-def _windows(
-    source: str,
-    arrivals: options.TraceOptions,
-    promise: options.TracePromiseOptions,
-    device: Replica,
-    num_seeds: int,
-    seed: int,
-) -> list[Trace]:
-    """One a seed: runs of a file that follow one another, or made-up traces of other seeds."""
-    if arrivals.rate is not None:
-        raise ValueError(
-            f"--rate {arrivals.rate:g}: capacity looks for the rate itself; --max-rate ends its "
-            "search"
-        )
-    rules = [promise.rule(device.model, seed + i) for i in range(num_seeds)]
-    if source in KINDS and not Path(source).exists():
-        size = arrivals.num_requests or _DEFAULT_REQUESTS
-        made_up = replace(arrivals, num_requests=None if arrivals.duration else size)
-        return [made_up.open(source, rule, seed + i) for i, rule in enumerate(rules)]
-    whole = replace(arrivals, num_requests=None).open(source, None, seed)
-    return _cut(whole, arrivals.num_requests, rules, seed)
-
-
-def _cut(
-    whole: Trace, size: int | None, rules: Sequence[SLO | SLORule | None], seed: int
-) -> list[Trace]:
-    from slosched.evaluate.capacity import window
-
-    num = len(rules)
-    size = size or max(1, min(_DEFAULT_REQUESTS, len(whole) // num))
-    if num * size > len(whole):
-        console.print(
-            f"[yellow]note:[/] {num} windows of {size} requests overlap, as {whole.name} has "
-            f"{len(whole)}: intervals will be too narrow"
-        )
-    cut = [window(whole, size, seed + i) for i in range(num)]
-    return [w if rule is None else w.with_slo(rule) for w, rule in zip(cut, rules, strict=True)]
+def _bound_config(contenders: Sequence[Contender]) -> SimulationConfig:
+    """The replica with the loosest limits that any of them has, as tuned ones may differ."""
+    every = [contender.config.limits for contender in contenders]
+    limits = replace(
+        every[0],
+        max_num_batched_tokens=max(one.max_num_batched_tokens for one in every),
+        max_num_seqs=max(one.max_num_seqs for one in every),
+    )
+    return replace(contenders[0].config, limits=limits)
 
 
 def _run(sweep: Sweep, make_pool: MakePool) -> bool:

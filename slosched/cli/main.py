@@ -21,6 +21,7 @@ from slosched.cli.profile import profile
 from slosched.cli.replay import replay
 from slosched.cli.serve import serve
 from slosched.cli.trace import trace_app
+from slosched.cli.tune import tune
 from slosched.core import SloschedError
 
 app = typer.Typer(
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="SLO-aware scheduling of LLM inference: profile, fit, serve, replay, compare.",
 )
-for command in (profile, fit, serve, replay, compare, bounds, capacity, policies, demo):
+for command in (profile, fit, serve, replay, compare, bounds, capacity, tune, policies, demo):
     app.command()(command)
 app.add_typer(trace_app, name="trace")
 

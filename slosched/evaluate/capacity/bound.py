@@ -10,6 +10,9 @@ from slosched.evaluate.capacity.pool import MakePool
 from slosched.perfmodel import FittedModel
 from slosched.workload.trace import Trace
 
+_TOLERANCE = 0.03
+"""The bound may be so much too generous: half as much would take a minute more."""
+
 
 def bound_windows(
     windows: Sequence[Trace],
@@ -25,11 +28,17 @@ def bound_windows(
     """
     with make_pool(_nothing) as pool:
         asked = {
-            target: [pool.submit(capacity_bound, w, model, config, target) for w in windows]
+            target: [pool.submit(_bound, w, model, config, target) for w in windows]
             for target in targets
         }
         found = {target: [future.result() for future in asked[target]] for target in targets}
     return {target: max(found[target], key=lambda bound: bound.rate) for target in targets}
+
+
+def _bound(
+    window: Trace, model: FittedModel, config: SimulationConfig, target: float
+) -> CapacityBound:
+    return capacity_bound(window, model, config, target, tolerance=_TOLERANCE)
 
 
 def _nothing() -> None:

@@ -37,6 +37,8 @@ class Plan:
     precision: float = PRECISION
     max_rate: float | None = None
     """Requests/s; by default 16 times what about keeps the device busy."""
+    at_rate: float | None = None
+    """Instead of a search, this rate alone, or the one of the lattice that is nearest."""
 
     def __post_init__(self) -> None:
         if not self.targets:

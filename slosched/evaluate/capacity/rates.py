@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,11 @@ class Lattice:
     def rate(self, k: int) -> float:
         """Requests/s, rounded so that no machine's last bit makes another rate of it."""
         return float(f"{(1 + self.precision) ** k:.6g}")
+
+    def only(self, rate: float) -> Lattice:
+        """Nothing but the place nearest to `rate`."""
+        k = self.nearest(rate)
+        return replace(self, lowest=k, highest=k)
 
     def nearest(self, rate: float) -> int:
         k = round(math.log(rate) / math.log1p(self.precision))

@@ -61,12 +61,14 @@ class Sweep:
         self._bench = Bench.of(windows, [contender.model for contender in contenders])
         self._models = {c.name: model_digest(c.model) for c in contenders}
         self._traces = [trace_digest(window) for window in windows]
-        busy = _busy_rate(contenders[0], self.windows[0])
+        busy = plan.at_rate or _busy_rate(contenders[0], self.windows[0])
         lattice = Lattice.between(
             busy * _LOWEST_OF_BUSY,
             plan.max_rate or busy * _HIGHEST_OF_BUSY,
             plan.precision,
         )
+        if plan.at_rate:
+            lattice = lattice.only(plan.at_rate)
         guess = lattice.nearest(busy * _KNEE_OF_BUSY)
         self.measured = {
             c.name: Measured(c, plan, lattice, guess, len(windows)) for c in contenders

@@ -1,0 +1,81 @@
+"""What `capacity` and `tune` share: which requests are replayed, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.cli.console import console
+from slosched.cli.simulation import Replica
+from slosched.workload import KINDS, Trace
+
+if TYPE_CHECKING:
+    from slosched.evaluate.capacity import MakePool
+
+_MADE_UP_FROM_THE_END = 1 << 20
+"""Seeds that count from the end, below zero, are far above any that counts from the start."""
+
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", min=1, help="Processes.  Default: one a core.")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: auto, host:port, or local."),
+]
+Precision = Annotated[
+    float, typer.Option(help="Ratio of neighbouring rates, less one: 0.02 for 2 %.")
+]
+
+
+def pool_of(jobs: int | None, ray: str | None) -> MakePool:
+    """This machine's cores, or a cluster."""
+    if ray is None:
+        from slosched.evaluate.capacity import local_pool
+
+        return local_pool(jobs)
+    if jobs is not None:
+        raise ValueError("--jobs is for this machine; a Ray cluster knows its own cores")
+    from slosched.integrations.ray import ray_pool
+
+    return ray_pool(ray)
+
+
+def windows_of(
+    source: str,
+    arrivals: options.TraceOptions,
+    promise: options.TracePromiseOptions,
+    device: Replica,
+    seeds: Sequence[int],
+    default_size: int,
+) -> list[Trace]:
+    """One a seed: runs of a file that follow one another, or made-up traces.
+
+    Seeds below zero count from the end of the file: -1 is its last run.
+    """
+    if arrivals.rate is not None:
+        raise ValueError(f"--rate {arrivals.rate:g}: the rates to try are chosen by the search")
+    if source in KINDS and not Path(source).exists():
+        size = None if arrivals.duration else arrivals.num_requests or default_size
+        made_up = replace(arrivals, num_requests=size)
+        numbers = [s if s >= 0 else _MADE_UP_FROM_THE_END - s for s in seeds]
+        return [made_up.open(source, promise.rule(device.model, s), s) for s in numbers]
+    whole = replace(arrivals, num_requests=None).open(source, None, max(seeds[0], 0))
+    from slosched.evaluate.capacity import window
+
+    size = arrivals.num_requests or max(1, min(default_size, len(whole) // len(seeds)))
+    if len(seeds) * size > len(whole):
+        console.print(
+            f"[yellow]note:[/] {len(seeds)} windows of {size} requests overlap, as {whole.name} "
+            f"has {len(whole)}: intervals will be too narrow"
+        )
+    cut = []
+    for seed in seeds:
+        rule = promise.rule(device.model, abs(seed))
+        part = window(whole, size, seed)
+        cut.append(part if rule is None else part.with_slo(rule))
+    return cut

@@ -1,0 +1,140 @@
+"""`slosched tune`: a policy's best hyper-parameters for a workload, judged on other requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.cli.console import console, progress_bar, table
+from slosched.cli.groups import grouped
+from slosched.cli.simulation import ReplicaOptions
+from slosched.cli.sweeping import Jobs, Precision, RayAddress, pool_of, windows_of
+from slosched.workload.slo import TTFTPromise
+
+if TYPE_CHECKING:
+    from slosched.evaluate.capacity import MakePool, Study
+    from slosched.evaluate.tuning import Tuned, Tuner
+
+_DEFAULT_REQUESTS = 1400
+"""A seed: three of them are what five windows of `capacity` leave of Azure's conversations."""
+_MAX_ROWS = 12
+
+
+@grouped
+def tune(
+    policy: options.PolicyName = "sarathi",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE,…",
+            help="Values to try of a hyper-parameter, of max_num_batched_tokens or max_num_seqs.  "
+            "Repeat for each.  Default: what the policy declares.",
+        ),
+    ] = None,
+    target: Annotated[
+        float, typer.Option(help="Tune for the capacity at this share of good requests.")
+    ] = 0.99,
+    at_rate: Annotated[
+        float | None, typer.Option(help="Tune for good requests/s at this rate instead.")
+    ] = None,
+    trace: options.TraceSource = "azure_conv",
+    promise: options.TracePromiseOptions = options.TracePromiseOptions(
+        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=0.05
+    ),
+    arrivals: options.TraceOptions = options.TraceOptions(),
+    limits: options.LimitOptions = options.LimitOptions(),
+    kv: options.KVOptions = options.KVOptions(),
+    replica: ReplicaOptions = ReplicaOptions(),
+    precision: Precision = 0.03,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Windows to tune on, and as many others to judge on.")
+    ] = 3,
+    seed: options.Seed = 0,
+    jobs: Jobs = None,
+    ray: RayAddress = None,
+    out: options.OutDir = Path("runs/tune"),
+) -> None:
+    """Give a policy its best hyper-parameters, so that it is compared at its best.
+
+    Example: `slosched tune --policy sarathi --grid token_budget=256,512,1024 --trace azure_conv
+    --slo-ttft 1s --slo-tpot 50ms --latency-model h100/llama-3.1-8b -o runs/tune`, and then
+    `slosched capacity --tuned runs/tune/tuned.json`.
+
+    It is tuned on the end of the trace (or made-up ones of other seeds) and judged on the
+    beginning, as `capacity` has it.
+    """
+    from slosched.evaluate.capacity import Contender, Plan, Store
+    from slosched.evaluate.tuning import Objective, Tuner, judge, values_of
+
+    objective = Objective(target, at_rate)
+    values = values_of(policy, _grid(grid or ()))
+    make_pool = pool_of(jobs, ray)
+    device = replica.open(limits.limits(), kv, seed)
+    base = Contender(policy, policy, device.model, device.model_name, device.config)
+    numbers = [*range(seed, seed + seeds), *range(-1 - seed, -1 - seed - seeds, -1)]
+    windows = windows_of(trace, arrivals, promise, device, numbers, _DEFAULT_REQUESTS)
+    with Store(out / "points.sqlite") as store:
+        tuner = Tuner(base, values, windows[seeds:], objective, precision=precision, store=store)
+        found = _run(tuner, make_pool, sum(map(len, values.values())))
+        found.write(out / "tuned.json")
+        console.print(_trials(found))
+        with console.status("judging on windows that it was not tuned on"):
+            plan = Plan((target,), precision)
+            study = judge(base, found, windows[:seeds], plan, make_pool, store)
+    _show(study, base.name, target)
+    console.print(f"best: {found}")
+    console.print(f"wrote {out}/tuned.json, for `slosched capacity --tuned`")
+
+
+def _grid(texts: list[str] | tuple[()]) -> dict[str, list[str]]:
+    """Raises ValueError for what is not a name and its values."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        chosen = [value.strip() for value in values.split(",") if value.strip()]
+        if not name or not chosen:
+            raise ValueError(f"--grid {text!r} is not NAME=VALUE,…, as in token_budget=256,512")
+        found[name.strip()] = chosen
+    return found
+
+
+def _run(tuner: Tuner, make_pool: MakePool, num_values: int) -> Tuned:
+    """A round tries each value once; a second one only what is then new."""
+    with progress_bar() as progress:
+        task = progress.add_task("settings", total=1 + num_values)
+        return tuner.run(make_pool, lambda _: progress.advance(task))
+
+
+def _trials(found: Tuned) -> object:
+    rows = [
+        [
+            _setting(trial.setting),
+            trial.error or (f"{trial.score:.4g}" if trial.score >= 0 else "0"),
+        ]
+        for trial in found.trials[:_MAX_ROWS]
+    ]
+    return table(f"{found.base} on {found.workload}", ["setting", found.metric], rows)
+
+
+def _setting(setting: dict[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in setting.items()) or "as it was"
+
+
+def _show(study: Study, base: str, target: float) -> None:
+    """The held-out capacities."""
+    rows = []
+    for name in study.contenders:
+        capacity, ratio = study.capacity(name, target), study.ratio(name, base, target)
+        low, high = capacity.interval
+        rows.append(
+            [
+                name,
+                f"{capacity.requests_per_s:.3g} [{low:.3g}, {high:.3g}]",
+                f"x{ratio.value:.3f} [{ratio.interval.low:.3f}, {ratio.interval.high:.3f}]",
+            ]
+        )
+    title = "on requests that it was not tuned on"
+    console.print(table(title, ["policy", f"requests/s at {100 * target:.4g} %", "ratio"], rows))

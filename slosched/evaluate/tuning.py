@@ -1,0 +1,276 @@
+"""The best hyper-parameters of a policy for a workload, found on requests that do not judge it.
+
+One parameter after the other takes each of its values, the others as good as they were found so
+far, until a round over all of them improves nothing.  Whoever is compared with a baseline that was
+not tuned is compared with its author's other workload.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slosched.core import Limits
+from slosched.evaluate.capacity import (
+    CapacityError,
+    Contender,
+    MakePool,
+    Measured,
+    Plan,
+    Store,
+    Study,
+    Sweep,
+)
+from slosched.evaluate.statistics import antitonic, crossing
+from slosched.policy.spec import make_policy, policy_fields, tried_values
+from slosched.workload.trace import Trace
+
+TUNED_FORMAT = "slosched-tuned/1"
+MAX_ROUNDS = 3
+LIMITS = ("max_num_batched_tokens", "max_num_seqs")
+"""Limits of the replica that may be tuned like a hyper-parameter of the policy."""
+
+Setting = Mapping[str, str]
+"""Values by the name of the hyper-parameter or limit, as they are written in a spec."""
+OnTrial = Callable[["Trial"], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting and what it scored on the tuning windows, requests/s."""
+
+    setting: dict[str, str]
+    policy: str
+    score: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `slosched tune` found."""
+
+    base: str
+    """The policy as it was before."""
+    policy: str
+    limits: dict[str, int]
+    """Limits that are part of the best setting."""
+    metric: str
+    workload: str
+    trials: list[Trial] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        limits = "".join(f", {name}={value}" for name, value in self.limits.items())
+        return (
+            f"{self.base} -> {self.policy}{limits}, for {self.metric} on {self.workload}, the "
+            f"best of {len(self.trials)}"
+        )
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        document = {"format": TUNED_FORMAT, **asdict(self)}
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Tuned:
+        """Raises CapacityError if the file is not one that `slosched tune` wrote."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if document.pop("format") != TUNED_FORMAT:
+                raise ValueError("another format")
+            trials = [Trial(**trial) for trial in document.pop("trials")]
+            return cls(**document, trials=trials)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CapacityError(
+                f"{path} is not what `slosched tune` writes as tuned.json ({error})"
+            ) from error
+
+    def contender(self, base: Contender) -> Contender:
+        """The tuned policy on the replica of `base`."""
+        config = replace(base.config, limits=_limited(base.config.limits, self.limits))
+        return replace(base, name=f"{self.policy} (tuned)", policy=self.policy, config=config)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is made as large as possible: the capacity at a target, or good requests/s at a rate."""
+
+    target: float = 0.99
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and not 0 < self.rate < np.inf:
+            raise ValueError(f"a policy is tuned at a positive rate, not {self.rate!r} requests/s")
+
+    def __str__(self) -> str:
+        if self.rate is not None:
+            return f"good requests/s at {self.rate:g} requests/s"
+        return f"capacity at {100 * self.target:.4g} %"
+
+    def plan(self, precision: float) -> Plan:
+        return Plan((self.target,), precision, at_rate=self.rate)
+
+    def score(self, measured: Measured) -> float:
+        """Requests/s; the best attainment less one if the target is never reached; -2: failed."""
+        pooled = measured.pooled()
+        if measured.error is not None or not pooled:
+            return -2.0
+        places = sorted(pooled)
+        rates = np.array([measured.lattice.rate(k) for k in places])
+        shares = np.array([pooled[k] for k in places])
+        if self.rate is not None:
+            return float(rates[0] * shares[0])
+        curve = antitonic(shares, np.ones(len(shares)))
+        # Where none reaches the target the best attainment decides, below every capacity.
+        return (
+            float(crossing(rates, curve, self.target)) if curve[0] >= self.target else curve[0] - 1
+        )
+
+
+def values_of(policy: str, given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """What to try for each parameter: as given, else what the policy's fields declare.
+
+    Raises ValueError for a parameter that neither the policy nor the replica has, or where there is
+    nothing to try.
+    """
+    if given:
+        for name, values in given.items():
+            for value in values:
+                _applied(policy, Limits(), {name: value})
+        return {name: list(values) for name, values in given.items()}
+    found = {
+        name: [str(value) for value in values]
+        for name, values in tried_values(type(make_policy(policy))).items()
+    }
+    if not found:
+        raise ValueError(
+            f"{policy} declares nothing to try: say what with --grid name=value,value (a "
+            f"hyper-parameter, or one of {', '.join(LIMITS)})"
+        )
+    return found
+
+
+class Tuner:
+    """Coordinate ascent over the values of each parameter."""
+
+    def __init__(
+        self,
+        base: Contender,
+        values: Mapping[str, Sequence[str]],
+        windows: Sequence[Trace],
+        objective: Objective,
+        *,
+        precision: float = 0.03,
+        store: Store | None = None,
+    ) -> None:
+        """`windows` must not be those that the result is judged on."""
+        self._base, self._values, self._windows = base, values, windows
+        self._objective, self._precision, self._store = objective, precision, store
+        self.trials: dict[str, Trial] = {}
+
+    def run(self, make_pool: MakePool, on_trial: OnTrial | None = None) -> Tuned:
+        """The best setting; the policy as it was, if nothing beats it."""
+        best = self._try([{}], make_pool, on_trial)
+        for _ in range(MAX_ROUNDS):
+            before = best
+            for name, values in self._values.items():
+                others = [{**best.setting, name: value} for value in values]
+                best = max(best, self._try(others, make_pool, on_trial), key=_score)
+            if best is before:
+                break
+        limits = {name: int(best.setting[name]) for name in LIMITS if name in best.setting}
+        return Tuned(
+            base=self._base.policy,
+            policy=best.policy,
+            limits=limits,
+            metric=str(self._objective),
+            workload=f"{len(self._windows)} x {len(self._windows[0])} requests of "
+            f"{self._windows[0].name}",
+            trials=sorted(self.trials.values(), key=_score, reverse=True),
+        )
+
+    def _try(
+        self, settings: Sequence[dict[str, str]], make_pool: MakePool, on_trial: OnTrial | None
+    ) -> Trial:
+        """The best of them; those that were not tried before are simulated side by side."""
+        new = {self._key(s): s for s in settings if self._key(s) not in self.trials}
+        if new:
+            contenders = {key: self._contender(setting) for key, setting in new.items()}
+            plan = self._objective.plan(self._precision)
+            sweep = Sweep(list(contenders.values()), self._windows, plan, self._store)
+            sweep.run(make_pool)
+            for key, contender in contenders.items():
+                measured = sweep.measured[contender.name]
+                score, error = self._objective.score(measured), str(measured.error or "")
+                self.trials[key] = Trial(new[key], contender.policy, score, error)
+                if on_trial is not None:
+                    on_trial(self.trials[key])
+        return max((self.trials[self._key(s)] for s in settings), key=_score)
+
+    def _key(self, setting: Setting) -> str:
+        """Equal for settings that make the same policy, as one that names a default does."""
+        policy, limits = _applied(self._base.policy, self._base.config.limits, setting)
+        return f"{make_policy(policy)!r} {limits!r}"
+
+    def _contender(self, setting: Setting) -> Contender:
+        policy, limits = _applied(self._base.policy, self._base.config.limits, setting)
+        config = replace(self._base.config, limits=limits)
+        return replace(self._base, name=self._key(setting), policy=policy, config=config)
+
+
+def judge(
+    base: Contender,
+    tuned: Tuned,
+    windows: Sequence[Trace],
+    plan: Plan,
+    make_pool: MakePool,
+    store: Store | None = None,
+) -> Study:
+    """The policy as it was and as it was tuned, on windows that it was not tuned on."""
+    contenders = [base]
+    if tuned.trials[0].setting:
+        contenders.append(tuned.contender(base))
+    sweep = Sweep(contenders, windows, plan, store)
+    sweep.run(make_pool)
+    return Study(list(sweep.measured.values()), windows)
+
+
+def _applied(policy: str, limits: Limits, setting: Setting) -> tuple[str, Limits]:
+    """The spec and limits of a setting.  Raises ValueError for what neither of them knows."""
+    options = {name: value for name, value in setting.items() if name not in LIMITS}
+    chosen = {name: int(value) for name, value in setting.items() if name in LIMITS}
+    if not options:
+        return policy, _limited(limits, chosen)
+    spec = _spec(policy, options)
+    make_policy(spec)
+    return spec, _limited(limits, chosen)
+
+
+def _spec(policy: str, options: Setting) -> str:
+    """The spec with these options in place of those that it had."""
+    named = {name for name, _, _ in policy_fields(type(make_policy(policy)))}
+    head, _, tail = policy.rpartition(":")
+    has_options = bool(head) and "=" in tail
+    kept = dict(text.split("=", 1) for text in tail.split(",") if text) if has_options else {}
+    kept |= options
+    unknown = options.keys() - named
+    if unknown:
+        raise ValueError(
+            f"{policy} has no parameter {', '.join(sorted(unknown))}; it has "
+            f"{', '.join(sorted(named)) or 'none'}, and the replica has {', '.join(LIMITS)}"
+        )
+    base = head if has_options else policy.rstrip(":")
+    return f"{base}:{','.join(f'{name}={value}' for name, value in kept.items())}"
+
+
+def _limited(limits: Limits, chosen: Mapping[str, int]) -> Limits:
+    changes: dict[str, Any] = dict(chosen)
+    return replace(limits, **changes)
+
+
+def _score(trial: Trial) -> float:
+    return trial.score
