@@ -19,7 +19,8 @@ from slosched.policy.spec import make_policy
 from slosched.workload.slo import TTFTPromise
 
 if TYPE_CHECKING:
-    from slosched.evaluate.capacity import Contender, MakePool, Sweep
+    from slosched.evaluate.capacity import Contender, MakePool, Study, Sweep
+    from slosched.workload import Trace
 
 _DEFAULT_REQUESTS = 3000
 """A seed: enough to warm up at 50 ms a token, and two policies take minutes on two cores."""
@@ -83,7 +84,6 @@ def capacity(
     """
     from slosched.cli.capacity_report import leave_results, show  # slow to import
     from slosched.evaluate.capacity import Contender, Plan, Store, Study, Sweep
-    from slosched.evaluate.capacity.bound import bound_windows
     from slosched.evaluate.tuning import Tuned
 
     plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate)
@@ -105,10 +105,7 @@ def capacity(
         study = Study(list(sweep.measured.values()), windows)
         bounds = {}
         if bound and finished:
-            with console.status("bounding what any scheduler could do (--no-bound leaves it out)"):
-                bounds = bound_windows(
-                    windows, device.model, _bound_config(contenders), plan.targets, make_pool
-                )
+            bounds = _bounds(study, contenders, windows, plan.targets, make_pool)
         title = (
             f"{seeds} x {len(windows[0])} requests of {windows[0].name} on a simulated "
             f"{device.model_name}"
@@ -126,7 +123,28 @@ def capacity(
         raise typer.Exit(1)
 
 
-def _bound_config(contenders: Sequence[Contender]) -> SimulationConfig:
+def _bounds(
+    study: Study,
+    contenders: Sequence[Contender],
+    windows: Sequence[Trace],
+    targets: Sequence[float],
+    make_pool: MakePool,
+) -> dict[float, float]:
+    """By target; none where the device does not take what its model says."""
+    from slosched.evaluate.bounds import why_no_bound_holds
+    from slosched.evaluate.capacity.bound import bound_windows
+
+    config = _loosest(contenders)
+    if why := why_no_bound_holds(config):
+        console.print(f"[yellow]note:[/] no bound on every scheduler is given: {why}")
+        return {}
+    best = max(study.capacity(name, targets[-1]).requests_per_s for name in study.contenders)
+    with console.status("bounding what any scheduler could do (--no-bound leaves it out)"):
+        guess = max(1.3 * best, windows[0].rate)
+        return bound_windows(windows, contenders[0].model, config, targets, guess, make_pool)
+
+
+def _loosest(contenders: Sequence[Contender]) -> SimulationConfig:
     """The replica with the loosest limits that any of them has, as tuned ones may differ."""
     every = [contender.config.limits for contender in contenders]
     limits = replace(

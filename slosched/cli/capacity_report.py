@@ -10,7 +10,6 @@ import pandas as pd
 
 from slosched.cli.console import console, table
 from slosched.cli.figures import save_figures
-from slosched.evaluate.bounds import CapacityBound
 from slosched.evaluate.capacity import Capacity, Flag, Ratio, Store, Study, Sweep
 from slosched.evaluate.plots import attainment_curves, goodput_curves
 from slosched.evaluate.report import Block, Section, write_report
@@ -26,13 +25,17 @@ def show(
     study: Study,
     sweep: Sweep,
     targets: Sequence[float],
-    bounds: Mapping[float, CapacityBound],
+    bounds: Mapping[float, float],
 ) -> None:
-    """The table, and below it what it must be read with."""
-    columns = ["policy"]
+    """A table for each target, and below them what they must be read with."""
+    console.print(title)
+    columns = ["policy", "requests/s", "95 % interval", "ratio", "95 % interval"]
+    columns += ["÷ bound"] if bounds else []
     for target in targets:
-        columns += [f"requests/s at {_share(target)}", "ratio"]
-    console.print(table(title, columns, _rows(study, targets, bounds)))
+        rows = [_row(study, name, target, bounds) for name in study.contenders]
+        if target in bounds:
+            rows.append(["any scheduler (bound)", f"≤ {bounds[target]:.3g}", "", "", "", ""])
+        console.print(table(f"{_share(target)} of the requests good", columns, rows))
     for note in notes(study, sweep, targets):
         console.print(f"[yellow]note:[/] {note}", markup=True)
 
@@ -43,7 +46,7 @@ def leave_results(
     study: Study,
     sweep: Sweep,
     targets: Sequence[float],
-    bounds: Mapping[float, CapacityBound],
+    bounds: Mapping[float, float],
     store: Store,
     provenance: Mapping[str, object],
 ) -> None:
@@ -75,7 +78,7 @@ def leave_results(
 
 
 def capacity_frame(
-    study: Study, targets: Sequence[float], bounds: Mapping[float, CapacityBound]
+    study: Study, targets: Sequence[float], bounds: Mapping[float, float]
 ) -> pd.DataFrame:
     """A row for each policy and target."""
     rows = []
@@ -83,7 +86,7 @@ def capacity_frame(
     for target in targets:
         for name in study.contenders:
             found, ratio = study.capacity(name, target), study.ratio(name, first, target)
-            bound = bounds[target].rate if target in bounds else math.nan
+            bound = bounds.get(target, math.nan)
             rows.append(
                 {
                     "policy": name,
@@ -134,48 +137,29 @@ def _about(found: Capacity) -> Iterator[str]:
             yield f"{found.contender} at {share}: {meaning}"
 
 
-def _rows(
-    study: Study, targets: Sequence[float], bounds: Mapping[float, CapacityBound]
-) -> Iterator[list[str]]:
-    first = study.contenders[0]
-    for name in study.contenders:
-        row = [name]
-        for target in targets:
-            row += [
-                _capacity(study.capacity(name, target)),
-                "" if name == first else _ratio(study.ratio(name, first, target)),
-            ]
-        yield row
-    if bounds:
-        row = ["any scheduler (bound)"]
-        for target in targets:
-            row += [f"≤ {bounds[target].rate:.3g}", _of_bound(study, target, bounds[target].rate)]
-        yield row
+def _row(study: Study, name: str, target: float, bounds: Mapping[float, float]) -> Sequence[str]:
+    found, ratio = study.capacity(name, target), study.ratio(name, study.contenders[0], target)
+    row = [name, *_capacity(found), *_ratio(ratio, name == study.contenders[0])]
+    return [*row, f"{found.requests_per_s / bounds[target]:.2f}"] if bounds.get(target) else row
 
 
-def _capacity(found: Capacity) -> str:
+def _capacity(found: Capacity) -> tuple[str, str]:
     if Flag.UNREACHABLE in found.flags:
-        return "0"
+        return "0", ""
     if Flag.NEVER_SATURATES in found.flags:
-        return f"≥ {found.requests_per_s:.3g}"
+        return f"≥ {found.requests_per_s:.3g}", ""
     marked = "*" if found.flags else ""
-    return (
-        f"{found.requests_per_s:.3g}{marked} [{found.interval.low:.3g}, {found.interval.high:.3g}]"
-    )
+    low, high = found.interval
+    return f"{marked}{found.requests_per_s:.3g}", f"[{low:.3g}, {high:.3g}]"
 
 
 def _share(value: float) -> str:
     return f"{100 * value:.4g} %"
 
 
-def _ratio(ratio: Ratio) -> str:
-    if math.isnan(ratio.value):
-        return "-"
-    inside = f"x{ratio.value:.3f} [{ratio.interval.low:.3f}, {ratio.interval.high:.3f}]"
-    return inside if ratio.is_significant else f"{inside} n.s."
-
-
-def _of_bound(study: Study, target: float, bound: float) -> str:
-    """The share of the bound that the best policy reaches."""
-    best = max(study.capacity(name, target).requests_per_s for name in study.contenders)
-    return f"best: {best / bound:.0%} of it" if 0 < bound < math.inf else ""
+def _ratio(ratio: Ratio, is_first: bool) -> tuple[str, str]:
+    if is_first or math.isnan(ratio.value):
+        return "" if is_first else "-", ""
+    unsure = "" if ratio.is_significant else " n.s."
+    low, high = ratio.interval
+    return f"x{ratio.value:.3f}{unsure}", f"[{low:.3f}, {high:.3f}]"

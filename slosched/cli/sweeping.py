@@ -58,7 +58,10 @@ def windows_of(
     Seeds below zero count from the end of the file: -1 is its last run.
     """
     if arrivals.rate is not None:
-        raise ValueError(f"--rate {arrivals.rate:g}: the rates to try are chosen by the search")
+        raise ValueError(
+            f"--rate {arrivals.rate:g}: the search chooses the rates; `capacity --max-rate` ends it, "
+            "`tune --at-rate` is for one rate alone"
+        )
     if source in KINDS and not Path(source).exists():
         size = None if arrivals.duration else arrivals.num_requests or default_size
         made_up = replace(arrivals, num_requests=size)

@@ -27,7 +27,7 @@ def test_it_leaves_a_table_a_report_and_every_replay(cli: Cli, tmp_path: Path) -
     said = cli(*QUICK, "-p", "sarathi", "-p", "slo_aware:margin=0.1", "-o", str(out))
     assert said.status == 0, said.err
     assert "slo_aware:margin=0.1" in said.out
-    assert "requests/s at 90 %" in said.out
+    assert "90 % of the requests good" in said.out
     names = {"report.html", "goodput.png", "attainment.svg", "curves.csv", "results.parquet"}
     assert names <= {path.name for path in out.iterdir()}
     capacities = pd.read_csv(out / "capacities.csv")

@@ -1,17 +1,22 @@
-"""What no scheduler can exceed, for the windows of a sweep."""
+"""What no scheduler can exceed on the windows of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 from slosched.engine.simulate import SimulationConfig
-from slosched.evaluate.bounds import CapacityBound, capacity_bound
+from slosched.evaluate.bounds import Demand, demand_of, fluid_bound, on_time_bound
 from slosched.evaluate.capacity.pool import MakePool
+from slosched.evaluate.capacity.rates import Lattice, Search
 from slosched.perfmodel import FittedModel
 from slosched.workload.trace import Trace
 
-_TOLERANCE = 0.03
-"""The bound may be so much too generous: half as much would take a minute more."""
+_PRECISION = 0.03
+_HIGHEST = 1000.0
+"""As a multiple of the guess; a promise that allows more is no promise."""
+
+_setup: tuple[Sequence[Trace], FittedModel, SimulationConfig] | None = None
 
 
 def bound_windows(
@@ -19,27 +24,51 @@ def bound_windows(
     model: FittedModel,
     config: SimulationConfig,
     targets: Sequence[float],
+    guess: float,
     make_pool: MakePool,
-) -> dict[float, CapacityBound]:
-    """By target, the bound on the window that allows most: above it every window misses it.
+) -> dict[float, float]:
+    """By target, a rate at which not even the bounds L1 and L2 leave it possible; inf if none is.
 
-    A bound counts all requests of a window, a capacity those after the warm-up; where the first
-    are the easier ones, as after an idle time, that is on the policies' side.
+    Pooled over the windows as attainment is, and looked for from `guess` on (requests/s).  A bound
+    counts all requests of a window, a capacity those after the warm-up; where the first are the
+    easier ones, as after an idle time, that is on the policies' side.
     """
-    with make_pool(_nothing) as pool:
-        asked = {
-            target: [pool.submit(_bound, w, model, config, target) for w in windows]
-            for target in targets
-        }
-        found = {target: [future.result() for future in asked[target]] for target in targets}
-    return {target: max(found[target], key=lambda bound: bound.rate) for target in targets}
+    lattice = Lattice.between(guess / _HIGHEST, guess * _HIGHEST, _PRECISION)
+    searches = {t: Search(lattice, t, lattice.nearest(guess), margin=0) for t in targets}
+    offered = sum(len(window) for window in windows)
+    known: dict[int, float] = {}
+    with make_pool(partial(_start, windows, model, config)) as pool:
+        while places := {k for search in searches.values() for k in search.next_places(known)}:
+            asked = {
+                k: [pool.submit(_num_possible, i, lattice.rate(k)) for i in range(len(windows))]
+                for k in sorted(places)
+            }
+            known |= {k: sum(f.result() for f in asked[k]) / offered for k in asked}
+    bounds = {}
+    for target, search in searches.items():
+        low, high = search.bracket(known)
+        bounds[target] = (
+            float("inf") if high is None else 0.0 if low is None else lattice.rate(high)
+        )
+    return bounds
 
 
-def _bound(
-    window: Trace, model: FittedModel, config: SimulationConfig, target: float
-) -> CapacityBound:
-    return capacity_bound(window, model, config, target, tolerance=_TOLERANCE)
+def _start(windows: Sequence[Trace], model: FittedModel, config: SimulationConfig) -> None:
+    global _setup
+    _setup = windows, model, config
+    _demand.cache_clear()
 
 
-def _nothing() -> None:
-    """Such workers share no bench."""
+@cache
+def _demand(index: int) -> Demand:
+    """Of a window at its own rate; it takes longer than a bound."""
+    assert _setup is not None, "the worker was not started"
+    windows, model, config = _setup
+    return demand_of(windows[index], model, config.limits, config.num_blocks * config.block_size)
+
+
+def _num_possible(index: int, rate: float) -> int:
+    """Requests of a window that any scheduler could serve well at this rate."""
+    assert _setup is not None, "the worker was not started"
+    demand = _demand(index).at_speed(rate / _setup[0][index].rate)
+    return min(fluid_bound(demand).num_good, on_time_bound(demand).num_good)
