@@ -62,6 +62,14 @@ def capacity(
             help="Requests/s at which the search gives up.  Default: far beyond the device."
         ),
     ] = None,
+    shared_rates: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="For the curves: rates that every policy is played at, from the lowest knee to "
+            "the highest.",
+        ),
+    ] = 5,
     seeds: Annotated[
         int,
         typer.Option(min=1, help="Windows of a trace, or made-up traces; each has -n requests."),
@@ -86,7 +94,7 @@ def capacity(
     from slosched.evaluate.capacity import Contender, Plan, Store, Study, Sweep
     from slosched.evaluate.tuning import Tuned
 
-    plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate)
+    plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate, shared_rates)
     specs = list(dict.fromkeys(policy or ("sarathi", "slo_aware")))
     for spec in specs:
         make_policy(spec)  # complains before anything is run

@@ -59,8 +59,8 @@ def windows_of(
     """
     if arrivals.rate is not None:
         raise ValueError(
-            f"--rate {arrivals.rate:g}: the search chooses the rates; `capacity --max-rate` ends it, "
-            "`tune --at-rate` is for one rate alone"
+            f"--rate {arrivals.rate:g}: the search chooses the rates; `capacity --max-rate` ends "
+            "it, `tune --at-rate` is for one rate alone"
         )
     if source in KINDS and not Path(source).exists():
         size = None if arrivals.duration else arrivals.num_requests or default_size

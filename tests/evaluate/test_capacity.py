@@ -101,6 +101,20 @@ def test_one_window_and_one_block_are_enough_for_a_figure() -> None:
     assert found.capacity("sarathi", 0.9).requests_per_s > 0
 
 
+def test_every_policy_is_played_at_the_shared_rates(tmp_path: Path) -> None:
+    contenders, windows = [contender(), contender(slower=2.0, name="slow")], [poisson(0, n=60)]
+    plan = replace(QUICK, num_shared_rates=4)
+    with Store(tmp_path / "points.sqlite") as store:
+        for _ in range(2):  # the second time all comes from the store
+            sweep = Sweep(contenders, windows, plan, store)
+            sweep.run(local_pool(1))
+            frame = Study(list(sweep.measured.values()), windows).frame()
+            by_name = {name: set(rows.rate) for name, rows in frame.groupby("policy")}
+            both = by_name["sarathi"] & by_name["slow"]
+            assert len(both) >= 4
+            assert {frame.rate.min(), frame.rate.max()} <= both
+
+
 # How sure it is
 
 

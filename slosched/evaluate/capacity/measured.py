@@ -37,6 +37,9 @@ class Plan:
     precision: float = PRECISION
     max_rate: float | None = None
     """Requests/s; by default 16 times what about keeps the device busy."""
+    num_shared_rates: int = 0
+    """After the searches every contender is played at so many rates from the lowest of all to the
+    highest, so that their curves can be compared beyond their own knees."""
     at_rate: float | None = None
     """Instead of a search, this rate alone, or the one of the lattice that is nearest."""
 
@@ -58,6 +61,8 @@ class Measured:
     guess: int
     num_windows: int
     outcomes: dict[int, dict[int, Outcomes]] = field(default_factory=dict)
+    shared: list[int] = field(default_factory=list)
+    """Places that are measured whatever the searches ask for."""
     error: Exception | None = None
     """Why it was given up; what had been measured stays."""
 
@@ -84,13 +89,15 @@ class Measured:
         if self.error is not None:
             return []
         asked = [task for target in self.plan.targets for task in self._next(target)]
+        asked += [(k, i) for k in self.shared for i in range(self.num_windows)]
         return [(k, i) for k, i in dict.fromkeys(asked) if i not in self.outcomes.get(k, {})]
 
     def num_left(self) -> int:
         """About how many replays are still to come."""
         if self.error is not None:
             return 0
-        left = 0
+        left = self.num_windows * (len(self.shared) or self.plan.num_shared_rates)
+        left -= sum(len(self.outcomes.get(k, {})) for k in self.shared)
         for target in self.plan.targets:
             scout = self._scout(target).num_left(self._scouted())
             full = Search(self.lattice, target, self.guess).num_left(self.pooled())

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from slosched.core import BatchShape
 from slosched.evaluate.capacity.measured import Contender, Measured, Plan
 from slosched.evaluate.capacity.outcomes import Outcomes
@@ -58,6 +60,7 @@ class Sweep:
         plan = plan or Plan()
         self.windows = list(windows)
         self._store = store
+        self._num_shared_rates, self._has_shared = plan.num_shared_rates, False
         self._bench = Bench.of(windows, [contender.model for contender in contenders])
         self._models = {c.name: model_digest(c.model) for c in contenders}
         self._traces = [trace_digest(window) for window in windows]
@@ -102,6 +105,17 @@ class Sweep:
                 self._book(running.pop(future), future)
         on_progress(*self._progress())
 
+    def _share_rates(self) -> bool:
+        """Spread rates that all are played at over those that the searches, now over, have met."""
+        met = [k for measured in self.measured.values() for k in measured.complete]
+        if not met or not self._num_shared_rates or self._has_shared:
+            return False
+        places = {round(k) for k in np.linspace(min(met), max(met), self._num_shared_rates)}
+        for measured in self.measured.values():
+            measured.shared = sorted(places)
+        self._has_shared = True
+        return True
+
     def _new_tasks(self, running: Collection[_Task]) -> list[_Task]:
         """Everything that the searches want now, that nobody runs and the store does not have."""
         busy = {(task.measured.contender.name, task.place, task.window) for task in running}
@@ -115,6 +129,8 @@ class Sweep:
                 for k, i in wanted
                 if (measured.contender.name, k, i) not in busy
             ]
+        if not tasks and not running and self._share_rates():
+            return self._new_tasks(running)
         return tasks
 
     def _recall(self, measured: Measured, place: int, window: int) -> bool:
