@@ -181,6 +181,8 @@ class Request:
 
     status: RequestStatus = RequestStatus.WAITING
     end_reason: EndReason | None = None
+    started_s: float | None = None
+    """When it first left the queue: the begin of the step that computed its first token."""
     end_s: float | None = None
     deadline_s: float = math.inf
     """When the next token is due under the run's `DeadlineRule`."""

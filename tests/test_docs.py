@@ -49,7 +49,7 @@ def commands(page: Path) -> Iterator[list[str]]:
     """Every `slosched …` in a shell block or between backticks, word by word."""
     text = page.read_text("utf-8")
     shell = [*blocks(page, "sh"), *blocks(page, "")]
-    lines = [line for code in shell for line in code.splitlines()]
+    lines = [line for code in shell for line in code.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`(slosched [^`]+)`", _BLOCK.sub("", text))
     for line in lines:
         line = line.strip().removeprefix("$ ")

@@ -536,3 +536,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 SchedulerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
+
+
+def test_it_is_written_down_when_a_request_first_left_the_queue() -> None:
+    bench = Bench()
+    first, second = bench.add("first", 12), bench.add("second", 4)
+    bench.step({"first": 8})
+    bench.step({"first": 4, "second": 4})
+    bench.step({"second": 1}, preempted=("first",))
+    bench.step({"first": 8})
+    assert (first.started_s, second.started_s) == (0.0, 1.0)

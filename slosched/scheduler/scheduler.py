@@ -178,7 +178,7 @@ class Scheduler:
         # The named tuple's own constructor is a Python function; this one is not.
         new_tuple, chunk_type = tuple.__new__, ScheduledChunk
         for request_id, n in output.num_scheduled_tokens.items():
-            request = running.get(request_id) or self._start(request_id)
+            request = running.get(request_id) or self._start(request_id, now_s)
             prior = request.num_computed_tokens
             computed = request.num_computed_tokens = prior + n
             emits_token = computed == request.num_prompt_tokens + request.num_output_tokens
@@ -200,9 +200,11 @@ class Scheduler:
             predicted_s=None if model is None else model.predict(shape),
         )
 
-    def _start(self, request_id: str) -> Request:
+    def _start(self, request_id: str, now_s: float) -> Request:
         request = self.queues.running[request_id] = self.queues.waiting.pop(request_id)
         request.status = RequestStatus.RUNNING
+        if request.started_s is None:
+            request.started_s = now_s
         return request
 
     def _preempt(self, request_ids: Iterable[str]) -> None:

@@ -58,6 +58,7 @@ class RequestRecord:
             end_s=request.end_s,
             num_preemptions=request.num_preemptions,
             num_swaps=request.num_swaps,
+            started_s=request.started_s,
         )
 
     @property
