@@ -13,12 +13,15 @@ from slosched.cli.console import console, table
 from slosched.cli.groups import grouped
 from slosched.cli.simulation import ReplicaOptions
 from slosched.evaluate.bounds import Bound, bounds_of, capacity_bound
+from slosched.workload import TTFTPromise
 
 
 @grouped
 def bounds(
     trace: options.TraceSource = "azure_conv",
-    promise: options.PromiseOptions = options.PromiseOptions(slo_ttft=1.0, slo_tpot=0.05),
+    promise: options.TracePromiseOptions = options.TracePromiseOptions(
+        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=0.05
+    ),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),
@@ -27,7 +30,7 @@ def bounds(
         bool,
         typer.Option(
             "--hindsight/--no-hindsight",
-            help="L3, the slowest and tightest: seconds for every 300 requests.",
+            help="L3, the slowest and usually the tightest: some 10 s for every 300 requests.",
         ),
     ] = True,
     capacity: Annotated[
@@ -44,8 +47,8 @@ def bounds(
     Example: `slosched bounds --trace azure_code --rate 8 -n 300 --slo-ttft 1s --slo-tpot 50ms
     --latency-model h100/llama-3.1-8b --capacity 0.9`.
     """
-    requests = arrivals.open(trace, promise.slo(), seed)
     device = replica.open(limits.limits(), kv, seed)
+    requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
     with console.status("solving"):
         found = bounds_of(requests, device.model, device.config, hindsight=hindsight)
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"

@@ -52,7 +52,7 @@ def bounds_of(
     """L1, L2 and L4 of one replica as `config` describes it: limits, deadline rule, KV cache.
 
     L3 as well with `hindsight`; L4 only where the model says which GPU and model it is of, and
-    `roofline_of` knows them.  Some 3 s for 3,000 requests, and 1 s more for every 100 with L3.
+    `roofline_of` knows them.  Some 4 s for 3,000 requests, and 3 s more for every 100 with L3.
 
     They are for steps that take what `model` says.  With `noise` or `drift` in `config` they are
     still computed, as a reference, but a lucky replay could beat them: `why_none_holds` says so.

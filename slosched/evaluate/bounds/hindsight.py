@@ -56,7 +56,7 @@ def hindsight_bound(
 
     Longer traces are cut after `num_requests` each, and every part has the device for itself: what
     a schedule does for the part alone is a solution of the part's program, so that the optima add
-    up to a bound.  Fewer are faster and looser: some seconds for 300.
+    up to a bound.  Fewer are faster and looser: some 10 s for 300.
     """
     if num_requests < 1:
         raise ValueError(f"num_requests must be at least 1, not {num_requests}")
