@@ -17,14 +17,16 @@ pytestmark = pytest.mark.e2e
 
 Cli = Callable[..., Said]
 QUICK = [
-    *("capacity", "--trace", "poisson", "-n", "60", "--seeds", "2", "--max-output-tokens", "8"),
+    *("capacity", "--trace", "poisson", "-n", "40", "--seeds", "2", "--max-output-tokens", "8"),
     *("--target", "0.9", "--precision", "0.2", "--jobs", "1", "--no-bound"),
+    *("--shared-rates", "2"),
 ]
 
 
 def test_it_leaves_a_table_a_report_and_every_replay(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    said = cli(*QUICK, "-p", "sarathi", "-p", "slo_aware:margin=0.1", "-o", str(out))
+    command = [*QUICK, "-p", "sarathi", "-p", "slo_aware:margin=0.1", "-o", str(out)]
+    said = cli(*command)
     assert said.status == 0, said.err
     assert "slo_aware:margin=0.1" in said.out
     assert "90 % of the requests good" in said.out
@@ -36,7 +38,7 @@ def test_it_leaves_a_table_a_report_and_every_replay(cli: Cli, tmp_path: Path) -
     replays = pd.read_parquet(out / "results.parquet")
     assert {"key", "git_hash", "seed", "trace_digest", "policy_repr", "model"} <= set(replays)
     made = list(replays.made)
-    assert cli(*QUICK, "-p", "sarathi", "-o", str(out)).status == 0
+    assert cli(*command).status == 0
     assert list(pd.read_parquet(out / "results.parquet").made) == made, "nothing was run again"
 
 
