@@ -32,9 +32,10 @@ from slosched.evaluate.capacity import (
 )
 from slosched.evaluate.capacity.point import model_digest, trace_digest
 from slosched.evaluate.capacity.windows import blocks_of
-from slosched.perfmodel import scaled
-from slosched.workload import Trace, TraceError, synthesize
+from slosched.perfmodel import load_model, scaled
+from slosched.workload import Trace, TraceError, read_trace, synthesize
 
+CONV = Path(__file__).parents[3] / "shared" / "traces" / "azure_conv_2023.csv"
 PLAN = Plan(precision=0.02)
 AA = Plan(targets=(0.9,), precision=0.03)
 QUICK = Plan(targets=(0.9,), precision=0.1)
@@ -134,6 +135,32 @@ def test_a_slower_device_is_told_from_noise() -> None:
         one = found.ratio("1 % slower", "as it is", target)
         assert three.value < one.value < 1
         assert (one.interval.high - one.interval.low) / 2 < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CONV.exists(), reason="needs ../shared/traces/azure_conv_2023.csv")
+def test_one_percent_of_a_real_traces_capacity_is_told_from_noise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Azure's conversations, 18,000 of them at each rate: minutes."""
+    model = load_model("h100/llama-3.1-8b")
+    config = replace(CONFIG, num_blocks=432_992 // 16)
+    trace = read_trace(CONV).with_slo(SLO(1.0, 0.05))
+    windows = [window(trace, 3000, seed) for seed in range(6)]
+    contenders = [
+        Contender(f"x {slower}", "sarathi", scaled(model, slower), "h100", config)
+        for slower in (1.0, 1.01, 1.03)
+    ]
+    sweep = Sweep(contenders, windows)
+    sweep.run(local_pool())
+    found = Study(list(sweep.measured.values()), windows)
+    for target in (0.9, 0.99):
+        one, three = (found.ratio(name, "x 1.0", target) for name in ("x 1.01", "x 1.03"))
+        with capsys.disabled():
+            sys.stdout.write(f"\nat {target}: 1 % slower {one}, 3 % slower {three}\n")
+        assert three.is_significant
+        assert three.value < 1
+        assert (one.interval.high - one.interval.low) / 2 < 0.01
 
 
 def test_a_policy_is_not_better_than_itself() -> None:
