@@ -3,6 +3,7 @@
 from slosched.core import Policy
 from slosched.policy.edf import EDF
 from slosched.policy.fcfs import FCFS
+from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
 from slosched.policy.sjf import SJF
 from slosched.policy.slo_aware import SLOAware
@@ -13,6 +14,7 @@ POLICIES: dict[str, type[Policy]] = {
     "edf": EDF,
     "sjf": SJF,
     "slo_aware": SLOAware,
+    "qoserve": QoServe,
 }
 
-__all__ = ["EDF", "FCFS", "POLICIES", "SJF", "SLOAware", "Sarathi"]
+__all__ = ["EDF", "FCFS", "POLICIES", "SJF", "QoServe", "SLOAware", "Sarathi"]

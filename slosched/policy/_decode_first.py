@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -47,14 +47,25 @@ def pack_decode_first(view: SchedulerView, packing: Packing) -> SchedulerOutput:
     """
     batch = BatchBuilder(view, token_budget=packing.token_budget)
     view = drop_late(batch, view, packing.drop)
+    begun, waiting = add_decodes(batch, view)
+    prefills = packing.in_order(begun, waiting)
+    add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
+    return batch.build()
+
+
+def add_decodes(
+    batch: BatchBuilder, view: SchedulerView
+) -> tuple[list[Request], Sequence[Request]]:
+    """One token for every decode; the prompts that have begun, and those that may start.
+
+    None may start in a step that had to preempt, or before all swapped requests are back.
+    """
     running = view.running
     begun = [r for r in running if not r.is_decode]
     decodes = [r for r in running if r.is_decode] if begun else running
     batch.add_preempting(decodes, victims=list(running))
     waiting = view.waiting if may_start_new(batch, view, begun) else ()
-    prefills = packing.in_order((r for r in begun if not batch.has_left(r)), waiting)
-    _pack_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
-    return batch.build()
+    return [r for r in begun if not batch.has_left(r)], waiting
 
 
 def pack_beside(
@@ -66,7 +77,7 @@ def pack_beside(
         return None
     view = drop_late(batch, view, packing.drop)
     prefills = packing.in_order(view.running, view.waiting)
-    _pack_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(view.running))
+    add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(view.running))
     return batch.build()
 
 
@@ -76,7 +87,7 @@ def decodes_until_s(decodes: DecodeGroup, limits: Limits, token_budget: int) -> 
     return math.inf if decodes.num_decodes <= budget else -math.inf
 
 
-def _pack_prefills(batch: BatchBuilder, prefills: Iterable[Request], reserved_blocks: int) -> None:
+def add_prefills(batch: BatchBuilder, prefills: Iterable[Request], reserved_blocks: int) -> None:
     """In order; the first waiting request that cannot start keeps those behind it out, too."""
     blocked = False
     for request in prefills:
