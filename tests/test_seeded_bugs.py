@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 
 from slosched.core import (
-    BatchShape,
     DecodeGroup,
     EndReason,
     IllegalPlanError,
@@ -182,7 +181,7 @@ def test_a_chunk_that_is_computed_too_far_is_caught(monkeypatch: pytest.MonkeyPa
     carry_out = Scheduler._carry_out
 
     def overlong(
-        self: Scheduler, output: SchedulerOutput, now_s: float, beside: BatchShape | None = None
+        self: Scheduler, output: SchedulerOutput, now_s: float, beside: DecodeGroup | None = None
     ) -> object:
         batch = carry_out(self, output, now_s, beside)
         for chunk in batch.chunks:

@@ -131,14 +131,17 @@ class GroupedSteps:
         if batch is None:
             return 0
         group.take_blocks()
-        queued = self._queued() if self._on_row is not None else None
+        predicted_s = queued = None
+        if self._on_row is not None:
+            queued, model = self._queued(), scheduler.latency_model
+            predicted_s = None if model is None else model.predict(batch.shape)
         now_s = self._pass_time(batch.shape, start_s)
         finished = group.advance(now_s)
         scheduler.update(batch, self._executor.result(batch, now_s - start_s), now_s)
         self._end(finished, now_s)
         self._regroup(group, batch)
         if queued is not None:
-            self._tell(start_s, batch.shape, batch.predicted_s, queued)
+            self._tell(start_s, batch.shape, predicted_s, queued)
         return 1
 
     def _run_alone(self, group: GroupedDecodes, arrival_s: float) -> int:

@@ -94,12 +94,14 @@ def add_prefills(batch: BatchBuilder, prefills: Iterable[Request], reserved_bloc
         if batch.num_free_tokens <= 0:
             break
         if request.status is RequestStatus.RUNNING:
-            reserved_blocks -= batch.blocks_promised((request,))
+            num_free_blocks = batch.num_free_blocks
             batch.add(request)
-        elif blocked or not batch.admit(request, reserved_blocks=reserved_blocks):
+            if not request.is_decode:  # it takes of what is promised to it
+                reserved_blocks -= num_free_blocks - batch.num_free_blocks
+        elif blocked or not (n := batch.admit(request, reserved_blocks=reserved_blocks)):
             blocked = True
-            continue
-        reserved_blocks += batch.blocks_promised((request,))
+        elif n < request.num_uncomputed_tokens:
+            reserved_blocks += batch.blocks_promised((request,))
 
 
 def may_start_new(batch: BatchBuilder, view: SchedulerView, begun: list[Request]) -> bool:

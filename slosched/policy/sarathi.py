@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView, tunable
 from slosched.policy._decode_first import (
@@ -39,6 +40,6 @@ class Sarathi(Policy):
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         return decodes_until_s(decodes, limits, self.token_budget)
 
-    @property
+    @cached_property
     def _packing(self) -> Packing:
         return Packing(self.token_budget, self.drop, prefill_order=None)

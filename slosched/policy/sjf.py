@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 
 from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView, tunable
@@ -39,7 +40,7 @@ class SJF(Policy):
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         return decodes_until_s(decodes, limits, self.token_budget)
 
-    @property
+    @cached_property
     def _packing(self) -> Packing:
         return Packing(
             self.token_budget, self.drop, prefill_order=attrgetter("num_uncomputed_tokens")

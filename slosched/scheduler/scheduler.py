@@ -127,8 +127,7 @@ class Scheduler:
         if output is None:
             return None
         self._check(output, decodes)
-        beside = BatchShape.of_decodes(decodes) if output.shape is None else None
-        return self._carry_out(output, now_s, beside)
+        return self._carry_out(output, now_s, decodes)
 
     def _view_of(self, running: Iterable[Request], now_s: float) -> SchedulerView:
         return SchedulerView(
@@ -162,16 +161,16 @@ class Scheduler:
                 self._end(request, EndReason.LENGTH, now_s)
 
     def _carry_out(
-        self, output: SchedulerOutput, now_s: float, beside: BatchShape | None = None
+        self, output: SchedulerOutput, now_s: float, beside: DecodeGroup | None = None
     ) -> ScheduledBatch:
-        """`beside` is the shape of what the step serves apart from the plan."""
+        """`beside` are served apart from the plan; whoever keeps them predicts if it has to."""
         for request_id, reason in output.rejected.items():
             request = self.find(request_id)
             assert request is not None
             self._end(request, reason, now_s)
         self._preempt(output.preempted)
-        swap_out = self._swap_out(output.swapped_out)
-        swap_in = self._swap_in(output.swapped_in)
+        swap_out = self._swap_out(output.swapped_out) if output.swapped_out else ()
+        swap_in = self._swap_in(output.swapped_in) if output.swapped_in else ()
         chunks = []
         running, tables, grow = self.queues.running, self.kv.block_tables, self.kv.grow
         block_size = self.kv.block_size
@@ -189,8 +188,9 @@ class Scheduler:
             chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
         shape = output.shape
         if shape is None:
-            shape = _summed(beside or BatchShape(), chunks, len(swap_out) + len(swap_in))
-        model = self.latency_model
+            shape = BatchShape() if beside is None else BatchShape.of_decodes(beside)
+            _add_up(shape, chunks, len(swap_out) + len(swap_in))
+        model = self.latency_model if beside is None else None
         return ScheduledBatch(
             chunks=tuple(chunks),
             swap_out=tuple(swap_out),
@@ -246,10 +246,9 @@ class Scheduler:
         self._ended.append(request)
 
 
-def _summed(
+def _add_up(
     shape: BatchShape, chunks: Iterable[ScheduledChunk], num_swapped_blocks: int
-) -> BatchShape:
+) -> None:
     shape.num_swapped_blocks = num_swapped_blocks
     for chunk in chunks:
         shape.add(chunk.num_new_tokens, chunk.num_prior_tokens)
-    return shape
