@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,15 @@ HEAVY = {"torch", "transformers", "starlette", "uvicorn", "aiohttp", "safetensor
 NOT_FOR_POLICIES = HEAVY | {"time", "random", "os", "datetime", "asyncio", "threading"}
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def modules() -> dict[str, ast.Module]:
     """Every module of the package: its name without `slosched.`, and its syntax tree."""
+    found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        yield name, ast.parse(path.read_text(encoding="utf-8"))
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
 
 
 def imports(tree: ast.Module, *, everywhere: bool = True) -> Iterator[str]:
@@ -63,13 +67,13 @@ def layer_of(module: str) -> tuple[int, str] | None:
 
 
 def test_every_module_has_its_place() -> None:
-    unplaced = [name for name, _ in modules() if name and layer_of(name) is None]
+    unplaced = [name for name in modules() if name and layer_of(name) is None]
     assert unplaced == []
 
 
-@pytest.mark.parametrize("name", [name for name, _ in modules() if name])
+@pytest.mark.parametrize("name", [name for name in modules() if name])
 def test_imports_point_down(name: str) -> None:
-    tree = dict(modules())[name]
+    tree = modules()[name]
     own = layer_of(name)
     assert own is not None
     for imported in imports(tree):
@@ -88,14 +92,14 @@ def test_the_rule_catches_an_arrow_that_points_up() -> None:
 
 
 def test_policies_know_neither_clock_nor_chance_nor_tensor() -> None:
-    for name, tree in modules():
+    for name, tree in modules().items():
         if name.startswith("policy"):
             used = {imported.split(".")[0] for imported in imports(tree)}
             assert not used & NOT_FOR_POLICIES, name
 
 
 def test_heavy_libraries_are_imported_in_the_engine_alone() -> None:
-    for name, tree in modules():
+    for name, tree in modules().items():
         if not name.startswith(("engine.torch", "engine.server", "engine.client")):
             used = {i.split(".")[0] for i in imports(tree, everywhere=False)}
             assert not used & HEAVY, name
