@@ -53,7 +53,7 @@ def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, n
     scheduler, now_s = busy_scheduler(policy)
     view = scheduler.view(now_s)
     output = benchmark.pedantic(policy.schedule, (view,), rounds=51, warmup_rounds=3)
-    assert len(output.num_scheduled_tokens) > NUM_RUNNING
+    assert sum(output.num_scheduled_tokens.values()) > NUM_RUNNING
     assert benchmark.stats.stats.median < slowed(MAX_MEDIAN_S)
 
 
@@ -64,5 +64,5 @@ def test_a_whole_scheduling_step_stays_cheap(benchmark: BenchmarkFixture, name: 
     batch = benchmark.pedantic(
         Scheduler.schedule, setup=lambda: (busy_scheduler(policy), {}), rounds=15
     )
-    assert batch.shape.num_decodes == NUM_RUNNING
+    assert batch.shape.num_tokens > NUM_RUNNING  # some policies let decodes wait
     assert benchmark.stats.stats.median < slowed(3 * MAX_MEDIAN_S)

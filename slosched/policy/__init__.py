@@ -2,6 +2,7 @@
 
 from slosched.core import Policy
 from slosched.policy.edf import EDF
+from slosched.policy.fairbatching import FairBatching
 from slosched.policy.fcfs import FCFS
 from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
@@ -15,6 +16,7 @@ POLICIES: dict[str, type[Policy]] = {
     "sjf": SJF,
     "slo_aware": SLOAware,
     "qoserve": QoServe,
+    "fairbatching": FairBatching,
 }
 
-__all__ = ["EDF", "FCFS", "POLICIES", "SJF", "QoServe", "SLOAware", "Sarathi"]
+__all__ = ["EDF", "FCFS", "POLICIES", "SJF", "FairBatching", "QoServe", "SLOAware", "Sarathi"]

@@ -1,0 +1,56 @@
+"""Steps that serve some decodes and let others wait, for the policies that do so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from slosched.batch import BatchBuilder
+from slosched.core import Request
+
+
+def num_in_time(batch: BatchBuilder, decodes: Sequence[Request]) -> int:
+    """How many of `decodes`, from the first, tokens and time still allow; nothing is booked.
+
+    One prediction if all fit, O(log n) if not.
+    """
+    most = max(0, min(len(decodes), batch.num_free_tokens))
+    if batch.time_limit_s == math.inf or not most:
+        return most
+    contexts = [r.num_computed_tokens + 1 for r in decodes]
+    fits, too_many, tried = 0, most + 1, most
+    while too_many - fits > 1:
+        if _predict_with(batch, contexts[:tried]) < batch.time_limit_s:
+            fits = tried
+        else:
+            too_many = tried
+        tried = (fits + too_many) // 2
+    return fits
+
+
+def add_without_preempting(batch: BatchBuilder, decodes: Sequence[Request]) -> None:
+    """A token for each that has a KV block for it."""
+    if batch.num_free_blocks >= len(decodes):
+        batch.add_preempting(decodes, victims=[])
+        return
+    for request in decodes:
+        batch.add(request)
+
+
+def serve_something(batch: BatchBuilder, running: list[Request]) -> None:
+    """If nothing fits, serve running requests in this order all the same, so that work goes on."""
+    if batch.num_scheduled_tokens:
+        return
+    batch.time_limit_s = math.inf
+    left = [r for r in running if not batch.has_left(r)]
+    batch.add_preempting(left, victims=list(left))
+
+
+def _predict_with(batch: BatchBuilder, contexts: Sequence[int]) -> float:
+    sums = batch.shape.sums
+    batch.shape.add_decodes(contexts)
+    predicted_s = batch.predicted_s
+    batch.shape.restore(sums)
+    if predicted_s is None:
+        raise ValueError("a time limit needs a latency model: give the scheduler one")
+    return predicted_s

@@ -1,0 +1,88 @@
+"""FairBatching: decodes that are ahead lend their step to prompts."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from slosched.batch import BatchBuilder
+from slosched.core import Policy, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.policy._deadlines import Deadlines
+from slosched.policy._decode_first import add_prefills
+from slosched.policy._deferred import add_without_preempting, num_in_time, serve_something
+from slosched.policy._drop import Drop, drop_late
+
+
+@dataclass
+class FairBatching(Policy):
+    """Urgent decodes, then prompts, then the other decodes, in the time of the step.
+
+    1. The step may last until the first decode is due, and at least the smallest TPOT of the
+       decodes: max(min slack, min TPOT).
+    2. A decode is urgent if its slack is at most that time and the smallest TPOT: were it left
+       out now, the next step could be too late for it.
+    3. Urgent decodes, prompts (begun and waiting), and the other decodes, each by slack: as much
+       as fits is predicted to end in that time; prompts are cut to it.
+
+    Source: FairBatching (arXiv 2510.14392), whose code is not public: batch capacity, envelope
+    deadlines and the three groups as its notes have them (literature.md 2.3).
+
+    Otherwise here: the run's latency model predicts, not its a + b · new tokens + c · context; KV
+    blocks are kept for prompts begun; when they run out decodes that are not urgent are preempted
+    first, then prompts begun, then urgent decodes, the least urgent first of each; if not even
+    one request fits into the time, it is served all the same.  Left out: PAB, its signal to a
+    router above.  `margin` and `drop`, which it has not, are there so that all are compared with
+    the same options.
+
+    Nothing is known of output lengths.
+    """
+
+    deadlines: Deadlines = tunable(Deadlines.ENVELOPE, Deadlines.RUN)
+    margin: float = tunable(0.0, 0.05, 0.1, 0.2)
+    """Share of the step's time that is left unused, against predictions that are too low."""
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < 1:
+            raise ValueError(f"margin must be in [0, 1), not {self.margin}")
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        batch = BatchBuilder(view)
+        view = drop_late(batch, view, self.drop)
+        due_s = self.deadlines.due_s
+        decodes = sorted((r for r in view.running if r.is_decode), key=due_s)
+        begun = sorted((r for r in view.running if not r.is_decode), key=due_s)
+        num_urgent = 0
+        if decodes:
+            step_s, urgent_until_s = self._budget(view, decodes)
+            batch.time_limit_s = (1 - self.margin) * step_s
+            num_urgent = bisect_right(decodes, urgent_until_s, key=due_s)
+        urgent, others = decodes[:num_urgent], decodes[num_urgent:]
+        in_order = [*urgent, *begun, *others]
+        batch.add_preempting(urgent[: num_in_time(batch, urgent)], victims=list(in_order))
+        self._add_prompts(batch, view, begun)
+        others = [r for r in others if not batch.has_left(r)]
+        add_without_preempting(batch, others[: num_in_time(batch, others)])
+        serve_something(batch, in_order)
+        return batch.build()
+
+    def _budget(self, view: SchedulerView, decodes: list[Request]) -> tuple[float, float]:
+        """Seconds that the step may last, and the time until which decodes are urgent."""
+        tpot_s = min(r.slo.tpot_s for r in decodes)
+        slack_s = self.deadlines.due_s(decodes[0]) - view.now_s
+        step_s = max(slack_s, tpot_s)
+        if step_s < math.inf and view.latency_model is None:
+            raise ValueError(
+                "fairbatching predicts every batch: give the scheduler a latency model"
+            )
+        return step_s, view.now_s + step_s + tpot_s
+
+    def _add_prompts(self, batch: BatchBuilder, view: SchedulerView, begun: list[Request]) -> None:
+        """None starts or comes back in a step that had to preempt."""
+        prefills = [r for r in begun if not batch.has_left(r)]
+        reserved_blocks = batch.blocks_promised(prefills)
+        if not (batch.preempted or batch.swapped_out):
+            prefills += [*view.swapped, *view.waiting]
+            prefills.sort(key=self.deadlines.due_s)
+        add_prefills(batch, prefills, reserved_blocks)
