@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +12,15 @@ from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.groups import grouped
 from slosched.cli.simulation import ReplicaOptions
-from slosched.cli.sweeping import Jobs, Precision, RayAddress, pool_of, windows_of
-from slosched.engine.simulate import SimulationConfig
+from slosched.cli.sweeping import (
+    Jobs,
+    Precision,
+    RayAddress,
+    TunedFiles,
+    loosest,
+    pool_of,
+    windows_of,
+)
 from slosched.policy.spec import make_policy
 from slosched.workload.slo import TTFTPromise
 
@@ -49,12 +55,7 @@ def capacity(
         list[float] | None,
         typer.Option(help="Share of offered requests that must be good.  Default: 0.9 and 0.99."),
     ] = None,
-    tuned: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Add what `slosched tune` found (tuned.json).  Repeat for each."
-        ),
-    ] = None,
+    tuned: TunedFiles = None,
     precision: Precision = 0.02,
     max_rate: Annotated[
         float | None,
@@ -142,7 +143,7 @@ def _bounds(
     from slosched.evaluate.bounds import why_no_bound_holds
     from slosched.evaluate.capacity.bound import bound_windows
 
-    config = _loosest(contenders)
+    config = loosest([contender.config for contender in contenders])
     if why := why_no_bound_holds(config):
         console.print(f"[yellow]note:[/] no bound on every scheduler is given: {why}")
         return {}
@@ -150,17 +151,6 @@ def _bounds(
     with console.status("bounding what any scheduler could do (--no-bound leaves it out)"):
         guess = max(1.3 * best, windows[0].rate)
         return bound_windows(windows, contenders[0].model, config, targets, guess, make_pool)
-
-
-def _loosest(contenders: Sequence[Contender]) -> SimulationConfig:
-    """The replica with the loosest limits that any of them has, as tuned ones may differ."""
-    every = [contender.config.limits for contender in contenders]
-    limits = replace(
-        every[0],
-        max_num_batched_tokens=max(one.max_num_batched_tokens for one in every),
-        max_num_seqs=max(one.max_num_seqs for one in every),
-    )
-    return replace(contenders[0].config, limits=limits)
 
 
 def _run(sweep: Sweep, make_pool: MakePool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +14,10 @@ from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
 from slosched.cli.results import Outcome, outcome_table, summarize_all
-from slosched.cli.simulation import Replica, ReplicaOptions, simulate_policies
-from slosched.core import NO_SLO, DeadlineRule
+from slosched.cli.simulation import ReplicaOptions, simulate_policies
+from slosched.cli.sweeping import TunedFiles, loosest
+from slosched.core import NO_SLO, DeadlineRule, LatencyModel
+from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.benchmark_results import is_benchmark_result, read_benchmark_result
 from slosched.evaluate.records import read_records
 from slosched.policy import POLICIES
@@ -44,6 +47,7 @@ def compare(
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),
     replica: ReplicaOptions = ReplicaOptions(),
+    tuned: TunedFiles = None,
     records: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,18 +68,29 @@ def compare(
     Beside a server that somebody else measured: `slosched compare -p fcfs --records
     vllm=result.json --slo-ttft 1s --slo-tpot 50ms`.
     """
+    from slosched.evaluate.tuning import Tuned  # slow to import
+
     device = replica.open(limits.limits(), kv, seed)
     requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
     rule = limits.deadline_rule
     policies = {spec: make_policy(spec) for spec in policy or POLICIES}
-    recorded = _read_all(records or (), promise, taken=policies)
-    outcomes = simulate_policies(requests, policies, device) | recorded
+    tunings = [Tuned.read(path) for path in tuned or ()]
+    recorded = _read_all(records or (), promise, taken=[*policies, *(t.name for t in tunings)])
+    outcomes = simulate_policies(requests, policies, device)
+    replicas = [device.config]
+    for tuning in tunings:
+        replicas.append(tuning.on(device.config))
+        contender = {tuning.name: make_policy(tuning.policy)}
+        outcomes |= simulate_policies(requests, contender, replace(device, config=replicas[-1]))
+    outcomes |= recorded
     _note_other_promises(outcomes, recorded)
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
-    bounds = _bounds(requests, device)
+    bounds = _bounds(requests, device.model, loosest(replicas))
     shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
     console.print(outcome_table(title, summarize_all(outcomes, rule), shares))
     console.print(_about(bounds))
+    for tuning in tunings:
+        console.print(f"[yellow]note:[/] tuned: {escape(str(tuning))}")
     from slosched.cli.figures import leave_report  # slow to import
 
     text = (
@@ -84,15 +99,16 @@ def compare(
         f"latency model; rejected and unfinished requests count as misses.\n\n{_about(bounds)}"
     )
     provenance = {"trace": requests.name, **requests.provenance, **device.provenance()}
+    provenance |= {f"tuned {tuning.base}": str(tuning) for tuning in tunings}
     leave_report(out, "Policies compared", text, outcomes, rule, provenance, shares)
     console.print(f"wrote {out}/report.html, and its figures as PNG and SVG")
 
 
-def _bounds(trace: Trace, device: Replica) -> Bounds:
+def _bounds(trace: Trace, model: LatencyModel, config: SimulationConfig) -> Bounds:
     from slosched.evaluate.bounds import bounds_of  # slow to import
 
     with console.status("bounding what any scheduler could do"):
-        return bounds_of(trace, device.model, device.config)
+        return bounds_of(trace, model, config)
 
 
 def _shares(

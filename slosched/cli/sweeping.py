@@ -1,4 +1,4 @@
-"""What `capacity` and `tune` share: which requests are replayed, and where."""
+"""What `capacity`, `tune` and `compare` share: which requests are replayed, and where."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.simulation import Replica
+from slosched.engine.simulate import SimulationConfig
 from slosched.workload import KINDS, Trace
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ Jobs = Annotated[
 RayAddress = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: auto, host:port, or local."),
+]
+TunedFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE", help="Add what `slosched tune` found (tuned.json).  Repeat for each."
+    ),
 ]
 Precision = Annotated[
     float, typer.Option(help="Ratio of neighbouring rates, less one: 0.02 for 2 %.")
@@ -82,3 +89,14 @@ def windows_of(
         part = window(whole, size, seed)
         cut.append(part if rule is None else part.with_slo(rule))
     return cut
+
+
+def loosest(configs: Sequence[SimulationConfig]) -> SimulationConfig:
+    """The first replica with the loosest limits that any has, as tuned ones may differ."""
+    every = [config.limits for config in configs]
+    limits = replace(
+        every[0],
+        max_num_batched_tokens=max(one.max_num_batched_tokens for one in every),
+        max_num_seqs=max(one.max_num_seqs for one in every),
+    )
+    return replace(configs[0], limits=limits)

@@ -86,7 +86,7 @@ def tune(
             study = judge(base, found, windows[:seeds], plan, make_pool, store)
     _show(study, base.name, target)
     console.print(f"best: {found}")
-    console.print(f"wrote {out}/tuned.json, for `slosched capacity --tuned`")
+    console.print(f"wrote {out}/tuned.json, for `--tuned` of `slosched capacity` and `compare`")
 
 
 def _grid(texts: list[str] | tuple[()]) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from slosched.core import Limits
+from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity import (
     CapacityError,
     Contender,
@@ -89,10 +90,18 @@ class Tuned:
                 f"{path} is not what `slosched tune` writes as tuned.json ({error})"
             ) from error
 
+    @property
+    def name(self) -> str:
+        """Of the tuned policy, in tables."""
+        return f"{self.policy} (tuned)"
+
+    def on(self, replica: SimulationConfig) -> SimulationConfig:
+        """The replica with the limits that are part of the best setting."""
+        return replace(replica, limits=_limited(replica.limits, self.limits))
+
     def contender(self, base: Contender) -> Contender:
         """The tuned policy on the replica of `base`."""
-        config = replace(base.config, limits=_limited(base.config.limits, self.limits))
-        return replace(base, name=f"{self.policy} (tuned)", policy=self.policy, config=config)
+        return replace(base, name=self.name, policy=self.policy, config=self.on(base.config))
 
 
 @dataclass(frozen=True)

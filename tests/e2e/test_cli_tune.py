@@ -37,6 +37,17 @@ def test_what_is_tuned_can_be_compared(cli: Cli, tmp_path: Path) -> None:
     found = pd.read_csv(tmp_path / "capacity" / "capacities.csv")
     assert list(found.policy) == ["sarathi", "sarathi:token_budget=1024 (tuned)"]
     assert "best of 3" in (tmp_path / "capacity" / "report.html").read_text()
+    said = cli(
+        *("compare", "-p", "sarathi", "--tuned", str(out / "tuned.json"), "--trace", "poisson"),
+        *("-n", "40", "-o", str(tmp_path / "compare")),
+    )
+    assert said.status == 0, said.err
+    assert "tuned: sarathi:token_budget=32 -> sarathi:token_budget=1024" in " ".join(
+        said.out.split()
+    )
+    report = (tmp_path / "compare" / "report.html").read_text()
+    assert "sarathi:token_budget=1024 (tuned)" in report
+    assert "best of 3" in report
 
 
 @pytest.mark.parametrize(
