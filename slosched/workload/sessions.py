@@ -98,8 +98,9 @@ class Sessions:
                 return
             blocks += islice(fresh, num_tokens // self.block_tokens - len(blocks))
             hashes = tuple(blocks)
+            arrival_s = round(start_s, 6)  # machines differ in the last bit of a logarithm
             yield TraceRequest(
-                name, start_s, num_tokens, answer, prefix_hashes=hashes, session_id=name
+                name, arrival_s, num_tokens, answer, prefix_hashes=hashes, session_id=name
             )
             num_tokens += answer
             start_s += answer * self.tpot_s + thought_s

@@ -93,7 +93,8 @@ def synthesize(
 def _requests(size: int, seed: int, arrivals: Arrivals, lengths: LengthPairs) -> list[TraceRequest]:
     # Two streams: other arrivals must not change the lengths, nor the reverse.
     arrival_rng, length_rng = np.random.default_rng(seed).spawn(2)
-    times_s = arrivals.times_s(size, arrival_rng)
+    # Machines differ in the last bit of a logarithm; in whole microseconds they agree.
+    times_s = np.round(arrivals.times_s(size, arrival_rng), 6)
     prompts, outputs = lengths.draw(size, length_rng)
     return [
         TraceRequest(str(i), float(times_s[i]), int(prompts[i]), int(outputs[i]))
