@@ -7,7 +7,7 @@ FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get gl
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow bench bench-accuracy clean
+.PHONY: help setup demo test lint check-types test-slow bench bench-simulator bench-accuracy clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,9 @@ test-slow: setup  ## The tests that `make test` leaves out
 
 bench: setup  ## What a scheduling decision and a prediction cost
 	$(BIN)/python -m pytest -m cost --benchmark-columns=min,median,max
+
+bench-simulator: setup  ## How fast the simulator is, at mean batches of 16, 64 and 128
+	$(BIN)/python benchmarks/simulator.py
 
 bench-accuracy: setup  ## How right the latency model is, on every data set at hand
 	$(BIN)/python benchmarks/latency_model.py --plot runs/vllm_runs.png
