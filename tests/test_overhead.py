@@ -7,7 +7,7 @@ from factories import make_model
 from machine import slowed
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from slosched.core import SLO, Limits, Policy, Request, ScheduledBatch, StepResult
+from slosched.core import SLO, DeadlineRule, Limits, Policy, Request, ScheduledBatch, StepResult
 from slosched.kv import KVCache
 from slosched.policy import POLICIES
 from slosched.scheduler import Scheduler
@@ -21,7 +21,11 @@ MODEL = make_model()  # shared: a prompt's own prefill time is predicted once, t
 
 def busy_scheduler(policy: Policy) -> tuple[Scheduler, float]:
     """256 decodes of mixed context, a queue of 1,000 prompts that fit into the cache, and now."""
-    limits = Limits(max_num_batched_tokens=2048, max_num_seqs=NUM_RUNNING + 64)
+    limits = Limits(
+        max_num_batched_tokens=2048,
+        max_num_seqs=NUM_RUNNING + 64,
+        deadline_rule=DeadlineRule.TBT,  # nobody is ahead of its pace, so every decode is served
+    )
     kv = KVCache(num_blocks=40_000, block_size=16)
     scheduler = Scheduler(POLICIES["fcfs"](), kv, limits, MODEL)
     for i in range(NUM_RUNNING):

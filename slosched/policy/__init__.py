@@ -8,6 +8,7 @@ from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
 from slosched.policy.sjf import SJF
 from slosched.policy.slo_aware import SLOAware
+from slosched.policy.slosserve import SLOsServe
 
 POLICIES: dict[str, type[Policy]] = {
     "fcfs": FCFS,
@@ -17,6 +18,17 @@ POLICIES: dict[str, type[Policy]] = {
     "slo_aware": SLOAware,
     "qoserve": QoServe,
     "fairbatching": FairBatching,
+    "slosserve": SLOsServe,
 }
 
-__all__ = ["EDF", "FCFS", "POLICIES", "SJF", "FairBatching", "QoServe", "SLOAware", "Sarathi"]
+__all__ = [
+    "EDF",
+    "FCFS",
+    "POLICIES",
+    "SJF",
+    "FairBatching",
+    "QoServe",
+    "SLOAware",
+    "SLOsServe",
+    "Sarathi",
+]

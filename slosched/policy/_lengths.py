@@ -1,0 +1,58 @@
+"""What a policy may know of output lengths: those of the requests that have finished."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import numpy.typing as npt
+
+from slosched.core import Request, RequestStatus
+
+Floats = npt.NDArray[np.float64]
+
+_WINDOW = 1000
+"""Finished requests that are remembered: Past-Future's history (ASPLOS '25, LightLLM)."""
+
+
+class OutputLengths:
+    """Expected output tokens to come, from finished requests that were longer than this one is.
+
+    Before any has finished there is one sample, the prior.  Feed it with `watch` whenever a
+    prompt runs (every request's does), and call `update` before asking.
+    """
+
+    def __init__(self, prior_tokens: int) -> None:
+        if prior_tokens < 1:
+            raise ValueError(f"expected output tokens must be at least 1, not {prior_tokens}")
+        self._lengths: deque[int] = deque([prior_tokens], maxlen=_WINDOW)
+        self._watched: dict[str, Request] = {}
+        self._sort()
+
+    def watch(self, request: Request) -> None:
+        """Remember a request until it ends."""
+        self._watched[request.request_id] = request
+
+    def update(self) -> None:
+        """Learn from the watched requests that have ended since."""
+        ended = [r for r in self._watched.values() if r.end_reason is not None]
+        if not ended:
+            return
+        for request in ended:
+            del self._watched[request.request_id]
+            if request.status is RequestStatus.FINISHED:
+                self._lengths.append(request.num_output_tokens)
+        self._sort()
+
+    def expected_left(self, num_output_tokens: npt.ArrayLike) -> Floats:
+        """Tokens still to come of requests that have emitted so many, at least 1 each."""
+        so_far = np.asarray(num_output_tokens, dtype=np.float64)
+        mean_of_longer = self._mean_from[np.searchsorted(self._sorted, so_far, side="right")]
+        return np.maximum(mean_of_longer - so_far, 1.0)
+
+    def _sort(self) -> None:
+        self._sorted = np.sort(np.array(self._lengths, dtype=np.float64))
+        count = np.arange(len(self._sorted), 0, -1)
+        mean_from = np.cumsum(self._sorted[::-1])[::-1] / count
+        self._mean_from = np.append(mean_from, 0.0)
+        """Mean of the sorted lengths from this place on; 0 behind the last."""

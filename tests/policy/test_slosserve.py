@@ -1,0 +1,136 @@
+"""slosserve against budgets counted by hand, in the paper's unit: prefill tokens banked.
+
+With T = 5 ms + 50 µs a token, a step of one TPOT of 50 ms has (50 - 5) / 0.05 = 900 tokens.  Beside
+100 decodes it banks 800 of them for prompts: 8,000 until 0.5 s from now.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from views import R, flat_model, view_of
+
+from slosched.core import SLO, EndReason, Limits, SchedulerOutput
+from slosched.engine.simulate import SimulationConfig, simulate
+from slosched.policy.slosserve import SLOsServe
+from slosched.workload import Trace, TraceRequest
+
+DECODES = [R(f"d{i}", 100, due_s=0.05, out=1) for i in range(100)]
+
+
+def decide(requests: list[R], **options: float) -> SchedulerOutput:
+    return SLOsServe(margin=0).schedule(view_of(requests, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("tokens", "is_admitted"), [(7999, True), (8001, False)])
+def test_a_prompt_must_fit_into_the_bank_until_it_is_due(tokens: int, is_admitted: bool) -> None:
+    output = decide([*DECODES, R("p", tokens, due_s=0.5)])
+    assert ("p" in output.num_scheduled_tokens) == is_admitted
+    assert output.rejected == ({} if is_admitted else {"p": EndReason.INFEASIBLE})
+
+
+@pytest.mark.parametrize(("tokens", "is_admitted"), [(2990, True), (3000, False)])
+def test_a_prompt_must_not_break_the_promise_to_another(tokens: int, is_admitted: bool) -> None:
+    """Both would fit alone; the first was promised its tokens first.
+
+    From 0.25 s on the newcomer is one more decode, so the bank until 0.5 s is 5 * 800 + 5 * 799 =
+    7,995 tokens, of which 5,000 are promised.
+    """
+    queue = [*DECODES, R("old", 5001, due_s=0.5, done=1), R("new", tokens, due_s=0.25)]
+    output = decide(queue)
+    assert ("new" in output.num_scheduled_tokens) == is_admitted
+    assert "old" not in output.rejected
+
+
+@pytest.mark.parametrize(("num_decodes", "is_admitted"), [(99, True), (100, False)])
+def test_no_more_decodes_than_a_step_of_one_tpot_holds(num_decodes: int, is_admitted: bool) -> None:
+    """(10.02 - 5) / 0.05 = 100.4 tokens, however late the prompt is due."""
+    decodes = [R(f"d{i}", 100, 0.01002, 0.01002, out=1) for i in range(num_decodes)]
+    policy = SLOsServe(margin=0, prior_output_tokens=5000)
+    output = policy.schedule(view_of([*decodes, R("p", 10, 10.0, 0.01002)]))
+    assert ("p" not in output.rejected) == is_admitted
+
+
+@pytest.mark.parametrize(("num_blocks", "is_admitted"), [(288, True), (287, False)])
+def test_the_kv_cache_must_hold_what_both_grow_to(num_blocks: int, is_admitted: bool) -> None:
+    """Just before the decode ends, 49 tokens from now at 2.45 s: 149 and 100 + 39 tokens."""
+    policy = SLOsServe(margin=0, prior_output_tokens=50)
+    queue = [R("d", 100, due_s=0.05, out=1), R("p", 100, due_s=0.5)]
+    output = policy.schedule(view_of(queue, num_blocks=num_blocks))
+    assert ("p" not in output.rejected) == is_admitted
+
+
+@pytest.mark.parametrize(("max_num_seqs", "is_admitted"), [(2, True), (1, False)])
+def test_a_seat_must_be_free_when_it_is_due(max_num_seqs: int, is_admitted: bool) -> None:
+    queue = [R("d", 100, due_s=0.05, out=1), R("p", 100, due_s=0.5)]
+    output = decide(queue, limits=Limits(max_num_seqs=max_num_seqs))  # type: ignore[arg-type]
+    assert ("p" not in output.rejected) == is_admitted
+
+
+def test_the_margin_is_not_promised() -> None:
+    """A tenth of 0.5 s is 1,000 tokens less."""
+    for tokens, is_admitted in ((6999, True), (7001, False)):
+        output = SLOsServe(margin=0.1).schedule(view_of([*DECODES, R("p", tokens, due_s=0.5)]))
+        assert ("p" not in output.rejected) == is_admitted
+
+
+def test_who_is_late_already_is_no_reason_to_refuse_another() -> None:
+    queue = [*DECODES, R("late", 1001, due_s=-1.0, done=1), R("new", 6000, due_s=0.5)]
+    assert not decide(queue).rejected
+    assert "new" in decide([*queue[:-1], R("new", 7001, due_s=0.5)]).rejected  # 1000 are owed
+
+
+def test_a_decode_ahead_of_its_pace_gives_way_to_a_prompt_that_is_due() -> None:
+    """1,000 tokens take 55 ms alone and 55.05 ms beside the decode, which is due in 300 ms."""
+    ahead = R("d", 100, due_s=0.3, out=1)
+    assert decide([ahead, R("p", 1001, 0.05502, done=1)]).num_scheduled_tokens == {"p": 1000}
+    assert decide([ahead, R("p", 1001, 0.0552, done=1)]).num_scheduled_tokens == {"p": 1000, "d": 1}
+    due = R("d", 100, due_s=0.1, out=1)  # one TPOT after the step: it has to be in it
+    tokens = decide([due, R("p", 1001, 0.05502, done=1)]).num_scheduled_tokens
+    assert tokens["d"] == 1
+    assert tokens["p"] < 1000
+
+
+def test_what_was_admitted_is_never_dropped() -> None:
+    policy = SLOsServe(margin=0)
+    prompts = [R("a", 100, due_s=0.5), R("b", 100, due_s=0.6)]
+    narrow = Limits(max_num_batched_tokens=50)
+    assert policy.schedule(view_of(prompts, limits=narrow)).num_scheduled_tokens == {"a": 50}
+    later = view_of([prompts[1], R("c", 100, due_s=0.6)], now_s=0.7)
+    output = policy.schedule(later)
+    assert output.num_scheduled_tokens == {"b": 100}
+    assert output.rejected == {"c": EndReason.EXPIRED}
+    policy.reset()
+    assert set(policy.schedule(later).rejected) == {"b", "c"}
+
+
+def test_who_was_promised_nothing_is_admitted() -> None:
+    assert not decide([*DECODES, R("p", 50_000, math.inf, math.inf)]).rejected
+
+
+def test_every_promise_that_was_made_is_kept() -> None:
+    """Twice the load that can be served, times as predicted, all outputs as long as expected."""
+    slo = SLO(ttft_s=1.0, tpot_s=0.05)
+    lines = [TraceRequest(f"r{i}", i / 40, 500 + 97 * i % 1000, 50, slo) for i in range(400)]
+    policy = SLOsServe(prior_output_tokens=50)
+    config = SimulationConfig(num_blocks=20_000)
+    requests = simulate(Trace.of(lines, "overload"), policy, flat_model(), config)
+    admitted = [r for r in requests if r.token_times_s]
+    assert 100 < len(admitted) < 350
+    for request in admitted:
+        first_s, last_s = request.token_times_s[0], request.token_times_s[-1]
+        assert first_s - request.arrival_s <= slo.ttft_s
+        assert (last_s - first_s) / 49 <= slo.tpot_s
+
+
+def test_without_a_latency_model_it_says_so() -> None:
+    view = view_of([R("p", 10, 1.0)])
+    bare = type(view)(0.0, view.waiting, (), (), view.kv, view.limits, None)
+    with pytest.raises(ValueError, match="latency model"):
+        SLOsServe().schedule(bare)
+
+
+def test_an_impossible_margin_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[0, 1\), not 1"):
+        SLOsServe(margin=1)
