@@ -26,29 +26,23 @@ class PlanCheck:
 
     def __call__(self, output: SchedulerOutput, decodes: DecodeGroup | None = None) -> None:
         """`decodes`, if any, are served in the same step; the plan is then for all others."""
-        swapped_in = set(output.swapped_in)
-        leaving = [*output.preempted, *output.swapped_out, *output.rejected]
-        if leaving:
-            touched = {*leaving, *output.num_scheduled_tokens}
-            if len(touched) != len(leaving) + len(output.num_scheduled_tokens):
-                raise IllegalPlanError("a request appears twice in the plan")
-        if leaving or swapped_in:
-            self._check_queues(output, swapped_in)
-        num_tokens = num_started = 0
+        num_tokens = num_started = num_left = 0
         num_blocks = self.kv.num_free_blocks
-        if leaving:
+        if output.rejected or output.preempted or output.swapped_out or output.swapped_in:
+            leaving = self._leaving(output)
             num_blocks += sum(map(self.kv.num_held_blocks, leaving))
+            num_left = sum(1 for name in leaving if name in self.queues.running)
         if decodes is not None:
             num_tokens += decodes.num_decodes
             num_blocks -= decodes.num_new_blocks
-            if output.preempted or output.swapped_out or swapped_in:
+            if output.preempted or output.swapped_out or output.swapped_in:
                 raise IllegalPlanError("a plan beside grouped decodes preempts or swaps")
         running, block_size = self.queues.running, self.kv.block_size
         num_held = self.kv.num_held_blocks
         for request_id, n in output.num_scheduled_tokens.items():
             request = running.get(request_id)
             if request is None:
-                request = self._startable(request_id, swapped_in)
+                request = self._startable(request_id, output.swapped_in)
                 num_started += 1
             computed = request.num_computed_tokens
             if not 0 < n <= request.num_prompt_tokens + request.num_output_tokens - computed:
@@ -62,20 +56,26 @@ class PlanCheck:
             missing = -(-(computed + n) // block_size) - num_held(request_id)
             if missing > 0:
                 num_blocks -= missing
-        self._check_totals(output, num_tokens, num_blocks, num_started)
+        num_running = len(running) + num_started - num_left
+        self._check_totals(output, num_tokens, num_blocks, num_running)
 
-    def _startable(self, request_id: str, swapped_in: set[str]) -> Request:
+    def _startable(self, request_id: str, swapped_in: tuple[str, ...]) -> Request:
         queue = self.queues.swapped if request_id in swapped_in else self.queues.waiting
         if (request := queue.get(request_id)) is None:
             raise IllegalPlanError(f"{request_id!r} is scheduled but in no queue it can run from")
         return request
 
-    def _check_queues(self, output: SchedulerOutput, swapped_in: set[str]) -> None:
-        queues = self.queues
+    def _leaving(self, output: SchedulerOutput) -> list[str]:
+        """Who gives back blocks; each of them, and who is swapped in, is where it must be."""
+        queues, scheduled = self.queues, output.num_scheduled_tokens
+        leaving = [*output.preempted, *output.swapped_out, *output.rejected]
+        if len({*leaving, *scheduled}) != len(leaving) + len(scheduled):
+            raise IllegalPlanError("a request appears twice in the plan")
         for request_id in (*output.preempted, *output.swapped_out):
             if request_id not in queues.running:
                 raise IllegalPlanError(f"{request_id!r} is preempted but not running")
-        if not swapped_in <= output.num_scheduled_tokens.keys():
+        swapped_in = set(output.swapped_in)
+        if not swapped_in <= scheduled.keys():
             raise IllegalPlanError("a request is swapped in but not scheduled")
         if not swapped_in <= queues.swapped.keys() or len(swapped_in) != len(output.swapped_in):
             raise IllegalPlanError("a request is swapped in twice, or was not swapped out")
@@ -87,18 +87,16 @@ class PlanCheck:
                 raise IllegalPlanError(
                     f"{request_id!r} cannot be rejected: it is unknown or has emitted tokens"
                 )
+        return leaving
 
     def _check_totals(
-        self, output: SchedulerOutput, num_tokens: int, num_blocks: int, num_started: int
+        self, output: SchedulerOutput, num_tokens: int, num_blocks: int, num_running: int
     ) -> None:
-        limits, running = self.limits, self.queues.running
+        limits = self.limits
         if num_tokens > limits.max_num_batched_tokens:
             raise IllegalPlanError(
                 f"{num_tokens} tokens are scheduled, the limit is {limits.max_num_batched_tokens}"
             )
-        left = sum(1 for name in output.rejected if name in running)
-        left += len(output.preempted) + len(output.swapped_out)
-        num_running = len(running) + num_started - left
         if num_running > limits.max_num_seqs:
             raise IllegalPlanError(
                 f"{num_running} requests would run, the limit is {limits.max_num_seqs}"

@@ -246,9 +246,7 @@ class Scheduler:
         self._ended.append(request)
 
 
-def _add_up(
-    shape: BatchShape, chunks: Iterable[ScheduledChunk], num_swapped_blocks: int
-) -> None:
+def _add_up(shape: BatchShape, chunks: Iterable[ScheduledChunk], num_swapped_blocks: int) -> None:
     shape.num_swapped_blocks = num_swapped_blocks
     for chunk in chunks:
         shape.add(chunk.num_new_tokens, chunk.num_prior_tokens)
