@@ -7,6 +7,7 @@ from slosched.policy.fcfs import FCFS
 from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
 from slosched.policy.sjf import SJF
+from slosched.policy.slidebatching import SlideBatching
 from slosched.policy.slo_aware import SLOAware
 from slosched.policy.slosserve import SLOsServe
 
@@ -19,6 +20,7 @@ POLICIES: dict[str, type[Policy]] = {
     "qoserve": QoServe,
     "fairbatching": FairBatching,
     "slosserve": SLOsServe,
+    "slidebatching": SlideBatching,
 }
 
 __all__ = [
@@ -31,4 +33,5 @@ __all__ = [
     "SLOAware",
     "SLOsServe",
     "Sarathi",
+    "SlideBatching",
 ]

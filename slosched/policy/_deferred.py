@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from slosched.batch import BatchBuilder
 from slosched.core import Request
@@ -37,13 +37,17 @@ def add_without_preempting(batch: BatchBuilder, decodes: Sequence[Request]) -> N
         batch.add(request)
 
 
-def serve_something(batch: BatchBuilder, running: list[Request]) -> None:
-    """If nothing fits, serve running requests in this order all the same, so that work goes on."""
-    if batch.num_scheduled_tokens:
-        return
+def serve_something(
+    batch: BatchBuilder, running: Sequence[Request], others: Iterable[Request] = ()
+) -> None:
+    """For when nothing was in time: serve what runs in this order all the same, or start one."""
     batch.time_limit_s = math.inf
     left = [r for r in running if not batch.has_left(r)]
     batch.add_preempting(left, victims=list(left))
+    for request in others:
+        if batch.num_scheduled_tokens:
+            break
+        batch.admit(request)
 
 
 def _predict_with(batch: BatchBuilder, contexts: Sequence[int]) -> float:

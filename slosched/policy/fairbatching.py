@@ -50,28 +50,29 @@ class FairBatching(Policy):
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view)
         view = drop_late(batch, view, self.drop)
-        due_s = self.deadlines.due_s
-        decodes = sorted((r for r in view.running if r.is_decode), key=due_s)
-        begun = sorted((r for r in view.running if not r.is_decode), key=due_s)
+        decodes, due_s = self.deadlines.in_order([r for r in view.running if r.is_decode])
+        begun, _ = self.deadlines.in_order([r for r in view.running if not r.is_decode])
         num_urgent = 0
         if decodes:
-            step_s, urgent_until_s = self._budget(view, decodes)
+            step_s, urgent_until_s = self._budget(view, decodes, due_s[0])
             batch.time_limit_s = (1 - self.margin) * step_s
-            num_urgent = bisect_right(decodes, urgent_until_s, key=due_s)
+            num_urgent = bisect_right(due_s, urgent_until_s)
         urgent, others = decodes[:num_urgent], decodes[num_urgent:]
         in_order = [*urgent, *begun, *others]
         batch.add_preempting(urgent[: num_in_time(batch, urgent)], victims=list(in_order))
         self._add_prompts(batch, view, begun)
         others = [r for r in others if not batch.has_left(r)]
         add_without_preempting(batch, others[: num_in_time(batch, others)])
-        serve_something(batch, in_order)
+        if not batch.num_scheduled_tokens:
+            serve_something(batch, in_order)
         return batch.build()
 
-    def _budget(self, view: SchedulerView, decodes: list[Request]) -> tuple[float, float]:
+    def _budget(
+        self, view: SchedulerView, decodes: list[Request], first_due_s: float
+    ) -> tuple[float, float]:
         """Seconds that the step may last, and the time until which decodes are urgent."""
         tpot_s = min(r.slo.tpot_s for r in decodes)
-        slack_s = self.deadlines.due_s(decodes[0]) - view.now_s
-        step_s = max(slack_s, tpot_s)
+        step_s = max(first_due_s - view.now_s, tpot_s)
         if step_s < math.inf and view.latency_model is None:
             raise ValueError(
                 "fairbatching predicts every batch: give the scheduler a latency model"
@@ -83,6 +84,5 @@ class FairBatching(Policy):
         prefills = [r for r in begun if not batch.has_left(r)]
         reserved_blocks = batch.blocks_promised(prefills)
         if not (batch.preempted or batch.swapped_out):
-            prefills += [*view.swapped, *view.waiting]
-            prefills.sort(key=self.deadlines.due_s)
+            prefills, _ = self.deadlines.in_order([*prefills, *view.swapped, *view.waiting])
         add_prefills(batch, prefills, reserved_blocks)
