@@ -7,6 +7,7 @@ from slosched.policy.fcfs import FCFS
 from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
 from slosched.policy.sjf import SJF
+from slosched.policy.slai import SLAI
 from slosched.policy.slidebatching import SlideBatching
 from slosched.policy.slo_aware import SLOAware
 from slosched.policy.slosserve import SLOsServe
@@ -21,6 +22,7 @@ POLICIES: dict[str, type[Policy]] = {
     "fairbatching": FairBatching,
     "slosserve": SLOsServe,
     "slidebatching": SlideBatching,
+    "slai": SLAI,
 }
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "FCFS",
     "POLICIES",
     "SJF",
+    "SLAI",
     "FairBatching",
     "QoServe",
     "SLOAware",
