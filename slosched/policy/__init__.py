@@ -4,6 +4,7 @@ from slosched.core import Policy
 from slosched.policy.edf import EDF
 from slosched.policy.fairbatching import FairBatching
 from slosched.policy.fcfs import FCFS
+from slosched.policy.jitserve import JITServe
 from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
 from slosched.policy.sjf import SJF
@@ -23,6 +24,7 @@ POLICIES: dict[str, type[Policy]] = {
     "slosserve": SLOsServe,
     "slidebatching": SlideBatching,
     "slai": SLAI,
+    "jitserve": JITServe,
 }
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "SJF",
     "SLAI",
     "FairBatching",
+    "JITServe",
     "QoServe",
     "SLOAware",
     "SLOsServe",

@@ -25,6 +25,15 @@ def test_expected_tokens_are_those_of_the_requests_that_were_longer() -> None:
     assert lengths.expected_left([0, 10, 15, 20, 29, 30, 90]).tolist() == [20, 15, 10, 10, 1, 1, 1]
 
 
+def test_a_quantile_of_the_longer_ones() -> None:
+    lengths = OutputLengths(prior_tokens=10)
+    for request in (ended("a", 30), ended("b", 20), ended("c", 40)):
+        lengths.watch(request)
+    lengths.update()
+    assert lengths.upper_left([0, 10, 30, 40], quantile=0.5).tolist() == [20, 20, 10, 1]
+    assert lengths.upper_left([0, 10, 30, 40], quantile=1.0).tolist() == [40, 30, 10, 1]
+
+
 def test_only_finished_requests_count_and_each_once() -> None:
     lengths = OutputLengths(prior_tokens=4)
     running = make_request("running")
