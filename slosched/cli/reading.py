@@ -81,6 +81,10 @@ def _oddities(trace: Trace) -> list[str]:
     said = []
     if noted.get("rows_out_of_order"):
         said.append(f"{noted['rows_out_of_order']:,} rows not in order of time: sorted")
+    if noted.get("rows_before_zero"):
+        said.append(
+            f"{noted['rows_before_zero']:,} arrivals before 0 s: all shifted, the first is at 0"
+        )
     if noted.get("rows_left_out"):
         said.append(f"{noted['rows_left_out']:,} rows left out ({noted['rows_left_out_are']})")
     if noted.get("rows_bad"):

@@ -187,6 +187,14 @@ def test_rows_out_of_order_are_sorted_and_counted_or_refused(tmp_path):
     assert len(read_trace(written(tmp_path, VIDUR), unsorted="refuse")) == 2
 
 
+def test_arrivals_before_zero_are_shifted_and_counted(tmp_path):
+    path = written(tmp_path, "arrival_s,input_tokens,output_tokens\n-2,5,6\n-0.5,7,8\n1,9,10\n")
+    trace = read_trace(path)
+    assert trace.arrivals_s.tolist() == [0, 1.5, 3]
+    assert trace.provenance["rows_before_zero"] == 2
+    assert "rows_before_zero" not in read_trace(written(tmp_path, VIDUR)).provenance
+
+
 def test_formats_without_arrivals_are_never_out_of_order(tmp_path):
     assert read_trace(written(tmp_path, LENGTHS + "1,1,2,1\n"), unsorted="refuse").duration_s == 1
 

@@ -170,10 +170,13 @@ class _Counts:
     """Rows out of the ordinary."""
 
     out_of_order: int = 0
+    before_zero: int = 0
     left_out: int = 0
 
     def note(self, known: Format) -> _Note:
         noted: _Note = {"rows_out_of_order": self.out_of_order}
+        if self.before_zero:
+            noted |= {"rows_before_zero": self.before_zero}
         if self.left_out:
             noted |= {"rows_left_out": self.left_out, "rows_left_out_are": known.left_out}
         return noted
@@ -206,6 +209,7 @@ def _requests(
             counts.out_of_order += 1
             if unsorted == "refuse":
                 raise row.wrong(known.arrival, f"a time not before that of {latest}, in order")
+        counts.before_zero += request.arrival_s < 0
         latest_s, latest = request.arrival_s, row.place
         yield request
 
