@@ -69,7 +69,7 @@ class QoServe(Policy):
 
     def __post_init__(self) -> None:
         for name, least in (("alpha_s_per_token", 0.0), ("scarce_kv_tokens", 0)):
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
         for name in ("safety", "prefill_tokens_per_s"):
             if not 0 < getattr(self, name) < math.inf:

@@ -44,7 +44,9 @@ class SlideBatching(Policy):
 
     Source: ProServe (arXiv 2512.12928) and its code in jd-opensource/xllm at 87e8d6e:
     `mix_scheduler.cpp` (there `lambda` is alpha, 0.65 the floor, 50 tokens the smallest cut),
-    `priority_comparator.cpp`, `time_predictor.cpp`.
+    `priority_comparator.cpp`, `time_predictor.cpp`, as literature.md 2.4 has them.  At 1054bac,
+    the version read for this file, urgent requests go by density alone (decodes are the cheapest
+    anyhow), and who is starved is noted but not used.
 
     Otherwise here: the run's latency model predicts; its step of one token stands for c0, and a
     decode's e(r) is its share, by context, in what all decodes cost together; prompts that wait
