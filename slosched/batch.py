@@ -140,6 +140,13 @@ class BatchBuilder:
         self._take(request, n, missing)
         return n
 
+    def largest_chunk(self, request: Request, min_new_tokens: int = 1) -> int:
+        """How many tokens of `request` time and tokens would allow now; nothing is booked."""
+        n = self._tokens_wanted(request, None)
+        if n <= 0 or self.time_limit_s == math.inf:
+            return max(n, 0)
+        return self._fit_time(request, n, min(n, min_new_tokens))
+
     def admit(
         self,
         request: Request,
