@@ -5,6 +5,7 @@ from slosched.policy.edf import EDF
 from slosched.policy.fairbatching import FairBatching
 from slosched.policy.fcfs import FCFS
 from slosched.policy.jitserve import JITServe
+from slosched.policy.medha_lars import MedhaLARS
 from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
 from slosched.policy.sjf import SJF
@@ -25,6 +26,7 @@ POLICIES: dict[str, type[Policy]] = {
     "slidebatching": SlideBatching,
     "slai": SLAI,
     "jitserve": JITServe,
+    "medha_lars": MedhaLARS,
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "SLAI",
     "FairBatching",
     "JITServe",
+    "MedhaLARS",
     "QoServe",
     "SLOAware",
     "SLOsServe",
