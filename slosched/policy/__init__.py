@@ -13,6 +13,7 @@ from slosched.policy.slai import SLAI
 from slosched.policy.slidebatching import SlideBatching
 from slosched.policy.slo_aware import SLOAware
 from slosched.policy.slosserve import SLOsServe
+from slosched.policy.vtc import VTC
 
 POLICIES: dict[str, type[Policy]] = {
     "fcfs": FCFS,
@@ -27,6 +28,7 @@ POLICIES: dict[str, type[Policy]] = {
     "slai": SLAI,
     "jitserve": JITServe,
     "medha_lars": MedhaLARS,
+    "vtc": VTC,
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "POLICIES",
     "SJF",
     "SLAI",
+    "VTC",
     "FairBatching",
     "JITServe",
     "MedhaLARS",
