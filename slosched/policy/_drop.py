@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from itertools import chain
 
 from slosched.batch import BatchBuilder
 from slosched.core import EndReason, Request, SchedulerView
@@ -24,11 +25,25 @@ def drop_late(batch: BatchBuilder, view: SchedulerView, drop: Drop) -> Scheduler
     """Reject what `drop` says; the view without what was rejected."""
     if drop == Drop.NEVER:
         return view
-    for request in (*view.waiting, *view.running, *view.swapped):
-        if request.num_output_tokens == 0:
-            reason = late_reason(request, view, drop)
-            if reason is not None:
-                batch.reject(request, reason)
+    predict = None
+    if drop == Drop.INFEASIBLE:
+        if view.latency_model is None:
+            raise ValueError("drop='infeasible' predicts times: give the scheduler a latency model")
+        predict = view.latency_model.predict_prefill
+    now_s = view.now_s
+    # A thousand may wait, and all of them are asked in every step.
+    for request in chain(view.waiting, view.running, view.swapped):
+        if request.num_output_tokens:
+            continue
+        slack_s, computed = request.deadline_s - now_s, request.num_computed_tokens
+        if slack_s < 0:
+            batch.reject(request, EndReason.EXPIRED)
+        elif predict and predict(request.num_prompt_tokens - computed, computed) > slack_s:
+            batch.reject(request, EndReason.INFEASIBLE)
+    return without_rejected(batch, view)
+
+
+def without_rejected(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
     if not batch.rejected:
         return view
 
@@ -41,17 +56,3 @@ def drop_late(batch: BatchBuilder, view: SchedulerView, drop: Drop) -> Scheduler
         running=remaining(view.running),
         swapped=remaining(view.swapped),
     )
-
-
-def late_reason(request: Request, view: SchedulerView, drop: Drop) -> EndReason | None:
-    slack_s = request.deadline_s - view.now_s
-    if slack_s < 0:
-        return EndReason.EXPIRED
-    if drop == Drop.EXPIRED:
-        return None
-    if view.latency_model is None:
-        raise ValueError("drop='infeasible' predicts times: give the scheduler a latency model")
-    needed_s = view.latency_model.predict_prefill(
-        request.num_uncomputed_tokens, request.num_computed_tokens
-    )
-    return EndReason.INFEASIBLE if needed_s > slack_s else None

@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from operator import attrgetter
+from heapq import heappush, heappushpop
+from itertools import compress
+from operator import not_
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
-    LatencyModel,
+    EndReason,
     Limits,
     Policy,
     Request,
@@ -22,10 +23,15 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy._decode_first import add_decodes
-from slosched.policy._drop import Drop, drop_late
+from slosched.policy._drop import without_rejected
 
 _TILE_TOKENS = 64
 """Rows of a matrix kernel's tile: a chunk that fills part of one pays for all of it."""
+_MAX_PLANNED = 512
+"""Prompts that the order is worked out for; it bounds the cost of a step when a thousand wait."""
+
+Timed = tuple[Request, float]
+"""A prompt, and how long what is left of its prefill takes alone on the device."""
 
 
 @dataclass
@@ -65,21 +71,25 @@ class Goodput(Policy):
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view)
-        view = drop_late(batch, view, Drop.INFEASIBLE)
+        begun = _reject_hopeless(batch, view, (r for r in view.running if not r.is_decode))
+        waiting = _reject_hopeless(batch, view, view.waiting)
+        view = without_rejected(batch, view)
         decodes = [r for r in view.running if r.is_decode]
-        begun, waiting = add_decodes(batch, view)
         first_s = min((r.deadline_s for r in decodes), default=math.inf)
         num_by_tpot_s = Counter(r.slo.tpot_s for r in decodes)
-        self._add_prefills(batch, view, first_s, num_by_tpot_s, begun, waiting)
+        _, may_start = add_decodes(batch, view)
+        begun = [timed for timed in begun if not batch.has_left(timed[0])]
+        self._add_prefills(batch, view, first_s, num_by_tpot_s, begun, waiting if may_start else [])
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         batch = BatchBuilder(view, beside=decodes)
         if batch.num_free_tokens < 0:
             return None
-        view = drop_late(batch, view, Drop.INFEASIBLE)
+        begun = _reject_hopeless(batch, view, view.running)
+        waiting = _reject_hopeless(batch, view, view.waiting)
         first_s, num_by_tpot_s = decodes.first_deadline_s, decodes.num_by_tpot_s
-        self._add_prefills(batch, view, first_s, num_by_tpot_s, view.running, view.waiting)
+        self._add_prefills(batch, view, first_s, num_by_tpot_s, begun, waiting)
         return batch.build()
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
@@ -91,22 +101,21 @@ class Goodput(Policy):
         view: SchedulerView,
         first_deadline_s: float,
         num_by_tpot_s: Mapping[float, int],
-        begun: Sequence[Request],
-        waiting: Sequence[Request],
+        begun: list[Timed],
+        waiting: list[Timed],
     ) -> None:
         model = view.latency_model
-        if model is None:
-            raise ValueError("goodput predicts every batch: give the scheduler a latency model")
-        if not begun and not waiting:
+        if model is None or not (begun or waiting):
             return
         decodes_s = model.predict(batch.shape)
         share = max(self.min_share, 1 - decodes_s * _steps_per_s(num_by_tpot_s))
-        ordered = most_in_time([*begun, *waiting], model, view.now_s + decodes_s, share)
+        ordered = most_in_time(begun + waiting, view.now_s + decodes_s, share)
         least = batch.shape.copy()
         least.add(self.floor_tokens, 0)
         slack_s = (1 - self.margin) * (first_deadline_s - view.now_s)
         batch.time_limit_s = max(slack_s, math.nextafter(model.predict(least), math.inf))
-        _pack(batch, ordered, reserved_blocks=batch.blocks_promised(begun))
+        reserved = batch.blocks_promised(request for request, _ in begun)
+        _pack(batch, ordered, reserved_blocks=reserved)
 
 
 def _steps_per_s(num_by_tpot_s: Mapping[float, int]) -> float:
@@ -117,27 +126,47 @@ def _steps_per_s(num_by_tpot_s: Mapping[float, int]) -> float:
     return tokens_per_s / num_decodes if num_decodes else 0.0
 
 
-def most_in_time(
-    prefills: Iterable[Request], model: LatencyModel, start_s: float, share: float
-) -> list[Request]:
-    """Moore and Hodgson: by deadline those that can all be in time, then the others.
+def _reject_hopeless(
+    batch: BatchBuilder, view: SchedulerView, prefills: Iterable[Request]
+) -> list[Timed]:
+    """The others, each with the time that its prefill takes alone on the device."""
+    if view.latency_model is None:
+        raise ValueError("goodput predicts every batch: give the scheduler a latency model")
+    predict, now_s = view.latency_model.predict_prefill, view.now_s
+    timed = []
+    for request in prefills:
+        out, computed = request.num_output_tokens, request.num_computed_tokens
+        alone_s = predict(request.num_prompt_tokens + out - computed, computed)
+        slack_s = request.deadline_s - now_s
+        if alone_s <= slack_s or out:
+            timed.append((request, alone_s))
+        else:
+            reason = EndReason.EXPIRED if slack_s < 0 else EndReason.INFEASIBLE
+            batch.reject(request, reason)
+    return timed
+
+
+def most_in_time(prefills: Iterable[Timed], start_s: float, share: float) -> list[Request]:
+    """Moore and Hodgson: by deadline those that can all be in time, then the late ones.
 
     They run one after the other from `start_s` on, with `share` of the device.  O(n log n).
     """
-    by_deadline = sorted(prefills, key=attrgetter("deadline_s"))
+    by_deadline = sorted(prefills, key=lambda timed: timed[0].deadline_s)
     end_s = start_s
     kept: list[tuple[float, int]] = []
-    late: set[int] = set()
-    for i, request in enumerate(by_deadline):
-        alone_s = model.predict_prefill(request.num_uncomputed_tokens, request.num_computed_tokens)
-        heappush(kept, (-alone_s / share, i))
-        end_s += alone_s / share
-        if end_s > request.deadline_s:
-            longest_s, longest = heappop(kept)
-            end_s += longest_s
-            late.add(longest)
-    in_time = [request for i, request in enumerate(by_deadline) if i not in late]
-    return in_time + [by_deadline[i] for i in sorted(late)]
+    is_late = [False] * len(by_deadline)
+    for i, (request, alone_s) in enumerate(by_deadline[:_MAX_PLANNED]):
+        prefill_s = alone_s / share
+        if end_s + prefill_s <= request.deadline_s:
+            heappush(kept, (-prefill_s, i))
+            end_s += prefill_s
+        else:
+            longest_s, longest = heappushpop(kept, (-prefill_s, i))
+            end_s += prefill_s + longest_s
+            is_late[longest] = True
+    ordered = [request for request, _ in by_deadline]
+    in_time = compress(ordered, map(not_, is_late))
+    return [*in_time, *compress(ordered, is_late)]
 
 
 def _pack(batch: BatchBuilder, ordered: Sequence[Request], reserved_blocks: int) -> None:

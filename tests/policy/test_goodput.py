@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import permutations
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from views import R, flat_model, view_of
 
 from slosched.core import EndReason, Limits, Request
-from slosched.policy.goodput import Goodput, most_in_time
+from slosched.policy.goodput import Goodput, Timed, most_in_time
 from slosched.policy.spec import PolicySpecError, make_policy
 
 MODEL = flat_model()
@@ -22,10 +23,14 @@ def tokens_of(*requests: R, **fields: int) -> dict[str, int]:
     return dict(Goodput(**fields).schedule(view_of(requests)).num_scheduled_tokens)
 
 
+def timed(requests: Iterable[Request]) -> list[Timed]:
+    return [(r, MODEL.predict_prefill(r.num_prompt_tokens)) for r in requests]
+
+
 def test_moore_and_hodgson_send_the_longest_back() -> None:
     """10 ms due at 12, 30 due at 40, 20 due at 45: all three end at 60, without the 30 at 30."""
     view = view_of([R("a", 100, 0.012), R("b", 500, 0.040), R("c", 300, 0.045)])
-    ordered = most_in_time(view.waiting, MODEL, start_s=0.0, share=1.0)
+    ordered = most_in_time(timed(view.waiting), start_s=0.0, share=1.0)
     assert [r.request_id for r in ordered] == ["a", "c", "b"]
 
 
@@ -52,7 +57,7 @@ def num_in_time(ordered: list[Request], share: float) -> int:
 )
 def test_no_order_has_more_in_time(jobs: list[tuple[int, int]], share: float) -> None:
     requests = make_waiting(jobs)
-    ordered = most_in_time(requests, MODEL, 0.0, share)
+    ordered = most_in_time(timed(requests), 0.0, share)
     assert sorted(r.request_id for r in ordered) == sorted(r.request_id for r in requests)
     best = max(num_in_time(list(order), share) for order in permutations(requests))
     assert num_in_time(ordered, share) == best
