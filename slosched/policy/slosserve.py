@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,11 +20,12 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy._decode_first import add_prefills, may_start_new
+from slosched.policy._deferred import add_without_preempting, num_in_time
 from slosched.policy._feasible import PromisedLoad
 from slosched.policy._lengths import OutputLengths
 
-_MAX_JUDGED = 8
-_MAX_TOGETHER = 4
+_MAX_JUDGED = 6
+_MAX_TOGETHER = 3
 """Arrivals that are looked at in one step, and of those that have room alone, how many at once.
 
 The others wait for the next step.  It bounds the cost of a step in a burst.
@@ -155,7 +155,9 @@ class SLOsServe(Policy):
         batch.time_limit_s = limit_s
         add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
         ahead.sort(key=attrgetter("deadline_s"))
-        _add_ahead(batch, model, ahead)
+        fitting = ahead[: num_in_time(batch, ahead)]
+        batch.time_limit_s = math.inf
+        add_without_preempting(batch, fitting)
         if not batch.num_scheduled_tokens:
             _serve_any(batch, victims, decodes, prefills)
 
@@ -185,27 +187,6 @@ def _earliest_s(
         > model.predict_prefill(r.num_uncomputed_tokens, r.num_computed_tokens)
     ]
     return min(slacks_s, default=math.inf)
-
-
-def _add_ahead(batch: BatchBuilder, model: LatencyModel, decodes: Sequence[Request]) -> None:
-    """As many of `decodes`, in order, as the step has time for; nobody is preempted for them."""
-    contexts = [r.num_computed_tokens + 1 for r in decodes]
-
-    def predicted_s(num: int) -> float:
-        shape = batch.shape.copy()
-        shape.add_decodes(contexts[:num])
-        return model.predict(shape)
-
-    limit_s = batch.time_limit_s
-    if decodes and predicted_s(len(decodes)) >= limit_s:
-        num = bisect_left(range(1, len(decodes) + 1), limit_s, key=predicted_s)
-        decodes = decodes[:num]
-    batch.time_limit_s = math.inf
-    if len(decodes) <= batch.num_free_blocks:
-        batch.add_preempting(decodes, victims=[])
-    else:
-        for request in decodes:
-            batch.add(request)
 
 
 def _serve_any(
