@@ -48,7 +48,8 @@ class OutputLengths:
         """Tokens still to come of requests that have emitted so many, at least 1 each."""
         so_far = np.asarray(num_output_tokens, dtype=np.float64)
         mean_of_longer = self._mean_from[np.searchsorted(self._sorted, so_far, side="right")]
-        return np.maximum(mean_of_longer - so_far, 1.0)
+        left: Floats = np.maximum(mean_of_longer - so_far, 1.0)
+        return left
 
     def upper_left(self, num_output_tokens: npt.ArrayLike, quantile: float) -> Floats:
         """Tokens to come that a share `quantile` of the longer ones did not exceed; at least 1."""
@@ -57,7 +58,8 @@ class OutputLengths:
         num_longer = len(self._sorted) - first
         place = first + np.maximum(np.ceil(quantile * num_longer).astype(np.int64), 1) - 1
         upper = self._sorted[np.minimum(place, len(self._sorted) - 1)]
-        return np.maximum(upper - so_far, 1.0)
+        left: Floats = np.maximum(upper - so_far, 1.0)
+        return left
 
     def _sort(self) -> None:
         self._sorted = np.sort(np.array(self._lengths, dtype=np.float64))
