@@ -4,6 +4,7 @@ from slosched.core import Policy
 from slosched.policy.edf import EDF
 from slosched.policy.fairbatching import FairBatching
 from slosched.policy.fcfs import FCFS
+from slosched.policy.goodput import Goodput
 from slosched.policy.jitserve import JITServe
 from slosched.policy.medha_lars import MedhaLARS
 from slosched.policy.qoserve import QoServe
@@ -21,11 +22,12 @@ POLICIES: dict[str, type[Policy]] = {
     "edf": EDF,
     "sjf": SJF,
     "slo_aware": SLOAware,
+    "goodput": Goodput,
     "qoserve": QoServe,
     "fairbatching": FairBatching,
-    "slosserve": SLOsServe,
     "slidebatching": SlideBatching,
     "slai": SLAI,
+    "slosserve": SLOsServe,
     "jitserve": JITServe,
     "medha_lars": MedhaLARS,
     "vtc": VTC,
@@ -39,6 +41,7 @@ __all__ = [
     "SLAI",
     "VTC",
     "FairBatching",
+    "Goodput",
     "JITServe",
     "MedhaLARS",
     "QoServe",

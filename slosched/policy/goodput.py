@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappush, heappushpop
 from itertools import compress
-from operator import not_
+from operator import attrgetter, not_
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
@@ -27,8 +27,8 @@ from slosched.policy._drop import without_rejected
 
 _TILE_TOKENS = 64
 """Rows of a matrix kernel's tile: a chunk that fills part of one pays for all of it."""
-_MAX_PLANNED = 512
-"""Prompts that the order is worked out for; it bounds the cost of a step when a thousand wait."""
+_MAX_ASKED = 512
+"""Waiting prompts that a step looks at, the most urgent: a bound on its cost in deep overload."""
 
 Timed = tuple[Request, float]
 """A prompt, and how long what is left of its prefill takes alone on the device."""
@@ -72,7 +72,7 @@ class Goodput(Policy):
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view)
         begun = _reject_hopeless(batch, view, (r for r in view.running if not r.is_decode))
-        waiting = _reject_hopeless(batch, view, view.waiting)
+        waiting = _reject_hopeless(batch, view, _most_urgent(view.waiting))
         view = without_rejected(batch, view)
         decodes = [r for r in view.running if r.is_decode]
         first_s = min((r.deadline_s for r in decodes), default=math.inf)
@@ -87,7 +87,7 @@ class Goodput(Policy):
         if batch.num_free_tokens < 0:
             return None
         begun = _reject_hopeless(batch, view, view.running)
-        waiting = _reject_hopeless(batch, view, view.waiting)
+        waiting = _reject_hopeless(batch, view, _most_urgent(view.waiting))
         first_s, num_by_tpot_s = decodes.first_deadline_s, decodes.num_by_tpot_s
         self._add_prefills(batch, view, first_s, num_by_tpot_s, begun, waiting)
         return batch.build()
@@ -126,6 +126,12 @@ def _steps_per_s(num_by_tpot_s: Mapping[float, int]) -> float:
     return tokens_per_s / num_decodes if num_decodes else 0.0
 
 
+def _most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
+    if len(waiting) <= _MAX_ASKED:
+        return waiting
+    return sorted(waiting, key=attrgetter("deadline_s"))[:_MAX_ASKED]
+
+
 def _reject_hopeless(
     batch: BatchBuilder, view: SchedulerView, prefills: Iterable[Request]
 ) -> list[Timed]:
@@ -155,7 +161,7 @@ def most_in_time(prefills: Iterable[Timed], start_s: float, share: float) -> lis
     end_s = start_s
     kept: list[tuple[float, int]] = []
     is_late = [False] * len(by_deadline)
-    for i, (request, alone_s) in enumerate(by_deadline[:_MAX_PLANNED]):
+    for i, (request, alone_s) in enumerate(by_deadline):
         prefill_s = alone_s / share
         if end_s + prefill_s <= request.deadline_s:
             heappush(kept, (-prefill_s, i))

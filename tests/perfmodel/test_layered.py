@@ -101,7 +101,7 @@ def test_one_shape_and_many_at_once_get_the_same_answer(
 ) -> None:
     shape = make_shape(*batch, num_swapped_blocks=blocks)
     both = LAYERED[form].column_seconds(Columns([shape, make_shape((5, 3), (1, 9))]))
-    assert LAYERED[form].predict(shape) == pytest.approx(both[0], rel=2e-9)
+    assert LAYERED[form].predict(shape) == pytest.approx(both[0], rel=1e-6)
 
 
 @given(kernel=kernels(), batch=batches)
@@ -110,7 +110,7 @@ def test_any_joint_kernel_answers_alike_for_one_shape_and_for_many(
 ) -> None:
     shape = make_shape(*batch)
     seconds = kernel.asked()(shape)
-    assert seconds == pytest.approx(kernel.column_seconds(Columns([shape]))[0], rel=2e-9)
+    assert seconds == pytest.approx(kernel.column_seconds(Columns([shape]))[0], rel=1e-6)
     assert 0 < seconds < math.inf
 
 
@@ -144,7 +144,7 @@ def test_the_one_without_powers_is_the_same(a: float, b: float) -> None:
 
 @given(x=st.floats(0, 1), more=st.floats(0, 1))
 def test_two_thirds_without_a_power(x: float, more: float) -> None:
-    assert one_plus_to_two_thirds(x) == pytest.approx((1 + x) ** (2 / 3), rel=1.2e-9)
+    assert one_plus_to_two_thirds(x) == pytest.approx((1 + x) ** (2 / 3), rel=7e-7)
     assert one_plus_to_two_thirds(0.0) == 1.0
     assert one_plus_to_two_thirds(min(1.0, x + more)) >= one_plus_to_two_thirds(x) * (1 - 1e-15)
 
@@ -254,8 +254,9 @@ def _as_json(value: object) -> object:
 
 
 MAX_ADD_AND_PREDICT_S = 2e-6
-MAX_JOINT_CHUNK_S = 2.7e-6
-"""A chunk added to a joint kernel's batch: its sums take 0.6 µs, the second wave 0.3 µs."""
+MAX_JOINT_S = {"chunk": 2.7e-6, "decode": 2.3e-6}
+"""Of a joint kernel's batch: a chunk's sums take 0.6 µs, the second wave 0.3 µs.  Measured 2.45
+and 1.98 on the core that `slowed` is about."""
 MIXED = ((512, 1024), *((1, 300),) * 100)
 NUM_ADDED = 10
 
@@ -281,6 +282,7 @@ def test_adding_a_request_and_asking_takes_two_microseconds(
             predict(shape)
 
     benchmark.pedantic(add_and_ask, setup=fresh, rounds=10_000, warmup_rounds=50)
-    is_joint_chunk = form == "profiled-joint" and new > 1
-    limit_s = MAX_JOINT_CHUNK_S if is_joint_chunk else MAX_ADD_AND_PREDICT_S
+    limit_s = MAX_ADD_AND_PREDICT_S
+    if form == "profiled-joint":
+        limit_s = MAX_JOINT_S["chunk" if new > 1 else "decode"]
     assert benchmark.stats.stats.min / NUM_ADDED < slowed(limit_s)

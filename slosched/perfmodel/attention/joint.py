@@ -11,7 +11,7 @@ import numpy as np
 
 from slosched.core import ATTENTION_TILE_TOKENS, BatchShape
 from slosched.perfmodel.attention.single import DecodeAttention
-from slosched.perfmodel.attention.smooth import one_plus_to_two_thirds, smooth_max
+from slosched.perfmodel.attention.smooth import TWO_THIRDS, smooth_max
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.solve import Parameter
 
@@ -79,6 +79,7 @@ class JointKernel:
         group_size, rereads_per_tile = self.group_size, self.group_size / self.reread_tiles
         second_wave_walk = self._second_wave_walk
         l2_per_token, rows_per_tile = 1 / self.l2_tokens, 1 / _ROWS
+        (a, b), (c, d) = TWO_THIRDS
 
         def seconds(shape: BatchShape) -> float:
             num_decodes, num_prefills = shape.num_decodes, shape.num_prefills
@@ -96,7 +97,8 @@ class JointKernel:
                 else:
                     ratio, compute_s = walk_s / work_s, work_s
                 ratio *= sqrt(ratio)
-                compute_s *= one_plus_to_two_thirds(ratio)
+                # `one_plus_to_two_thirds`, without the call.
+                compute_s *= (1 + ratio * (a + ratio * b)) / (1 + ratio * (c + ratio * d))
             # Above twice the longest walk a second wave changes nothing.
             if tiles > tiles_per_wave and compute_s < 2 * walk_s:
                 second_s = 2 * walked_s * second_wave_walk(shape, walked)
