@@ -150,7 +150,7 @@ def main(
 ) -> None:
     """One row a policy and batch size."""
     table = RichTable(*COLUMNS, title=MODEL, title_justify="left")
-    for name in policy or ["sarathi", "slo_aware"]:
+    for name in policy or ["sarathi", "slo_aware", "goodput"]:
         case = Case(name, num_requests, rate_factor or 1.0)
         factors = [case.rate_factor]
         if rate_factor is None:

@@ -11,10 +11,12 @@ from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
     Limits,
+    Policy,
     Request,
     RequestStatus,
     SchedulerOutput,
     SchedulerView,
+    tunable,
 )
 from slosched.policy._drop import Drop, drop_late
 
@@ -24,33 +26,49 @@ def check_token_budget(token_budget: int) -> None:
         raise ValueError(f"token_budget must be at least 1, not {token_budget}")
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """What the policies of this family differ in."""
-
-    token_budget: int
-    drop: Drop
-    prefill_order: Callable[[Request], float] | None
-    """None: prompts that have begun first, then by arrival."""
-
-    def in_order(self, begun: Iterable[Request], waiting: Iterable[Request]) -> Iterable[Request]:
-        prefills = chain(begun, waiting)
-        return prefills if self.prefill_order is None else sorted(prefills, key=self.prefill_order)
-
-
-def pack_decode_first(view: SchedulerView, packing: Packing) -> SchedulerOutput:
+@dataclass
+class DecodeFirst(Policy):
     """One token for every decode, then prefill chunks until the token budget is full.
 
     Swapped requests come back before new ones start, and none starts in a step that had to
     preempt.  A prompt is begun only if all of it fits into the KV cache beside those already
     begun.  Source: Sarathi-Serve (OSDI '24), algorithm 3.
     """
-    batch = BatchBuilder(view, token_budget=packing.token_budget)
-    view = drop_late(batch, view, packing.drop)
-    begun, waiting = add_decodes(batch, view)
-    prefills = packing.in_order(begun, waiting)
-    add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
-    return batch.build()
+
+    token_budget: int = tunable(512, 128, 256, 1024, 2048)
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
+
+    def __post_init__(self) -> None:
+        check_token_budget(self.token_budget)
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        batch = BatchBuilder(view, token_budget=self.token_budget)
+        view = drop_late(batch, view, self.drop)
+        begun, waiting = add_decodes(batch, view)
+        prefills = self._in_order(begun, waiting)
+        add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
+        return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If the budget has a token for each of the decodes."""
+        batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
+        if batch.num_free_tokens < 0:
+            return None
+        view = drop_late(batch, view, self.drop)
+        prefills = self._in_order(view.running, view.waiting)
+        add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(view.running))
+        return batch.build()
+
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        return decodes_until_s(decodes, limits, self.token_budget)
+
+    def prefill_order(self) -> Callable[[Request], float] | None:
+        """What is least first.  None: prompts that have begun, then by arrival."""
+        return None
+
+    def _in_order(self, begun: Iterable[Request], waiting: Iterable[Request]) -> Iterable[Request]:
+        prefills, order = chain(begun, waiting), self.prefill_order()
+        return prefills if order is None else sorted(prefills, key=order)
 
 
 def add_decodes(
@@ -66,19 +84,6 @@ def add_decodes(
     batch.add_preempting(decodes, victims=list(running))
     waiting = view.waiting if may_start_new(batch, view, begun) else ()
     return [r for r in begun if not batch.has_left(r)], waiting
-
-
-def pack_beside(
-    decodes: DecodeGroup, view: SchedulerView, packing: Packing
-) -> SchedulerOutput | None:
-    """What `pack_decode_first` adds to the decodes, if the budget has a token for each of them."""
-    batch = BatchBuilder(view, beside=decodes, token_budget=packing.token_budget)
-    if batch.num_free_tokens < 0:
-        return None
-    view = drop_late(batch, view, packing.drop)
-    prefills = packing.in_order(view.running, view.waiting)
-    add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(view.running))
-    return batch.build()
 
 
 def decodes_until_s(decodes: DecodeGroup, limits: Limits, token_budget: int) -> float:

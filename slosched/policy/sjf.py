@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 
-from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView, tunable
-from slosched.policy._decode_first import (
-    Packing,
-    check_token_budget,
-    decodes_until_s,
-    pack_beside,
-    pack_decode_first,
-)
-from slosched.policy._drop import Drop
+from slosched.core import Request
+from slosched.policy._decode_first import DecodeFirst
 
 
 @dataclass
-class SJF(Policy):
+class SJF(DecodeFirst):
     """Every decode, then the prompt with the least left to compute, under a token budget.
 
     Serves the most requests when not all can be served, and starves long prompts to do so: read
     its attainment by prompt length.  The job is the prefill, since output lengths are not known.
     """
 
-    token_budget: int = tunable(512, 128, 256, 1024, 2048)
-    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
-
-    def __post_init__(self) -> None:
-        check_token_budget(self.token_budget)
-
-    def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        return pack_decode_first(view, self._packing)
-
-    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        return pack_beside(decodes, view, self._packing)
-
-    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
-        return decodes_until_s(decodes, limits, self.token_budget)
-
-    @cached_property
-    def _packing(self) -> Packing:
-        return Packing(
-            self.token_budget, self.drop, prefill_order=attrgetter("num_uncomputed_tokens")
-        )
+    def prefill_order(self) -> Callable[[Request], float]:
+        return attrgetter("num_uncomputed_tokens")
