@@ -15,6 +15,7 @@ import pytest
 from factories import make_model
 
 from slosched.core import SLO, IllegalPlanError, Policy, SchedulerOutput, SchedulerView
+from slosched.engine.disturbances import Disturbances
 from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity import (
     Bench,
@@ -33,7 +34,7 @@ from slosched.evaluate.capacity import (
 from slosched.evaluate.capacity.point import model_digest, trace_digest
 from slosched.evaluate.capacity.windows import blocks_of
 from slosched.perfmodel import load_model, scaled
-from slosched.workload import Trace, TraceError, read_trace, synthesize
+from slosched.workload import Trace, TraceError, TraceRequest, read_trace, synthesize
 
 CONV = Path(__file__).parents[3] / "shared" / "traces" / "azure_conv_2023.csv"
 PLAN = Plan(precision=0.02)
@@ -180,7 +181,7 @@ def test_a_policy_is_not_better_than_itself() -> None:
 
 def test_a_policy_is_not_better_than_itself_on_a_noisy_device() -> None:
     """A/A, paired: the same arrivals, the device's noise drawn anew."""
-    noisy = replace(CONFIG, noise=0.1)
+    noisy = replace(CONFIG, disturbances=Disturbances(noise=0.1))
     again = [
         replace(contender(name=f"run {i}"), config=replace(noisy, seed=100 * i)) for i in range(3)
     ]
@@ -207,7 +208,7 @@ def test_a_key_is_all_that_a_replay_depends_on() -> None:
         replace(base, trace=trace_digest(poisson(1))),
         replace(base, trace=trace_digest(poisson(0, slo=SLO(0.2, 0.06)))),
         replace(base, rate=20.1),
-        replace(base, config=replace(CONFIG, noise=0.1)),
+        replace(base, config=replace(CONFIG, disturbances=Disturbances(noise=0.1))),
         replace(base, config=replace(CONFIG, seed=1)),
         replace(base, config=replace(CONFIG, limits=replace(CONFIG.limits, max_num_seqs=99))),
     ]
@@ -381,6 +382,15 @@ def test_windows_share_no_request_until_the_trace_is_read_once() -> None:
     assert (np.diff(around.arrivals_s) >= 0).all()
     with pytest.raises(TraceError, match="90 requests, a window of 91"):
         window(trace, 91, 0)
+
+
+def test_a_window_keeps_what_its_prefix_hashes_stand_for() -> None:
+    lines = [
+        TraceRequest(str(i), float(i), 32, 1, SLO(1, 0.1), prefix_hashes=(i,)) for i in range(4)
+    ]
+    cut = window(Trace.of(lines, "shared", prefix_block_tokens=16), 2, 1)
+    assert cut.prefix_block_tokens == 16
+    assert [r.prefix_hashes for r in cut.requests] == [(2,), (3,)]
 
 
 def test_blocks_are_a_minute_of_the_trace() -> None:

@@ -29,7 +29,8 @@ def window(trace: Trace, num_requests: int, seed: int) -> Trace:
     period_s = trace.duration_s + (1 / trace.rate if 0 < trace.rate < np.inf else 0.0)
     later = [replace(r, arrival_s=r.arrival_s + period_s) for r in trace.requests[:start]]
     chosen = (trace.requests[start:] + tuple(later))[:num_requests]
-    return Trace.of(chosen, trace.name, {**trace.provenance, "window_start": start})
+    origin = {**trace.provenance, "window_start": start}
+    return Trace.of(chosen, trace.name, origin, trace.prefix_block_tokens)
 
 
 def blocks_of(trace: Trace) -> npt.NDArray[np.int64]:
