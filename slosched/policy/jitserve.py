@@ -43,7 +43,7 @@ class JITServe(Policy):
     4. In each step of the frame: every running decode, then prompts, those begun, those chosen or
        come since, then the others, by density, until the token budget is full.
 
-    Source: JITServe (NSDI '26, arXiv 2504.20068v3, formerly Tempo), algorithm 1; the artifact
+    Source: JITServe (NSDI '26, arXiv 2504.20068v3, formerly Tempo), its GMAX; the artifact
     (`UIUC-MLSys/JITServe` at 95fc1de: `SLOPolicy.reward_estimation` → `_density`,
     `_recompute_bins_sliding_window` → `_choose`, `schedule_interval` → `frame_steps`,
     `penalty_factor` → `penalty`).  As in its code, the value of a request that has begun includes

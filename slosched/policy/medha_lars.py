@@ -20,8 +20,8 @@ from slosched.core import (
 from slosched.policy._decode_first import add_decodes, add_prefills
 from slosched.policy._drop import Drop, drop_late
 
-_MAX_SHARE_LEFT = 0.9
-"""Of the step's time that a long prompt with slack may leave to others."""
+_MAX_SHARE_LEFT = 0.5
+"""Of the step's time that a long prompt with slack may leave to others (`MAX_SPACE_SHARE_FRAC`)."""
 
 
 @dataclass
@@ -37,10 +37,10 @@ class MedhaLARS(Policy):
 
     Source: Medha (arXiv 2409.17264), in the code of its authors' Vidur and Vajra:
     `_get_remaining_slack_fraction` → `_relative_slack`, `target_batch_time` → `step_s`,
-    `long_request_kv_cache_len_threshold` → `long_tokens`, `MAX_SPACE_SHARE_FRAC` → 0.9 (its value
-    is not in what we read).  There the promise is `deadline_multiplier` times the prefill's own
-    time; here it is the request's.  Left out: the parallelism (SPP, KVP), which is about many
-    devices, and the tolerance of 10 % on the step's time.
+    `long_request_kv_cache_len_threshold` → `long_tokens`, `MAX_SPACE_SHARE_FRAC` (0.5 in
+    `st_replica_scheduler.py`) → `_MAX_SHARE_LEFT`.  There the promise is `deadline_multiplier`
+    times the prefill's own time; here it is the request's.  Left out: the parallelism (SPP, KVP),
+    which is about many devices, and the tolerance of 10 % on the step's time.
 
     Needs nothing of output lengths.
     """
