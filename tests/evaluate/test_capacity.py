@@ -34,7 +34,8 @@ from slosched.evaluate.capacity import (
 from slosched.evaluate.capacity.point import model_digest, trace_digest
 from slosched.evaluate.capacity.windows import blocks_of
 from slosched.perfmodel import load_model, scaled
-from slosched.workload import Trace, TraceError, TraceRequest, read_trace, synthesize
+from slosched.workload import Trace, TraceError, read_trace, synthesize
+from slosched.workload.request import TraceRequest
 
 CONV = Path(__file__).parents[3] / "shared" / "traces" / "azure_conv_2023.csv"
 PLAN = Plan(precision=0.02)
