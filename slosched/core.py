@@ -158,6 +158,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
 
+PLACEHOLDER = -1
+"""Id of an output token that a running step is about to emit: known to the device alone."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One generation request.  Policies read it; only the Scheduler writes its progress.
@@ -188,6 +192,9 @@ class Request:
     """When the next token is due under the run's `DeadlineRule`."""
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
+    """Tokens that have come out; while a step runs and the next is planned, its own as well."""
+    num_output_placeholders: int = 0
+    """How many of those are still to come: of id `PLACEHOLDER`, at the time they are expected."""
     output_token_ids: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
     num_preemptions: int = 0
@@ -474,9 +481,16 @@ class LatencyModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerView:
-    """Everything that a policy may look at.  It must not change any of it."""
+    """Everything that a policy may look at.  It must not change any of it.
+
+    With overlapped stepping it is a forecast, so that a policy need not know: the requests as they
+    will be when the planned step begins, the tokens of the running step counted as emitted, and
+    none of them the model's own last.  Who will then have reached its output limit is not shown.
+    Arrivals are known up to the moment of planning, the begin of the running step.
+    """
 
     now_s: float
+    """When the planned step begins, as far as can be known."""
     waiting: Sequence[Request]
     """In arrival order, but preempted requests stand in front."""
     running: Sequence[Request]

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, find, settings
@@ -18,6 +19,7 @@ from slosched.core import (
     Policy,
     Request,
     RequestStatus,
+    ScheduledBatch,
     SchedulerOutput,
     SchedulerView,
     StalledError,
@@ -180,10 +182,8 @@ def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_chunk_that_is_computed_too_far_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     carry_out = Scheduler._carry_out
 
-    def overlong(
-        self: Scheduler, output: SchedulerOutput, now_s: float, beside: DecodeGroup | None = None
-    ) -> object:
-        batch = carry_out(self, output, now_s, beside)
+    def overlong(self: Scheduler, *args: Any, **options: Any) -> ScheduledBatch:
+        batch = carry_out(self, *args, **options)
         for chunk in batch.chunks:
             if chunk.num_new_tokens > 2 and not chunk.emits_token:
                 chunk.request.num_computed_tokens += 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from slosched.core import (
     Clock,
@@ -30,6 +32,15 @@ class MonotonicClock:
 
     def now_s(self) -> float:
         return time.monotonic()
+
+
+class Queued(NamedTuple):
+    """The queues and the KV cache right after a plan was carried out, before the device ran it."""
+
+    num_waiting: int
+    num_running: int
+    num_swapped: int
+    kv_used_fraction: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,38 +87,26 @@ class Engine:
         self.clock = clock
         self._num_idle_steps = 0
 
+    @property
+    def has_work(self) -> bool:
+        """True if there is a step to run, or to wait for."""
+        return self.scheduler.num_unfinished > 0
+
     def step(self) -> StepRecord:
         """Run one step.
 
         If the executor raises, every request whose KV cache it may have spoilt is aborted as a
         fault before the error goes on to the caller: nothing is lost, the queues stay usable.
         """
-        scheduler = self.scheduler
         start_s = self.clock.now_s()
-        batch = scheduler.schedule(start_s)
-        num_waiting, num_running = scheduler.num_waiting, scheduler.num_running
-        num_swapped, kv_used_fraction = scheduler.num_swapped, scheduler.kv.used_fraction
-        result = StepResult({})
+        batch = self.scheduler.schedule(start_s)
+        queued, result = self._queued(), StepResult({})
         if batch.is_empty:
             self._note_idle_step(batch)
         else:
             self._num_idle_steps = 0
-            result = self._execute(batch)
-        end_s = self.clock.now_s()
-        scheduler.update(batch, result, end_s)
-        if scheduler.latency_model is not None and batch.chunks:
-            scheduler.latency_model.observe(batch.shape, result.elapsed_s)
-        return StepRecord(
-            start_s=start_s,
-            end_s=end_s,
-            batch=batch,
-            result=result,
-            ended=self.take_ended(),
-            num_waiting=num_waiting,
-            num_running=num_running,
-            num_swapped=num_swapped,
-            kv_used_fraction=kv_used_fraction,
-        )
+            result = self._result_of(batch, partial(self.executor.execute, batch))
+        return self._book(start_s, batch, result, queued)
 
     def take_ended(self) -> list[Request]:
         """Requests that ended since the last call; the executor forgets them."""
@@ -116,9 +115,28 @@ class Engine:
             self.executor.release(request.request_id)
         return ended
 
-    def _execute(self, batch: ScheduledBatch) -> StepResult:
+    def _queued(self) -> Queued:
+        scheduler = self.scheduler
+        return Queued(
+            scheduler.num_waiting,
+            scheduler.num_running,
+            scheduler.num_swapped,
+            scheduler.kv.used_fraction,
+        )
+
+    def _book(
+        self, start_s: float, batch: ScheduledBatch, result: StepResult, queued: Queued
+    ) -> StepRecord:
+        """Book a step that ends now."""
+        scheduler, end_s = self.scheduler, self.clock.now_s()
+        scheduler.update(batch, result, end_s)
+        if scheduler.latency_model is not None and batch.chunks:
+            scheduler.latency_model.observe(batch.shape, result.elapsed_s)
+        return StepRecord(start_s, end_s, batch, result, self.take_ended(), *queued)
+
+    def _result_of(self, batch: ScheduledBatch, wait: Callable[[], StepResult]) -> StepResult:
         try:
-            result = self.executor.execute(batch)
+            result = wait()
             if batch.output.num_scheduled_tokens.keys() - result.token_ids.keys():
                 _check_tokens(batch, result)
             return result

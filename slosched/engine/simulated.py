@@ -105,12 +105,14 @@ class SimulatedExecutor:
         token_ids: dict[str, int] = {}
         stopped: list[str] = []
         length_of = self._output_lengths.get
-        for request, _, _, emits_token, _ in batch.chunks:
+        for request, num_new, num_prior, emits_token, _ in batch.chunks:
             if emits_token:
                 request_id = request.request_id
                 token_ids[request_id] = 0
                 length = length_of(request_id)
-                if length is not None and request.num_output_tokens + 1 >= length:
+                if length is not None and (
+                    num_prior + num_new - request.num_prompt_tokens + 1 >= length
+                ):
                     stopped.append(request_id)
         return StepResult(token_ids, frozenset(stopped), elapsed_s)
 

@@ -20,18 +20,20 @@ class Queues:
     running: dict[str, Request] = field(default_factory=dict)
     """In the order in which they were admitted."""
     swapped: dict[str, Request] = field(default_factory=dict)
+    finishing: dict[str, Request] = field(default_factory=dict)
+    """Whose last token, by its output limit, a running step computes: nothing left to plan."""
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.running) + len(self.swapped)
+        return len(self.waiting) + len(self.running) + len(self.swapped) + len(self.finishing)
 
     def find(self, request_id: str) -> Request | None:
-        for queue in (self.running, self.swapped, self.waiting):
+        for queue in (self.running, self.swapped, self.waiting, self.finishing):
             if (request := queue.get(request_id)) is not None:
                 return request
         return None
 
     def remove(self, request: Request) -> None:
-        for queue in (self.running, self.swapped, self.waiting):
+        for queue in (self.running, self.swapped, self.waiting, self.finishing):
             if queue.pop(request.request_id, None) is not None:
                 return
 

@@ -4,6 +4,10 @@
 out: queues, block tables, progress.  `update` books what the executor produced.  A plan that breaks
 a limit raises IllegalPlanError and changes nothing.  The Scheduler knows no clock: the time is
 handed to it.
+
+While a step runs the next one can be planned, after `foresee`.  Steps run in the order in which
+they were planned; so blocks that a request leaves, even in the middle of a step, are given to steps
+that run after it, and a request in a running step may be preempted, rejected or aborted like any.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slosched.core import (
+    PLACEHOLDER,
     BatchShape,
     BlockCopy,
     DecodeGroup,
@@ -49,6 +54,7 @@ class Scheduler:
         """For reading; changed by the Scheduler alone."""
         self._check = PlanCheck(self.queues, kv, self.limits)
         self._ended: list[Request] = []
+        self._foreseen: ScheduledBatch | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -68,7 +74,8 @@ class Scheduler:
 
     def unfinished(self) -> list[Request]:
         queues = self.queues
-        return [*queues.running.values(), *queues.swapped.values(), *queues.waiting.values()]
+        by_queue = (queues.running, queues.finishing, queues.swapped, queues.waiting)
+        return [request for queue in by_queue for request in queue.values()]
 
     def find(self, request_id: str) -> Request | None:
         """The unfinished request of this id."""
@@ -109,11 +116,39 @@ class Scheduler:
     def view(self, now_s: float) -> SchedulerView:
         return self._view_of(self.queues.running.values(), now_s)
 
-    def schedule(self, now_s: float) -> ScheduledBatch:
-        """Ask the policy and carry out its answer; what the executor has to run."""
-        output = self.policy.schedule(self.view(now_s))
+    def schedule(self, now_s: float, begins_s: float | None = None) -> ScheduledBatch:
+        """Ask the policy and carry out its answer; what the executor has to run.
+
+        `begins_s` is for a step to follow one that still runs and was foreseen: when it may begin.
+        """
+        output = self.policy.schedule(self.view(now_s if begins_s is None else begins_s))
         self._check(output)
-        return self._carry_out(output, now_s)
+        return self._carry_out(output, now_s, started_s=now_s if begins_s is None else None)
+
+    def foresee(self, batch: ScheduledBatch, began_s: float, ends_s: float) -> None:
+        """Book a running step as if it had emitted its tokens at `ends_s`, until its `update`.
+
+        Whoever will have reached its output limit has nothing left to plan.  That a model ends a
+        request by itself cannot be foreseen; then its part of the next step is wasted.
+        """
+        next_deadline_s = self.limits.deadline_rule.next_deadline_s
+        self._foreseen = batch
+        for request, _, _, emits_token, _ in batch.chunks:
+            if request.end_reason is not None:
+                continue
+            if request.started_s is None:
+                request.started_s = began_s
+            if not emits_token:
+                continue
+            request.output_token_ids.append(PLACEHOLDER)
+            request.token_times_s.append(ends_s)
+            request.num_output_placeholders = 1
+            request.num_output_tokens += 1
+            if request.num_output_tokens >= request.max_tokens:
+                self.queues.remove(request)
+                self.queues.finishing[request.request_id] = request
+            else:
+                request.deadline_s = next_deadline_s(request)
 
     def schedule_beside(
         self, decodes: DecodeGroup, others: Iterable[Request], now_s: float
@@ -127,7 +162,7 @@ class Scheduler:
         if output is None:
             return None
         self._check(output, decodes)
-        return self._carry_out(output, now_s, decodes)
+        return self._carry_out(output, now_s, started_s=now_s, beside=decodes)
 
     def _view_of(self, running: Iterable[Request], now_s: float) -> SchedulerView:
         return SchedulerView(
@@ -143,17 +178,23 @@ class Scheduler:
     def update(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
         """Book the tokens that came out of an executed batch at `now_s`.
 
-        A request that was aborted while its step ran gets nothing.
+        A request that ended while its step ran gets nothing.
         """
         next_deadline_s = self.limits.deadline_rule.next_deadline_s
         token_ids, stopped = result.token_ids, result.stopped
+        is_foreseen, self._foreseen = batch is self._foreseen, None
         for request, _, _, emits_token, _ in batch.chunks:
             if not emits_token or request.end_reason is not None:
                 continue
             request_id = request.request_id
-            request.output_token_ids.append(token_ids[request_id])
-            request.token_times_s.append(now_s)
-            request.num_output_tokens += 1
+            if is_foreseen:
+                request.num_output_placeholders = 0
+                request.output_token_ids[-1] = token_ids[request_id]
+                request.token_times_s[-1] = now_s
+            else:
+                request.output_token_ids.append(token_ids[request_id])
+                request.token_times_s.append(now_s)
+                request.num_output_tokens += 1
             request.deadline_s = next_deadline_s(request)
             if request_id in stopped:
                 self._end(request, EndReason.STOP, now_s)
@@ -161,9 +202,17 @@ class Scheduler:
                 self._end(request, EndReason.LENGTH, now_s)
 
     def _carry_out(
-        self, output: SchedulerOutput, now_s: float, beside: DecodeGroup | None = None
+        self,
+        output: SchedulerOutput,
+        now_s: float,
+        *,
+        started_s: float | None,
+        beside: DecodeGroup | None = None,
     ) -> ScheduledBatch:
-        """`beside` are served apart from the plan; whoever keeps them predicts if it has to."""
+        """`started_s` is the begin of the step, if it is known.
+
+        `beside` are served apart from the plan; whoever keeps them predicts if it has to.
+        """
         for request_id, reason in output.rejected.items():
             request = self.find(request_id)
             assert request is not None
@@ -177,7 +226,7 @@ class Scheduler:
         # The named tuple's own constructor is a Python function; this one is not.
         new_tuple, chunk_type = tuple.__new__, ScheduledChunk
         for request_id, n in output.num_scheduled_tokens.items():
-            request = running.get(request_id) or self._start(request_id, now_s)
+            request = running.get(request_id) or self._start(request_id, started_s)
             prior = request.num_computed_tokens
             computed = request.num_computed_tokens = prior + n
             emits_token = computed == request.num_prompt_tokens + request.num_output_tokens
@@ -200,11 +249,11 @@ class Scheduler:
             predicted_s=None if model is None else model.predict(shape),
         )
 
-    def _start(self, request_id: str, now_s: float) -> Request:
+    def _start(self, request_id: str, started_s: float | None) -> Request:
         request = self.queues.running[request_id] = self.queues.waiting.pop(request_id)
         request.status = RequestStatus.RUNNING
         if request.started_s is None:
-            request.started_s = now_s
+            request.started_s = started_s
         return request
 
     def _preempt(self, request_ids: Iterable[str]) -> None:
@@ -240,6 +289,11 @@ class Scheduler:
         assert not request.status.is_ended, f"{request.request_id!r} would end twice"
         self.queues.remove(request)
         self.kv.free(request.request_id)
+        if request.num_output_placeholders:
+            request.num_output_placeholders = 0
+            request.num_output_tokens -= 1
+            request.output_token_ids.pop()
+            request.token_times_s.pop()
         request.status = reason.status
         request.end_reason = reason
         request.end_s = now_s

@@ -1,0 +1,105 @@
+"""The step loop that plans step n + 1 while step n runs, for every policy alike.
+
+vLLM's async scheduling and SGLang's overlap loop do the same.  The time that scheduling takes hides
+behind the device's.  The price is that every plan is one step stale: a request that arrives while a
+step runs is planned one step later, and one that the model ended still has a part in the next step,
+which is wasted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from slosched.core import Clock, Executor, ScheduledBatch, StepResult
+from slosched.engine.loop import Engine, Queued, StepRecord
+from slosched.scheduler import Scheduler
+
+
+class LaunchingExecutor(Executor, Protocol):
+    """An executor that need not be waited for; it runs what is launched in that order."""
+
+    def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
+        """Begin a step as soon as those before it have ended; call the answer to wait for it.
+
+        Output tokens of id `PLACEHOLDER` are those that the steps before emit.
+        """
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that was launched."""
+
+    batch: ScheduledBatch
+    queued: Queued
+    wait: Callable[[], StepResult]
+    began_s: float
+    """When the step before it ended, or else when it was launched."""
+
+
+class OverlappedEngine(Engine):
+    """An engine that leaves a step running between two calls of `step`."""
+
+    def __init__(self, scheduler: Scheduler, executor: LaunchingExecutor, clock: Clock) -> None:
+        super().__init__(scheduler, executor, clock)
+        self._launch = executor.launch
+        self._running: _Step | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return self._running is not None or super().has_work
+
+    def step(self) -> StepRecord:
+        """Plan and launch the next step, then wait for the running one, whose record comes back.
+
+        If that one fails, its requests are aborted as faults before the error goes on to the
+        caller.  If the plan does, the running step is booked first.
+        """
+        running = self._running
+        if running is None:
+            start_s = self.clock.now_s()
+            batch = self.scheduler.schedule(start_s)
+            if batch.is_empty:
+                self._note_idle_step(batch)
+                return self._book(start_s, batch, StepResult({}), self._queued())
+            running = self._launched(batch)
+        self._running = None
+        try:
+            self._running = self._launch_behind(running)
+        except Exception:
+            self._finish(running)
+            raise
+        return self._finish(running)
+
+    def _launch_behind(self, running: _Step) -> _Step | None:
+        """The next step; None if there is nothing to run before `running` has ended."""
+        scheduler, now_s = self.scheduler, self.clock.now_s()
+        begins_s = max(now_s, running.began_s + (running.batch.predicted_s or 0.0))
+        scheduler.foresee(running.batch, running.began_s, begins_s)
+        if scheduler.num_unfinished == len(scheduler.queues.finishing):
+            return None
+        batch = scheduler.schedule(now_s, begins_s)
+        return None if batch.is_empty else self._launched(batch)
+
+    def _launched(self, batch: ScheduledBatch) -> _Step:
+        self._num_idle_steps = 0
+        queued, wait = self._queued(), self._launch(batch)
+        return _Step(batch, queued, wait, began_s=self.clock.now_s())
+
+    def _finish(self, step: _Step) -> StepRecord:
+        try:
+            result = self._result_of(step.batch, step.wait)
+        finally:
+            if self._running is not None:
+                self._running.began_s = self.clock.now_s()
+        return self._book(step.began_s, step.batch, _wanted(step.batch, result), step.queued)
+
+
+def _wanted(batch: ScheduledBatch, result: StepResult) -> StepResult:
+    """Without the tokens of requests that had ended before they came out."""
+    ended = {c.request.request_id for c in batch.chunks if c.request.end_reason is not None}
+    if not ended:
+        return result
+    token_ids = {name: token for name, token in result.token_ids.items() if name not in ended}
+    return StepResult(token_ids, result.stopped - ended, result.elapsed_s)
