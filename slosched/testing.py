@@ -31,6 +31,8 @@ from slosched.core import (
     SloschedError,
 )
 from slosched.engine.loop import Engine, StepRecord
+from slosched.engine.overlap import OverlappedEngine
+from slosched.engine.scheduling_time import SimulatedDevice
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
@@ -185,6 +187,7 @@ def check_laws(make_policy: Callable[[], Policy], scenario: Scenario) -> None:
         == [_renamed(output, {}) for _, output in renamed.decisions],
         "renaming the requests changed the decisions",
     )
+    play(make_policy(), scenario, overlap=True)
     in_groups = scenario.simulated(make_policy())
     one_by_one = scenario.simulated(make_policy(), on_step=lambda _: None)
     _require(
@@ -198,25 +201,29 @@ def play(
     scenario: Scenario,
     name: Callable[[int], str] = "r{}".format,
     kv: KVCache | None = None,
+    *,
+    overlap: bool = False,
 ) -> Run:
-    """Run a scenario to its end and check every step of it."""
+    """Run a scenario to its end and check every step of it.
+
+    With `overlap` each step is planned while the one before it runs.
+    """
     policy.reset()
     watched = _Watched(policy)
     clock = VirtualClock()
     kv = kv or KVCache(scenario.num_blocks, scenario.block_size, scenario.num_host_blocks)
-    model = device_model()
-    scheduler = Scheduler(watched, kv, scenario.limits, model)
+    scheduler = Scheduler(watched, kv, scenario.limits, device_model())
     requests = [_make(r, name(i), scenario) for i, r in enumerate(scenario.requests)]
     lengths = {
         request.request_id: source.num_output_tokens
         for request, source in zip(requests, scenario.requests, strict=True)
     }
-    engine = Engine(scheduler, SimulatedExecutor(model, clock, lengths), clock)
+    engine = _engine(scheduler, clock, lengths, overlap)
     ended: list[str] = []
     next_arrival = 0
     step = 0
-    while next_arrival < len(requests) or scheduler.num_unfinished:
-        if not scheduler.num_unfinished:
+    while next_arrival < len(requests) or engine.has_work:
+        if not engine.has_work:
             clock.advance_to(requests[next_arrival].arrival_s)
         while next_arrival < len(requests) and (requests[next_arrival].arrival_s <= clock.now_s()):
             scheduler.add_request(requests[next_arrival])
@@ -233,6 +240,16 @@ def play(
         "KV blocks are still held after the last request has ended",
     )
     return Run(requests, watched.decisions)
+
+
+def _engine(
+    scheduler: Scheduler, clock: VirtualClock, lengths: dict[str, int], overlap: bool
+) -> Engine:
+    if not overlap:
+        return Engine(scheduler, SimulatedExecutor(device_model(), clock, lengths), clock)
+    device_clock = VirtualClock()
+    executor = SimulatedExecutor(device_model(), device_clock, lengths)
+    return OverlappedEngine(scheduler, SimulatedDevice(executor, device_clock, clock), clock)
 
 
 def _make(source: ScenarioRequest, request_id: str, scenario: Scenario) -> Request:

@@ -11,6 +11,8 @@ import numpy as np
 from slosched.core import LatencyModel, Limits, Policy, Request
 from slosched.engine.grouped import GroupedSteps, OnRow
 from slosched.engine.loop import Engine, StepRecord
+from slosched.engine.overlap import OverlappedEngine
+from slosched.engine.scheduling_time import ScheduleTime, SimulatedDevice, TakesTime
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
 from slosched.perfmodel import OnlineModel
@@ -34,6 +36,10 @@ class SimulationConfig:
     """Share by which the device becomes slower and faster over time."""
     online: bool = False
     """Whether the policy's latency model learns from the steps."""
+    schedule_s: ScheduleTime = 0.0
+    """What a decision takes: seconds, or "measured", which no two runs repeat."""
+    overlap: bool = False
+    """Whether the next step is planned while one runs, so that its decision costs no time."""
     seed: int = 0
 
 
@@ -63,25 +69,32 @@ def simulate(
     predictor = scheduler_model or model
     if config.online:
         predictor = OnlineModel(predictor)
+    if config.schedule_s:
+        policy = TakesTime(policy, clock, config.schedule_s)
     scheduler = Scheduler(policy, kv, config.limits, predictor)
     lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
     rng = np.random.default_rng(config.seed)
+    device_clock = VirtualClock() if config.overlap else clock
     executor = SimulatedExecutor(
-        model, clock, lengths, noise=config.noise, drift=config.drift, rng=rng
+        model, device_clock, lengths, noise=config.noise, drift=config.drift, rng=rng
     )
-    engine = Engine(scheduler, executor, clock)
+    if config.overlap:
+        device = SimulatedDevice(executor, device_clock, clock)
+        engine: Engine = OverlappedEngine(scheduler, device, clock)
+    else:
+        engine = Engine(scheduler, executor, clock)
     grouped = GroupedSteps(engine, executor, clock, on_row)
     requests = make_requests(trace, capacity_tokens=config.num_blocks * config.block_size)
     next_arrival = 0
-    while next_arrival < len(requests) or scheduler.num_unfinished:
-        if not scheduler.num_unfinished:
+    while next_arrival < len(requests) or engine.has_work:
+        if not engine.has_work:
             clock.advance_to(requests[next_arrival].arrival_s)
         now_s = clock.now_s()
         while next_arrival < len(requests) and requests[next_arrival].arrival_s <= now_s:
             scheduler.add_request(requests[next_arrival])
             next_arrival += 1
         arrival_s = requests[next_arrival].arrival_s if next_arrival < len(requests) else math.inf
-        if on_step is None and grouped.run(arrival_s):
+        if on_step is None and not config.overlap and grouped.run(arrival_s):
             continue
         record = engine.step()
         if on_step is not None:
