@@ -30,6 +30,7 @@ from slosched.core import (
     SchedulerView,
     SloschedError,
 )
+from slosched.engine.disturbances import UNDISTURBED, Disturbances
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.scheduling_time import SimulatedDevice
@@ -43,6 +44,7 @@ from slosched.workload import Trace, TraceRequest
 _TICK_S = 2.0**-12
 """Every time in a scenario is a multiple of this power of two, so that sums of times are exact and
 shifting all of them changes no comparison."""
+_ALL_DISTURBANCES = Disturbances(0.1, 0.2, tail=0.1, stall_s=64 * _TICK_S, stall_every_s=0.25)
 
 
 class LawBrokenError(SloschedError, AssertionError):
@@ -69,6 +71,8 @@ class Scenario:
     num_host_blocks: int
     limits: Limits
     max_tokens: int
+    disturbances: Disturbances = UNDISTURBED
+    """Of the simulated device, in `simulated`."""
 
     def shifted(self, seconds: float) -> Scenario:
         """The same scenario, later."""
@@ -86,7 +90,8 @@ class Scenario:
             for i, r in enumerate(self.requests)
         ]
         config = SimulationConfig(
-            self.limits, self.num_blocks, self.block_size, self.num_host_blocks
+            *(self.limits, self.num_blocks, self.block_size, self.num_host_blocks),
+            disturbances=self.disturbances,
         )
         trace = Trace.of(lines, "scenario")
         return simulate(trace, policy, device_model(), config, on_step=on_step)
@@ -151,6 +156,7 @@ def scenarios(draw: st.DrawFn, max_requests: int = 12) -> Scenario:
         num_host_blocks=draw(st.sampled_from((0, longest, 8 * longest))),
         limits=limits,
         max_tokens=max_tokens,
+        disturbances=draw(st.sampled_from((UNDISTURBED, _ALL_DISTURBANCES))),
     )
 
 

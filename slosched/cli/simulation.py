@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
 import typer
 from rich.progress import TaskID
@@ -14,6 +13,8 @@ from slosched.cli import options
 from slosched.cli.console import progress_bar
 from slosched.cli.results import Outcome
 from slosched.core import Limits, Policy, Request
+from slosched.engine.disturbances import Disturbances
+from slosched.engine.scheduling_time import MEASURED, ScheduleTime
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, StepRow
 from slosched.perfmodel import DEFAULT_MODEL, FittedModel, load_model
@@ -21,6 +22,27 @@ from slosched.workload import Trace
 
 _DEFAULT_KV_TOKENS = 131_072
 """Where neither the command line nor the latency model's provenance says how large the cache is."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """How long the device stands still at a time, and how long it runs in between."""
+
+    lasts_s: float
+    every_s: float
+
+
+def stall(text: str) -> Stall:
+    """As "200ms/10s"; a complaint that typer shows beside the option's name."""
+    lasts, slash, every = text.partition("/")
+    if not slash:
+        raise typer.BadParameter(f"{text!r} is not TIME/EVERY, as in 200ms/10s")
+    return Stall(options.duration(lasts), options.duration(every))
+
+
+def schedule_time(text: str) -> ScheduleTime:
+    """As "5ms" or "measured"; a complaint that typer shows beside the option's name."""
+    return MEASURED if text == MEASURED else options.duration(text)
 
 
 @dataclass(frozen=True)
@@ -36,9 +58,11 @@ class Replica:
         return {
             "latency model": self.model_name,
             "kv_tokens": config.num_blocks * config.block_size,
-            "noise": config.noise,
-            "drift": config.drift,
+            **asdict(config.disturbances),
+            "bias": config.bias,
             "online": config.online,
+            "schedule_s": config.schedule_s,
+            "overlap": config.overlap,
             "seed": config.seed,
             **{f"limit {name}": value for name, value in _limits(config.limits).items()},
             **{f"measured {name}": value for name, value in self.model.provenance.items()},
@@ -61,6 +85,28 @@ class ReplicaOptions:
             "0.2 for 20 %."
         ),
     ] = 0.0
+    tail: Annotated[
+        float,
+        typer.Option(
+            help="Share of the simulated steps that are slow, from twice as long without a limit: "
+            "0.01 for 1 %."
+        ),
+    ] = 0.0
+    stall: Annotated[
+        Stall | None,
+        typer.Option(
+            parser=stall,
+            metavar="TIME/EVERY",
+            help="The simulated device stands still at random: 200ms/10s, every 10 s on average.",
+        ),
+    ] = None
+    bias: Annotated[
+        float,
+        typer.Option(
+            help="What simulated steps take over what the policy is told: at 1.2 they take 20 % "
+            "longer. The device stays as it is."
+        ),
+    ] = 1.0
     online: Annotated[
         bool,
         typer.Option(
@@ -68,13 +114,30 @@ class ReplicaOptions:
             help="Let the policy's latency model learn from the simulated steps, as `serve` does.",
         ),
     ] = False
+    schedule_time: Annotated[
+        # `ScheduleTime`, but typer takes no unions.
+        Any,
+        typer.Option(
+            parser=schedule_time,
+            metavar="TIME|measured",
+            help="What each decision takes: 5ms, or as long as it does here (not reproducible).",
+        ),
+    ] = 0.0
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap",
+            help="Plan each step while the one before it runs: the plan is one step stale, its "
+            "time is hidden.",
+        ),
+    ] = False
 
     def open(self, limits: Limits, kv: options.KVOptions, seed: int) -> Replica:
         """With a bundled GPU by default."""
-        if not 0 <= self.noise < math.inf:
-            raise ValueError(f"noise must be a finite number >= 0, not {self.noise!r}")
-        if not 0 <= self.drift < 1:
-            raise ValueError(f"drift must be a share in [0, 1), not {self.drift!r}")
+        disturbances = Disturbances(self.noise, self.drift, self.tail)
+        if self.stall is not None:
+            lasts_s, every_s = self.stall.lasts_s, self.stall.every_s
+            disturbances = replace(disturbances, stall_s=lasts_s, stall_every_s=every_s)
         name = self.latency_model or DEFAULT_MODEL
         model = load_model(name)
         config = SimulationConfig(
@@ -82,9 +145,11 @@ class ReplicaOptions:
             num_blocks=kv.num_blocks(kv_capacity_tokens(model)),
             block_size=kv.block_size,
             num_host_blocks=kv.num_host_blocks,
-            noise=self.noise,
-            drift=self.drift,
+            disturbances=disturbances,
+            bias=self.bias,
             online=self.online,
+            schedule_s=self.schedule_time,
+            overlap=self.overlap,
             seed=seed,
         )
         return Replica(model, name, config)

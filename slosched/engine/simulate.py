@@ -6,16 +6,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from slosched.core import LatencyModel, Limits, Policy, Request
+from slosched.engine.disturbances import UNDISTURBED, Disturbances
 from slosched.engine.grouped import GroupedSteps, OnRow
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.scheduling_time import ScheduleTime, SimulatedDevice, TakesTime
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
-from slosched.perfmodel import OnlineModel
+from slosched.perfmodel import FittedModel, OnlineModel, scaled
 from slosched.scheduler import Scheduler
 from slosched.workload.trace import Trace
 
@@ -30,10 +29,10 @@ class SimulationConfig:
     block_size: int = 16
     num_host_blocks: int = 8192
     """KV blocks in host memory, for preemption by swap."""
-    noise: float = 0.0
-    """Sigma of the lognormal factor on every step's true time."""
-    drift: float = 0.0
-    """Share by which the device becomes slower and faster over time."""
+    disturbances: Disturbances = UNDISTURBED
+    """What makes the device's steps take other times than its model says."""
+    bias: float = 1.0
+    """What steps take over what the policy's latency model says; the device stays as it is."""
     online: bool = False
     """Whether the policy's latency model learns from the steps."""
     schedule_s: ScheduleTime = 0.0
@@ -56,28 +55,25 @@ def simulate(
     """Play `trace` open loop until every request has ended; they come back in order of arrival.
 
     The device takes as long as `model` says; the policy predicts with `scheduler_model` (the same
-    one by default, which no real engine grants it), corrected as it goes if `config.online`.  Each
-    request's true output length is known to the device alone; its limit `max_tokens` is the
-    longest output of the whole trace, as far as the KV cache allows.  `on_row` is told of
-    every step, as a row, and of the requests that ended in it.  `on_step` gets the whole record of
-    it, request by request, which takes several times as long.
+    one by default, which no real engine grants it), off by `config.bias` and corrected as it goes
+    if `config.online`.  Each request's true output length is known to the device alone; its limit
+    `max_tokens` is the longest output of the whole trace, as far as the KV cache allows.  `on_row`
+    is told of every step, as a row, and of the requests that ended in it.  `on_step` gets the whole
+    record of it, request by request, which takes several times as long.
     """
     config = config or SimulationConfig()
     policy.reset()
     clock = VirtualClock()
     kv = KVCache(config.num_blocks, config.block_size, config.num_host_blocks)
-    predictor = scheduler_model or model
+    predictor = _biased(scheduler_model or model, config.bias)
     if config.online:
         predictor = OnlineModel(predictor)
     if config.schedule_s:
         policy = TakesTime(policy, clock, config.schedule_s)
     scheduler = Scheduler(policy, kv, config.limits, predictor)
     lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
-    rng = np.random.default_rng(config.seed)
     device_clock = VirtualClock() if config.overlap else clock
-    executor = SimulatedExecutor(
-        model, device_clock, lengths, noise=config.noise, drift=config.drift, rng=rng
-    )
+    executor = SimulatedExecutor(model, device_clock, lengths, config.disturbances, config.seed)
     if config.overlap:
         device = SimulatedDevice(executor, device_clock, clock)
         engine: Engine = OverlappedEngine(scheduler, device, clock)
@@ -102,6 +98,16 @@ def simulate(
         if on_row is not None:
             on_row(record.row(), record.ended)
     return requests
+
+
+def _biased(model: LatencyModel, bias: float) -> LatencyModel:
+    if bias == 1:
+        return model
+    if not 0 < bias < math.inf:
+        raise ValueError(f"bias must be a positive, finite factor, not {bias!r}")
+    if not isinstance(model, FittedModel):
+        raise ValueError(f"only a fitted model can be off by a bias, not a {type(model).__name__}")
+    return scaled(model, 1 / bias)
 
 
 def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-
-import numpy as np
 
 from slosched.core import (
     BatchShape,
@@ -15,9 +12,7 @@ from slosched.core import (
     ScheduledBatch,
     StepResult,
 )
-
-DRIFT_PERIOD_S = 120.0
-"""How long a drifting device takes to become slower, faster and itself again."""
+from slosched.engine.disturbances import UNDISTURBED, Disturbances, DisturbedTimes
 
 
 class VirtualClock:
@@ -42,9 +37,7 @@ class SimulatedExecutor:
 
     `output_lengths` gives the true number of output tokens by request id; only the executor knows
     it, and it ends a request there as a real model would by its end-of-sequence token.  A request
-    that is not in it runs to its limit.  With `noise` > 0 each step is multiplied by a lognormal
-    factor of that sigma and mean one.  With `drift` > 0 the device becomes slower and faster by
-    that share, in a sine over time.
+    that is not in it runs to its limit.  `disturbances` are drawn from `seed`.
     """
 
     def __init__(
@@ -52,38 +45,22 @@ class SimulatedExecutor:
         model: LatencyModel,
         clock: VirtualClock,
         output_lengths: Mapping[str, int],
-        *,
-        noise: float = 0.0,
-        drift: float = 0.0,
-        rng: np.random.Generator | None = None,
+        disturbances: Disturbances = UNDISTURBED,
+        seed: int = 0,
     ) -> None:
-        if noise > 0 and rng is None:
-            raise ValueError("noise needs a random generator: pass rng=np.random.default_rng(seed)")
-        if not 0 <= drift < 1:
-            raise ValueError(f"drift must be a share in [0, 1), not {drift!r}")
         self._predict = model.predict
         self._clock = clock
         self._output_lengths = output_lengths
-        self._noise = noise
-        self._drift = drift
-        self._rng = rng
-        self._is_disturbed = noise > 0 or drift > 0
+        self._disturbed = (
+            None if disturbances.are_none else DisturbedTimes(disturbances, seed).seconds
+        )
 
     def pass_time(self, shape: BatchShape) -> float:
         """Let the time of one step pass; how long it was."""
         elapsed_s = self._predict(shape)
-        if self._is_disturbed:
-            elapsed_s = self._disturbed(elapsed_s)
+        if self._disturbed is not None:
+            elapsed_s = self._disturbed(elapsed_s, self._clock.now_s())
         self._clock.advance(elapsed_s)
-        return elapsed_s
-
-    def _disturbed(self, elapsed_s: float) -> float:
-        if self._noise > 0 and self._rng is not None:
-            factor = self._rng.lognormal(-0.5 * self._noise**2, self._noise)
-            elapsed_s *= round(float(factor), 9)  # machines differ in the last bit of exp
-        if self._drift > 0:
-            angle = 2 * math.pi * self._clock.now_s() / DRIFT_PERIOD_S
-            elapsed_s *= 1 + self._drift * round(math.sin(angle), 9)
         return elapsed_s
 
     def num_tokens_left(self, request: Request) -> int:

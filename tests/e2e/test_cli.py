@@ -259,6 +259,15 @@ def test_a_drifting_device_is_told_in_the_records_and_changes_what_is_seen(cli: 
     assert found[0].records != found[1].records
 
 
+def test_a_stalling_device_with_a_wrong_model_is_told_in_the_records(cli: Cli) -> None:
+    disturbed = ("--tail", "0.05", "--stall", "300ms/2s", "--bias", "1.2")
+    said = cli("replay", "-n", "30", "--policy", "slo_aware", *disturbed, "-o", "run")
+    assert said.status == 0, said.err
+    found = read_records(Path("run/records.jsonl")).provenance
+    names = ("tail", "stall_s", "stall_every_s", "bias")
+    assert [found[name] for name in names] == [0.05, 0.3, 2.0, 1.2]
+
+
 def test_a_prompt_that_the_kv_cache_cannot_hold_is_rejected(cli: Cli) -> None:
     Path("t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n1,2000,5\n2,100,5\n")
     said = cli("replay", "--trace", "t.csv", "--policy", "fcfs", "--kv-tokens", "1024", "-o", "run")

@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from slosched.core import SLO, DeadlineRule, Limits, PreemptionMode, Request
+from slosched.engine.disturbances import Disturbances
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import LinearCoefficients, LinearModel
@@ -113,10 +114,11 @@ def test_a_replay_is_what_it_always_was(spec: str, replica: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str) -> None:
-    """Who watches gets every step; also on a device that is noisy, drifts, and is learnt."""
+    """Who watches gets every step; also on a device that is disturbed in every way, and learnt."""
     trace = make_trace(100, calm=10)
+    disturbances = Disturbances(0.1, 0.2, tail=0.05, stall_s=0.125, stall_every_s=2.0)
     for replica in REPLICAS.values():
-        config = replace(replica, noise=0.1, drift=0.2, online=True, seed=3)
+        config = replace(replica, disturbances=disturbances, bias=1.1, online=True, seed=3)
         watched: list[StepRecord] = []
         one_by_one = simulate(trace, make_policy(spec), MODEL, config, on_step=watched.append)
         in_one_go = simulate(trace, make_policy(spec), MODEL, config)

@@ -22,6 +22,7 @@ ANOTHER_MACHINE = {
 REPLAYS = """
 import hashlib
 from slosched.core import SLO
+from slosched.engine.disturbances import Disturbances
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import load_model
 from slosched.policy.spec import make_policy
@@ -33,7 +34,8 @@ for kind, rate in (("azure_conv", 20.0), ("mooncake_conv", 1.0), ("gamma", 30.0)
     for name in ("h100/llama-3.1-8b", "rtx4090/llama-3.1-8b"):
         model = load_model(name)
         for policy in ("sarathi", "slo_aware"):
-            config = SimulationConfig(num_blocks=20_000, noise=0.05, drift=0.1, seed=7)
+            disturbed = Disturbances(0.05, 0.1, tail=0.02, stall_s=0.2, stall_every_s=5.0)
+            config = SimulationConfig(num_blocks=20_000, disturbances=disturbed, seed=7)
             requests = simulate(trace, make_policy(policy), model, config)
             told = repr([(r.token_times_s, r.end_reason, r.end_s) for r in requests])
             print(kind, name, policy, hashlib.sha256(told.encode()).hexdigest())

@@ -24,7 +24,7 @@ from slosched.core import (
 )
 from slosched.engine.loop import StepRecord
 from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.engine.simulated import DRIFT_PERIOD_S, SimulatedExecutor, VirtualClock
+from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.policy import FCFS
 from slosched.workload.trace import Trace, TraceRequest
@@ -110,35 +110,18 @@ def test_fcfs_is_simulated_as_a_naive_simulator_does_it(
     )
 
 
-def decode_batch() -> ScheduledBatch:
+def decode_batch(num_prior_tokens: int) -> ScheduledBatch:
     request = make_request(num_prompt_tokens=8)
-    request.num_computed_tokens = 8
     shape = BatchShape()
-    shape.add(1, 7)
-    return ScheduledBatch((ScheduledChunk(request, 1, 7, True, [0, 1]),), (), (), shape)
-
-
-def test_noise_has_mean_one_and_the_sigma_that_was_asked_for() -> None:
-    model = make_model()
-    executor = SimulatedExecutor(model, VirtualClock(), {}, noise=0.3, rng=np.random.default_rng(7))
-    batch = decode_batch()
-    factors = np.array([executor.execute(batch).elapsed_s for _ in range(20_000)])
-    factors /= model.predict(batch.shape)
-    assert factors.mean() == pytest.approx(1.0, abs=0.01)
-    assert np.log(factors).std() == pytest.approx(0.3, abs=0.01)
-
-
-def test_noise_without_a_generator_is_refused() -> None:
-    with pytest.raises(ValueError, match="noise needs a random generator"):
-        SimulatedExecutor(make_model(), VirtualClock(), {}, noise=0.1)
+    shape.add(1, num_prior_tokens)
+    chunk = ScheduledChunk(request, 1, num_prior_tokens, True, [0, 1])
+    return ScheduledBatch((chunk,), (), (), shape)
 
 
 def test_the_device_stops_a_request_at_its_true_length_and_not_before() -> None:
     executor = SimulatedExecutor(make_model(), VirtualClock(), {"r0": 2})
-    batch = decode_batch()
-    assert executor.execute(batch).stopped == frozenset()
-    batch.chunks[0].request.num_output_tokens = 1
-    assert executor.execute(batch).stopped == {"r0"}
+    assert executor.execute(decode_batch(7)).stopped == frozenset()
+    assert executor.execute(decode_batch(8)).stopped == {"r0"}
 
 
 def test_virtual_time_never_goes_back() -> None:
@@ -226,38 +209,6 @@ def test_the_policy_predicts_with_its_own_model() -> None:
     for record in records:
         assert record.batch.predicted_s == belief.predict(record.batch.shape)
         assert record.result.elapsed_s == device.predict(record.batch.shape)
-
-
-@pytest.mark.parametrize(("seed", "is_same"), [(1, True), (2, False)])
-def test_noise_is_reproducible_by_its_seed(seed: int, is_same: bool) -> None:
-    trace = make_trace((0.0, 10, 5), (0.01, 10, 5))
-
-    def times(seed: int) -> list[list[float]]:
-        config = SimulationConfig(noise=0.1, seed=seed)
-        return [r.token_times_s for r in simulate(trace, FCFS(), make_model(), config)]
-
-    assert (times(seed) == times(1)) == is_same
-
-
-def test_a_drifting_device_is_slower_and_faster_by_that_share_and_itself_on_average() -> None:
-    model, clock = make_model(), VirtualClock()
-    executor = SimulatedExecutor(model, clock, {}, drift=0.2)
-    shape = BatchShape()
-    shape.add(1, 100)
-    batch = ScheduledBatch((), (), (), shape)
-    factors = []
-    while clock.now_s() < DRIFT_PERIOD_S:
-        factors.append(executor.execute(batch).elapsed_s / model.predict(shape))
-    assert factors[0] == 1
-    assert max(factors) == pytest.approx(1.2, abs=1e-3)
-    assert min(factors) == pytest.approx(0.8, abs=1e-3)
-    assert np.average(factors, weights=factors) == pytest.approx(1, abs=1e-3)
-
-
-@pytest.mark.parametrize("drift", [-0.1, 1.0, float("nan")])
-def test_a_drift_that_is_no_share_is_refused(drift: float) -> None:
-    with pytest.raises(ValueError, match="drift must be a share"):
-        SimulatedExecutor(make_model(), VirtualClock(), {}, drift=drift)
 
 
 def test_online_the_policy_learns_how_slow_the_device_is() -> None:

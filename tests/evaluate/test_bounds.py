@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slosched.core import NO_SLO, SLO, BatchShape, DeadlineRule, LatencyModel, Limits
+from slosched.engine.disturbances import Disturbances
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.bounds import (
     Bound,
@@ -216,10 +217,11 @@ def test_bounds_of_says_which_is_tightest_and_when_none_holds() -> None:
     found = bounds_of(trace, SMALL, config)
     assert found.tightest.num_good == min(b.num_good for b in found.each)
     assert found.ratio(found.tightest.num_good) == 1.0
-    for unreliable in (replace(config, noise=0.1), replace(config, drift=0.1)):
-        noisy = bounds_of(trace, SMALL, unreliable)
+    for kind in ("noise", "drift", "tail", "stall_s"):
+        disturbances = Disturbances(**{kind: 0.1})
+        noisy = bounds_of(trace, SMALL, replace(config, disturbances=disturbances))
         assert noisy.each == found.each
-        assert noisy.why_none_holds
+        assert f"({kind} 0.1" in (noisy.why_none_holds or "")
         assert math.isnan(noisy.ratio(1))
 
 

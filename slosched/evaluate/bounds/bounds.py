@@ -54,7 +54,7 @@ def bounds_of(
     L3 as well with `hindsight`; L4 only where the model says which GPU and model it is of, and
     `roofline_of` knows them.  Some 4 s for 3,000 requests, and 3 s more for every 100 with L3.
 
-    They are for steps that take what `model` says.  With `noise` or `drift` in `config` they are
+    They are for steps that take what `model` says.  With `disturbances` in `config` they are
     still computed, as a reference, but a lucky replay could beat them: `why_none_holds` says so.
     """
     config = config or SimulationConfig()
@@ -71,12 +71,9 @@ def bounds_of(
 
 def why_no_bound_holds(config: SimulationConfig) -> str | None:
     """None if a policy's good requests may be divided by a bound; else the reason, in words."""
-    if config.noise or config.drift:
-        return (
-            "the simulated steps do not take what the latency model says "
-            f"(noise {config.noise:g}, drift {config.drift:g})"
-        )
-    return None
+    if config.disturbances.are_none:
+        return None
+    return f"the simulated steps do not take what the latency model says ({config.disturbances})"
 
 
 @dataclass(frozen=True, slots=True)
