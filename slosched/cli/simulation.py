@@ -122,7 +122,7 @@ class ReplicaOptions:
             metavar="TIME|measured",
             help="What each decision takes: 5ms, or as long as it does here (not reproducible).",
         ),
-    ] = 0.0
+    ] = None
     overlap: Annotated[
         bool,
         typer.Option(
@@ -148,7 +148,7 @@ class ReplicaOptions:
             disturbances=disturbances,
             bias=self.bias,
             online=self.online,
-            schedule_s=self.schedule_time,
+            schedule_s=self.schedule_time or 0.0,
             overlap=self.overlap,
             seed=seed,
         )
