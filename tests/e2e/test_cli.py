@@ -19,7 +19,7 @@ import slosched
 from slosched.core import EndReason, RequestStatus
 from slosched.evaluate.records import read_records
 from slosched.perfmodel import bundled_models, load_model, read_profile
-from slosched.policy import POLICIES
+from slosched.policy import POLICIES, WRAPPERS
 from slosched.policy.spec import policy_fields
 from slosched.workload import KINDS, read_trace
 
@@ -98,7 +98,7 @@ def test_every_command_explains_itself(cli: Cli, command: str) -> None:
 def test_policies_lists_every_policy_with_its_options_and_defaults(cli: Cli) -> None:
     said = cli("policies")
     assert said.status == 0
-    for name, policy_class in POLICIES.items():
+    for name, policy_class in (POLICIES | WRAPPERS).items():
         assert f"│ {name} " in said.out
         for option, default, _ in policy_fields(policy_class):
             assert f"{option}={default}" in said.out
@@ -266,6 +266,22 @@ def test_a_stalling_device_with_a_wrong_model_is_told_in_the_records(cli: Cli) -
     found = read_records(Path("run/records.jsonl")).provenance
     names = ("tail", "stall_s", "stall_every_s", "bias")
     assert [found[name] for name in names] == [0.05, 0.3, 2.0, 1.2]
+
+
+def test_overlap_hides_the_time_that_decisions_take(cli: Cli) -> None:
+    def last_end_s(*more: str) -> float:
+        said = cli("replay", "-n", "30", "--rate", "50", *more, "-o", "run")
+        assert said.status == 0, said.err
+        found = read_records(Path("run/records.jsonl"))
+        assert found.provenance["overlap"] == ("--overlap" in more)
+        assert found.provenance["schedule_s"] == (0.005 if "--schedule-time" in more else 0.0)
+        return max(record.token_times_s[-1] for record in found.records)
+
+    free_s = last_end_s()
+    exposed_s = last_end_s("--schedule-time", "5ms")
+    hidden_s = last_end_s("--schedule-time", "5ms", "--overlap")
+    assert exposed_s > 1.1 * free_s
+    assert hidden_s < 1.02 * free_s
 
 
 def test_a_prompt_that_the_kv_cache_cannot_hold_is_rejected(cli: Cli) -> None:
