@@ -16,7 +16,7 @@ import typer.main
 
 from slosched.cli import app
 from slosched.core import EndReason
-from slosched.policy import POLICIES
+from slosched.policy import POLICIES, WRAPPERS
 from slosched.policy.spec import make_policy, policy_fields
 
 ROOT = Path(__file__).parents[1]
@@ -114,13 +114,13 @@ def run(folder: Path, *arguments: str) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [*POLICIES, *WRAPPERS])
 def test_every_policy_has_its_page_with_all_its_options(name: str) -> None:
     page = DOCS / "policies" / f"{name}.md"
     assert page.exists(), f"write {name_of(page)}"
     text = page.read_text("utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text, flags=re.MULTILINE))
-    fields = policy_fields(POLICIES[name])
+    fields = policy_fields((POLICIES | WRAPPERS)[name])
     assert rows == {option: str(default) for option, default, _ in fields}
     for _, _, choices in fields:
         assert all(f"`{choice}`" in text for choice in choices)
@@ -129,7 +129,7 @@ def test_every_policy_has_its_page_with_all_its_options(name: str) -> None:
 
 
 def test_there_is_no_page_of_a_policy_that_is_none() -> None:
-    assert {path.stem for path in (DOCS / "policies").glob("*.md")} == set(POLICIES)
+    assert {path.stem for path in (DOCS / "policies").glob("*.md")} == {*POLICIES, *WRAPPERS}
 
 
 def test_the_architecture_names_every_reason_to_end_and_only_files_that_exist() -> None:

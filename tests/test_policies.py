@@ -11,6 +11,7 @@ from slosched.core import Policy
 from slosched.policy import EDF, FCFS, POLICIES, SJF, Sarathi, SLOAware
 from slosched.policy._drop import Drop
 from slosched.policy.slo_aware import EarlyReject, LateRule
+from slosched.policy.spec import make_policy
 from slosched.testing import check_policy
 
 VARIANTS: dict[str, Callable[[], Policy]] = {
@@ -25,9 +26,20 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
     "slo_aware, margin": partial(
         SLOAware, early_reject=EarlyReject.OFF, expire_begun=False, margin=0.25
     ),
+    **{
+        spec: partial(make_policy, spec)
+        for spec in (
+            "fairbatching:deadlines=run,margin=0.1",
+            "slidebatching:deadlines=run,min_chunk_tokens=4",
+            "slai:token_budget=24",
+            "sarathi:token_budget=24+early_rejection:prior_decode_s=0.05",
+            "edf+past_future:prior_output_tokens=8",
+            "slo_aware+past_future:prior_output_tokens=4,reserve=0.2+early_rejection:max_load=0.8",
+        )
+    },
 }
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_policy_obeys_the_laws(name: str) -> None:
-    check_policy(VARIANTS[name], max_examples=120)
+    check_policy(VARIANTS[name], max_examples=120 if name in POLICIES else 40)

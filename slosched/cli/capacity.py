@@ -39,7 +39,7 @@ def capacity(
         typer.Option(
             "--policy",
             "-p",
-            metavar="NAME[:option=value,…]",
+            metavar="NAME[:option=value,…][+WRAPPER…]",
             help="Repeat for each; ratios are to the first.  Default: sarathi and slo_aware.",
         ),
     ] = None,

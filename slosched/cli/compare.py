@@ -35,7 +35,7 @@ def compare(
         typer.Option(
             "--policy",
             "-p",
-            metavar="NAME[:option=value,…]",
+            metavar="NAME[:option=value,…][+WRAPPER…]",
             help="Repeat for each.  Default: all of them.",
         ),
     ] = None,

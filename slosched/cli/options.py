@@ -69,7 +69,8 @@ TraceSource = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
 PolicyName = Annotated[
-    str, typer.Option(metavar="NAME[:option=value,…]", help="See `slosched policies`.")
+    str,
+    typer.Option(metavar="NAME[:option=value,…][+WRAPPER…]", help="See `slosched policies`."),
 ]
 LatencyModelName = Annotated[
     str | None,

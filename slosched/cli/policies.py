@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 
 from slosched.cli.console import console, table
-from slosched.policy import POLICIES
+from slosched.core import Policy
+from slosched.policy import POLICIES, WRAPPERS
 from slosched.policy.spec import policy_fields
 
 
@@ -13,17 +15,23 @@ def policies() -> None:
     """List the scheduling policies, their options and defaults.
 
     An option is set after a colon: `--policy slo_aware:margin=0.1,cascade=3`.  A policy of your
-    own is `--policy package.module:Class`.
+    own is `--policy package.module:Class`.  What can stand around any of them follows after a
+    plus: `--policy edf:drop=expired+early_rejection:max_load=0.9`.
     """
+    _show("Policies", POLICIES)
+    _show("Around any policy, after a plus: edf+early_rejection", WRAPPERS)
+
+
+def _show(title: str, classes: Mapping[str, type[Policy]]) -> None:
     rows = []
-    for name, policy_class in POLICIES.items():
+    for name, policy_class in classes.items():
         summary = (inspect.getdoc(policy_class) or "").split("\n\n")[0].replace("\n", " ")
         options = "\n".join(
             f"{option}={default}" + (f"  ({' | '.join(choices)})" if choices else "")
             for option, default, choices in policy_fields(policy_class)
         )
         rows.append((name, summary, options))
-    made = table("Policies", ("policy", "what it does", "options and defaults"), rows)
+    made = table(title, ("policy", "what it does", "options and defaults"), rows)
     made.show_lines = True
     for column in made.columns:
         column.justify = "left"

@@ -1,12 +1,14 @@
 """The table of all policies.  A new one is a file here, a line below, and its test."""
 
 from slosched.core import Policy
+from slosched.policy.early_rejection import EarlyRejection
 from slosched.policy.edf import EDF
 from slosched.policy.fairbatching import FairBatching
 from slosched.policy.fcfs import FCFS
 from slosched.policy.goodput import Goodput
 from slosched.policy.jitserve import JITServe
 from slosched.policy.medha_lars import MedhaLARS
+from slosched.policy.past_future import PastFuture
 from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
 from slosched.policy.sjf import SJF
@@ -15,6 +17,7 @@ from slosched.policy.slidebatching import SlideBatching
 from slosched.policy.slo_aware import SLOAware
 from slosched.policy.slosserve import SLOsServe
 from slosched.policy.vtc import VTC
+from slosched.policy.wrapper import Wrapper
 
 POLICIES: dict[str, type[Policy]] = {
     "fcfs": FCFS,
@@ -33,6 +36,12 @@ POLICIES: dict[str, type[Policy]] = {
     "vtc": VTC,
 }
 
+WRAPPERS: dict[str, type[Wrapper]] = {
+    "early_rejection": EarlyRejection,
+    "past_future": PastFuture,
+}
+"""What can stand around any of them."""
+
 __all__ = [
     "EDF",
     "FCFS",
@@ -40,13 +49,17 @@ __all__ = [
     "SJF",
     "SLAI",
     "VTC",
+    "WRAPPERS",
+    "EarlyRejection",
     "FairBatching",
     "Goodput",
     "JITServe",
     "MedhaLARS",
+    "PastFuture",
     "QoServe",
     "SLOAware",
     "SLOsServe",
     "Sarathi",
     "SlideBatching",
+    "Wrapper",
 ]

@@ -51,12 +51,19 @@ class OutputLengths:
         left: Floats = np.maximum(mean_of_longer - so_far, 1.0)
         return left
 
-    def upper_left(self, num_output_tokens: npt.ArrayLike, quantile: float) -> Floats:
+    @property
+    def longest(self) -> float:
+        """Of those remembered."""
+        return float(self._sorted[-1])
+
+    def upper_left(self, num_output_tokens: npt.ArrayLike, quantile: npt.ArrayLike) -> Floats:
         """Tokens to come that a share `quantile` of the longer ones did not exceed; at least 1."""
         so_far = np.asarray(num_output_tokens, dtype=np.float64)
         first = np.searchsorted(self._sorted, so_far, side="right")
         num_longer = len(self._sorted) - first
-        place = first + np.maximum(np.ceil(quantile * num_longer).astype(np.int64), 1) - 1
+        place = (
+            first + np.maximum(np.ceil(np.asarray(quantile) * num_longer).astype(np.int64), 1) - 1
+        )
         upper = self._sorted[np.minimum(place, len(self._sorted) - 1)]
         left: Floats = np.maximum(upper - so_far, 1.0)
         return left

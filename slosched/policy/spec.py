@@ -1,15 +1,23 @@
-"""A policy from one line of text: `edf`, `edf:token_budget=256,drop=expired`, `pkg.mod:Class`."""
+"""A policy from one line of text: `edf`, `edf:token_budget=256,drop=expired`, `pkg.mod:Class`.
+
+What wraps it follows after a plus, the innermost first: `edf:token_budget=256+early_rejection`.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from slosched.core import TRIED, Policy, SloschedError
-from slosched.policy import POLICIES
+from slosched.policy import POLICIES, WRAPPERS
+from slosched.policy.wrapper import Wrapper
+
+_PLUS = re.compile(r"(?<!=)\+(?=\s*[A-Za-z_])")
+"""Not the one of a number, as in 1e+3."""
 
 
 class PolicySpecError(SloschedError, ValueError):
@@ -21,20 +29,16 @@ def make_policy(spec: str) -> Policy:
 
     Your own: `package.module:Class`, with options as `package.module:Class:margin=0.1`.
     """
-    head, *rest = spec.strip().split(":")
-    if head in POLICIES:
-        policy_class = POLICIES[head]
-    elif rest:
-        policy_class = _import(head, rest.pop(0))
-    else:
-        raise PolicySpecError(
-            f"no policy {head!r}; there are {', '.join(POLICIES)}, or package.module:Class"
-        )
-    options = dict(_option(text, policy_class) for text in ":".join(rest).split(",") if text)
-    try:
-        return policy_class(**options)
-    except (TypeError, ValueError) as error:
-        raise PolicySpecError(f"{spec!r} makes no policy: {error}") from error
+    first, *wrappers = _parts(spec)
+    policy = _made(first)
+    for part in wrappers:
+        policy = _made(part, policy)
+    return policy
+
+
+def policy_classes(spec: str) -> list[type[Policy]]:
+    """Of the policy and of all that wraps it."""
+    return [part.policy_class for part in _parts(spec)]
 
 
 def policy_fields(policy_class: type[Policy]) -> list[tuple[str, object, list[str]]]:
@@ -55,9 +59,102 @@ def tried_values(policy_class: type[Policy]) -> dict[str, tuple[object, ...]]:
     }
 
 
+def values_to_try(spec: str) -> dict[str, tuple[object, ...]]:
+    """`tried_values` of all parts of a spec; a wrapper's names are `early_rejection.max_load`."""
+    return {
+        part.prefix + name: values
+        for part in _parts(spec)
+        for name, values in tried_values(part.policy_class).items()
+    }
+
+
+def with_options(spec: str, options: Mapping[str, str]) -> str:
+    """The spec with these options, named as by `values_to_try`, in place of those that it had."""
+    parts = _parts(spec)
+    known = {part.prefix + name for part in parts for name in _names(part.policy_class)}
+    if unknown := options.keys() - known:
+        raise PolicySpecError(
+            f"{spec} has no parameter {', '.join(sorted(unknown))}; "
+            f"it has {', '.join(sorted(known)) or 'none'}"
+        )
+    texts = []
+    for part in parts:
+        given = {
+            name: options[part.prefix + name]
+            for name in _names(part.policy_class)
+            if part.prefix + name in options
+        }
+        pairs = (f"{name}={value}" for name, value in {**part.options, **given}.items())
+        texts.append(":".join(filter(None, (part.head, ",".join(pairs)))))
+    return "+".join(texts)
+
+
+class _Part(NamedTuple):
+    """A policy or a wrapper of a spec."""
+
+    head: str
+    """`edf` or `package.module:Class`."""
+    policy_class: type[Policy]
+    options: dict[str, str]
+    """As they were written."""
+
+    @property
+    def prefix(self) -> str:
+        """What stands before the names of its options where several parts have some."""
+        is_wrapper = issubclass(self.policy_class, Wrapper)
+        return f"{self.head.rpartition(':')[2]}." if is_wrapper else ""
+
+
+def _parts(spec: str) -> list[_Part]:
+    """The policy, then what wraps it, the innermost first."""
+    first, *wrappers = (_part(text.strip()) for text in _PLUS.split(spec))
+    if issubclass(first.policy_class, Wrapper):
+        raise PolicySpecError(
+            f"{first.head!r} wraps a policy: name one before it, as in sarathi+{first.head}"
+        )
+    for part in wrappers:
+        if not issubclass(part.policy_class, Wrapper):
+            raise PolicySpecError(
+                f"{part.head!r} cannot follow a plus: it wraps no policy, as do "
+                f"{', '.join(WRAPPERS)}"
+            )
+    return [first, *wrappers]
+
+
+def _part(text: str) -> _Part:
+    head, *rest = text.split(":")
+    policy_class = POLICIES.get(head) or WRAPPERS.get(head)
+    if policy_class is None:
+        if not rest:
+            raise PolicySpecError(
+                f"no policy {head!r}; there are {', '.join(POLICIES)}, or package.module:Class, "
+                f"and after a plus {', '.join(WRAPPERS)}"
+            )
+        name = rest.pop(0)
+        policy_class = _import(head, name)
+        head = f"{head}:{name}"
+    options = (_option(text, policy_class) for text in ":".join(rest).split(",") if text)
+    return _Part(head, policy_class, dict(options))
+
+
+def _made(part: _Part, *inner: Policy) -> Policy:
+    hints = get_type_hints(part.policy_class)
+    options = {name: _value(name, text, hints[name]) for name, text in part.options.items()}
+    try:
+        return part.policy_class(*inner, **options)
+    except (TypeError, ValueError) as error:
+        raise PolicySpecError(f"{part.head!r} makes no policy: {error}") from error
+
+
 def _fields(policy_class: Any) -> Sequence[Field[object]]:
-    """None if its author made it no dataclass."""
-    return fields(policy_class) if is_dataclass(policy_class) else ()
+    """Its options; none if its author made it no dataclass."""
+    is_wrapper = issubclass(policy_class, Wrapper)
+    found = fields(policy_class) if is_dataclass(policy_class) else ()
+    return [field for field in found if not (is_wrapper and field.name == "inner")]
+
+
+def _names(policy_class: type[Policy]) -> list[str]:
+    return [field.name for field in _fields(policy_class)]
 
 
 def _import(module: str, name: str) -> type[Policy]:
@@ -70,28 +167,30 @@ def _import(module: str, name: str) -> type[Policy]:
     return found
 
 
-def _option(text: str, policy_class: type[Policy]) -> tuple[str, object]:
+def _option(text: str, policy_class: type[Policy]) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     name = name.strip()
-    hints = get_type_hints(policy_class)
-    known = [field.name for field in _fields(policy_class)]
+    known = _names(policy_class)
     if not equals or name not in known:
         raise PolicySpecError(
             f"{policy_class.__name__} has no option {text!r}; write name=value with one of "
             f"{', '.join(known) or 'none'}"
         )
-    kind = hints[name]
+    return name, value.strip()
+
+
+def _value(name: str, text: str, kind: type) -> object:
     try:
-        return name, _bool(value) if kind is bool else kind(value.strip())
+        return _bool(text) if kind is bool else kind(text)
     except ValueError as error:
         choices = _choices(kind)
         expected = f"one of {', '.join(choices)}" if choices else f"of type {kind.__name__}"
-        raise PolicySpecError(f"{name}={value!r} is not {expected}") from error
+        raise PolicySpecError(f"{name}={text!r} is not {expected}") from error
 
 
 def _bool(text: str) -> bool:
     values = {"true": True, "1": True, "false": False, "0": False}
-    if (value := values.get(text.strip().lower())) is None:
+    if (value := values.get(text.lower())) is None:
         raise ValueError(text)
     return value
 

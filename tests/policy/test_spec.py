@@ -7,10 +7,19 @@ from dataclasses import dataclass
 import pytest
 
 from slosched.core import Policy, SchedulerOutput, SchedulerView
-from slosched.policy import EDF, POLICIES, SLOAware
+from slosched.policy import EDF, POLICIES, WRAPPERS, EarlyRejection, PastFuture, SLOAware
 from slosched.policy._drop import Drop
 from slosched.policy.slo_aware import LateRule
-from slosched.policy.spec import PolicySpecError, make_policy, policy_fields, tried_values
+from slosched.policy.spec import (
+    PolicySpecError,
+    make_policy,
+    policy_classes,
+    policy_fields,
+    tried_values,
+    values_to_try,
+    with_options,
+)
+from slosched.policy.wrapper import Gate, Wrapper
 
 
 @dataclass
@@ -21,6 +30,16 @@ class Mine(Policy):
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         raise NotImplementedError
+
+
+@dataclass
+class Open(Wrapper):
+    """A wrapper of one's own."""
+
+    width: int = 1
+
+    def gate(self, view: SchedulerView) -> Gate:
+        return Gate(view.waiting, {})
 
 
 class NotADataclass(Policy):
@@ -43,6 +62,31 @@ def test_options_are_read_as_their_fields_types() -> None:
 
 def test_a_policy_of_ones_own_is_named_by_its_module() -> None:
     assert make_policy(f"{__name__}:Mine:margin=0.5") == Mine(0.5)
+    assert make_policy(f"{__name__}:Mine:margin=2e+1+{__name__}:Open:width=2") == Open(Mine(20), 2)
+
+
+def test_wrappers_follow_what_they_wrap_after_a_plus() -> None:
+    edf = EDF(256, Drop.EXPIRED)
+    spec = "edf:token_budget=256,drop=expired + early_rejection:max_load=0.9+past_future"
+    assert make_policy(spec) == PastFuture(EarlyRejection(edf, max_load=0.9))
+    assert policy_classes(spec) == [EDF, EarlyRejection, PastFuture]
+
+
+def test_what_wraps_a_policy_can_be_tuned_with_it() -> None:
+    spec = f"edf:drop=expired+early_rejection+{__name__}:Open"
+    assert values_to_try(spec) == {
+        **tried_values(EDF),
+        "early_rejection.max_load": tried_values(EarlyRejection)["max_load"],
+    }
+    options = {"token_budget": "256", "early_rejection.max_load": "0.8", "Open.width": "3"}
+    assert with_options(spec, options) == (
+        f"edf:drop=expired,token_budget=256+early_rejection:max_load=0.8+{__name__}:Open:width=3"
+    )
+    assert with_options("edf:drop=expired", {"drop": "never"}) == "edf:drop=never"
+    with pytest.raises(
+        PolicySpecError, match=r"no parameter max_load; .* early_rejection\.max_load"
+    ):
+        with_options(spec, {"max_load": "1"})
 
 
 @pytest.mark.parametrize(
@@ -62,6 +106,14 @@ def test_a_policy_of_ones_own_is_named_by_its_module() -> None:
         ("no_such_module:X", "cannot import no_such_module:X"),
         (f"{__name__}:LateRule", "is not a subclass of slosched.core.Policy"),
         (f"{__name__}:NotADataclass:margin=1", "has no option 'margin=1'; .* none"),
+        ("early_rejection", "wraps a policy: name one before it, as in sarathi\\+early_rejection"),
+        ("sarathi+edf", "'edf' cannot follow a plus: .* early_rejection, past_future"),
+        ("sarathi+nope", "no policy 'nope'; .* after a plus early_rejection"),
+        ("sarathi+", "'sarathi\\+'"),
+        ("+early_rejection", "no policy ''"),
+        ("sarathi+early_rejection:max_load=0", "max_load must be positive, not 0.0"),
+        ("sarathi+early_rejection:inner=edf", "no option 'inner=edf'; .* max_load"),
+        ("sarathi+past_future:reserve=1", "reserve must be in \\[0, 1\\), not 1.0"),
     ],
 )
 def test_what_is_wrong_with_a_spec_is_said(spec: str, complaint: str) -> None:
@@ -84,6 +136,14 @@ def test_every_policy_can_be_tuned_and_takes_what_is_tried(name: str) -> None:
         assert values[0] == getattr(make_policy(name), option)
         for value in values:
             assert getattr(make_policy(f"{name}:{option}={value}"), option) == value
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_every_wrapper_can_be_tuned_and_takes_what_is_tried(name: str) -> None:
+    assert tried_values(WRAPPERS[name])
+    for option, values in values_to_try(f"edf+{name}").items():
+        for value in values:
+            make_policy(with_options(f"edf+{name}", {option: str(value)}))
 
 
 def test_a_policy_without_tunable_fields_has_nothing_to_try() -> None:

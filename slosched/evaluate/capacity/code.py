@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from slosched.policy.spec import make_policy
+from slosched.policy.spec import policy_classes
 
 _PACKAGE = Path(__file__).parents[2]
 _REPLAYED = (
@@ -30,15 +30,16 @@ _NOT_REPLAYED = ("engine/torch/", "engine/server/", "engine/profiling/")
 
 
 def code_digest(policy: str) -> str:
-    """Of every source file that a replay of this policy runs, its own module among them.
+    """Of every source file that a replay of this policy runs, its own modules among them.
 
     Finer than a commit: an edit that is not committed counts, one to the documentation does not,
     and it works where there is no git.
     """
     summed = hashlib.sha256(_package_digest().encode())
-    policy_class = type(make_policy(policy))
-    if not policy_class.__module__.startswith("slosched."):
-        summed.update(inspect.getsource(inspect.getmodule(policy_class) or policy_class).encode())
+    for policy_class in policy_classes(policy):
+        if not policy_class.__module__.startswith("slosched."):
+            source = inspect.getsource(inspect.getmodule(policy_class) or policy_class)
+            summed.update(source.encode())
     return summed.hexdigest()
 
 
