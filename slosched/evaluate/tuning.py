@@ -28,7 +28,7 @@ from slosched.evaluate.capacity import (
     Sweep,
 )
 from slosched.evaluate.statistics import antitonic, crossing
-from slosched.policy.spec import make_policy, policy_fields, tried_values
+from slosched.policy.spec import PolicySpecError, make_policy, values_to_try, with_options
 from slosched.workload.trace import Trace
 
 TUNED_FORMAT = "slosched-tuned/1"
@@ -152,8 +152,7 @@ def values_of(policy: str, given: Mapping[str, Sequence[str]]) -> dict[str, list
                 _applied(policy, Limits(), {name: value})
         return {name: list(values) for name, values in given.items()}
     found = {
-        name: [str(value) for value in values]
-        for name, values in tried_values(type(make_policy(policy))).items()
+        name: [str(value) for value in values] for name, values in values_to_try(policy).items()
     }
     if not found:
         raise ValueError(
@@ -254,26 +253,12 @@ def _applied(policy: str, limits: Limits, setting: Setting) -> tuple[str, Limits
     chosen = {name: int(value) for name, value in setting.items() if name in LIMITS}
     if not options:
         return policy, _limited(limits, chosen)
-    spec = _spec(policy, options)
+    try:
+        spec = with_options(policy, options)
+    except PolicySpecError as error:
+        raise ValueError(f"{error}, and the replica has {', '.join(LIMITS)}") from error
     make_policy(spec)
     return spec, _limited(limits, chosen)
-
-
-def _spec(policy: str, options: Setting) -> str:
-    """The spec with these options in place of those that it had."""
-    named = {name for name, _, _ in policy_fields(type(make_policy(policy)))}
-    head, _, tail = policy.rpartition(":")
-    has_options = bool(head) and "=" in tail
-    kept = dict(text.split("=", 1) for text in tail.split(",") if text) if has_options else {}
-    kept |= options
-    unknown = options.keys() - named
-    if unknown:
-        raise ValueError(
-            f"{policy} has no parameter {', '.join(sorted(unknown))}; it has "
-            f"{', '.join(sorted(named)) or 'none'}, and the replica has {', '.join(LIMITS)}"
-        )
-    base = head if has_options else policy.rstrip(":")
-    return f"{base}:{','.join(f'{name}={value}' for name, value in kept.items())}"
 
 
 def _limited(limits: Limits, chosen: Mapping[str, int]) -> Limits:
