@@ -27,12 +27,14 @@ from slosched.core import (
 from slosched.engine.loop import Engine
 from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.scheduling_time import MEASURED, SimulatedDevice, TakesTime
+from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
 from slosched.perfmodel import LinearModel
 from slosched.policy import FCFS, POLICIES
 from slosched.scheduler import Scheduler
 from slosched.testing import Scenario, play, scenarios
+from slosched.workload import Trace, TraceRequest
 
 STEP_S = 1.0
 
@@ -194,6 +196,19 @@ def test_without_overlap_every_step_waits_for_its_decision() -> None:
     scheduler.add_request(request)
     run_to_end(Engine(scheduler, SimulatedExecutor(model, clock, {}), clock))
     assert request.token_times_s == [1.25, 2.5, 3.75]
+
+
+def test_a_replay_loses_the_time_of_its_decisions_unless_they_overlap() -> None:
+    trace = Trace.of([TraceRequest(f"r{i}", 0.0, 8, 40) for i in range(4)], "test")
+
+    def end_s(schedule_s: float, *, overlap: bool) -> float:
+        config = SimulationConfig(schedule_s=schedule_s, overlap=overlap)
+        requests = simulate(trace, FCFS(), steps_of_a_second(), config)
+        return max(request.token_times_s[-1] for request in requests)
+
+    assert end_s(0.0, overlap=False) == 40.0
+    assert end_s(0.5, overlap=False) == 60.0
+    assert end_s(0.5, overlap=True) == 40.5, "only the first decision hides behind nothing"
 
 
 def test_a_measured_decision_takes_the_time_that_it_took() -> None:
