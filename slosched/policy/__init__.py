@@ -11,6 +11,7 @@ from slosched.policy.medha_lars import MedhaLARS
 from slosched.policy.past_future import PastFuture
 from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
+from slosched.policy.scorpio import Scorpio
 from slosched.policy.sjf import SJF
 from slosched.policy.slai import SLAI
 from slosched.policy.slidebatching import SlideBatching
@@ -34,6 +35,7 @@ POLICIES: dict[str, type[Policy]] = {
     "jitserve": JITServe,
     "medha_lars": MedhaLARS,
     "vtc": VTC,
+    "scorpio": Scorpio,
 }
 
 WRAPPERS: dict[str, type[Wrapper]] = {
@@ -60,6 +62,7 @@ __all__ = [
     "SLOAware",
     "SLOsServe",
     "Sarathi",
+    "Scorpio",
     "SlideBatching",
     "Wrapper",
 ]
