@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cost
 NUM_RUNNING, NUM_WAITING = 256, 1000
 MAX_MEDIAN_S = 1e-3
 PUBLISHED = {"qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve"}
-PUBLISHED |= {"medha_lars", "vtc", "scorpio"}
+PUBLISHED |= {"medha_lars", "vtc", "scorpio", "sola"}
 """They are what their authors made them: some look at every decode and every waiting prompt."""
 MAX_PUBLISHED_MEDIAN_S = 2e-3
 MODEL = make_model()  # shared: a prompt's own prefill time is predicted once, then remembered

@@ -17,6 +17,7 @@ from slosched.policy.slai import SLAI
 from slosched.policy.slidebatching import SlideBatching
 from slosched.policy.slo_aware import SLOAware
 from slosched.policy.slosserve import SLOsServe
+from slosched.policy.sola import SOLA
 from slosched.policy.vtc import VTC
 from slosched.policy.wrapper import Wrapper
 
@@ -36,6 +37,7 @@ POLICIES: dict[str, type[Policy]] = {
     "medha_lars": MedhaLARS,
     "vtc": VTC,
     "scorpio": Scorpio,
+    "sola": SOLA,
 }
 
 WRAPPERS: dict[str, type[Wrapper]] = {
@@ -50,6 +52,7 @@ __all__ = [
     "POLICIES",
     "SJF",
     "SLAI",
+    "SOLA",
     "VTC",
     "WRAPPERS",
     "EarlyRejection",
