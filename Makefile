@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SCALE ?= quick
 # uv does not read pip's configuration: hand it the folder of local wheels, if pip has one.
 FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get global.find-links 2>/dev/null); do \
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow bench bench-simulator bench-accuracy clean
+.PHONY: help setup demo test lint check-types test-slow bench bench-simulator bench-accuracy arena robustness clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -48,6 +49,12 @@ bench-simulator: setup  ## How fast the simulator is, at mean batches of 16, 64 
 
 bench-accuracy: setup  ## How right the latency model is, on every data set at hand
 	$(BIN)/python benchmarks/latency_model.py --plot runs/vllm_runs.png
+
+arena: setup  ## Compare all policies in all scenarios (SCALE=full takes a night); make docs/arena.md
+	$(BIN)/python -m experiments.arena run --scale $(SCALE)
+
+robustness: setup  ## Disturb every policy at its own knee (a quarter of an hour); make docs/robustness.md
+	$(BIN)/python -m experiments.robustness run
 
 clean:  ## Remove .venv and results
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

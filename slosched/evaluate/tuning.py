@@ -174,20 +174,28 @@ class Tuner:
         *,
         precision: float = 0.03,
         store: Store | None = None,
+        max_trials: int | None = None,
     ) -> None:
-        """`windows` must not be those that the result is judged on."""
+        """`windows` must not be those that the result is judged on.
+
+        After `max_trials` settings nothing new is tried, so that no contender is tuned longer than
+        another; at least one.
+        """
+        if max_trials is not None and max_trials < 1:
+            raise ValueError(f"max_trials must be at least 1, not {max_trials}")
         self._base, self._values, self._windows = base, values, windows
         self._objective, self._precision, self._store = objective, precision, store
+        self._max_trials = max_trials
         self.trials: dict[str, Trial] = {}
 
     def run(self, make_pool: MakePool, on_trial: OnTrial | None = None) -> Tuned:
         """The best setting; the policy as it was, if nothing beats it."""
-        best = self._try([{}], make_pool, on_trial)
+        (best,) = self._try([{}], make_pool, on_trial)
         for _ in range(MAX_ROUNDS):
             before = best
             for name, values in self._values.items():
                 others = [{**best.setting, name: value} for value in values]
-                best = max(best, self._try(others, make_pool, on_trial), key=_score)
+                best = max([best, *self._try(others, make_pool, on_trial)], key=_score)
             if best is before:
                 break
         limits = {name: int(best.setting[name]) for name in LIMITS if name in best.setting}
@@ -203,9 +211,11 @@ class Tuner:
 
     def _try(
         self, settings: Sequence[dict[str, str]], make_pool: MakePool, on_trial: OnTrial | None
-    ) -> Trial:
-        """The best of them; those that were not tried before are simulated side by side."""
+    ) -> list[Trial]:
+        """What is known of them; those that were not tried before are simulated side by side."""
         new = {self._key(s): s for s in settings if self._key(s) not in self.trials}
+        if self._max_trials is not None:
+            new = dict(list(new.items())[: self._max_trials - len(self.trials)])
         if new:
             contenders = {key: self._contender(setting) for key, setting in new.items()}
             plan = self._objective.plan(self._precision)
@@ -217,7 +227,7 @@ class Tuner:
                 self.trials[key] = Trial(new[key], contender.policy, score, error)
                 if on_trial is not None:
                     on_trial(self.trials[key])
-        return max((self.trials[self._key(s)] for s in settings), key=_score)
+        return [self.trials[key] for s in settings if (key := self._key(s)) in self.trials]
 
     def _key(self, setting: Setting) -> str:
         """Equal for settings that make the same policy, as one that names a default does."""

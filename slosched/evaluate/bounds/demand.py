@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slosched.core import BatchShape, DeadlineRule, Limits
-from slosched.evaluate.bounds.prices import FloatArray, LegalSteps, StepPrices, StepTimes
+from slosched.evaluate.bounds.prices import FloatArray, StepPrices, StepTimes, legal_steps
 from slosched.evaluate.metrics import MAX_LATE_GAP_SHARE, TOLERANCE_S
 from slosched.workload.trace import Trace, TraceRequest
 
@@ -63,7 +63,7 @@ def demand_of(
     at a time, and no prefix cache.
     """
     longest = longest_context(trace)
-    prices = LegalSteps(model, limits, longest, kv_tokens).dearest(token_weights(trace))
+    prices = legal_steps(model, limits, longest, kv_tokens).dearest(token_weights(trace))
     return demand_at(prices, shortest_step_s(model), trace, limits, kv_tokens)
 
 

@@ -18,7 +18,13 @@ from slosched.evaluate.bounds.demand import (
     token_weights,
 )
 from slosched.evaluate.bounds.on_time import Bound, bound_of
-from slosched.evaluate.bounds.prices import FloatArray, LegalSteps, StepPrices, StepTimes
+from slosched.evaluate.bounds.prices import (
+    FloatArray,
+    LegalSteps,
+    StepPrices,
+    StepTimes,
+    legal_steps,
+)
 from slosched.evaluate.bounds.program import IntArray, Program, spread
 from slosched.workload.trace import Trace
 
@@ -60,7 +66,7 @@ def hindsight_bound(
     """
     if num_requests < 1:
         raise ValueError(f"num_requests must be at least 1, not {num_requests}")
-    steps = LegalSteps(model, limits, longest_context(trace), kv_tokens)
+    steps = legal_steps(model, limits, longest_context(trace), kv_tokens)
     mean_price = steps.dearest(token_weights(trace))
     demand = demand_at(mean_price, shortest_step_s(model), trace, limits, kv_tokens)
     prices = _several_prices(steps, trace)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -86,13 +87,18 @@ class LegalSteps:
             highs.append(most)
         self._lows_s = np.array(lows_s)
         self._highs = np.array(highs, dtype=np.float64)
+        self._found: dict[bytes, StepPrices] = {}
 
     def dearest(self, weights: FloatArray) -> StepPrices:
         """The prices that make `weights` (of t, Bd, t2, t3, steps) dearest and still hold.
 
         Nor do they let a policy gain by computing contexts anew instead of decoding, on average.
         """
-        return StepPrices(*_dearest(self._lows_s, self._highs, weights).tolist())
+        key = weights.tobytes()
+        if key not in self._found:
+            prices = _dearest(self._lows_s, self._highs, weights)
+            self._found[key] = StepPrices(*prices.tolist())
+        return self._found[key]
 
     def _cells(self) -> Iterator[tuple[BatchShape, tuple[int, int, int, int, int]]]:
         """The least shape of each cell, and the most of (t, Bd, t2, t3, steps) in it."""
@@ -109,6 +115,16 @@ class LegalSteps:
                 for p, p_high in _within(t, most_pairs, _PAIR_CELLS):
                     most = (t_high, d_high, p_high, c_high, 1)
                     yield _least_shape(t, t_high, d, d_high, p, c), most
+
+
+_kept = lru_cache(maxsize=4)(LegalSteps)
+
+
+def legal_steps(
+    model: StepTimes, limits: Limits, max_context_tokens: int, kv_tokens: int | None
+) -> LegalSteps:
+    """`LegalSteps`, kept: they are the same for all bounds of a trace and at all its rates."""
+    return _kept(cast("Hashable", model), limits, max_context_tokens, kv_tokens)
 
 
 def _ranges(most: int, num_cells: int, power: int) -> list[tuple[int, int]]:

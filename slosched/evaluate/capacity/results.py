@@ -153,6 +153,25 @@ class Study:
         """Over a capacity of another study, whose windows or seeds were others: not paired."""
         return _ratio(self, contender, other, reference, target)
 
+    def goodput_ratio(self, contender: str, reference: str, rate: float) -> Ratio:
+        """Good requests over the reference's at a rate that both were played at, paired."""
+        if contender == reference:
+            return Ratio(1.0, Interval(1.0, 1.0))
+        above, below = (self._good_shares(name, rate) for name in (contender, reference))
+        if not below[0]:
+            return Ratio(math.nan, Interval(math.nan, math.nan))
+        value = float(above[0] / below[0])
+        worlds = above[1:] / np.maximum(below[1:], 1e-9)
+        return Ratio(value, interval(worlds, value, self.num_seeds))
+
+    def _good_shares(self, contender: str, rate: float) -> FloatArray:
+        """Attainment as it was, then in each of the resampled worlds: shape (1 + replicates,)."""
+        curve = self._curves[contender]
+        (place,) = np.flatnonzero(curve.rates == rate)
+        good, counted = curve.good[place], curve.counted[place]
+        worlds = self._weights @ good / np.maximum(self._weights @ counted, 1e-9)
+        return np.concatenate([[good.sum() / counted.sum()], worlds])
+
     def frame(self) -> pd.DataFrame:
         """The curves: attainment and good requests/s by policy and rate, with 95 % bounds."""
         rows = []

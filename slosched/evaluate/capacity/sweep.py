@@ -122,7 +122,8 @@ class Sweep:
         tasks = []
         for measured in self.measured.values():
             wanted = measured.wanted()
-            while any(self._recall(measured, *place) for place in wanted):
+            # All of a round before the next one is asked for, as when they were simulated.
+            while sum(self._recall(measured, *place) for place in wanted):
                 wanted = measured.wanted()
             tasks += [
                 _Task(measured, k, i, self._point(measured, k, i))

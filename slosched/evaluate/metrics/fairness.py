@@ -70,16 +70,20 @@ def attainment_by_tier(records: Sequence[RequestRecord], rule: DeadlineRule) -> 
 def deciles(columns: RequestColumns, good: BoolArray) -> list[DecileRow]:
     """`attainment_by_decile` of requests that are judged already."""
     lengths = columns.num_prompt_tokens
-    edges = np.unique(np.quantile(lengths, np.arange(1, 10) / 10))
-    ranges, of_request = np.unique(
-        np.searchsorted(edges, lengths, side="left"), return_inverse=True
-    )
+    of_request = decile_of(lengths)
     rows = []
-    for i, count in enumerate(_counts(columns, good, of_request, len(ranges))):
+    for i, count in enumerate(_counts(columns, good, of_request, int(of_request.max()) + 1)):
         inside = lengths[of_request == i]
         ends = int(inside.min()), int(inside.max())
         rows.append(DecileRow(*count, min_prompt_tokens=ends[0], max_prompt_tokens=ends[1]))
     return rows
+
+
+def decile_of(lengths: IntArray) -> IntArray:
+    """The range of prompt lengths that each request is in, shape (n,), counted from 0."""
+    edges = np.unique(np.quantile(lengths, np.arange(1, 10) / 10))
+    found = np.searchsorted(edges, lengths, side="left")
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 
 def jain_index(shares: Sequence[float]) -> float:

@@ -1,0 +1,1 @@
+"""Studies that slosched was judged by: each is run by one command and leaves a page in docs/."""

@@ -1,0 +1,183 @@
+"""`python -m experiments.arena`: run the comparison, list what is compared, make the page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from experiments.arena import costs, report
+from experiments.arena.contenders import chosen
+from experiments.arena.results import Results
+from experiments.arena.scenarios import PROMISED, SCALES, SCENARIOS, Scale, Scenario
+from experiments.arena.tournament import Tournament
+from slosched.cli.console import complain, console, progress_bar, table
+from slosched.core import SloschedError
+from slosched.evaluate.capacity import Store
+
+app = typer.Typer(
+    help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+)
+_STORE = Path("runs/arena/points.sqlite")
+
+Only = Annotated[
+    str | None, typer.Option(metavar="NAME,…", help="These scenarios alone; `list` names them.")
+]
+Policies = Annotated[
+    str | None, typer.Option(metavar="NAME,…", help="These policies or contenders alone.")
+]
+ScaleName = Annotated[
+    str, typer.Option("--scale", help=f"How much is simulated: {' or '.join(SCALES)}.")
+]
+
+
+@app.command()
+def run(
+    only: Only = None,
+    policies: Policies = None,
+    scale: ScaleName = "quick",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes.  Default: one a core.")
+    ] = None,
+    keep_tuning: Annotated[
+        bool, typer.Option("--keep-tuning", help="Take the settings of tuned.csv as they are.")
+    ] = False,
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Also what this code has measured already.")
+    ] = False,
+    store: Annotated[Path, typer.Option(help="Where every replay is kept.")] = _STORE,
+) -> None:
+    """Tune and measure every contender in every scenario, and make the page.
+
+    Example: `python -m experiments.arena run --only conv-tight --scale quick --jobs 2`.
+
+    Stop it with Ctrl-C and run it again: it goes on where it was.  Every edit to the code that a
+    replay runs makes all replays new, so run it from a tree in which nobody works.
+    """
+    results = Results()
+    with Store(store) as kept:
+        field = chosen(_names(policies))
+        tournament = Tournament(field, _scale(scale), results, kept, jobs, keep_tuning)
+        wanted = _scenarios(only)
+        pending = [s for s in wanted if anew or not tournament.is_done(s)]
+        for scenario in wanted:
+            if scenario not in pending:
+                console.print(f"{scenario.name}: measured already (--anew measures it again)")
+        if pending:
+            _play(tournament, pending, jobs)
+    report.write(results)
+    console.print(f"wrote {report.PAGE} and its figures")
+
+
+@app.command("list")
+def show(scale: ScaleName = "quick") -> None:
+    """Print the scenarios, and who takes part with which values.
+
+    Example: `python -m experiments.arena list`.
+    """
+    rows = [[s.name, s.model, str(s.source), s.promise, s.rule] for s in SCENARIOS.values()]
+    console.print(table("scenarios", ["name", "device", "requests", "promise", "rule"], rows))
+    rows = [[name, text] for name, text in PROMISED.items()]
+    console.print(table("promises", ["name", "TTFT, TPOT"], rows))
+    rows = [
+        [e.name, e.group, "; ".join(f"{k}: {' '.join(v)}" for k, v in e.values.items())]
+        for e in chosen(None)
+    ]
+    most = _scale(scale).max_trials
+    console.print(
+        table(f"contenders, up to {most} settings each", ["name", "class", "tried"], rows)
+    )
+
+
+@app.command()
+def estimate(
+    only: Only = None,
+    policies: Policies = None,
+    scale: ScaleName = "quick",
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes.")] = None,
+) -> None:
+    """Say what a run will about cost, by playing a few requests of each scenario.
+
+    Example: `python -m experiments.arena estimate --only conv-tight,code-medium`.
+    """
+    with Store(_STORE) as kept:
+        tournament = Tournament(chosen(_names(policies)), _scale(scale), Results(), kept, jobs)
+        total_s = 0.0
+        for scenario in _scenarios(only):
+            seconds = tournament.estimate_s(scenario, _num_jobs(jobs))
+            total_s += seconds
+            console.print(f"{scenario.name}: about {seconds / 60:.0f} min")
+        console.print(f"in all about {total_s / 60:.0f} min on {_num_jobs(jobs)} processes")
+
+
+@app.command()
+def cost() -> None:
+    """Time a decision of every policy, 256 running and 1,000 waiting.  Nothing else may run.
+
+    Example: `python -m experiments.arena cost`.
+    """
+    Results().write("cost", costs.measure())
+
+
+@app.command("report")
+def make_report() -> None:
+    """Make docs/arena.md and its figures of the committed results.
+
+    Example: `python -m experiments.arena report`.
+    """
+    report.write(Results())
+    console.print(f"wrote {report.PAGE} and its figures")
+
+
+def _play(tournament: Tournament, pending: Sequence[Scenario], jobs: int | None) -> None:
+    """With an estimate first, a bar over all replays, and a line for each scenario that ends."""
+    first_s = tournament.estimate_s(pending[0], _num_jobs(jobs))
+    console.print(
+        f"{pending[0].name} will take about {first_s / 60:.0f} min on {_num_jobs(jobs)} "
+        f"processes, of {len(pending)} scenarios (`estimate` plays some requests of each)"
+    )
+    expected = {s.name: tournament.num_replays(s) for s in pending}
+    with progress_bar() as progress:
+        task = progress.add_task("replays", total=sum(expected.values()))
+        done = 0
+        for scenario in pending:
+            progress.update(task, description=scenario.name, completed=done)
+            seconds = tournament.play(scenario, lambda: progress.advance(task))
+            done += expected[scenario.name]
+            console.print(f"{scenario.name}: {seconds / 60:.1f} min")
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _scenarios(only: str | None) -> list[Scenario]:
+    names = _names(only) or list(SCENARIOS)
+    if unknown := [name for name in names if name not in SCENARIOS]:
+        raise ValueError(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
+    return [SCENARIOS[name] for name in names]
+
+
+def _scale(name: str) -> Scale:
+    if name not in SCALES:
+        raise ValueError(f"no scale {name!r}; there are {', '.join(SCALES)}")
+    return SCALES[name]
+
+
+def _num_jobs(jobs: int | None) -> int:
+    return jobs or os.cpu_count() or 1
+
+
+def main() -> None:
+    try:
+        app()
+    except (SloschedError, ValueError, OSError) as error:
+        complain(error)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

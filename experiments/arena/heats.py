@@ -1,0 +1,141 @@
+"""The heats: every contender is tuned, on requests that will not judge it, and the best go on.
+
+All of a class are tuned for good requests/s at one rate near the knee, that at which the class's
+reference serves 95 % well as its author left it.  All may try the same number of settings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from experiments.arena.contenders import Class, Entry
+from experiments.arena.ring import Ring
+from slosched.evaluate.capacity import CapacityError, Contender, Plan, Study
+from slosched.evaluate.tuning import Objective, Tuned, Tuner
+
+REFERENCES = {
+    Class.PLAIN: "edf",
+    Class.DROPPING: "goodput",
+    Class.PUBLISHED: "goodput",
+    Class.OURS: "goodput",
+}
+"""At their defaults.  Plain policies break down at rates at which the others are still to be told
+apart, so that they are tuned at a lower one."""
+REFERENCE_TARGET = 0.95
+_PRECISION = 0.05
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A contender and its best setting."""
+
+    entry: Entry
+    policy: str
+    limits: dict[str, int]
+    score: float
+    """Good requests/s on the tuning windows; below zero if it failed."""
+    rate: float
+    num_trials: int
+
+    def contender(self, ring: Ring) -> Contender:
+        limits = replace(ring.config.limits, **self.limits)  # type: ignore[arg-type]
+        base = ring.contender(self.entry, replace(ring.config, limits=limits))
+        return replace(base, policy=self.policy)
+
+
+def tune_all(ring: Ring, entries: Sequence[Entry]) -> list[Settled]:
+    """In the order given."""
+    rates = _rates(ring, {REFERENCES[entry.group] for entry in entries})
+    return [_tune(ring, entry, rates[REFERENCES[entry.group]]) for entry in entries]
+
+
+def finalists(ring: Ring, tuned: Sequence[Settled]) -> list[Settled]:
+    """Who goes on: of each class the best, and all of ours; none that failed."""
+    sound = [one for one in tuned if one.score >= 0]
+    most = None if ring.scenario.everybody else ring.scale.num_finalists
+    by_class: dict[Class, list[Settled]] = defaultdict(list)
+    for one in sorted(sound, key=lambda one: -one.score):
+        by_class[one.entry.group].append(one)
+    going = {
+        one.entry.name
+        for group, found in by_class.items()
+        for one in (found if group is Class.OURS else found[:most])
+    }
+    return [one for one in sound if one.entry.name in going]
+
+
+def frame(scenario: str, tuned: Sequence[Settled]) -> pd.DataFrame:
+    """A row a contender, as `settled` reads it."""
+    return pd.DataFrame(
+        {
+            "scenario": scenario,
+            "contender": one.entry.name,
+            "class": one.entry.group.value,
+            "tuned": one.policy,
+            "limits": json.dumps(one.limits),
+            "rate": one.rate,
+            "good_requests_per_s": one.score,
+            "num_trials": one.num_trials,
+        }
+        for one in tuned
+    )
+
+
+def settled(rows: pd.DataFrame, entries: Sequence[Entry]) -> list[Settled]:
+    """What an earlier run found.  Raises ValueError if it did not tune somebody."""
+    by_name = rows.set_index("contender").to_dict("index")
+    if missing := [entry.name for entry in entries if entry.name not in by_name]:
+        raise ValueError(f"nobody has tuned {', '.join(missing)} yet: leave out --keep-tuning")
+    found = []
+    for entry in entries:
+        row = by_name[entry.name]
+        score, num_trials = float(row["good_requests_per_s"]), int(row["num_trials"])
+        limits = json.loads(row["limits"])
+        found.append(
+            Settled(entry, str(row["tuned"]), limits, score, float(row["rate"]), num_trials)
+        )
+    return found
+
+
+def _rates(ring: Ring, references: set[str]) -> dict[str, float]:
+    """By reference, where it serves 95 % of the tuning requests well."""
+    model, config = ring.model, ring.config
+    contenders = [
+        Contender(name, name, model, ring.scenario.model, config) for name in sorted(references)
+    ]
+    plan = Plan((REFERENCE_TARGET,), _PRECISION)
+    sweep = ring.sweep(contenders, ring.tuning_windows, plan)
+    study = Study(list(sweep.measured.values()), ring.tuning_windows)
+    found = {
+        name: study.capacity(name, REFERENCE_TARGET).requests_per_s for name in study.contenders
+    }
+    most = max(found.values(), default=0.0)
+    if not most:
+        raise CapacityError(
+            f"{ring.scenario.name}: not even {', '.join(sorted(references))} serve "
+            f"{REFERENCE_TARGET:.0%} in time at any rate; the promise is too tight for this device"
+        )
+    # A reference that never gets there says nothing: half of what the other does is near enough.
+    return {name: found.get(name) or most / 2 for name in references}
+
+
+def _tune(ring: Ring, entry: Entry, rate: float) -> Settled:
+    tuner = Tuner(
+        ring.contender(entry),
+        entry.values,
+        ring.tuning_windows,
+        Objective(rate=rate),
+        precision=ring.scale.precision,
+        store=ring.store,
+        max_trials=ring.scale.max_trials,
+    )
+    found: Tuned = tuner.run(ring.make_pool)
+    best = found.trials[0]
+    score = -math.inf if best.error else best.score
+    return Settled(entry, found.policy, found.limits, score, rate, len(found.trials))

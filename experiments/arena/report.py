@@ -1,0 +1,271 @@
+"""The page docs/arena.md and its figures, made of the committed results and of nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from experiments.arena.figures import OTHERS, best_at, figures, save
+from experiments.arena.results import Results
+from experiments.arena.rows import Row, Tables, best, pick
+from experiments.arena.scenarios import LOADS, NOISE, PROMISED, SCENARIOS
+from experiments.arena.targets import FLAGSHIP, RIVALS, hardest_rival, share_of_bound, verdicts
+
+PAGE = Path(__file__).parents[2] / "docs" / "arena.md"
+_CAPTIONS = {
+    "capacity_99": "Capacity at 99 % attainment over the best of each class, with 95 % intervals",
+    "goodput_2x": "Good requests at twice the load over the best of each class",
+    "overload": "Attainment under overload",
+    "deciles": "Who pays: attainment by prompt length, at twice the load",
+}
+
+
+def write(results: Results, page: Path = PAGE) -> None:
+    """Page and figures; what they were before is replaced."""
+    tables = results.tables()
+    drawn = dict(figures(tables, order_of(tables)))
+    for name, figure in drawn.items():
+        save(figure, page.parent / page.stem / f"{name}.svg")
+    page.write_text(text_of(tables, list(drawn)), encoding="utf-8")
+
+
+def text_of(tables: Tables, drawn: Sequence[str]) -> str:
+    """The page.  Every number in it comes from `tables`."""
+    order = order_of(tables)
+    parts = [
+        *_introduction(tables, order),
+        "## Targets",
+        _targets(tables),
+        "## Capacity",
+        *_capacity(tables, order),
+        *_figure("capacity_99", drawn),
+        "## Overload",
+        *_overload(tables, order),
+        *_figure("goodput_2x", drawn),
+        *_figure("overload", drawn),
+        "## How far from the best possible",
+        *_bounds(tables["bounds"], order),
+        "## Who pays",
+        *_who_pays(tables["deciles"], order),
+        *_figure("deciles", drawn),
+        "## What a decision costs",
+        *_costs(tables["cost"]),
+        "## Settings",
+        *_settings(tables["tuned"], order),
+        "## Who made it",
+        *_provenance(tables["runs"], order),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def order_of(tables: Tables) -> list[str]:
+    """Scenarios that were measured, in the order of the program; unknown ones last."""
+    known, measured = list(SCENARIOS), [row["scenario"] for row in tables["runs"]]
+    return [n for n in known if n in measured] + [n for n in measured if n not in known]
+
+
+def _introduction(tables: Tables, order: Sequence[str]) -> Iterator[str]:
+    yield "# The arena"
+    yield (
+        "<!-- Made by `python -m experiments.arena report` from experiments/arena/results: "
+        "edit those, not this. -->"
+    )
+    yield (
+        "Every policy on one engine: the same arrivals, lengths, KV cache, latency model and "
+        "knowledge of output lengths (none), each tuned on requests that do not judge it. The "
+        f"device is simulated from a measured latency model, with {NOISE:.0%} noise on every step; "
+        "policies predict with the same model, corrected online as a server does. One scenario is "
+        "the base, and each other changes one thing. How it is measured, and how to run it: "
+        "[experiments/arena](../experiments/arena/README.md)."
+    )
+    missing = [name for name in SCENARIOS if name not in order]
+    if missing:
+        yield f"Not measured yet: {', '.join(missing)}."
+    rows = []
+    for name in order:
+        (run,) = pick(tables["runs"], scenario=name)
+        promise = PROMISED.get(run["promise"], run["promise"])
+        knee = f"{run['knee_requests_per_s']:.3g} ({run['knee_of']})"
+        rows.append([name, run["model"], run["trace"], promise, f"`{run['rule']}`", knee])
+    columns = ["scenario", "device", "requests", "promise (TTFT, TPOT)", "rule", "1× load"]
+    yield _table(columns, rows)
+    yield (
+        "1× load is the best plain policy's capacity at 90 % attainment, in requests/s. Plain are "
+        "`fcfs`, `sarathi`, `edf` and `sjf`; with dropping are the same four when they reject "
+        "what is late or cannot be in time; published are the policies of papers, with whatever "
+        f"dropping suits them best; ours are `{FLAGSHIP}` and `slo_aware`."
+    )
+
+
+def _targets(tables: Tables) -> str:
+    rows = [[v.what, v.against, v.at_least, v.found, v.said] for v in verdicts(tables)]
+    columns = [f"`{FLAGSHIP}`", "against", "at least", "found, where it is least", ""]
+    return _table(columns, rows)
+
+
+def _capacity(tables: Tables, order: Sequence[str]) -> Iterator[str]:
+    table, ratios = tables["capacity"], tables["ratios"]
+    yield (
+        "The highest rate (requests/s) at which that share of the offered requests is good, with "
+        "its 95 % interval; the best of each class by name. Ratios are paired: both policies in "
+        "the same resampled requests."
+    )
+    targets = sorted({row["target"] for row in table}, reverse=True)
+    for target in targets:
+        yield f"### At {target:.0%} attainment"
+        rows = []
+        for name in order:
+            here = pick(table, scenario=name, target=target)
+            cells = [_one_capacity(best(pick(here, contender=FLAGSHIP), "requests_per_s"))]
+            cells += [_best_capacity(pick(here, class_=group)) for group in OTHERS]
+            cells += [
+                _ratio(hardest_rival(ratios, name, f"capacity {target:.0%}", [group]))
+                for group in RIVALS
+            ]
+            rows.append([name, *cells])
+        columns = [f"÷ best {group}" for group in RIVALS]
+        yield _table(["scenario", FLAGSHIP, *(f"best {g}" for g in OTHERS), *columns], rows)
+    if order and targets:
+        here = pick(table, scenario=order[0], target=targets[0])
+        here.sort(key=lambda row: -float(row["requests_per_s"]))
+        yield f"Everybody in {order[0]}, at {targets[0]:.0%}:"
+        rows = [[r["contender"], r["class"], _one_capacity(r), r["flags"]] for r in here]
+        yield _table(["contender", "class", "requests/s", "to be read with"], rows)
+
+
+def _best_capacity(rows: Sequence[Row]) -> str:
+    found = best(rows, "requests_per_s")
+    return "–" if found is None else f"{_one_capacity(found)} {found['contender']}"
+
+
+def _one_capacity(row: Row | None) -> str:
+    if row is None:
+        return "–"
+    if not row["requests_per_s"]:
+        return "0"
+    return f"{row['requests_per_s']:.3g} [{row['low']:.3g}, {row['high']:.3g}]"
+
+
+def _ratio(row: Row | None) -> str:
+    return "–" if row is None else f"{row['ratio']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+
+
+def _overload(tables: Tables, order: Sequence[str]) -> Iterator[str]:
+    yield (
+        "Good requests/s at multiples of the 1× load (in brackets the attainment), and the paired "
+        f"ratio of `{FLAGSHIP}` to the best other that may drop."
+    )
+    rows = []
+    for name in order:
+        for load in LOADS:
+            found = [best_at(tables["overload"], name, load, g) for g in ("ours", *OTHERS)]
+            rival = hardest_rival(tables["ratios"], name, f"goodput {load:g}x", RIVALS)
+            cells = [_good(row, named=i > 0) for i, row in enumerate(found)]
+            rows.append([name if load == LOADS[0] else "", f"{load:g}×", *cells, _ratio(rival)])
+    columns = ["scenario", "load", FLAGSHIP, *(f"best {group}" for group in OTHERS), "÷ rival"]
+    yield _table(columns, rows)
+
+
+def _good(row: Row | None, *, named: bool) -> str:
+    if row is None:
+        return "–"
+    said = f"{row['good_requests_per_s']:.3g} ({row['attainment']:.0%})"
+    return f"{said} {row['contender']}" if named else said
+
+
+def _bounds(bounds: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
+    yield (
+        "Good requests over what [no scheduler can exceed](bounds.md): on a device without noise, "
+        "where the bounds hold, and over all requests from an empty start. A bound knows "
+        "everything in advance, and how far it lies above the best possible nobody knows."
+    )
+    rows = []
+    for name in order:
+        for load in LOADS:
+            mine = share_of_bound(bounds, name, load, FLAGSHIP)
+            if mine is None:
+                continue
+            here = pick(bounds, scenario=name, load=load)
+            others = [share_of_bound(bounds, name, load, r["who"]) for r in here if _is_other(r)]
+            rival = best([share for share in others if share is not None], "of_bound")
+            said = "–" if rival is None else f"{rival['of_bound']:.3f} {rival['who']}"
+            share = [f"{mine['attainment']:.1%}", f"{mine['of_bound']:.3f}", mine["bound"]]
+            rows.append([name, f"{load:g}×", *share, said])
+    columns = ["scenario", "load", f"{FLAGSHIP}: attainment", "÷ bound", "which", "best other"]
+    yield _table(columns, rows)
+
+
+def _is_other(row: Row) -> bool:
+    return row["class"] in OTHERS
+
+
+def _who_pays(deciles: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
+    yield (
+        "A policy that counts requests can raise its total by giving up long prompts. Attainment "
+        f"of `{FLAGSHIP}` by tenths of the prompt lengths, shortest first:"
+    )
+    rows = []
+    for name in order:
+        for load in sorted({row["load"] for row in deciles}):
+            mine = pick(deciles, scenario=name, load=load, contender=FLAGSHIP)
+            shares = [f"{row['num_good'] / row['num_offered']:.2f}" for row in mine]
+            if shares:
+                rows.append([name, f"{load:g}×", " ".join(shares)])
+    yield _table(["scenario", "load", "attainment"], rows)
+
+
+def _costs(cost: Sequence[Row]) -> Iterator[str]:
+    if not cost:
+        yield "Not measured yet: `python -m experiments.arena cost`."
+        return
+    made = cost[0]
+    yield (
+        f"256 running and 1,000 waiting requests, median of {made['rounds']} decisions, on "
+        f"{made['machine']}, at {made['git_hash']}, by `{made['command']}`:"
+    )
+    ordered = sorted(cost, key=lambda row: float(row["median_s"]))
+    yield _table(["policy", "ms"], [[r["policy"], f"{r['median_s'] * 1e3:.2f}"] for r in ordered])
+
+
+def _settings(tuned: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
+    yield (
+        "Each contender was tuned by coordinate ascent for good requests/s at one rate near the "
+        "knee, all with the same number of trials at most, on other requests than those that "
+        "judge. Those who are missing above were left out after this, behind others of their class."
+    )
+    rows = []
+    for name in order:
+        for row in pick(tuned, scenario=name):
+            limits = "" if row["limits"] == "{}" else f" {row['limits']}"
+            score = f"{row['good_requests_per_s']:.3g} of {row['rate']:.3g}"
+            setting = f"`{row['tuned']}`{limits}"
+            rows.append([name, row["contender"], setting, score, row["num_trials"]])
+    yield _table(["scenario", "contender", "best setting", "good/s of offered", "trials"], rows)
+
+
+def _provenance(runs: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
+    columns = ["scale", "judged_on", "tuned_on", "bounds_on", "num_replays", "seconds"]
+    columns += ["git_hash", "code_digest", "machine", "made"]
+    by_name = {row["scenario"]: row for row in runs}
+    yield (
+        "Windows are given as number x requests. Seeds from 0 on count from the beginning of a "
+        "trace, those below from its end; made-up requests are drawn anew for each. The seed is "
+        "that of the device's noise, too."
+    )
+    rows = [[name, *(by_name[name][column] for column in columns)] for name in order]
+    yield _table(["scenario", *(column.replace("_", " ") for column in columns)], rows)
+    for command in dict.fromkeys(by_name[name]["command"] for name in order):
+        yield f"Made by `{command}`."
+
+
+def _figure(name: str, drawn: Sequence[str]) -> Iterator[str]:
+    if name in drawn:
+        yield f"![{_CAPTIONS[name]}](arena/{name}.svg)"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    return "\n".join([_line(columns), "|---" * len(columns) + "|", *map(_line, rows)])
+
+
+def _line(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"

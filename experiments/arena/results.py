@@ -1,0 +1,78 @@
+"""Results as CSV files, one a kind, with who made them: committed, and what the page is made of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.arena.rows import Tables
+from slosched.evaluate.capacity.code import code_digest, git_hash
+
+HERE = Path(__file__).parent / "results"
+KINDS = ("runs", "tuned", "capacity", "overload", "ratios", "deciles", "bounds", "cost")
+"""`runs` has a row a scenario: at which scale, by which code, on which machine, how long."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """A folder of tables.  A scenario that is measured again takes the place of what it was."""
+
+    folder: Path = HERE
+
+    def read(self, kind: str) -> pd.DataFrame:
+        """Empty if there is none yet."""
+        path = self._path(kind)
+        if not path.exists():
+            return pd.DataFrame({"scenario": []})
+        return pd.read_csv(path, keep_default_na=False, na_values=["nan"])
+
+    def tables(self) -> Tables:
+        """All of them, as records."""
+        return {
+            kind: [
+                {str(name): value for name, value in row.items()}
+                for row in self.read(kind).to_dict("records")
+            ]
+            for kind in KINDS
+        }
+
+    def of(self, kind: str, scenario: str) -> pd.DataFrame:
+        table = self.read(kind)
+        return table[table["scenario"] == scenario]
+
+    def put(self, kind: str, scenario: str, rows: pd.DataFrame) -> None:
+        """All rows of the scenario, in place of those that there were."""
+        table = self.read(kind)
+        kept = table[table["scenario"] != scenario]
+        self.write(kind, pd.concat([kept, rows]) if len(kept) else rows)
+
+    def write(self, kind: str, table: pd.DataFrame) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Whoever is stopped while writing leaves the old file.
+        unfinished = self._path(kind).with_suffix(".new")
+        table.to_csv(unfinished, index=False, float_format="%.6g", na_rep="nan")
+        unfinished.replace(self._path(kind))
+
+    def _path(self, kind: str) -> Path:
+        if kind not in KINDS:
+            raise ValueError(f"no kind of result {kind!r}; there are {', '.join(KINDS)}")
+        return self.folder / f"{kind}.csv"
+
+
+def provenance() -> dict[str, object]:
+    """Who made a result: which code, where, when, and by which command."""
+    return {
+        "git_hash": git_hash(),
+        "code_digest": code_digest("fcfs")[:16],
+        "command": shlex.join(["python", "-m", "experiments.arena", *sys.argv[1:]]),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}",
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,249 @@
+"""What is compared, as data: devices, traces, promises, deadline rules, and how much of each.
+
+A star, not a full product: one base, and one thing at a time is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from slosched.core import SLO, DeadlineRule, Limits
+from slosched.engine.disturbances import Disturbances
+from slosched.engine.simulate import SimulationConfig
+from slosched.evaluate.capacity import window
+from slosched.perfmodel import FittedModel, load_model
+from slosched.workload import Proportional, SLORule, Trace, read_trace, synthesize
+from slosched.workload.lengths import Lognormal
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+NOISE = 0.05
+PREFILL_FACTOR = 2.0
+"""TTFT grows by so many times what the prompt takes alone."""
+_TUNING_SEED = 1 << 20
+"""Made-up requests to tune on are of seeds from here on; those to judge on count from 0."""
+
+
+class Source(Protocol):
+    """Where requests come from: `size` of them for each window."""
+
+    def windows(self, size: int, seeds: Sequence[int]) -> list[Trace]:
+        """Seeds from 0 on count from the beginning, below zero from the end."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A public trace, cut into runs that follow one another."""
+
+    file: str
+    is_poisson: bool = False
+    """The same requests in the same order, but with Poisson arrivals."""
+
+    def windows(self, size: int, seeds: Sequence[int]) -> list[Trace]:
+        path = TRACES / self.file
+        if not path.exists():
+            raise FileNotFoundError(
+                f"the arena needs {path}: see shared/traces/SOURCES.md, or leave this scenario "
+                "out with --only"
+            )
+        whole = _whole(path)
+        cut = [window(whole, size, seed) for seed in seeds]
+        if not self.is_poisson:
+            return cut
+        return [w.with_poisson_arrivals(seed=abs(s)) for w, s in zip(cut, seeds, strict=True)]
+
+    def __str__(self) -> str:
+        return Path(self.file).stem + (", Poisson arrivals" if self.is_poisson else "")
+
+
+_whole = lru_cache(maxsize=4)(read_trace)
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Gamma arrivals (the greater `cv`, the burstier) of requests with lognormal lengths."""
+
+    prompt: Lognormal
+    output: Lognormal
+    cv: float
+
+    def windows(self, size: int, seeds: Sequence[int]) -> list[Trace]:
+        return [
+            synthesize(
+                "gamma",
+                num_requests=size,
+                seed=seed if seed >= 0 else _TUNING_SEED - seed,
+                cv=self.cv,
+                prompt=self.prompt,
+                output=self.output,
+            )
+            for seed in seeds
+        ]
+
+    def __str__(self) -> str:
+        return (
+            f"made up: bursts (CV {self.cv:g}), prompts of {self.prompt.mean_tokens:g} ± "
+            f"{self.prompt.cv * self.prompt.mean_tokens:g} tokens"
+        )
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Each request draws one of several rules at random, all alike."""
+
+    rules: Sequence[SLORule]
+    seed: int
+
+    def assign(self, num_prompt_tokens: Sequence[int]) -> list[SLO]:
+        drawn = np.random.default_rng(self.seed).integers(
+            len(self.rules), size=len(num_prompt_tokens)
+        )
+        by_rule = [rule.assign(num_prompt_tokens) for rule in self.rules]
+        return [by_rule[k][i] for i, k in enumerate(drawn)]
+
+
+Promise = Callable[[FittedModel, int], SLORule]
+"""Of a device and a window's seed."""
+
+
+def _promise(base_s: float, tpot_s: float, factor: float = PREFILL_FACTOR) -> Promise:
+    return lambda model, _seed: Proportional(model.predict_prefill, factor, tpot_s, base_s)
+
+
+def _mixed(model: FittedModel, seed: int) -> SLORule:
+    return Mixture([PROMISES[name](model, seed) for name in ("tight", "medium", "relaxed")], seed)
+
+
+PROMISES: dict[str, Promise] = {
+    "tight": _promise(0.5, 0.025),
+    "medium": _promise(1.0, 0.050),
+    "relaxed": _promise(5.0, 0.100),
+    "mixed": _mixed,
+    "proportional": _promise(0.25, 0.050, factor=5.0),
+}
+PROMISED = {
+    "tight": "0.5 s + 2 × prefill, 25 ms a token",
+    "medium": "1 s + 2 × prefill, 50 ms a token",
+    "relaxed": "5 s + 2 × prefill, 100 ms a token",
+    "mixed": "tight, medium or relaxed, a third each, at random",
+    "proportional": "0.25 s + 5 × prefill, 50 ms a token",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is simulated."""
+
+    name: str
+    num_windows: int
+    """That contenders are judged on; each is one seed of the device's noise, too."""
+    window_requests: int
+    num_tuning_windows: int
+    tuning_requests: int
+    max_trials: int
+    """Settings that are tried of each contender, at most."""
+    num_finalists: int | None
+    """Of each class, the best where they were tuned; None for all.  Ours always take part."""
+    precision: float
+    """Ratio of neighbouring rates of a search, less one."""
+    num_bound_windows: int
+    bound_requests: int
+
+
+QUICK = Scale("quick", 4, 1000, 2, 600, 10, 2, 0.04, 1, 1500)
+FULL = Scale("full", 5, 1200, 2, 1000, 40, None, 0.02, 2, 4000)
+SCALES = {scale.name: scale for scale in (QUICK, FULL)}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One device, one trace, one set of promises, one deadline rule."""
+
+    name: str
+    model: str
+    source: Source
+    promise: str
+    rule: DeadlineRule = DeadlineRule.MEAN_TPOT
+    size_factor: float = 1.0
+    """Requests a window, as a multiple of the scale's: where each is long, fewer will do."""
+    hindsight: bool = False
+    """Whether L3 is asked as well: where requests are long a short window says something."""
+    everybody: bool = False
+    """Nobody is left out after the tuning, whatever the scale."""
+
+    def __post_init__(self) -> None:
+        if self.promise not in PROMISES:
+            raise ValueError(f"no promise {self.promise!r}; there are {', '.join(PROMISES)}")
+
+    def device(self) -> FittedModel:
+        return load_model(self.model)
+
+    def config(self, model: FittedModel) -> SimulationConfig:
+        """The replica: 5 % noise, a latency model that corrects itself, the device's own cache."""
+        block_size = 16
+        return SimulationConfig(
+            limits=Limits(deadline_rule=self.rule),
+            num_blocks=int(model.provenance["kv_capacity_tokens"]) // block_size,
+            block_size=block_size,
+            disturbances=Disturbances(noise=NOISE),
+            online=True,
+        )
+
+    def tuning_windows(self, scale: Scale) -> list[Trace]:
+        """The last of the trace; of made-up ones, other seeds."""
+        seeds = range(-1, -1 - scale.num_tuning_windows, -1)
+        return self._windows(scale.tuning_requests, seeds)
+
+    def windows(self, scale: Scale) -> list[Trace]:
+        """The first of the trace, to judge on."""
+        return self._windows(scale.window_requests, range(scale.num_windows))
+
+    def bound_windows(self, scale: Scale) -> list[Trace]:
+        """The first requests again, as many as a bound needs to bite."""
+        return self._windows(scale.bound_requests, range(scale.num_bound_windows))
+
+    def _windows(self, size: int, seeds: Sequence[int]) -> list[Trace]:
+        rule, model = PROMISES[self.promise], self.device()
+        traces = self.source.windows(max(1, round(self.size_factor * size)), seeds)
+        return [
+            trace.with_slo(rule(model, abs(seed)))
+            for trace, seed in zip(traces, seeds, strict=True)
+        ]
+
+
+_CONV, _CODE = Recorded("azure_conv_2023.csv"), Recorded("azure_code_2023.csv")
+_MOONCAKE = Recorded("mooncake_conversation.jsonl")
+_BURSTY = MadeUp(Lognormal(6000, 1.5), Lognormal(300, 1.0), cv=3.0)
+_H100, _H200 = "h100/llama-3.1-8b", "h200/llama-3.1-8b"
+_BASE = Scenario("conv-tight", _H100, _CONV, "tight", everybody=True)
+_LONG = 0.5
+
+_ALL = (
+    _BASE,
+    Scenario("code-medium", _H100, _CODE, "medium", hindsight=True),
+    Scenario("mooncake-mixed-h200", _H200, _MOONCAKE, "mixed", size_factor=_LONG, hindsight=True),
+    replace(_BASE, name="conv-mixed", promise="mixed", everybody=False),
+    replace(_BASE, name="conv-tight-tbt", rule=DeadlineRule.TBT, everybody=False),
+    replace(_BASE, name="conv-tight-envelope", rule=DeadlineRule.ENVELOPE, everybody=False),
+    replace(_BASE, name="conv-medium", promise="medium", everybody=False),
+    Scenario("code-tight", _H100, _CODE, "tight", hindsight=True),
+    replace(_BASE, name="conv-relaxed", promise="relaxed", everybody=False),
+    replace(_BASE, name="conv-proportional", promise="proportional", everybody=False),
+    Scenario("bursty-long-mixed", _H100, _BURSTY, "mixed", size_factor=_LONG, hindsight=True),
+    Scenario("conv-mixed-rtx4090", "rtx4090/llama-3.2-3b", _CONV, "mixed"),
+    Scenario("conv-tight-h200", _H200, _CONV, "tight"),
+    Scenario("conv-medium-70b-tp4", "h100/llama-3.1-70b-tp4", _CONV, "medium"),
+    Scenario("conv-tight-poisson", _H100, replace(_CONV, is_poisson=True), "tight"),
+    Scenario(
+        "mooncake-relaxed-h100", _H100, _MOONCAKE, "relaxed", size_factor=_LONG, hindsight=True
+    ),
+)
+SCENARIOS = {scenario.name: scenario for scenario in _ALL}
+"""The most telling first: a run that is stopped has those."""
+LOADS = (1.0, 1.5, 2.0, 3.0)
+"""Multiples of the best plain policy's capacity at 90 %."""

@@ -1,0 +1,148 @@
+"""The whole comparison: heats and finals of a scenario, and what they will about cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from experiments.arena.contenders import Class, Entry
+from experiments.arena.finals import Finals
+from experiments.arena.heats import Settled, finalists, frame, settled, tune_all
+from experiments.arena.results import Results, provenance
+from experiments.arena.ring import OnReplay, Ring
+from experiments.arena.scenarios import LOADS, Scale, Scenario
+from slosched.engine.simulate import simulate
+from slosched.evaluate.capacity import Store
+from slosched.policy.spec import make_policy
+
+_SEARCH_RATES = 4
+"""At which all windows are played for each target, once one window alone has found the knee."""
+_SCOUT_RATES = 5
+_TARGETS = 2
+_SAMPLE = 150
+"""Requests of which the time is taken for the estimate."""
+
+
+@dataclass(frozen=True)
+class Tournament:
+    """Who plays, at which scale, and where the results go."""
+
+    entries: Sequence[Entry]
+    scale: Scale
+    results: Results
+    store: Store
+    jobs: int | None = None
+    keep_tuning: bool = False
+
+    def is_done(self, scenario: Scenario) -> bool:
+        """True if this code has measured it with these contenders at this scale."""
+        rows = self.results.of("runs", scenario.name).to_dict("records")
+        if not rows:
+            return False
+        made, row = provenance(), rows[0]
+        return (row["code_digest"], row["scale"], row["contenders"]) == (
+            made["code_digest"],
+            self.scale.name,
+            self._names,
+        )
+
+    def play(self, scenario: Scenario, on_replay: OnReplay = lambda: None) -> float:
+        """Measure a scenario and keep what was found; seconds that it took."""
+        begin_s = time.monotonic()
+        with Ring(scenario, self.scale, self.store, self.jobs, on_replay) as ring:
+            tuned = self._tuned(ring)
+            finals = Finals(ring, finalists(ring, tuned))
+            tables = finals.tables()
+            seconds = time.monotonic() - begin_s
+            tables["runs"] = self._run_row(ring, finals, seconds)
+        for kind, rows in tables.items():
+            self.results.put(kind, scenario.name, rows)
+        return seconds
+
+    def num_replays(self, scenario: Scenario) -> int:
+        """About how many there will be."""
+        scale = self.scale
+        trials = sum(_num_trials(entry, scale) for entry in self.entries)
+        references = 2 * (_SCOUT_RATES + _SEARCH_RATES * scale.num_tuning_windows)
+        a_finalist = _TARGETS * (_SCOUT_RATES + _SEARCH_RATES * scale.num_windows)
+        a_finalist += len(LOADS) * (scale.num_windows + scale.num_bound_windows)
+        return (
+            references
+            + trials * scale.num_tuning_windows
+            + self._num_finalists(scenario) * a_finalist
+        )
+
+    def estimate_s(self, scenario: Scenario, num_jobs: int) -> float:
+        """Seconds that a scenario will about take; a few of its requests are played for it."""
+        windows = scenario.tuning_windows(self.scale)
+        model = scenario.device()
+        config = scenario.config(model)
+        sample = type(windows[0]).of(windows[0].requests[:_SAMPLE], windows[0].name)
+        prompt_s = float(sum(model.predict_prefill(int(n)) for n in sample.prompt_tokens))
+        busy = sample.scaled_to(len(sample) / prompt_s)
+        seconds = {}
+        for entry in self.entries:
+            begin_s = time.perf_counter()
+            simulate(busy, make_policy(entry.policy), model, config)
+            seconds[entry.name] = (time.perf_counter() - begin_s) / len(sample)
+        scale, factor = self.scale, scenario.size_factor
+        tuning = scale.num_tuning_windows * scale.tuning_requests * factor
+        finals = _TARGETS * (_SCOUT_RATES + _SEARCH_RATES * scale.num_windows)
+        finals += len(LOADS) * scale.num_windows
+        share = self._num_finalists(scenario) / max(1, len(self.entries))
+        total_s = sum(
+            seconds[entry.name]
+            * (_num_trials(entry, scale) * tuning + share * finals * scale.window_requests * factor)
+            for entry in self.entries
+        )
+        return total_s / num_jobs
+
+    @property
+    def _names(self) -> str:
+        return " ".join(entry.name for entry in self.entries)
+
+    def _num_finalists(self, scenario: Scenario) -> int:
+        most = None if scenario.everybody else self.scale.num_finalists
+        if most is None:
+            return len(self.entries)
+        groups = [entry.group for entry in self.entries]
+        others = [min(most, groups.count(group)) for group in Class if group is not Class.OURS]
+        return sum(others) + groups.count(Class.OURS)
+
+    def _tuned(self, ring: Ring) -> list[Settled]:
+        if self.keep_tuning:
+            return settled(self.results.of("tuned", ring.scenario.name), self.entries)
+        tuned = tune_all(ring, self.entries)
+        self.results.put("tuned", ring.scenario.name, frame(ring.scenario.name, tuned))
+        return tuned
+
+    def _run_row(self, ring: Ring, finals: Finals, seconds: float) -> pd.DataFrame:
+        scenario, scale = ring.scenario, self.scale
+        knee_of, knee = finals.knee
+        first, last = ring.windows[0], ring.tuning_windows[0]
+        row: dict[str, object] = {
+            "scenario": scenario.name,
+            "scale": scale.name,
+            "model": scenario.model,
+            "trace": str(scenario.source),
+            "promise": scenario.promise,
+            "rule": scenario.rule.value,
+            "judged_on": f"{len(ring.windows)} x {len(first)}, seeds 0 to {len(ring.windows) - 1}",
+            "tuned_on": f"{len(ring.tuning_windows)} x {len(last)}, seeds -1 to "
+            f"{-len(ring.tuning_windows)}",
+            "bounds_on": f"{len(ring.bound_windows)} x {len(ring.bound_windows[0])}",
+            "knee_of": knee_of,
+            "knee_requests_per_s": knee,
+            "num_replays": ring.num_replays,
+            "seconds": round(seconds),
+            "contenders": self._names,
+            **provenance(),
+        }
+        return pd.DataFrame([row])
+
+
+def _num_trials(entry: Entry, scale: Scale) -> int:
+    return min(scale.max_trials, 1 + sum(len(values) - 1 for values in entry.values.values()))

@@ -1,0 +1,218 @@
+"""The arena end to end on a tiny scenario, and the committed page against the committed results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.arena import __main__ as command
+from experiments.arena import report
+from experiments.arena.contenders import Class, chosen, entries
+from experiments.arena.figures import figures
+from experiments.arena.results import HERE, KINDS, Results
+from experiments.arena.scenarios import (
+    PROMISED,
+    PROMISES,
+    SCALES,
+    SCENARIOS,
+    TRACES,
+    MadeUp,
+    Mixture,
+    Recorded,
+    Scale,
+    Scenario,
+)
+from experiments.arena.targets import FLAGSHIP, verdicts
+from experiments.arena.tournament import Tournament
+from slosched.core import SLO
+from slosched.evaluate.capacity import Store
+from slosched.evaluate.tuning import Tuner
+from slosched.policy import POLICIES
+from slosched.policy.spec import make_policy
+from slosched.workload import Tiers
+from slosched.workload.lengths import Lognormal
+
+TINY = Scale("tiny", 2, 120, 1, 80, 2, None, 0.1, 1, 60)
+BURST = MadeUp(Lognormal(800, 1.0), Lognormal(4, 0.5), cv=1.5)
+SMALL = Scenario("tiny", "h100/llama-3.1-8b", BURST, "medium")
+
+
+def tournament(folder: Path, store: Store, *, keep_tuning: bool = False) -> Tournament:
+    field = chosen(["edf", "goodput"])
+    return Tournament(field, TINY, Results(folder), store, jobs=1, keep_tuning=keep_tuning)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny arena, played once: edf with and without dropping, and ours."""
+    folder = tmp_path_factory.mktemp("arena")
+    with Store(folder / "points.sqlite") as store:
+        tournament(folder / "results", store).play(SMALL)
+    return folder
+
+
+def test_a_tiny_arena_leaves_every_table_but_the_cost(played: Path) -> None:
+    tables = Results(played / "results").tables()
+    assert {kind for kind in KINDS if tables[kind]} == set(KINDS) - {"cost"}
+    (run,) = tables["runs"]
+    assert run["contenders"] == "edf edf+drop goodput"
+    assert run["knee_of"] == "edf"
+    assert run["knee_requests_per_s"] > 0
+    assert {row["contender"] for row in tables["capacity"]} == {"edf", "edf+drop", "goodput"}
+    assert all(row["num_trials"] <= TINY.max_trials for row in tables["tuned"])
+
+
+def test_under_overload_the_same_load_is_offered_to_all(played: Path) -> None:
+    tables = Results(played / "results").tables()
+    knee = tables["runs"][0]["knee_requests_per_s"]
+    for row in tables["overload"]:
+        assert row["rate"] == pytest.approx(row["load"] * knee, rel=1e-3)
+        assert row["good_requests_per_s"] == pytest.approx(
+            row["rate"] * row["attainment"], rel=1e-4
+        )
+
+
+def test_nobody_does_better_than_a_bound(played: Path) -> None:
+    rows = Results(played / "results").tables()["bounds"]
+    for load in {row["load"] for row in rows}:
+        here = [row for row in rows if row["load"] == load]
+        least = min(row["num_good"] for row in here if row["class"] == "bound")
+        assert max(row["num_good"] for row in here if row["class"] != "bound") <= least
+
+
+def test_deciles_hold_all_counted_requests(played: Path) -> None:
+    rows = Results(played / "results").tables()["deciles"]
+    for who in ("edf", "goodput"):
+        mine = [row for row in rows if row["contender"] == who and row["load"] == 1.0]
+        assert [row["decile"] for row in mine] == list(range(1, 11))
+        offered = sum(row["num_offered"] for row in mine)
+        assert TINY.window_requests <= offered <= 2 * TINY.window_requests
+
+
+def test_a_second_call_finds_every_replay_and_the_same_results(played: Path) -> None:
+    before = {path.name: path.read_text() for path in (played / "results").iterdir()}
+    with Store(played / "points.sqlite") as store:
+        again = tournament(played / "again", store, keep_tuning=False)
+        assert not again.is_done(SMALL)
+        num_replays = 0
+
+        def count() -> None:
+            nonlocal num_replays
+            num_replays += 1
+
+        again.play(SMALL, count)
+        assert again.is_done(SMALL)
+    assert num_replays == 0
+    for kind in set(KINDS) - {"runs", "cost"}:
+        assert (played / "again" / f"{kind}.csv").read_text() == before[f"{kind}.csv"]
+
+
+def test_the_page_of_a_tiny_arena(played: Path, tmp_path: Path) -> None:
+    page = tmp_path / "arena.md"
+    report.write(Results(played / "results"), page)
+    text = page.read_text("utf-8")
+    assert "| tiny | h100/llama-3.1-8b |" in text
+    drawn = {path.stem for path in (tmp_path / "arena").glob("*.svg")}
+    assert drawn == {"capacity_99", "goodput_2x", "overload", "deciles"}
+    assert all(f"arena/{name}.svg" in text for name in drawn)
+
+
+def test_without_results_nothing_is_reached_and_nothing_missed(tmp_path: Path) -> None:
+    empty = Results(tmp_path / "none").tables()
+    assert {verdict.is_reached for verdict in verdicts(empty)} == {None}
+    assert "not measured" in report.text_of(empty, [])
+
+
+def test_a_verdict_is_the_worst_scenario_and_the_hardest_rival() -> None:
+    tables = {kind: [] for kind in KINDS}
+    tables["ratios"] = [
+        ratio("conv-tight", "with dropping", 1.3),
+        ratio("conv-medium", "with dropping", 1.04),
+        ratio("conv-mixed", "with dropping", 1.2),
+        ratio("code-medium", "with dropping", 2.0),
+        ratio("conv-tight", "published", 1.2),
+        ratio("code-medium", "published", 1.05),
+    ]
+    found = {verdict.what: verdict for verdict in verdicts(tables)}
+    assert found["capacity 99%, conv-tight"].is_reached
+    other = found["capacity 99%, other sets of Azure conv"]
+    assert other.is_reached is False
+    assert "1.04× [0.90, 2.50] over best in conv-medium" in other.found
+    assert found["capacity 99%, Azure code"].is_reached
+    assert found["capacity 99%, everywhere"].is_reached
+    assert found["capacity 99%, everywhere, in the mean"].is_reached  # sqrt(1.2 * 1.05) > 1.1
+    assert found["capacity 99%, Mooncake"].is_reached is None
+
+
+def ratio(scenario: str, group: str, value: float) -> dict[str, object]:
+    named = {"scenario": scenario, "metric": "capacity 99%", "ours": FLAGSHIP, "class": group}
+    return {**named, "best": "best", "ratio": value, "low": 0.9, "high": 2.5}
+
+
+def test_the_committed_page_is_what_the_committed_results_give() -> None:
+    if not (HERE / "runs.csv").exists():
+        pytest.skip("the arena has not been run yet")
+    tables = Results().tables()
+    drawn = [name for name, _ in figures(tables, report.order_of(tables))]
+    assert report.PAGE.read_text("utf-8") == report.text_of(tables, drawn)
+    for name in drawn:
+        assert (report.PAGE.parent / "arena" / f"{name}.svg").exists()
+
+
+def test_every_policy_of_the_table_takes_part_and_can_be_made() -> None:
+    found = entries()
+    assert {entry.policy.partition(":")[0] for entry in found} >= set(POLICIES)
+    assert len({entry.name for entry in found}) == len(found)
+    for entry in found:
+        make_policy(entry.policy)
+    assert [e.name for e in found if e.group is Class.PLAIN] == ["fcfs", "sarathi", "edf", "sjf"]
+
+
+def test_who_is_not_there_cannot_be_chosen() -> None:
+    assert [e.name for e in chosen(["edf"])] == ["edf", "edf+drop"]
+    with pytest.raises(ValueError, match="nobody is called edff"):
+        chosen(["edff"])
+
+
+@pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda scenario: scenario.name)
+def test_nobody_is_judged_on_what_he_was_tuned_on(scenario: Scenario, scale: Scale) -> None:
+    if isinstance(scenario.source, Recorded) and not TRACES.exists():
+        pytest.skip(f"no public traces in {TRACES}")
+    source, factor = scenario.source, scenario.size_factor
+    judged = source.windows(round(factor * scale.window_requests), range(scale.num_windows))
+    seeds = range(-1, -1 - scale.num_tuning_windows, -1)
+    tuned = source.windows(round(factor * scale.tuning_requests), seeds)
+    if isinstance(source, Recorded):
+        ids = [{r.request_id for w in windows for r in w.requests} for windows in (judged, tuned)]
+        assert not ids[0] & ids[1]
+        assert len(ids[0]) == sum(len(window) for window in judged)
+    else:
+        drawn = [window.provenance["seed"] for window in (*judged, *tuned)]
+        assert len(set(drawn)) == len(drawn)
+
+
+def test_every_promise_is_told_and_a_mixture_draws_from_all() -> None:
+    assert set(PROMISED) == set(PROMISES)
+    rules = [Tiers((SLO(1.0, tpot),), (1.0,)) for tpot in (0.01, 0.02)]
+    given = Mixture(rules, seed=3).assign([100] * 400)
+    share = np.mean([slo.tpot_s == 0.01 for slo in given])
+    assert 0.4 < share < 0.6
+    assert given == Mixture(rules, seed=3).assign([100] * 400)
+
+
+def test_a_tuner_tries_no_more_than_it_may(played: Path) -> None:
+    with Store(played / "points.sqlite") as store, pytest.raises(ValueError, match="at least 1"):
+        Tuner(None, {}, [], None, store=store, max_trials=0)  # type: ignore[arg-type]
+
+
+def test_the_list_names_all_and_an_unknown_scenario_is_told() -> None:
+    listed = CliRunner().invoke(command.app, ["list"])
+    assert listed.exit_code == 0
+    assert all(name in listed.output for name in SCENARIOS)
+    failed = CliRunner().invoke(command.app, ["run", "--only", "conv-tigth"])
+    assert failed.exit_code != 0
+    assert "conv-tigth" in str(failed.exception)
