@@ -595,7 +595,12 @@ class ScheduledChunk(NamedTuple):
     emits_token: bool
     """True if the chunk reaches the last known token, so that the next one can be sampled."""
     block_table: Sequence[int]
-    """Device blocks that hold tokens [0, prior + new), in order."""
+    """Device blocks that hold tokens [0, prior + new), in order, and maybe more."""
+
+    @property
+    def num_known_outputs(self) -> int:
+        """Output tokens before the one that this chunk emits, if it does."""
+        return self.num_prior_tokens + self.num_new_tokens - self.request.num_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ import aiohttp
 from factories import make_model
 
 from slosched.core import NO_SLO, SLO, Limits, Policy, ScheduledBatch, StepResult
+from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.server import ByteTokenizer, EngineWorker, ServerConfig, build_app
 from slosched.engine.server.run import serve_in_thread
 from slosched.kv import KVCache
@@ -93,11 +95,14 @@ def live(
     default_slo: SLO = NO_SLO,
     drain_timeout_s: float = 5.0,
     max_consecutive_faults: int = 10,
+    overlap: bool = False,
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), FAST)
     device = Device()
     engine = Engine(scheduler, device, MonotonicClock())
+    if overlap:
+        engine = OverlappedEngine(scheduler, InBackground(device), MonotonicClock())
     worker = EngineWorker(engine, max_consecutive_faults=max_consecutive_faults)
     config = ServerConfig(MODEL, max_model_len, default_slo)
     app = build_app(worker, ByteTokenizer(), config)

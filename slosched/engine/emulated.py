@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from slosched.core import LatencyModel, Request, ScheduledBatch, StepResult
+from slosched.core import LatencyModel, ScheduledBatch, ScheduledChunk, StepResult
 
 
 class EmulatedExecutor:
@@ -24,10 +24,10 @@ class EmulatedExecutor:
         stopped: list[str] = []
         for chunk in batch.chunks:
             if chunk.emits_token:
-                request = chunk.request
-                token_id = token_ids[request.request_id] = _next_token(request)
-                if _is_stop(request, token_id):
-                    stopped.append(request.request_id)
+                request_id = chunk.request.request_id
+                token_id = token_ids[request_id] = _next_token(chunk)
+                if _is_stop(chunk, token_id):
+                    stopped.append(request_id)
         rest_s = self._model.predict(batch.shape) - (time.monotonic() - start_s)
         if rest_s > 0:
             time.sleep(rest_s)
@@ -37,11 +37,11 @@ class EmulatedExecutor:
         """Nothing is kept."""
 
 
-def _next_token(request: Request) -> int:
-    prompt = request.prompt_token_ids
-    return prompt[request.num_output_tokens % len(prompt)] if prompt else 0
+def _next_token(chunk: ScheduledChunk) -> int:
+    prompt = chunk.request.prompt_token_ids
+    return prompt[chunk.num_known_outputs % len(prompt)] if prompt else 0
 
 
-def _is_stop(request: Request, token_id: int) -> bool:
-    sampling = request.sampling
-    return token_id in sampling.stop_token_ids and request.num_output_tokens >= sampling.min_tokens
+def _is_stop(chunk: ScheduledChunk, token_id: int) -> bool:
+    sampling = chunk.request.sampling
+    return token_id in sampling.stop_token_ids and chunk.num_known_outputs >= sampling.min_tokens

@@ -85,6 +85,8 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
+        self.num_faults = 0
+        """Steps at which the executor failed."""
         self._num_idle_steps = 0
 
     @property
@@ -106,7 +108,8 @@ class Engine:
         else:
             self._num_idle_steps = 0
             result = self._result_of(batch, partial(self.executor.execute, batch))
-        return self._book(start_s, batch, result, queued)
+        end_s = self._book(batch, result)
+        return StepRecord(start_s, end_s, batch, result, self.take_ended(), *queued)
 
     def take_ended(self) -> list[Request]:
         """Requests that ended since the last call; the executor forgets them."""
@@ -124,15 +127,13 @@ class Engine:
             scheduler.kv.used_fraction,
         )
 
-    def _book(
-        self, start_s: float, batch: ScheduledBatch, result: StepResult, queued: Queued
-    ) -> StepRecord:
-        """Book a step that ends now."""
+    def _book(self, batch: ScheduledBatch, result: StepResult) -> float:
+        """Book a step that ends now; when that is."""
         scheduler, end_s = self.scheduler, self.clock.now_s()
         scheduler.update(batch, result, end_s)
         if scheduler.latency_model is not None and batch.chunks:
             scheduler.latency_model.observe(batch.shape, result.elapsed_s)
-        return StepRecord(start_s, end_s, batch, result, self.take_ended(), *queued)
+        return end_s
 
     def _result_of(self, batch: ScheduledBatch, wait: Callable[[], StepResult]) -> StepResult:
         try:
@@ -141,6 +142,7 @@ class Engine:
                 _check_tokens(batch, result)
             return result
         except Exception:
+            self.num_faults += 1
             now_s = self.clock.now_s()
             hit = (*batch.output.num_scheduled_tokens, *batch.output.swapped_out)
             for request_id in hit:

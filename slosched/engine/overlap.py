@@ -62,15 +62,18 @@ class OverlappedEngine(Engine):
             batch = self.scheduler.schedule(start_s)
             if batch.is_empty:
                 self._note_idle_step(batch)
-                return self._book(start_s, batch, StepResult({}), self._queued())
+                ended, queued = self.take_ended(), self._queued()
+                return StepRecord(start_s, start_s, batch, StepResult({}), ended, *queued)
             running = self._launched(batch)
         self._running = None
         try:
             self._running = self._launch_behind(running)
         except Exception:
-            self._finish(running)
+            self._settle(running)
             raise
-        return self._finish(running)
+        result, end_s = self._settle(running)
+        began_s, batch, queued = running.began_s, running.batch, running.queued
+        return StepRecord(began_s, end_s, batch, result, self.take_ended(), *queued)
 
     def _launch_behind(self, running: _Step) -> _Step | None:
         """The next step; None if there is nothing to run before `running` has ended."""
@@ -87,13 +90,15 @@ class OverlappedEngine(Engine):
         queued, wait = self._queued(), self._launch(batch)
         return _Step(batch, queued, wait, began_s=self.clock.now_s())
 
-    def _finish(self, step: _Step) -> StepRecord:
+    def _settle(self, step: _Step) -> tuple[StepResult, float]:
+        """Wait for a step and book it; what came of it, and when."""
         try:
             result = self._result_of(step.batch, step.wait)
         finally:
             if self._running is not None:
                 self._running.began_s = self.clock.now_s()
-        return self._book(step.began_s, step.batch, _wanted(step.batch, result), step.queued)
+        result = _wanted(step.batch, result)
+        return result, self._book(step.batch, result)
 
 
 def _wanted(batch: ScheduledBatch, result: StepResult) -> StepResult:

@@ -1,4 +1,4 @@
-"""What scheduling itself costs, in the simulator: time on the host, beside or before the device's."""
+"""What scheduling itself costs, in the simulator: time on the host, beside the device's or not."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from slosched.core import (
     SLO,
+    EndReason,
     Limits,
     Policy,
     PreemptionMode,
@@ -26,7 +27,9 @@ from slosched.core import (
     RequestStatus,
     SamplingParams,
 )
+from slosched.engine.background import InBackground
 from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.overlap import OverlappedEngine
 from slosched.kv import KVCache
 from slosched.policy import POLICIES
 from slosched.scheduler import Scheduler
@@ -49,10 +52,15 @@ class Replica:
     num_host_blocks: int
     arrival_steps: tuple[int, ...]
     """Before which step each request arrives."""
+    overlap: bool = False
 
 
 def serve(
-    model: LoadedModel, replica: Replica, prompts: Sequence[Sequence[int]], max_tokens: int
+    model: LoadedModel,
+    replica: Replica,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    stop_token_ids: tuple[int, ...] = (),
 ) -> list[Request]:
     """Serve all prompts to their end on the real engine."""
     from slosched.engine.torch import TorchExecutor
@@ -68,9 +76,11 @@ def serve(
     scheduler = Scheduler(policy, kv, replica.limits, make_model())
     clock = MonotonicClock()
     engine = Engine(scheduler, executor, clock)
+    if replica.overlap:
+        engine = OverlappedEngine(scheduler, InBackground(executor), clock)
     requests: list[Request] = []
     step = 0
-    while len(requests) < len(prompts) or scheduler.num_unfinished:
+    while len(requests) < len(prompts) or engine.has_work:
         while len(requests) < len(prompts) and replica.arrival_steps[len(requests)] <= step:
             prompt = prompts[len(requests)]
             request = Request(
@@ -80,11 +90,11 @@ def serve(
                 max_tokens=max_tokens,
                 slo=PATIENT,
                 prompt_token_ids=prompt,
-                sampling=SamplingParams(ignore_eos=True),
+                sampling=SamplingParams(ignore_eos=True, stop_token_ids=stop_token_ids),
             )
             scheduler.add_request(request)
             requests.append(request)
-        if scheduler.num_unfinished:
+        if engine.has_work:
             engine.step()
         step += 1
     return requests
@@ -121,12 +131,13 @@ def real_outputs(smollm2: LoadedModel, real_prompts: list[list[int]]) -> list[li
 
 
 OFTEN_USED = ("fcfs", "sarathi", "edf", "sjf", "slo_aware", "goodput")
-REPLICAS = [*product(OFTEN_USED, (7, 512), PreemptionMode)]
-REPLICAS += [(name, 7, PreemptionMode.SWAP) for name in POLICIES if name not in OFTEN_USED]
+REPLICAS = [*product(OFTEN_USED, (7, 512), PreemptionMode, [False])]
+REPLICAS += [(name, 7, PreemptionMode.SWAP, False) for name in POLICIES if name not in OFTEN_USED]
+REPLICAS += [("fcfs", 7, PreemptionMode.SWAP, True), ("goodput", 7, PreemptionMode.RECOMPUTE, True)]
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("policy", "max_num_batched_tokens", "mode"), REPLICAS)
+@pytest.mark.parametrize(("policy", "max_num_batched_tokens", "mode", "overlap"), REPLICAS)
 def test_real_model(
     smollm2: LoadedModel,
     real_prompts: list[list[int]],
@@ -134,6 +145,7 @@ def test_real_model(
     policy: str,
     max_num_batched_tokens: int,
     mode: PreemptionMode,
+    overlap: bool,
 ) -> None:
     replica = Replica(
         policy=policy,
@@ -142,6 +154,7 @@ def test_real_model(
         num_blocks=13,
         num_host_blocks=64,
         arrival_steps=(0, 0, 0, 3, 6),
+        overlap=overlap,
     )
     requests = serve(smollm2, replica, real_prompts, REAL_MAX_TOKENS)
     for request, output in zip(requests, real_outputs, strict=True):
@@ -194,6 +207,7 @@ def patterns(draw: st.DrawFn) -> tuple[Replica, list[int]]:
         num_blocks=draw(st.integers(longest, 2 * longest)),
         num_host_blocks=draw(st.sampled_from([0, longest, 8 * longest])),
         arrival_steps=tuple(sorted(steps)),
+        overlap=draw(st.booleans()),
     )
     return replica, lengths
 
@@ -209,3 +223,20 @@ def test_tiny_model_on_random_patterns(pattern: tuple[Replica, list[int]]) -> No
         refused = was_refused(request, replica.policy)
         expected = [] if refused else tiny_output(request.num_prompt_tokens)
         assert request.output_token_ids == expected
+
+
+def test_a_stop_token_ends_a_request_while_the_next_step_computes_on() -> None:
+    output = tiny_output(11)
+    stop = next(i for i, token in enumerate(output) if i >= 3 and token not in output[:i])
+    requests = serve(
+        tiny(),
+        Replica("fcfs", Limits(), 32, 0, (0, 0), overlap=True),
+        [tiny_prompt(11), tiny_prompt(30)],
+        TINY_MAX_TOKENS,
+        stop_token_ids=(output[stop],),
+    )
+    assert requests[0].output_token_ids == output[: stop + 1]
+    assert requests[0].end_reason is EndReason.STOP
+    other = tiny_output(30)
+    end = other.index(output[stop]) + 1 if output[stop] in other else len(other)
+    assert requests[1].output_token_ids == other[:end]

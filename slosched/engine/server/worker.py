@@ -159,7 +159,7 @@ class EngineWorker:
     def _next_commands(self) -> list[Generation | _Abort] | None:
         """Sleep until there is something to do; None once drained."""
         with self._wake:
-            while not self._inbox and not self.scheduler.num_unfinished:
+            while not self._inbox and not self._engine.has_work:
                 if self._drain_until_s is not None:
                     return None
                 self._wake.wait()
@@ -177,7 +177,7 @@ class EngineWorker:
             self._abort_all(EndReason.SHUTDOWN)
         if self._broken is not None:
             self._abort_all(EndReason.FAULT)
-        if self.scheduler.num_unfinished:
+        if self._engine.has_work:
             self._step()
         else:
             self._report({}, self._engine.take_ended())
@@ -191,10 +191,11 @@ class EngineWorker:
             self.scheduler.end(request.request_id, reason, now_s)
 
     def _step(self) -> None:
+        num_faults = self._engine.num_faults
         try:
             record = self._engine.step()
         except Exception as error:
-            self._handle_failed_step(error)
+            self._handle_failed_step(error, is_fault=self._engine.num_faults > num_faults)
             return
         self._num_faults = 0
         self._note_first_scheduled(record)
@@ -202,12 +203,12 @@ class EngineWorker:
         self._report(record.result.token_ids, record.ended)
         self.steps.publish(record)
 
-    def _handle_failed_step(self, error: Exception) -> None:
+    def _handle_failed_step(self, error: Exception, *, is_fault: bool) -> None:
         """A failing device costs the requests of that step, a policy's bug costs them all."""
         what = _describe(error)
         log.error("a step failed: %s", what, exc_info=error)
         ended = self._engine.take_ended()
-        if any(request.end_reason is EndReason.FAULT for request in ended):
+        if is_fault:
             self._num_faults += 1
             if self._num_faults >= self._max_consecutive_faults:
                 self._broken = f"{self._num_faults} steps failed one after the other, with {what}"
@@ -222,8 +223,8 @@ class EngineWorker:
 
     def _note_first_scheduled(self, record: StepRecord) -> None:
         for chunk in record.batch.chunks:
-            generation = self._generations[chunk.request.request_id]
-            if generation.first_scheduled_s is None:
+            generation = self._generations.get(chunk.request.request_id)
+            if generation is not None and generation.first_scheduled_s is None:
                 generation.first_scheduled_s = record.start_s
                 self.metrics.queue_time.observe(record.start_s - chunk.request.arrival_s)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slosched.core import Request, ScheduledBatch, ScheduledChunk, StepResult
+from slosched.core import PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, StepResult
 from slosched.engine.torch.attention import PagedStep, TokenSpan, forward
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.model import LoadedModel
@@ -40,6 +40,8 @@ class TorchExecutor:
             device=model.device,
         )
         self._sampler = Sampler(model.eos_token_ids, model.device, seed)
+        self._newest_tokens: dict[str, int] = {}
+        """The last token of each request, which a step may need before anyone else is told."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Copy blocks out, copy blocks in, run all chunks in one pass, sample.
@@ -64,6 +66,7 @@ class TorchExecutor:
 
     def release(self, request_id: str) -> None:
         self._sampler.release(request_id)
+        self._newest_tokens.pop(request_id, None)
 
     def _run(self, chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
         """One forward pass; the new token of each chunk that emits one."""
@@ -86,11 +89,13 @@ class TorchExecutor:
         device = self._model.device
         emitting = torch.tensor(last_rows, dtype=torch.long, device=device)
         logits = forward(self._model.model, self._token_ids(chunks), step, emitting)
-        requests = [chunk.request for chunk in chunks if chunk.emits_token]
-        if not requests:
+        emitters = [chunk for chunk in chunks if chunk.emits_token]
+        if not emitters:
             return {}
-        tokens = self._sampler.sample(requests, logits)
-        return {request.request_id: token for request, token in zip(requests, tokens, strict=True)}
+        names = [chunk.request.request_id for chunk in emitters]
+        token_ids = dict(zip(names, self._sampler.sample(emitters, logits), strict=True))
+        self._newest_tokens.update(token_ids)
+        return token_ids
 
     def _token_ids(self, chunks: Sequence[ScheduledChunk]) -> Tensor:
         """The tokens of all chunks, [tokens]."""
@@ -101,17 +106,20 @@ class TorchExecutor:
             if chunk.request.prompt_token_ids is None:
                 token_ids += [position % self._model.vocab_size for position in range(start, stop)]
             else:
-                token_ids += known_token_ids(chunk.request, start, stop)
+                token_ids += self._known_token_ids(chunk.request, start, stop)
         return torch.tensor(token_ids, device=self._model.device)
 
+    def _known_token_ids(self, request: Request, start: int, stop: int) -> list[int]:
+        """Tokens [start, stop) of the prompt and the output together.
 
-def known_token_ids(request: Request, start: int, stop: int) -> list[int]:
-    """Tokens [start, stop) of the prompt and the output together."""
-    assert request.prompt_token_ids is not None
-    num_prompt = request.num_prompt_tokens
-    prompt = request.prompt_token_ids[start : min(stop, num_prompt)] if start < num_prompt else ()
-    output = request.output_token_ids[max(0, start - num_prompt) : max(0, stop - num_prompt)]
-    assert len(prompt) + len(output) == stop - start, (
-        f"{request.request_id!r} knows no tokens [{start}, {stop})"
-    )
-    return [*prompt, *output]
+        The last may have come out of the step before and be booked only while this one runs.  (0
+        stands for that of a step that failed: its requests have ended, nobody reads on.)
+        """
+        assert request.prompt_token_ids is not None
+        num_prompt = request.num_prompt_tokens
+        known = list(request.prompt_token_ids[start : min(stop, num_prompt)])
+        known += request.output_token_ids[max(0, start - num_prompt) : max(0, stop - num_prompt)]
+        if len(known) < stop - start or known[-1] == PLACEHOLDER:
+            known[stop - start - 1 :] = [self._newest_tokens.get(request.request_id, 0)]
+        assert len(known) == stop - start, f"{request.request_id!r} knows no [{start}, {stop})"
+        return known

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slosched.core import Request, SamplingParams
+from slosched.core import Request, SamplingParams, ScheduledChunk
 
 _GREEDY_TEMPERATURE = 1e-5
 """At or below this the division by it overflows, and the draw would be the argmax anyway."""
@@ -27,13 +27,15 @@ class Sampler:
         self._seed = seed
         self._generators: dict[str, torch.Generator] = {}
 
-    def sample(self, requests: Sequence[Request], logits: Tensor) -> list[int]:
-        """One token for each request; row i of `logits` [requests, vocabulary] is request i's."""
-        for row, request in enumerate(requests):
-            if request.num_output_tokens < request.sampling.min_tokens:
-                logits[row, list(self._ends(request.sampling))] = float("-inf")
+    def sample(self, chunks: Sequence[ScheduledChunk], logits: Tensor) -> list[int]:
+        """One token for each chunk; row i of `logits` [chunks, vocabulary] is chunk i's."""
+        for row, chunk in enumerate(chunks):
+            sampling = chunk.request.sampling
+            if chunk.num_known_outputs < sampling.min_tokens:
+                logits[row, list(self._ends(sampling))] = float("-inf")
         tokens: list[int] = logits.argmax(dim=-1).tolist()
-        for row, request in enumerate(requests):
+        for row, chunk in enumerate(chunks):
+            request = chunk.request
             if request.sampling.temperature > _GREEDY_TEMPERATURE:
                 weights = next_token_weights(logits[row], request.sampling)
                 generator = self._generator(request)
