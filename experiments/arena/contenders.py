@@ -12,15 +12,17 @@ from enum import StrEnum
 
 from slosched.evaluate.tuning import values_of
 from slosched.policy import POLICIES
-from slosched.policy.spec import make_policy, tried_values
+from slosched.policy.spec import values_to_try
 
 BUDGETS = ("512", "256", "768", "1024", "1536", "2048")
 OURS = ("goodput", "slo_aware")
 BASELINES = dict.fromkeys(("sarathi", "edf", "sjf"), "token_budget")
 BASELINES["fcfs"] = "max_num_batched_tokens"
 """And what each calls its token budget: that of `fcfs` is the replica's own limit."""
-WRAPPED: tuple[str, ...] = ()
+WRAPPED = ("sarathi+early_rejection", "sarathi+past_future")
 """Specs beyond the names in the table."""
+_FIRST = ("drop", "token_budget")
+"""What tells most, so that it is tried before the trials run out."""
 
 
 class Class(StrEnum):
@@ -81,8 +83,8 @@ def _of(policy: str) -> Iterator[Entry]:
 
 
 def _declared(policy: str) -> Mapping[str, Sequence[str]]:
-    """Whether and when to drop first: under load nothing tells more."""
-    if not tried_values(type(make_policy(policy))):
+    if not values_to_try(policy):
         return {}
     values = values_of(policy, {})
-    return {name: values[name] for name in sorted(values, key=lambda name: name != "drop")}
+    first = [name for name in _FIRST if name in values]
+    return {name: values[name] for name in dict.fromkeys([*first, *values])}
