@@ -100,7 +100,7 @@ def test_a_loss_is_of_the_same_requests_and_says_how_they_were_lost() -> None:
 def test_a_small_study_from_its_replays_to_its_page(tmp_path: Path) -> None:
     source = MadeUp(Lognormal(1000, 0.5), Lognormal(40, 0.5), cv=2.0)
     scenario = Scenario("small", "h100/llama-3.1-8b", source, "medium")
-    scale = Scale(num_windows=2, window_requests=60, precision=0.3)
+    scale = Scale(num_windows=2, window_requests=40, precision=0.3)
     policies = ("edf:drop=infeasible", "goodput")
     told: list[tuple[int, int]] = []
     with Store(tmp_path / "points.sqlite") as store:
@@ -122,7 +122,7 @@ def test_a_small_study_from_its_replays_to_its_page(tmp_path: Path) -> None:
         one.sort_values("strength")["loss_points"].iloc[-1] >= 0
         for _, one in stalls.groupby("policy")
     )
-    Results(rates, losses, provenance(2, 60, 0.1)).write(tmp_path / "results")
+    Results(rates, losses, provenance(2, 40, 0.1)).write(tmp_path / "results")
     results = Results.read(tmp_path / "results")
     report.write(results, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
@@ -169,7 +169,7 @@ def test_the_page_is_made_of_the_results() -> None:
     if not (HERE / "losses.csv").exists():
         pytest.skip("the study has not been run yet: make robustness")
     assert report.PAGE.read_text(encoding="utf-8") == report.text(Results.read())
-    names = {path.stem for path in report.FIGURES.glob("*.png")}
+    names = {path.stem for path in report.FIGURES.glob("*.svg")}
     assert names == {kind.name for kind in KINDS}
 
 

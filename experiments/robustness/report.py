@@ -1,0 +1,195 @@
+"""The page docs/robustness.md: every number and every finding of it is made of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.arena.figures import save
+from experiments.robustness.figures import loss_figure, short
+from experiments.robustness.kinds import WARM_UP_SHARE, Kind, kinds
+from experiments.robustness.results import Results
+from slosched.engine.disturbances import Disturbances
+
+PAGE = Path(__file__).parents[2] / "docs" / "robustness.md"
+FIGURES = PAGE.with_suffix("")
+LEAST_POINTS = 1.0
+"""A loss that is surely more than this is a break; one that is surely less is none."""
+
+_KINDS = kinds(())
+_WAYS = {
+    "rejected_points": "it rejects more",
+    "first_late_points": "first tokens are late",
+    "tokens_late_points": "the tokens after the first are late",
+}
+
+
+def write(results: Results, page: Path = PAGE) -> None:
+    """The page, and its figures in the folder of its name."""
+    for kind, losses in _by_kind(results.losses):
+        save(loss_figure(kind, losses), page.with_suffix("") / f"{kind.name}.svg")
+    page.write_text(text(results), encoding="utf-8")
+
+
+def text(results: Results) -> str:
+    """The page in Markdown."""
+    parts = [_head(results), _rates(results.rates), _summary(results.losses)]
+    parts += [_section(kind, losses) for kind, losses in _by_kind(results.losses)]
+    return "\n\n".join([*parts, _foot(results.provenance)]) + "\n"
+
+
+def _head(results: Results) -> str:
+    made = results.provenance.iloc[0]
+    num_counted = int(made["num_windows"]) * round(
+        int(made["window_requests"]) * (1 - WARM_UP_SHARE)
+    )
+    return (
+        "# Robustness: who breaks, and how\n\n"
+        "<!-- Made by `make robustness`; edit experiments/robustness/report.py instead. -->\n\n"
+        "Every policy is played at its own knee, the highest rate at which it serves nearly all "
+        "requests in time on a device that does what it believes. Then one thing is disturbed, "
+        "and the same requests are played again. A loss is in points of attainment: hundredths "
+        "of the requests that are no longer served as promised.\n\n"
+        f"{int(made['num_windows'])} parts of each trace, {int(made['window_requests'])} requests "
+        f"each, of which the last {_percent(1 - WARM_UP_SHARE)} count: one point is "
+        f"{num_counted / 100:.0f} requests. Intervals are 95 %, paired, over windows and blocks of "
+        "consecutive requests (`slosched.evaluate.statistics`). Workloads are "
+        "those of [the arena](../experiments/arena/scenarios.py), without its noise; but for the "
+        "first section the policies' latency model is corrected online. Baselines reject what "
+        "cannot be in time. How to run it: "
+        "[experiments/robustness](../experiments/robustness/README.md)."
+    )
+
+
+def _rates(rates: pd.DataFrame) -> str:
+    workloads = list(dict.fromkeys(rates["workload"]))
+    policies = list(dict.fromkeys(rates["policy"]))
+    by_place = rates.set_index(["workload", "policy"]).to_dict("index")
+    rows = []
+    for policy in policies:
+        cells = []
+        for workload in workloads:
+            found = by_place[workload, policy]
+            cells.append(f"{found['requests_per_s']:.3g} ({_percent(found['target'])})")
+        rows.append([f"`{policy}`", *cells])
+    return (
+        "## At which load\n\nRequests/s of each policy, and the attainment that it reaches there "
+        "undisturbed (in the search for the knee, which counts other requests).\n\n"
+        + _table(["policy", *workloads], rows)
+    )
+
+
+def _summary(losses: pd.DataFrame) -> str:
+    rows = []
+    for policy, of_policy in losses.groupby("policy", sort=False):
+        cells = [_worst(of_policy[of_policy["kind"] == kind.name]) for kind in _present(losses)]
+        rows.append([f"`{short(str(policy))}`", *cells])
+    heads = [kind.name for kind in _present(losses)]
+    return (
+        "## The worst of each kind\n\nThe largest loss in points over all strengths, variants and "
+        f"workloads. **Bold**: surely more than {LEAST_POINTS:g} point.\n\n"
+        + _table(["policy", *heads], rows)
+    )
+
+
+def _worst(losses: pd.DataFrame) -> str:
+    worst = losses.sort_values("loss_points").iloc[-1]
+    cell = f"{worst['loss_points']:.1f}"
+    return f"**{cell}**" if worst["low_points"] > LEAST_POINTS else cell
+
+
+def _section(kind: Kind, losses: pd.DataFrame) -> str:
+    figure = f"![{kind.title}: points lost]({FIGURES.name}/{kind.name}.svg)"
+    parts = [f"## {kind.title}", _what(kind), "\n".join(_findings(kind, losses)), figure]
+    return "\n\n".join([*parts, _details(kind, losses)])
+
+
+def _what(kind: Kind) -> str:
+    if kind.name != "stall":
+        return kind.what
+    every_s = Disturbances().stall_every_s
+    lost = _listed([f"{100 * s / (s + every_s):.1f} % ({kind.label(s)})" for s in kind.strengths])
+    return f"{kind.what} It loses {lost} of its time."
+
+
+def _findings(kind: Kind, losses: pd.DataFrame) -> Iterator[str]:
+    """A line for each workload and variant."""
+    for (workload, variant), here in losses.groupby(["workload", "variant"], sort=False):
+        where = f"{workload}, {variant}" if variant else str(workload)
+        breaks, holds = [], []
+        for policy, rows in here.groupby("policy", sort=False):
+            worst = rows.sort_values("loss_points").iloc[-1]
+            if worst["low_points"] > LEAST_POINTS:
+                breaks.append((float(worst["loss_points"]), _break(kind, str(policy), worst)))
+            elif (rows["high_points"] < LEAST_POINTS).all():
+                holds.append(short(str(policy)))
+        told = [line for _, line in sorted(breaks, key=lambda found: -found[0])]
+        least = f"{LEAST_POINTS:g} point"
+        broken = "; ".join(told) if told else f"nobody surely loses more than {least}"
+        held = f"Surely less than {least}: {_listed(holds)}." if holds else ""
+        yield f"- **{where}**: {broken}. {held}".rstrip()
+
+
+def _break(kind: Kind, policy: str, worst: pd.Series) -> str:
+    way = max(_WAYS, key=lambda column: float(worst[column]))
+    return (
+        f"{short(policy)} loses {worst['loss_points']:.1f} ({worst['low_points']:.1f} to "
+        f"{worst['high_points']:.1f}) at {kind.label(float(worst['strength']))}, "
+        f"mostly because {_WAYS[way]}"
+    )
+
+
+def _details(kind: Kind, losses: pd.DataFrame) -> str:
+    """All losses of the kind, folded away."""
+    parts = []
+    for workload, here in losses.groupby("workload", sort=False):
+        heads, rows = ["points lost"], []
+        for policy, of_policy in here.groupby("policy", sort=False):
+            found = of_policy.to_dict("records")
+            heads[1:] = [f"{one['variant']} {kind.label(one['strength'])}".strip() for one in found]
+            rows.append([f"`{short(str(policy))}`", *(_cell(one) for one in found)])
+        parts.append(f"{workload}\n\n{_table(heads, rows)}")
+    return _folded("All losses, with their intervals", "\n\n".join(parts))
+
+
+def _cell(found: Mapping[Hashable, Any]) -> str:
+    return f"{found['loss_points']:.1f} ({found['low_points']:.1f} to {found['high_points']:.1f})"
+
+
+def _foot(provenance: pd.DataFrame) -> str:
+    made = provenance.iloc[0]
+    return (
+        "## Where this comes from\n\n"
+        f"`{made['command']}`, {made['minutes']:g} minutes; commit {made['git_hash']}, code "
+        f"{made['code_digest']}; {made['machine']}; {made['made']}. The numbers are in "
+        "[experiments/robustness/results](../experiments/robustness/results)."
+    )
+
+
+def _by_kind(losses: pd.DataFrame) -> Iterator[tuple[Kind, pd.DataFrame]]:
+    for kind in _present(losses):
+        yield kind, losses[losses["kind"] == kind.name]
+
+
+def _present(losses: pd.DataFrame) -> list[Kind]:
+    return [kind for kind in _KINDS if kind.name in set(losses["kind"])]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _folded(title: str, inside: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
