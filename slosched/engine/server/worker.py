@@ -208,8 +208,10 @@ class EngineWorker:
         what = _describe(error)
         log.error("a step failed: %s", what, exc_info=error)
         ended = self._engine.take_ended()
+        hits = sum(request.end_reason is EndReason.FAULT for request in ended)
         if is_fault:
-            self._num_faults += 1
+            # With overlap, one trouble fails two steps, the second of which may have lost everyone.
+            self._num_faults += hits > 0
             if self._num_faults >= self._max_consecutive_faults:
                 self._broken = f"{self._num_faults} steps failed one after the other, with {what}"
         else:
