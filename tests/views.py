@@ -29,46 +29,85 @@ class R:
     lora_id: str | None = None
     max_tokens: int = 100_000
 
+    def request(self) -> Request:
+        """As the scheduler would keep it, but for token times: promises begin at `arrival_s`."""
+        request = Request(
+            self.name,
+            self.arrival_s,
+            num_prompt_tokens=self.tokens - self.out,
+            max_tokens=self.max_tokens,
+            slo=SLO(max(self.due_s - self.arrival_s, 1e-9), self.tpot_s),
+            priority=self.priority,
+            lora_id=self.lora_id,
+            deadline_s=self.due_s,
+        )
+        request.num_output_tokens = self.out
+        request.num_computed_tokens = self.tokens - 1 if self.out else self.done
+        if request.num_computed_tokens:
+            request.status = RequestStatus.RUNNING
+        return request
+
+
+def prompt(
+    name: str, tokens: int, slack_ms: float, ttft_s: float = 1.0, tpot_s: float = 0.05
+) -> Request:
+    """A prompt that waits at time 0, its first token due in `slack_ms`."""
+    due_s = slack_ms / 1e3
+    return Request(name, due_s - ttft_s, tokens, 512, SLO(ttft_s, tpot_s), deadline_s=due_s)
+
+
+def begun(name: str, tokens: int, computed: int, slack_ms: float) -> Request:
+    """A prompt of which so many tokens are in the cache."""
+    request = prompt(name, tokens, slack_ms)
+    request.num_computed_tokens = computed
+    request.status = RequestStatus.RUNNING
+    return request
+
+
+def decode(name: str, context: int, slack_ms: float, tpot_s: float = 0.05) -> Request:
+    """A decode whose context, the token to compute included, is `context`; its second is due.
+
+    Every deadline rule sees the same slack.
+    """
+    due_s = slack_ms / 1e3
+    request = Request(name, due_s - 1.0 - tpot_s, context - 1, 512, SLO(1.0, tpot_s))
+    request.token_times_s.append(due_s - tpot_s)
+    request.deadline_s = due_s
+    request.num_output_tokens = 1
+    request.num_computed_tokens = context - 1
+    request.status = RequestStatus.RUNNING
+    return request
+
 
 def flat_model(constant_s: float = 5e-3, per_token_s: float = 50e-6) -> LinearModel:
     """T = constant + tokens · per token: times that can be summed by hand."""
     return LinearModel(LinearCoefficients(per_token_s, 0, 0, 0, 0, 0, constant_s))
 
 
+FLAT = flat_model()
+
+
 def view_of(
-    requests: Sequence[R],
-    model: LatencyModel | None = None,
+    requests: Sequence[R | Request],
+    model: LatencyModel | None = FLAT,
     *,
     now_s: float = 0.0,
     limits: Limits | None = None,
     num_blocks: int = 1_000_000,
+    block_size: int = 1,
 ) -> SchedulerView:
-    """The view at `now_s`, with KV blocks of one token; promises begin at `R.arrival_s`."""
-    kv = KVCache(num_blocks, block_size=1)
-    waiting, running = [], []
-    for r in requests:
-        request = Request(
-            r.name,
-            r.arrival_s,
-            num_prompt_tokens=r.tokens - r.out,
-            max_tokens=r.max_tokens,
-            slo=SLO(max(r.due_s - r.arrival_s, 1e-9), r.tpot_s),
-            priority=r.priority,
-            lora_id=r.lora_id,
-            deadline_s=r.due_s,
-        )
-        request.num_output_tokens = r.out
-        request.num_computed_tokens = r.tokens - 1 if r.out else r.done
+    """The view at `now_s` of prompts and running requests, each in the order given."""
+    kv = KVCache(num_blocks, block_size)
+    made = [r.request() if isinstance(r, R) else r for r in requests]
+    for request in made:
         if request.num_computed_tokens:
-            kv.grow(r.name, request.num_computed_tokens)
-            request.status = RequestStatus.RUNNING
-        (running if request.status is RequestStatus.RUNNING else waiting).append(request)
+            kv.grow(request.request_id, request.num_computed_tokens)
     return SchedulerView(
         now_s=now_s,
-        waiting=waiting,
-        running=running,
+        waiting=[r for r in made if r.status is RequestStatus.WAITING],
+        running=[r for r in made if r.status is RequestStatus.RUNNING],
         swapped=(),
         kv=kv,
         limits=limits or Limits(max_num_batched_tokens=100_000, max_num_seqs=100_000),
-        latency_model=model or flat_model(),
+        latency_model=model,
     )

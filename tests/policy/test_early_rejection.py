@@ -145,8 +145,7 @@ def test_planning_beside_grouped_decodes_changes_nothing() -> None:
 
 
 def test_it_asks_for_a_latency_model() -> None:
-    view = view_of([R("p", 10, 1.0)])
-    bare = type(view)(0.0, view.waiting, (), (), view.kv, view.limits, None)
+    bare = view_of([R("p", 10, 1.0)], model=None)
     with pytest.raises(ValueError, match=r"early_rejection .* latency model"):
         EarlyRejection(Sarathi()).schedule(bare)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from factories import make_model
-from policy_views import begun, decode, prompt, view_of
+from views import begun, decode, prompt, view_of
 
 from slosched.core import Request, SchedulerOutput
 from slosched.policy import FairBatching
@@ -22,7 +22,7 @@ MODEL = make_model(
 
 
 def plan(*requests: Request, **options: object) -> SchedulerOutput:
-    return FairBatching(**options).schedule(view_of(*requests, model=MODEL))
+    return FairBatching(**options).schedule(view_of(requests, model=MODEL))
 
 
 def d(name: str, slack_ms: float, tpot_ms: float = 50.01) -> Request:
@@ -94,21 +94,23 @@ def test_an_early_first_token_banks_slack_in_the_envelope(deadlines: str, is_ser
 def test_a_decode_that_is_not_urgent_makes_room_for_one_that_is() -> None:
     """Both hold 62 blocks, there is no other, and each needs a new one."""
     requests = (decode("ahead", 993, 900), decode("urgent", 993, 10))
-    output = FairBatching().schedule(view_of(*requests, model=MODEL, num_blocks=124))
+    output = FairBatching().schedule(view_of(requests, model=MODEL, num_blocks=124, block_size=16))
     assert output.num_scheduled_tokens == {"urgent": 1}
     assert output.preempted == ("ahead",)
 
 
 def test_a_decode_that_is_not_urgent_waits_for_a_block() -> None:
     requests = (decode("urgent", 1000, 10), decode("ahead", 993, 900))
-    output = FairBatching().schedule(view_of(*requests, model=MODEL, num_blocks=63 + 62))
+    output = FairBatching().schedule(
+        view_of(requests, model=MODEL, num_blocks=63 + 62, block_size=16)
+    )
     assert output.num_scheduled_tokens == {"urgent": 1}
     assert not output.preempted
 
 
 def test_it_asks_for_a_latency_model() -> None:
     with pytest.raises(ValueError, match="latency model"):
-        FairBatching().schedule(view_of(d("d1", 40), model=None))
+        FairBatching().schedule(view_of([d("d1", 40)], model=None))
 
 
 def test_nonsense_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from factories import make_model
-from policy_views import begun, decode, prompt, view_of
+from views import begun, decode, prompt, view_of
 
 from slosched.core import SLO, BatchShape, Limits, Request
 from slosched.engine.simulate import SimulationConfig, simulate
@@ -55,7 +55,7 @@ def decodes(slack_ms: float) -> list[Request]:
     [(-5, 96), (30, 96), (47, 96), (48, 224), (72, 224), (75, 480), (96, 480), (97, 736)],
 )
 def test_the_chunk_is_the_largest_that_the_slack_has_time_for(slack_ms: float, chunk: int) -> None:
-    view = view_of(*decodes(slack_ms), prompt("p", 5000, 6000), model=A100())
+    view = view_of([*decodes(slack_ms), prompt("p", 5000, 6000)], model=A100())
     planned = QoServe().schedule(view).num_scheduled_tokens
     assert len(planned) == 33
     assert planned["p"] == chunk
@@ -64,30 +64,30 @@ def test_the_chunk_is_the_largest_that_the_slack_has_time_for(slack_ms: float, c
 def test_the_context_of_the_first_prompt_counts() -> None:
     """10,000 tokens before it cost 7.55 ms: 512 tokens take 68.1, times 1.2 81.7 > 75 ms."""
     requests = (*decodes(75), begun("p", 15_000, 10_000, 6000))
-    assert QoServe().schedule(view_of(*requests, model=A100())).num_scheduled_tokens["p"] == 224
+    assert QoServe().schedule(view_of(requests, model=A100())).num_scheduled_tokens["p"] == 224
 
 
 def test_without_safety_the_prediction_is_taken_as_it_is() -> None:
     """60.6 ms for 512 tokens: within 62 ms, and without the factor of 1.2 only."""
-    view = view_of(*decodes(62), prompt("p", 5000, 6000), model=A100())
+    view = view_of([*decodes(62), prompt("p", 5000, 6000)], model=A100())
     assert QoServe(safety=1.0).schedule(view).num_scheduled_tokens["p"] == 480
 
 
 def test_without_decodes_a_step_is_as_large_as_the_grid() -> None:
-    view = view_of(prompt("p", 5000, 6000), model=A100())
+    view = view_of([prompt("p", 5000, 6000)], model=A100())
     assert QoServe().schedule(view).num_scheduled_tokens == {"p": 2552}
 
 
 def test_little_memory_keeps_steps_small() -> None:
     """1,500 blocks of 16 hold 24,000 tokens, fewer than 32,000."""
-    view = view_of(prompt("p", 5000, 6000), model=A100(), num_blocks=1500)
+    view = view_of([prompt("p", 5000, 6000)], model=A100(), num_blocks=1500, block_size=16)
     assert QoServe().schedule(view).num_scheduled_tokens == {"p": 512}
 
 
 @pytest.mark.parametrize(("alpha_s_per_token", "first"), [(0.0, "long"), (0.008, "short")])
 def test_alpha_blends_deadline_and_length(alpha_s_per_token: float, first: str) -> None:
     """6 s + 8 ms · 1,000 = 14 s against 10 s + 8 ms · 100 = 10.8 s."""
-    view = view_of(prompt("long", 1000, 6000), prompt("short", 100, 10_000), model=A100())
+    view = view_of([prompt("long", 1000, 6000), prompt("short", 100, 10_000)], model=A100())
     plan = QoServe(alpha_s_per_token=alpha_s_per_token).schedule(view)
     assert next(iter(plan.num_scheduled_tokens)) == first
 
@@ -97,15 +97,15 @@ def test_a_hopeless_prompt_is_relegated(slack_ms: float, first: str) -> None:
     """17,000 tokens at 8,500 a second take 2 s."""
     policy = QoServe(alpha_s_per_token=0.0)
     requests = (prompt("a", 17_000, slack_ms), prompt("b", 17_000, 9000))
-    plan = policy.schedule(view_of(*requests, model=A100()))
+    plan = policy.schedule(view_of(requests, model=A100()))
     assert next(iter(plan.num_scheduled_tokens)) == first
-    kept = QoServe(alpha_s_per_token=0.0, relegate=False).schedule(view_of(*requests, model=A100()))
+    kept = QoServe(alpha_s_per_token=0.0, relegate=False).schedule(view_of(requests, model=A100()))
     assert next(iter(kept.num_scheduled_tokens)) == "a"
 
 
 def test_a_prompt_that_has_begun_is_not_relegated() -> None:
     requests = (begun("a", 17_000, 100, 1000), prompt("b", 17_000, 9000))
-    plan = QoServe(alpha_s_per_token=0.0).schedule(view_of(*requests, model=A100()))
+    plan = QoServe(alpha_s_per_token=0.0).schedule(view_of(requests, model=A100()))
     assert next(iter(plan.num_scheduled_tokens)) == "a"
 
 
@@ -115,16 +115,16 @@ def test_the_prefill_rate_is_learnt() -> None:
     4,000 tokens then take 0.78 s, less than the 1 s left; at 100 a second they take 40 s.
     """
     policy = QoServe(alpha_s_per_token=0.0, prefill_tokens_per_s=100)
-    now = view_of(prompt("a", 4000, 1001), prompt("b", 4000, 50_000), model=A100(), now_s=0.001)
+    now = view_of([prompt("a", 4000, 1001), prompt("b", 4000, 50_000)], model=A100(), now_s=0.001)
     assert next(iter(policy.schedule(now).num_scheduled_tokens)) == "b"
     policy.reset()
-    policy.schedule(view_of(prompt("first", 1000, 60_000), model=A100()))
+    policy.schedule(view_of([prompt("first", 1000, 60_000)], model=A100()))
     assert next(iter(policy.schedule(now).num_scheduled_tokens)) == "a"
 
 
 def test_it_asks_for_a_latency_model() -> None:
     with pytest.raises(ValueError, match="latency model"):
-        QoServe().schedule(view_of(prompt("p", 10, 1000), model=None))
+        QoServe().schedule(view_of([prompt("p", 10, 1000)], model=None))
 
 
 @pytest.mark.parametrize("field", ["safety", "max_step_tokens", "alpha_s_per_token"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from policy_views import begun, decode, prompt, view_of
+from views import begun, decode, prompt, view_of
 
 from slosched.core import Request, SchedulerOutput
 from slosched.policy import SLAI
@@ -17,13 +17,13 @@ def after_steps(*steps_ms: float, **options: object) -> SLAI:
     policy = SLAI(**options)
     now_s = -sum(steps_ms) / 1e3
     for step_ms in steps_ms:
-        policy.schedule(view_of(decode("before", 10, 1000), model=None, now_s=now_s))
+        policy.schedule(view_of([decode("before", 10, 1000)], model=None, now_s=now_s))
         now_s += step_ms / 1e3
     return policy
 
 
 def plan(policy: SLAI, *requests: Request, num_blocks: int = 100_000) -> SchedulerOutput:
-    return policy.schedule(view_of(*requests, model=None, num_blocks=num_blocks))
+    return policy.schedule(view_of(requests, model=None, num_blocks=num_blocks, block_size=16))
 
 
 # Mean step 20 ms, offset 5 steps: last schedulable time 100 ms before a token is due.
@@ -50,9 +50,9 @@ def test_the_offset_follows_the_mean_of_all_steps() -> None:
 def test_a_gap_without_work_is_no_step() -> None:
     """A second passes until `new` arrives; the mean stays 20 ms."""
     policy = after_steps(20, 20)
-    policy.schedule(view_of(prompt("new", 10, 2000), model=None, now_s=1.0))
+    policy.schedule(view_of([prompt("new", 10, 2000)], model=None, now_s=1.0))
     requests = (decode("waits", 100, 1020 + 110), prompt("p", 600, 2000))
-    output = policy.schedule(view_of(*requests, model=None, now_s=1.02))
+    output = policy.schedule(view_of(requests, model=None, now_s=1.02))
     assert "waits" not in output.num_scheduled_tokens
 
 

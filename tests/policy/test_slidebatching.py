@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from factories import make_model
-from policy_views import begun, decode, prompt, view_of
+from views import begun, decode, prompt, view_of
 
 from slosched.core import Request, SchedulerOutput
 from slosched.policy import SlideBatching
@@ -26,7 +26,7 @@ So c0, a step of one token, is 5.051 ms; a prompt of n tokens has e = 0.05 n - 0
 
 
 def plan(*requests: Request, **options: object) -> SchedulerOutput:
-    return SlideBatching(**options).schedule(view_of(*requests, model=MODEL))
+    return SlideBatching(**options).schedule(view_of(requests, model=MODEL))
 
 
 def first(output: SchedulerOutput) -> str:
@@ -115,7 +115,7 @@ def test_a_starved_prompt_goes_before_cheaper_ones(starved_after: float, served_
 def test_the_end_of_the_order_is_evicted_for_a_decode() -> None:
     """Both hold 62 blocks, there is no other, and each needs a new one."""
     requests = (decode("ahead", 993, 900), decode("urgent", 993, 40))
-    output = SlideBatching().schedule(view_of(*requests, model=MODEL, num_blocks=124))
+    output = SlideBatching().schedule(view_of(requests, model=MODEL, num_blocks=124, block_size=16))
     assert output.num_scheduled_tokens == {"urgent": 1}
     assert output.preempted == ("ahead",)
 
@@ -123,7 +123,7 @@ def test_the_end_of_the_order_is_evicted_for_a_decode() -> None:
 def test_a_prompt_without_room_waits_and_those_behind_it() -> None:
     """20 free blocks hold 320 tokens, and the begun one still needs 10 of them."""
     requests = (begun("begun", 320, 160, 900), prompt("big", 300, 400), prompt("small", 16, 500))
-    output = SlideBatching().schedule(view_of(*requests, model=MODEL, num_blocks=30))
+    output = SlideBatching().schedule(view_of(requests, model=MODEL, num_blocks=30, block_size=16))
     assert output.num_scheduled_tokens == {"begun": 160}
 
 
@@ -135,7 +135,7 @@ def test_a_step_too_short_for_anybody_serves_decodes_all_the_same() -> None:
 
 def test_it_asks_for_a_latency_model() -> None:
     with pytest.raises(ValueError, match="latency model"):
-        SlideBatching().schedule(view_of(prompt("p", 10, 100), model=None))
+        SlideBatching().schedule(view_of([prompt("p", 10, 100)], model=None))
 
 
 @pytest.mark.parametrize("option", ["alpha=-1", "floor=nan", "margin=1", "min_chunk_tokens=0"])

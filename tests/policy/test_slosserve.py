@@ -125,8 +125,7 @@ def test_every_promise_that_was_made_is_kept() -> None:
 
 
 def test_without_a_latency_model_it_says_so() -> None:
-    view = view_of([R("p", 10, 1.0)])
-    bare = type(view)(0.0, view.waiting, (), (), view.kv, view.limits, None)
+    bare = view_of([R("p", 10, 1.0)], model=None)
     with pytest.raises(ValueError, match="latency model"):
         SLOsServe().schedule(bare)
 

@@ -134,8 +134,7 @@ def test_it_serves_more_in_time_than_the_fixed_budget_it_stands_on(token_budget:
 
 
 def test_it_asks_for_a_latency_model() -> None:
-    view = view_of([R("p", 10, 1.0)])
-    bare = type(view)(0.0, view.waiting, (), (), view.kv, view.limits, None)
+    bare = view_of([R("p", 10, 1.0)], model=None)
     with pytest.raises(ValueError, match="latency model"):
         SOLA().schedule(bare)
 
