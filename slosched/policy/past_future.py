@@ -32,7 +32,7 @@ class PastFuture(Wrapper):
     Nobody is refused.  It spares preemptions where the cache is small for the load and costs
     queueing where outputs are shorter than drawn.
 
-    Source: Past-Future (ASPLOS '25, arXiv 2507.10150), equations of section 3; LightLLM,
+    Source: Past-Future (ASPLOS '25, arXiv 2507.10150), in the form of its authors' LightLLM,
     `chunked_prefill/impl_past_future.py`: `history_output_len` → `OutputLengths`, `REVERSED` →
     `reserve`, `MAXIMUM_LISTS` → `num_draws`, `_calc_max_token_num_needed` → `peak_tokens`.
 
