@@ -14,7 +14,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from slosched.core import SLO, DeadlineRule, Limits, Policy, Request, ScheduledBatch, StepResult
 from slosched.kv import KVCache
-from slosched.policy import POLICIES
+from slosched.policy import POLICIES, WRAPPERS
+from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
 
 pytestmark = pytest.mark.cost
@@ -23,6 +24,8 @@ NUM_RUNNING, NUM_WAITING = 256, 1000
 MAX_MEDIAN_S = 1e-3
 PUBLISHED = {"qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve"}
 PUBLISHED |= {"medha_lars", "vtc", "scorpio", "sola"}
+WRAPPED = tuple(f"edf+{name}" for name in WRAPPERS)
+PUBLISHED |= {*WRAPPED}
 """They are what their authors made them: some look at every decode and every waiting prompt."""
 MAX_PUBLISHED_MEDIAN_S = 2e-3
 MODEL = make_model()  # shared: a prompt's own prefill time is predicted once, then remembered
@@ -67,10 +70,10 @@ def limit_s(name: str) -> float:
     return MAX_PUBLISHED_MEDIAN_S if name in PUBLISHED else MAX_MEDIAN_S
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [*POLICIES, *WRAPPED])
 def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, name: str) -> None:
     """`Policy.schedule` alone; those of others' making have two."""
-    policy = POLICIES[name]()
+    policy = make_policy(name)
     scheduler, now_s = busy_scheduler(policy)
     view = scheduler.view(now_s)
     output = benchmark.pedantic(policy.schedule, (view,), rounds=51, warmup_rounds=3)
@@ -79,10 +82,10 @@ def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, n
     assert benchmark.stats.stats.median < slowed(limit_s(name)) or is_below(limit_s(name), measure)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [*POLICIES, *WRAPPED])
 def test_a_whole_scheduling_step_stays_cheap(benchmark: BenchmarkFixture, name: str) -> None:
     """`Scheduler.schedule`: view, decision, check of the plan, block tables, queues."""
-    policy = POLICIES[name]()
+    policy = make_policy(name)
     batch = benchmark.pedantic(
         Scheduler.schedule, setup=lambda: (busy_scheduler(policy), {}), rounds=15
     )
