@@ -18,8 +18,10 @@ from slosched.cli.local import ExtraMissingError, LocalModel, open_local
 from slosched.cli.measuring import ProfileRun, run_profile
 from slosched.cli.simulation import kv_capacity_tokens
 from slosched.core import NO_SLO, Executor, LatencyModel, Limits
+from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.overlap import OverlappedEngine
 from slosched.kv import KVCache
 from slosched.perfmodel import FittedModel, OnlineModel, fit, load_model, save_model
 from slosched.perfmodel.device import check_device
@@ -65,6 +67,10 @@ def serve(
             help="How long a model without --latency-model is measured on its first start.",
         ),
     ] = 60.0,
+    overlap: Annotated[
+        bool,
+        typer.Option("--overlap", help="Plan each step while the one before it runs."),
+    ] = False,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -100,7 +106,10 @@ def serve(
         device = _real(model, kv, limits.limits(), given, calibrate, force)
     cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks)
     scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))
-    worker = http.EngineWorker(Engine(scheduler, device.executor, MonotonicClock()))
+    engine = Engine(scheduler, device.executor, MonotonicClock())
+    if overlap:
+        engine = OverlappedEngine(scheduler, InBackground(device.executor), MonotonicClock())
+    worker = http.EngineWorker(engine)
     config = http.ServerConfig(
         device.name,
         max_model_len=device.max_model_len,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from slosched.core import Executor, ScheduledBatch, StepResult
 
@@ -20,18 +18,13 @@ class InBackground:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._launched: SimpleQueue[tuple[ScheduledBatch, list[str], Future[StepResult]]]
-        self._launched = SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, "slosched-device")
         self._ended: list[str] = []
         """Requests to release before the step that is launched next: steps before may hold them."""
-        # A daemon, for a device that hangs must not keep the process alive.
-        threading.Thread(target=self._run, name="slosched-device", daemon=True).start()
 
     def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
-        future: Future[StepResult] = Future()
         ended, self._ended = self._ended, []
-        self._launched.put((batch, ended, future))
-        return future.result
+        return self._thread.submit(self._run, ended, batch).result
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         return self.launch(batch)()
@@ -39,12 +32,7 @@ class InBackground:
     def release(self, request_id: str) -> None:
         self._ended.append(request_id)
 
-    def _run(self) -> None:
-        while True:
-            batch, ended, future = self._launched.get()
-            try:
-                for request_id in ended:
-                    self._executor.release(request_id)
-                future.set_result(self._executor.execute(batch))
-            except Exception as error:
-                future.set_exception(error)
+    def _run(self, ended: Sequence[str], batch: ScheduledBatch) -> StepResult:
+        for request_id in ended:
+            self._executor.release(request_id)
+        return self._executor.execute(batch)
