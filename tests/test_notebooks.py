@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.py"))
-NUM_FIGURES = {"quickstart": 5}
+NUM_FIGURES = {"early_rejection": 4, "goodput_curves": 2, "quickstart": 5}
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CELL_TIMEOUT_S = 120
 

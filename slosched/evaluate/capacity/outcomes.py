@@ -6,6 +6,7 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,7 @@ class Outcomes:
     def good(self) -> BoolArray:
         return self.requests["good"]
 
-    @property
+    @cached_property
     def warm_up_s(self) -> float:
         """What the rule asks for, if there was time enough or not."""
         ended = self.requests["ended_after_s"][self.requests["finished"]]
@@ -74,13 +75,13 @@ class Outcomes:
         """True if the replay was too short to warm up: then it counts from half-way on."""
         return self._num_warm_up() > MAX_WARM_UP_SHARE * len(self.requests)
 
-    @property
+    @cached_property
     def counted(self) -> BoolArray:
         """Which requests arrived after the warm-up."""
         first = min(self._num_warm_up(), int(MAX_WARM_UP_SHARE * len(self.requests)))
         return np.arange(len(self.requests)) >= first
 
-    @property
+    @cached_property
     def attainment(self) -> float:
         """Good / offered, after the warm-up."""
         return float(self.good[self.counted].mean())
