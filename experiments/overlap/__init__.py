@@ -1,0 +1,1 @@
+"""Overlapped stepping: what scheduling costs, and what planning a step ahead gives back."""
