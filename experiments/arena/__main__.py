@@ -139,14 +139,14 @@ def _play(tournament: Tournament, pending: Sequence[Scenario], jobs: int | None)
         f"{pending[0].name} will take about {first_s / 60:.0f} min on {_num_jobs(jobs)} "
         f"processes, of {len(pending)} scenarios (`estimate` plays some requests of each)"
     )
-    expected = {s.name: tournament.num_replays(s) for s in pending}
+    expected = tournament.num_replays()
     with progress_bar() as progress:
-        task = progress.add_task("replays", total=sum(expected.values()))
+        task = progress.add_task("replays", total=expected * len(pending))
         done = 0
         for scenario in pending:
             progress.update(task, description=scenario.name, completed=done)
             seconds = tournament.play(scenario, lambda: progress.advance(task))
-            done += expected[scenario.name]
+            done += expected
             console.print(f"{scenario.name}: {seconds / 60:.1f} min")
 
 

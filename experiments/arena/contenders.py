@@ -21,7 +21,7 @@ BASELINES["fcfs"] = "max_num_batched_tokens"
 """And what each calls its token budget: that of `fcfs` is the replica's own limit."""
 WRAPPED = ("sarathi+early_rejection", "sarathi+past_future")
 """Specs beyond the names in the table."""
-_FIRST = ("drop", "token_budget")
+_FIRST = ("drop", "deadlines", "token_budget")
 """What tells most, so that it is tried before the trials run out."""
 
 

@@ -58,7 +58,7 @@ def tune_all(ring: Ring, entries: Sequence[Entry]) -> list[Settled]:
 def finalists(ring: Ring, tuned: Sequence[Settled]) -> list[Settled]:
     """Who goes on: of each class the best, and all of ours; none that failed."""
     sound = [one for one in tuned if one.score >= 0]
-    most = None if ring.scenario.everybody else ring.scale.num_finalists
+    most = ring.scale.num_finalists
     by_class: dict[Class, list[Settled]] = defaultdict(list)
     for one in sorted(sound, key=lambda one: -one.score):
         by_class[one.entry.group].append(one)

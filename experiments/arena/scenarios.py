@@ -155,9 +155,10 @@ class Scale:
     bound_requests: int
 
 
-QUICK = Scale("quick", 4, 1000, 2, 600, 10, 2, 0.04, 1, 1500)
+QUICK = Scale("quick", 4, 800, 2, 400, 8, 1, 0.04, 1, 1000)
+MEDIUM = Scale("medium", 4, 1000, 2, 600, 10, 2, 0.04, 1, 1500)
 FULL = Scale("full", 5, 1200, 2, 1000, 40, None, 0.02, 2, 4000)
-SCALES = {scale.name: scale for scale in (QUICK, FULL)}
+SCALES = {scale.name: scale for scale in (QUICK, MEDIUM, FULL)}
 
 
 @dataclass(frozen=True)
@@ -173,8 +174,6 @@ class Scenario:
     """Requests a window, as a multiple of the scale's: where each is long, fewer will do."""
     hindsight: bool = False
     """Whether L3 is asked as well: where requests are long a short window says something."""
-    everybody: bool = False
-    """Nobody is left out after the tuning, whatever the scale."""
 
     def __post_init__(self) -> None:
         if self.promise not in PROMISES:
@@ -220,20 +219,20 @@ _CONV, _CODE = Recorded("azure_conv_2023.csv"), Recorded("azure_code_2023.csv")
 _MOONCAKE = Recorded("mooncake_conversation.jsonl")
 _BURSTY = MadeUp(Lognormal(6000, 1.5), Lognormal(300, 1.0), cv=3.0)
 _H100, _H200 = "h100/llama-3.1-8b", "h200/llama-3.1-8b"
-_BASE = Scenario("conv-tight", _H100, _CONV, "tight", everybody=True)
+_BASE = Scenario("conv-tight", _H100, _CONV, "tight")
 _LONG = 0.5
 
 _ALL = (
     _BASE,
     Scenario("code-medium", _H100, _CODE, "medium", hindsight=True),
     Scenario("mooncake-mixed-h200", _H200, _MOONCAKE, "mixed", size_factor=_LONG, hindsight=True),
-    replace(_BASE, name="conv-mixed", promise="mixed", everybody=False),
-    replace(_BASE, name="conv-tight-tbt", rule=DeadlineRule.TBT, everybody=False),
-    replace(_BASE, name="conv-tight-envelope", rule=DeadlineRule.ENVELOPE, everybody=False),
-    replace(_BASE, name="conv-medium", promise="medium", everybody=False),
+    replace(_BASE, name="conv-mixed", promise="mixed"),
+    replace(_BASE, name="conv-tight-tbt", rule=DeadlineRule.TBT),
+    replace(_BASE, name="conv-tight-envelope", rule=DeadlineRule.ENVELOPE),
+    replace(_BASE, name="conv-medium", promise="medium"),
     Scenario("code-tight", _H100, _CODE, "tight", hindsight=True),
-    replace(_BASE, name="conv-relaxed", promise="relaxed", everybody=False),
-    replace(_BASE, name="conv-proportional", promise="proportional", everybody=False),
+    replace(_BASE, name="conv-relaxed", promise="relaxed"),
+    replace(_BASE, name="conv-proportional", promise="proportional"),
     Scenario("bursty-long-mixed", _H100, _BURSTY, "mixed", size_factor=_LONG, hindsight=True),
     Scenario("conv-mixed-rtx4090", "rtx4090/llama-3.2-3b", _CONV, "mixed"),
     Scenario("conv-tight-h200", _H200, _CONV, "tight"),

@@ -62,18 +62,14 @@ class Tournament:
             self.results.put(kind, scenario.name, rows)
         return seconds
 
-    def num_replays(self, scenario: Scenario) -> int:
-        """About how many there will be."""
+    def num_replays(self) -> int:
+        """About how many there will be of each scenario."""
         scale = self.scale
         trials = sum(_num_trials(entry, scale) for entry in self.entries)
         references = 2 * (_SCOUT_RATES + _SEARCH_RATES * scale.num_tuning_windows)
         a_finalist = _TARGETS * (_SCOUT_RATES + _SEARCH_RATES * scale.num_windows)
         a_finalist += len(LOADS) * (scale.num_windows + scale.num_bound_windows)
-        return (
-            references
-            + trials * scale.num_tuning_windows
-            + self._num_finalists(scenario) * a_finalist
-        )
+        return references + trials * scale.num_tuning_windows + self._num_finalists * a_finalist
 
     def estimate_s(self, scenario: Scenario, num_jobs: int) -> float:
         """Seconds that a scenario will about take; a few of its requests are played for it."""
@@ -92,7 +88,7 @@ class Tournament:
         tuning = scale.num_tuning_windows * scale.tuning_requests * factor
         finals = _TARGETS * (_SCOUT_RATES + _SEARCH_RATES * scale.num_windows)
         finals += len(LOADS) * scale.num_windows
-        share = self._num_finalists(scenario) / max(1, len(self.entries))
+        share = self._num_finalists / max(1, len(self.entries))
         total_s = sum(
             seconds[entry.name]
             * (_num_trials(entry, scale) * tuning + share * finals * scale.window_requests * factor)
@@ -104,8 +100,9 @@ class Tournament:
     def _names(self) -> str:
         return " ".join(entry.name for entry in self.entries)
 
-    def _num_finalists(self, scenario: Scenario) -> int:
-        most = None if scenario.everybody else self.scale.num_finalists
+    @property
+    def _num_finalists(self) -> int:
+        most = self.scale.num_finalists
         if most is None:
             return len(self.entries)
         groups = [entry.group for entry in self.entries]

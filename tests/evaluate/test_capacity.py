@@ -192,6 +192,23 @@ def test_a_policy_is_not_better_than_itself_on_a_noisy_device() -> None:
     assert found.ratio("run 0", "run 0", 0.9).interval == (1.0, 1.0)
 
 
+def test_goodput_at_a_rate_is_compared_on_the_same_requests() -> None:
+    """Beyond the knee of a policy that drops, on a device and on one that is slower."""
+    dropping = [contender("sjf:drop=infeasible", slower, f"{slower}") for slower in (1.0, 1.1)]
+    windows = [poisson(seed) for seed in range(3)]
+    sweep = Sweep(dropping, windows, Plan(precision=0.001, at_rate=120.0))
+    sweep.run(local_pool(1))
+    found = Study(list(sweep.measured.values()), windows)
+    (rate,) = set(found.frame()["rate"])
+    ratio = found.goodput_ratio("1.1", "1.0", rate)
+    shares = found.frame().set_index("policy")["attainment"]
+    assert ratio.value == pytest.approx(shares["1.1"] / shares["1.0"])
+    assert 0.4 < ratio.value < 0.95
+    assert ratio.value in ratio.interval
+    assert ratio.is_significant
+    assert found.goodput_ratio("1.0", "1.0", rate).interval == (1.0, 1.0)
+
+
 # That it is found again
 
 

@@ -88,6 +88,20 @@ def test_a_setting_that_fails_loses() -> None:
     assert "token_budget" in found.trials[-1].error
 
 
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_no_more_settings_are_tried_than_allowed(most: int) -> None:
+    values = values_of(HAMPERED, {"speed": ["2", "3"], "help_needed": ["false"]})
+    tuner = Tuner(BASE, values, windows(10), Objective(rate=60.0), max_trials=most)
+    found = tuner.run(local_pool(1))
+    assert [len(tuner.trials), len(found.trials)] == [most, most]
+    assert (found.trials[0].setting == {"speed": "3"}) == (most == 3)
+
+
+def test_at_least_one_setting_is_tried() -> None:
+    with pytest.raises(ValueError, match="max_trials must be at least 1, not 0"):
+        Tuner(BASE, {}, windows(10), Objective(rate=60.0), max_trials=0)
+
+
 def test_a_limit_is_tuned_like_an_option() -> None:
     narrow = replace(BASE.config, limits=replace(BASE.config.limits, max_num_batched_tokens=16))
     base = replace(BASE, name="fcfs", policy="fcfs", config=narrow)

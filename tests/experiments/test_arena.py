@@ -29,7 +29,6 @@ from experiments.arena.targets import FLAGSHIP, verdicts
 from experiments.arena.tournament import Tournament
 from slosched.core import SLO
 from slosched.evaluate.capacity import Store
-from slosched.evaluate.tuning import Tuner
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.workload import Tiers
@@ -202,11 +201,6 @@ def test_every_promise_is_told_and_a_mixture_draws_from_all() -> None:
     share = np.mean([slo.tpot_s == 0.01 for slo in given])
     assert 0.4 < share < 0.6
     assert given == Mixture(rules, seed=3).assign([100] * 400)
-
-
-def test_a_tuner_tries_no_more_than_it_may(played: Path) -> None:
-    with Store(played / "points.sqlite") as store, pytest.raises(ValueError, match="at least 1"):
-        Tuner(None, {}, [], None, store=store, max_trials=0)  # type: ignore[arg-type]
 
 
 def test_the_list_names_all_and_an_unknown_scenario_is_told() -> None:
