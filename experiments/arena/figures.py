@@ -66,7 +66,7 @@ def _ratios(rows: Sequence[Row], order: Sequence[str], metric: str) -> Figure:
         for row in pick(rows, class_=group):
             y = len(names) - 1 - names.index(row["scenario"]) + 0.22 * (1 - i)
             ends = [max(1 / _MOST_SHOWN, row["low"]), min(_MOST_SHOWN, row["high"])]
-            looks, value = look(i), min(row["ratio"], _MOST_SHOWN)
+            looks, value = look(i + 1), min(row["ratio"], _MOST_SHOWN)
             label = f"over the best {group}"
             axes.plot(ends, [y, y], color=looks.colour, linewidth=1.4)
             axes.plot([value], [y], looks.marker, color=looks.colour, markersize=6, label=label)
@@ -91,7 +91,7 @@ def _panels(
         axes.set_visible(False)
     for axes, name in zip(every, order, strict=False):
         tidy(axes)
-        for i, group in enumerate([*OTHERS, Class.OURS.value]):
+        for i, group in enumerate([Class.OURS.value, *OTHERS]):
             if (curve := curve_of(name, group)) is not None:
                 ours = group == Class.OURS.value
                 axes.plot(*curve, label=FLAGSHIP if ours else f"best {group}", **look(i).line())

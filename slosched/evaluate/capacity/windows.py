@@ -27,8 +27,9 @@ def window(trace: Trace, num_requests: int, seed: int) -> Trace:
         )
     start = seed * num_requests % len(trace)
     period_s = trace.duration_s + (1 / trace.rate if 0 < trace.rate < np.inf else 0.0)
-    later = [replace(r, arrival_s=r.arrival_s + period_s) for r in trace.requests[:start]]
-    chosen = (trace.requests[start:] + tuple(later))[:num_requests]
+    first, beyond = trace.requests[start : start + num_requests], start + num_requests - len(trace)
+    again = trace.requests[: max(0, beyond)]
+    chosen = (*first, *(replace(r, arrival_s=r.arrival_s + period_s) for r in again))
     origin = {**trace.provenance, "window_start": start}
     return Trace.of(chosen, trace.name, origin, trace.prefix_block_tokens)
 
