@@ -70,9 +70,10 @@ def loss(compared: Sequence[Compared]) -> Loss:
     estimate = 100 * sum(lost) / sum(num)
     found = interval(worlds, estimate, len(compared))
     more = 100 * (after - before) / sum(num)
-    return Loss(
-        float(before[0] / sum(num)), estimate, found.low, found.high, *(float(m) for m in more[1:])
-    )
+    undisturbed = float(before[0] / sum(num))
+    low = max(found.low, -100 * (1 - undisturbed))  # nobody loses more than he had
+    high = min(found.high, 100 * undisturbed)
+    return Loss(undisturbed, estimate, low, high, *(float(m) for m in more[1:]))
 
 
 def _fates(window: Trace, outcomes: Outcomes) -> _Fates:
