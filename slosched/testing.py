@@ -73,6 +73,8 @@ class Scenario:
     max_tokens: int
     disturbances: Disturbances = UNDISTURBED
     """Of the simulated device, in `simulated`."""
+    overlap: bool = False
+    """Whether each step is planned while the one before it runs, in `play`."""
 
     def shifted(self, seconds: float) -> Scenario:
         """The same scenario, later."""
@@ -157,6 +159,7 @@ def scenarios(draw: st.DrawFn, max_requests: int = 12) -> Scenario:
         limits=limits,
         max_tokens=max_tokens,
         disturbances=draw(st.sampled_from((UNDISTURBED, _ALL_DISTURBANCES))),
+        overlap=draw(st.booleans()),
     )
 
 
@@ -193,7 +196,6 @@ def check_laws(make_policy: Callable[[], Policy], scenario: Scenario) -> None:
         == [_renamed(output, {}) for _, output in renamed.decisions],
         "renaming the requests changed the decisions",
     )
-    play(make_policy(), scenario, overlap=True)
     in_groups = scenario.simulated(make_policy())
     one_by_one = scenario.simulated(make_policy(), on_step=lambda _: None)
     _require(
@@ -207,13 +209,8 @@ def play(
     scenario: Scenario,
     name: Callable[[int], str] = "r{}".format,
     kv: KVCache | None = None,
-    *,
-    overlap: bool = False,
 ) -> Run:
-    """Run a scenario to its end and check every step of it.
-
-    With `overlap` each step is planned while the one before it runs.
-    """
+    """Run a scenario to its end and check every step of it."""
     policy.reset()
     watched = _Watched(policy)
     clock = VirtualClock()
@@ -224,7 +221,7 @@ def play(
         request.request_id: source.num_output_tokens
         for request, source in zip(requests, scenario.requests, strict=True)
     }
-    engine = _engine(scheduler, clock, lengths, overlap)
+    engine = _engine(scheduler, clock, lengths, scenario.overlap)
     ended: list[str] = []
     next_arrival = 0
     step = 0

@@ -367,8 +367,8 @@ def test_where_nothing_is_a_surprise_overlap_changes_nothing(name: str) -> None:
             -(-(r.num_prompt_tokens + r.num_output_tokens) // scenario.block_size) for r in requests
         )
         scenario = replace(scenario, requests=requests, num_blocks=plenty)
-        plain = play(POLICIES[name](), scenario)
-        overlapped = play(POLICIES[name](), scenario, overlap=True)
+        plain = play(POLICIES[name](), replace(scenario, overlap=False))
+        overlapped = play(POLICIES[name](), replace(scenario, overlap=True))
         assert decided(overlapped.decisions) == decided(plain.decisions)
         for ours, theirs in zip(overlapped.requests, plain.requests, strict=True):
             assert ours.token_times_s == theirs.token_times_s
