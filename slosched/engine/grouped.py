@@ -94,9 +94,12 @@ class GroupedSteps:
 
     def _run_some(self, group: GroupedDecodes, arrival_s: float) -> int:
         """At least one step, or none because the policy declines."""
-        if self._others or self._scheduler.queues.waiting:
-            return self._step_with_others(group) if self._plans_beside else 0
-        return self._run_alone(group, arrival_s)
+        num_steps = 0
+        if not (self._others or self._scheduler.queues.waiting):
+            num_steps = self._run_alone(group, arrival_s)
+        if not num_steps and self._plans_beside:
+            num_steps = self._step_with_others(group)
+        return num_steps
 
     def _form(self) -> None:
         """Make a group of all decodes, unless the policy must be asked about everyone anyway."""

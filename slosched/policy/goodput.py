@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappush, heappushpop
-from itertools import compress
-from operator import attrgetter, not_
+from operator import attrgetter
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
+    BatchShape,
     DecodeGroup,
-    EndReason,
+    LatencyModel,
     Limits,
     Policy,
     Request,
@@ -23,175 +23,289 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy._decode_first import add_decodes
+from slosched.policy._deferred import add_without_preempting, num_in_time, serve_something
 from slosched.policy._drop import without_rejected
+from slosched.policy._punctual import (
+    Order,
+    Timed,
+    are_in_time,
+    by_deadline,
+    most_in_time,
+    most_urgent,
+    reject_hopeless,
+)
 
 _TILE_TOKENS = 64
 """Rows of a matrix kernel's tile: a chunk that fills part of one pays for all of it."""
-_MAX_ASKED = 512
-"""Waiting prompts that a step looks at, the most urgent: a bound on its cost in deep overload."""
-
-Timed = tuple[Request, float]
-"""A prompt, and how long what is left of its prefill takes alone on the device."""
 
 
 @dataclass
 class Goodput(Policy):
-    """Every decode, then the prompts that can be in time, in the time that decodes leave.
+    """The prompts that can be in time, beside the decodes; these give way while they have slack.
 
     1. Reject the requests without a token that would miss their TTFT even alone on the device.
-    2. Order the prompts that wait or have begun by Moore and Hodgson's rule, which makes the most
-       jobs punctual on one machine: in order of deadline, and whenever one would be late, the
-       longest so far goes behind all others (it is looked at anew in every step).  Prefills share
-       the device with decodes, so each is taken to last its own time divided by the share that
-       decodes leave: 1 - (time of a step of decodes alone) x (steps/s that their TPOTs ask for).
-    3. A step may last until the first decode is due, less `margin`, and always has time for a
-       chunk of `floor_tokens`.
-    4. Add prompts in that order; the first that has to be cut ends with a whole tile of 64.
+    2. A step may last until the first decode is due that is not late already, less `margin`; never
+       longer than the smallest TPOT of the decodes, and always `shortest` of it.
+    3. If all decodes fit into that, and the prompts that wait or have begun would all be in time
+       in what they leave of every step, then every decode gets its token, and after them the
+       prompts go by deadline.
+    4. Otherwise decodes that are not due before the end of the step after this one may give way.
+       Prompts are planned with the share of the device that decodes leave at the pace that their
+       TPOTs ask for: Moore and Hodgson's rule makes the most of them punctual, the others are
+       late.  The step takes the decodes that are due, the punctual prompts and the other decodes
+       by deadline, then the late prompts (which are looked at anew in every step).
+    5. A step that finishes a prompt ends before that one is due.  The first prompt that has to be
+       cut ends with a whole tile of 64 tokens.
 
-    Source: algorithm g of our own study (reference/goodput-study.md, section 10).  Moore (1968),
-    https://doi.org/10.1287/mnsc.15.1.102.  Left out of g: the projection of KV growth and the cap
-    on utilisation, which changed nothing there; the correction of the model's bias is the
+    Giving way costs nothing in tokens, and it lets a burst of prompts pass before decodes that
+    are ahead of their TPOT.  Done always it would hurt: being ahead is what protects a decode from
+    the next slow step, and decodes at their bare pace fill seats and KV cache: see
+    experiments/goodput for this and what else was tried.
+
+    Source: ours, from algorithm g of our study (reference/goodput-study.md, section 10); Moore
+    (1968), https://doi.org/10.1287/mnsc.15.1.102.  The correction of the model's bias is the
     `OnlineModel`'s.  Output lengths are not known to it.
     """
 
     margin: float = tunable(0.05, 0.0, 0.1)
     """Share of the time limit that is left unused, against predictions that are too low."""
-    floor_tokens: int = tunable(128, 64, 256)
-    """A step has time for a chunk of this size, however little slack there is."""
+    shortest: float = tunable(0.65, 0.9)
+    """Share of the smallest TPOT that a step may always last."""
+    fairness: float = 0.0
+    """Which prompt goes when not all can be in time: at 0 the longest, so that the most requests
+    are good; at 1 the one that takes longest for its length, so that about the most tokens are."""
     min_share: float = 0.1
     """Share of the device that prefills are planned with at least."""
 
     def __post_init__(self) -> None:
-        if self.floor_tokens < 1:
-            raise ValueError(f"floor_tokens must be at least 1, not {self.floor_tokens}")
         if not 0 <= self.margin < 1:
             raise ValueError(f"margin must be in [0, 1), not {self.margin}")
+        if not 0 < self.shortest <= 1:
+            raise ValueError(f"shortest must be in (0, 1], not {self.shortest}")
+        if not 0 <= self.fairness <= 1:
+            raise ValueError(f"fairness must be in [0, 1], not {self.fairness}")
         if not 0 < self.min_share <= 1:
             raise ValueError(f"min_share must be in (0, 1], not {self.min_share}")
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        batch = BatchBuilder(view)
-        begun = _reject_hopeless(batch, view, (r for r in view.running if not r.is_decode))
-        waiting = _reject_hopeless(batch, view, _most_urgent(view.waiting))
+        batch, model = BatchBuilder(view), _model(view)
+        begun = (r for r in view.running if not r.is_decode)
+        prompts = _prompts(batch, model, view, begun)
         view = without_rejected(batch, view)
-        decodes = [r for r in view.running if r.is_decode]
-        first_s = min((r.deadline_s for r in decodes), default=math.inf)
-        num_by_tpot_s = Counter(r.slo.tpot_s for r in decodes)
-        _, may_start = add_decodes(batch, view)
-        begun = [timed for timed in begun if not batch.has_left(timed[0])]
-        self._add_prefills(batch, view, first_s, num_by_tpot_s, begun, waiting if may_start else [])
+        decodes = sorted((r for r in view.running if r.is_decode), key=attrgetter("deadline_s"))
+        if view.swapped or batch.num_free_blocks < len(decodes):
+            self._serve_short_of_memory(batch, view, model, prompts)
+            return batch.build()
+        pace = _Pace.of(decodes, model, view.now_s)
+        batch.time_limit_s = self._step_s(pace)
+        if self._is_enough_for_all(pace, prompts, view.now_s):
+            add_without_preempting(batch, decodes)
+            _Pack(batch, view.now_s, prompts).add(r for r, _ in prompts)
+            return batch.build()
+        share = max(self.min_share, 1 - pace.all_s * pace.steps_per_s)
+        order = most_in_time(prompts, view.now_s + pace.all_s, share, self.fairness)
+        _give_way(batch, view.now_s, decodes, order, _Pack(batch, view.now_s, prompts))
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        batch = BatchBuilder(view, beside=decodes)
+        """While no decode is late or has to give way."""
+        batch, model = BatchBuilder(view, beside=decodes), _model(view)
         if batch.num_free_tokens < 0:
             return None
-        begun = _reject_hopeless(batch, view, view.running)
-        waiting = _reject_hopeless(batch, view, _most_urgent(view.waiting))
-        first_s, num_by_tpot_s = decodes.first_deadline_s, decodes.num_by_tpot_s
-        self._add_prefills(batch, view, first_s, num_by_tpot_s, begun, waiting)
+        pace = _Pace.of_group(decodes, model, view.now_s, batch.shape)
+        if pace.first_slack_s < model.predict_prefill(1):
+            return None
+        prompts = _prompts(batch, model, view, view.running)
+        batch.time_limit_s = self._step_s(pace)
+        if not self._is_enough_for_all(pace, prompts, view.now_s):
+            return None
+        _Pack(batch, view.now_s, prompts).add(r for r, _ in prompts)
         return batch.build()
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
-        return math.inf if decodes.num_decodes <= limits.max_num_batched_tokens else -math.inf
+        """While each step ends so long before the first decode is due, all of them fit."""
+        if decodes.num_decodes > limits.max_num_batched_tokens:
+            return -math.inf
+        tpot_s = min(decodes.num_by_tpot_s)
+        return math.inf if tpot_s == math.inf else decodes.first_deadline_s - self.margin * tpot_s
 
-    def _add_prefills(
-        self,
-        batch: BatchBuilder,
-        view: SchedulerView,
-        first_deadline_s: float,
-        num_by_tpot_s: Mapping[float, int],
-        begun: list[Timed],
-        waiting: list[Timed],
+    def _step_s(self, pace: _Pace) -> float:
+        return min(self._longest_s(pace), pace.tpot_s)
+
+    def _longest_s(self, pace: _Pace) -> float:
+        """How long a step may last for the decodes that are in time."""
+        if pace.tpot_s == math.inf:
+            return math.inf
+        slack_s = pace.first_slack_s - self.margin * pace.tpot_s
+        return max(slack_s, self.shortest * pace.tpot_s)
+
+    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], now_s: float) -> bool:
+        """True if steps have time for all decodes, and leave enough for all prompts."""
+        if not prompts:
+            return pace.all_s < self._longest_s(pace)
+        share = max(self.min_share, 1 - pace.all_s / pace.tpot_s)
+        return pace.all_s < self._step_s(pace) and are_in_time(prompts, now_s + pace.all_s, share)
+
+    def _serve_short_of_memory(
+        self, batch: BatchBuilder, view: SchedulerView, model: LatencyModel, prompts: list[Timed]
     ) -> None:
-        model = view.latency_model
-        if model is None or not (begun or waiting):
-            return
-        decodes_s = model.predict(batch.shape)
-        share = max(self.min_share, 1 - decodes_s * _steps_per_s(num_by_tpot_s))
-        ordered = most_in_time(begun + waiting, view.now_s + decodes_s, share)
-        least = batch.shape.copy()
-        least.add(self.floor_tokens, 0)
-        slack_s = (1 - self.margin) * (first_deadline_s - view.now_s)
-        batch.time_limit_s = max(slack_s, math.nextafter(model.predict(least), math.inf))
-        reserved = batch.blocks_promised(request for request, _ in begun)
-        _pack(batch, ordered, reserved_blocks=reserved)
+        """Preempt for decodes, bring swapped requests back, and only then go on with prompts."""
+        pace = _Pace.of([r for r in view.running if r.is_decode], model, view.now_s)
+        _, may_start = add_decodes(batch, view)
+        batch.time_limit_s = max(self._step_s(pace), math.nextafter(pace.all_s, math.inf))
+        left = [
+            timed
+            for timed in prompts
+            if not batch.has_left(timed.request)
+            and (may_start or timed.request.status is RequestStatus.RUNNING)
+        ]
+        _Pack(batch, view.now_s, left).add(r for r, _ in left)
 
 
-def _steps_per_s(num_by_tpot_s: Mapping[float, int]) -> float:
-    """How often a step must run for all decodes, on average over them."""
-    num_decodes = sum(num_by_tpot_s.values())
-    # In a fixed order: sums of floats depend on it.
-    tokens_per_s = sum(num / tpot_s for tpot_s, num in sorted(num_by_tpot_s.items()))
-    return tokens_per_s / num_decodes if num_decodes else 0.0
-
-
-def _most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
-    if len(waiting) <= _MAX_ASKED:
-        return waiting
-    return sorted(waiting, key=attrgetter("deadline_s"))[:_MAX_ASKED]
-
-
-def _reject_hopeless(
-    batch: BatchBuilder, view: SchedulerView, prefills: Iterable[Request]
-) -> list[Timed]:
-    """The others, each with the time that its prefill takes alone on the device."""
+def _model(view: SchedulerView) -> LatencyModel:
     if view.latency_model is None:
         raise ValueError("goodput predicts every batch: give the scheduler a latency model")
-    predict, now_s = view.latency_model.predict_prefill, view.now_s
-    timed = []
-    for request in prefills:
-        out, computed = request.num_output_tokens, request.num_computed_tokens
-        alone_s = predict(request.num_prompt_tokens + out - computed, computed)
-        slack_s = request.deadline_s - now_s
-        if alone_s <= slack_s or out:
-            timed.append((request, alone_s))
-        else:
-            reason = EndReason.EXPIRED if slack_s < 0 else EndReason.INFEASIBLE
-            batch.reject(request, reason)
-    return timed
+    return view.latency_model
 
 
-def most_in_time(prefills: Iterable[Timed], start_s: float, share: float) -> list[Request]:
-    """Moore and Hodgson: by deadline those that can all be in time, then the late ones.
+def _prompts(
+    batch: BatchBuilder, model: LatencyModel, view: SchedulerView, begun: Iterable[Request]
+) -> list[Timed]:
+    """Prompts that can be in time, by deadline; the others are rejected."""
+    timed = reject_hopeless(batch, model, begun, view.now_s)
+    timed += reject_hopeless(batch, model, most_urgent(view.waiting), view.now_s)
+    return by_deadline(timed)
 
-    They run one after the other from `start_s` on, with `share` of the device.  O(n log n).
+
+@dataclass(slots=True)
+class _Pace:
+    """What the decodes ask of every step."""
+
+    all_s: float
+    """Time of a step of all of them and nothing else; 0 if there are none."""
+    first_slack_s: float
+    """Until the first of those is due that can still be in time."""
+    tpot_s: float
+    """The smallest that was promised."""
+    steps_per_s: float
+    """How often they must all run, on average over them."""
+
+    @classmethod
+    def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> _Pace:
+        shape = BatchShape()
+        if decodes:
+            shape.add_decodes([r.num_computed_tokens + 1 for r in decodes])
+        tpots_s = Counter(r.slo.tpot_s for r in decodes)
+        least_s = model.predict_prefill(1)
+        slacks_s = (r.deadline_s - now_s for r in decodes)
+        first_slack_s = min((s for s in slacks_s if s >= least_s), default=0.0)
+        return cls._of(tpots_s, first_slack_s, model, shape)
+
+    @classmethod
+    def of_group(
+        cls, decodes: DecodeGroup, model: LatencyModel, now_s: float, shape: BatchShape
+    ) -> _Pace:
+        return cls._of(decodes.num_by_tpot_s, decodes.first_deadline_s - now_s, model, shape)
+
+    @classmethod
+    def _of(
+        cls,
+        num_by_tpot_s: Mapping[float, int],
+        first_slack_s: float,
+        model: LatencyModel,
+        shape: BatchShape,
+    ) -> _Pace:
+        num_decodes = sum(num_by_tpot_s.values())
+        if not num_decodes:
+            return cls(0.0, math.inf, math.inf, 0.0)
+        # In a fixed order: sums of floats depend on it.
+        tokens_per_s = sum(num / tpot_s for tpot_s, num in sorted(num_by_tpot_s.items()))
+        return cls(
+            model.predict(shape), first_slack_s, min(num_by_tpot_s), tokens_per_s / num_decodes
+        )
+
+
+def _give_way(
+    batch: BatchBuilder, now_s: float, decodes: Sequence[Request], order: Order, pack: _Pack
+) -> None:
+    """Decodes that are due, then punctual prompts and other decodes by deadline, then the rest.
+
+    `decodes` are sorted by deadline.
     """
-    by_deadline = sorted(prefills, key=lambda timed: timed[0].deadline_s)
-    end_s = start_s
-    kept: list[tuple[float, int]] = []
-    is_late = [False] * len(by_deadline)
-    for i, (request, alone_s) in enumerate(by_deadline):
-        prefill_s = alone_s / share
-        if end_s + prefill_s <= request.deadline_s:
-            heappush(kept, (-prefill_s, i))
-            end_s += prefill_s
-        else:
-            longest_s, longest = heappushpop(kept, (-prefill_s, i))
-            end_s += prefill_s + longest_s
-            is_late[longest] = True
-    ordered = [request for request, _ in by_deadline]
-    in_time = compress(ordered, map(not_, is_late))
-    return [*in_time, *compress(ordered, is_late)]
+    due_s = now_s + 2 * batch.time_limit_s
+    at = _add_decodes(batch, decodes, 0, due_s)
+    pack.reserved_blocks += len(decodes) - at
+    if not at or decodes[at - 1] in batch:  # there was time for all that are due
+        _merge(batch, decodes[at:], order, pack)
+    if not batch.num_scheduled_tokens:
+        serve_something(batch, decodes)
 
 
-def _pack(batch: BatchBuilder, ordered: Sequence[Request], reserved_blocks: int) -> None:
-    """In order; the first waiting request without room in the KV cache keeps those behind out."""
-    blocked = False
-    for request in ordered:
-        if batch.num_free_tokens <= 0:
-            break
+def _merge(batch: BatchBuilder, decodes: Sequence[Request], order: Order, pack: _Pack) -> None:
+    at = 0
+    for prompt in order.in_time:
+        at = _add_decodes(batch, decodes, at, prompt.deadline_s)
+        if not pack.add((prompt,)):
+            return
+    _add_decodes(batch, decodes, at, math.inf)
+    pack.add(order.late)
+
+
+def _add_decodes(
+    batch: BatchBuilder, decodes: Sequence[Request], first: int, until_s: float
+) -> int:
+    """Those from `first` on that are due by `until_s`, if there is time; where the next begin."""
+    end = bisect_right(decodes, until_s, lo=first, key=attrgetter("deadline_s"))
+    if end > first:
+        wanted = decodes[first:end]
+        add_without_preempting(batch, wanted[: num_in_time(batch, wanted)])
+    return end
+
+
+class _Pack:
+    """Adds prompts to a step, until one of them has to be cut."""
+
+    def __init__(self, batch: BatchBuilder, now_s: float, prompts: Iterable[Timed]) -> None:
+        self._batch, self._now_s = batch, now_s
+        begun = (r for r, _ in prompts if r.status is RequestStatus.RUNNING)
+        self.reserved_blocks = batch.blocks_promised(begun)
+        """KV blocks that are not for prompts that start now."""
+        self._is_blocked = False
+        self._is_full = False
+
+    def add(self, prompts: Iterable[Request]) -> bool:
+        """In order; False once the step is full.
+
+        The first waiting prompt without room in the KV cache keeps those behind it out.
+        """
+        for request in prompts:
+            if self._is_full or self._batch.num_free_tokens <= 0:
+                return False
+            if self._has_room(request):
+                self._is_full = not self._add_chunk(request)
+        return not self._is_full
+
+    def _has_room(self, request: Request) -> bool:
+        batch = self._batch
         if request.status is RequestStatus.RUNNING:
-            reserved_blocks -= batch.blocks_promised((request,))
-        elif blocked or batch.num_free_seqs <= 0:
-            continue
-        elif not batch.fits_whole(request, reserved_blocks):
-            blocked = True
-            continue
+            self.reserved_blocks -= batch.blocks_promised((request,))
+            return True
+        if self._is_blocked or batch.num_free_seqs <= 0:
+            return False
+        self._is_blocked = not batch.fits_whole(request, self.reserved_blocks)
+        return not self._is_blocked
+
+    def _add_chunk(self, request: Request) -> bool:
+        """False if it had to be cut."""
+        batch = self._batch
         n = batch.largest_chunk(request)
         if n < request.num_uncomputed_tokens:
             beyond = (batch.shape.num_tokens + n) % _TILE_TOKENS
             batch.add(request, n - beyond if n > beyond else n)
-            break
+            return False
         batch.add(request)
-        reserved_blocks += batch.blocks_promised((request,))
+        self.reserved_blocks += batch.blocks_promised((request,))
+        slack_s, predicted_s = request.deadline_s - self._now_s, batch.predicted_s
+        if predicted_s is not None and predicted_s < slack_s < batch.time_limit_s:
+            batch.time_limit_s = slack_s
+        return True

@@ -1,0 +1,96 @@
+"""Which prompts can have their first token in time, and in what order most of them do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import compress
+from operator import attrgetter, not_
+from typing import NamedTuple
+
+from slosched.batch import BatchBuilder
+from slosched.core import EndReason, LatencyModel, Request
+
+_MAX_ASKED = 512
+"""Waiting prompts that a step looks at, the most urgent: a bound on its cost in deep overload."""
+
+
+class Timed(NamedTuple):
+    """A prompt, and how long what is left of its prefill takes alone on the device."""
+
+    request: Request
+    alone_s: float
+
+
+class Order(NamedTuple):
+    """Prompts in the order in which they should run."""
+
+    in_time: list[Request]
+    """By deadline: if they run one after the other, none is late."""
+    late: list[Request]
+    """By deadline: those that have no time left beside the others."""
+
+
+def most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
+    if len(waiting) <= _MAX_ASKED:
+        return waiting
+    return sorted(waiting, key=attrgetter("deadline_s"))[:_MAX_ASKED]
+
+
+def reject_hopeless(
+    batch: BatchBuilder, model: LatencyModel, prefills: Iterable[Request], now_s: float
+) -> list[Timed]:
+    """Refuse prompts that would miss their TTFT even alone on the device; the others, timed."""
+    predict = model.predict_prefill
+    timed = []
+    for request in prefills:
+        out, computed = request.num_output_tokens, request.num_computed_tokens
+        alone_s = predict(request.num_prompt_tokens + out - computed, computed)
+        slack_s = request.deadline_s - now_s
+        if alone_s <= slack_s or out:
+            timed.append(Timed(request, alone_s))
+        else:
+            reason = EndReason.EXPIRED if slack_s < 0 else EndReason.INFEASIBLE
+            batch.reject(request, reason)
+    return timed
+
+
+def by_deadline(prefills: Iterable[Timed]) -> list[Timed]:
+    return sorted(prefills, key=lambda timed: timed.request.deadline_s)
+
+
+def are_in_time(ordered: Iterable[Timed], start_s: float, share: float) -> bool:
+    """True if `ordered`, one after the other from `start_s` on, are in time.  O(n)."""
+    end_s = start_s
+    for request, alone_s in ordered:
+        end_s += alone_s / share
+        if end_s > request.deadline_s:
+            return False
+    return True
+
+
+def most_in_time(
+    ordered: Sequence[Timed], start_s: float, share: float, fairness: float = 0.0
+) -> Order:
+    """Moore and Hodgson: of prompts in order of deadline, the most that can all be in time.
+
+    They run one after the other from `start_s` on, with `share` of the device.  Whenever one would
+    be late, the longest so far goes.  With `fairness` f, that is the one whose prefill takes
+    longest for (its prompt tokens)^f: at 0 every request counts the same, at 1 every token.
+    O(n log n).  Moore (1968), https://doi.org/10.1287/mnsc.15.1.102: exact for f = 0.
+    """
+    end_s = start_s
+    kept: list[tuple[float, int, float]] = []
+    is_late = [False] * len(ordered)
+    for i, (request, alone_s) in enumerate(ordered):
+        prefill_s = alone_s / share
+        worth = request.num_prompt_tokens**fairness if fairness else 1.0
+        heappush(kept, (-prefill_s / worth, i, prefill_s))
+        more_s = prefill_s
+        while kept and end_s + more_s > request.deadline_s:
+            _, longest, frees_s = heappop(kept)
+            is_late[longest] = True
+            more_s -= frees_s
+        end_s += more_s
+    requests = [request for request, _ in ordered]
+    return Order(list(compress(requests, map(not_, is_late))), list(compress(requests, is_late)))
