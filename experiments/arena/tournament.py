@@ -15,7 +15,7 @@ from experiments.arena.results import Results, provenance
 from experiments.arena.ring import OnReplay, Ring
 from experiments.arena.scenarios import LOADS, Scale, Scenario
 from slosched.engine.simulate import simulate
-from slosched.evaluate.capacity import Store
+from slosched.evaluate.capacity import Store, window
 from slosched.policy.spec import make_policy
 
 _SEARCH_RATES = 4
@@ -72,11 +72,11 @@ class Tournament:
         return references + trials * scale.num_tuning_windows + self._num_finalists * a_finalist
 
     def estimate_s(self, scenario: Scenario, num_jobs: int) -> float:
-        """Seconds that a scenario will about take on idle cores; a few of its requests are played."""
+        """Seconds that a scenario will about take on idle cores; it plays some requests."""
         windows = scenario.tuning_windows(self.scale)
         model = scenario.device()
         config = scenario.config(model)
-        sample = type(windows[0]).of(windows[0].requests[:_SAMPLE], windows[0].name)
+        sample = window(windows[0], min(_SAMPLE, len(windows[0])), seed=0)
         prompt_s = float(sum(model.predict_prefill(int(n)) for n in sample.prompt_tokens))
         busy = sample.scaled_to(len(sample) / prompt_s)
         seconds = {}
