@@ -11,15 +11,12 @@ from typing import NamedTuple
 from slosched.batch import BatchBuilder
 from slosched.core import EndReason, LatencyModel, Request
 
-_MAX_ASKED = 512
+_MAX_ASKED = 256
 """Waiting prompts that a step looks at, the most urgent: a bound on its cost in deep overload."""
 
 
-class Timed(NamedTuple):
-    """A prompt, and how long what is left of its prefill takes alone on the device."""
-
-    request: Request
-    alone_s: float
+Timed = tuple[Request, float]
+"""A prompt, and how long what is left of its prefill takes alone on the device."""
 
 
 class Order(NamedTuple):
@@ -48,7 +45,7 @@ def reject_hopeless(
         alone_s = predict(request.num_prompt_tokens + out - computed, computed)
         slack_s = request.deadline_s - now_s
         if alone_s <= slack_s or out:
-            timed.append(Timed(request, alone_s))
+            timed.append((request, alone_s))
         else:
             reason = EndReason.EXPIRED if slack_s < 0 else EndReason.INFEASIBLE
             batch.reject(request, reason)
@@ -56,15 +53,14 @@ def reject_hopeless(
 
 
 def by_deadline(prefills: Iterable[Timed]) -> list[Timed]:
-    return sorted(prefills, key=lambda timed: timed.request.deadline_s)
+    return sorted(prefills, key=lambda timed: timed[0].deadline_s)
 
 
 def are_in_time(ordered: Iterable[Timed], start_s: float, share: float) -> bool:
     """True if `ordered`, one after the other from `start_s` on, are in time.  O(n)."""
-    end_s = start_s
     for request, alone_s in ordered:
-        end_s += alone_s / share
-        if end_s > request.deadline_s:
+        start_s += alone_s / share
+        if start_s > request.deadline_s:
             return False
     return True
 
@@ -79,18 +75,19 @@ def most_in_time(
     longest for (its prompt tokens)^f: at 0 every request counts the same, at 1 every token.
     O(n log n).  Moore (1968), https://doi.org/10.1287/mnsc.15.1.102: exact for f = 0.
     """
-    end_s = start_s
-    kept: list[tuple[float, int, float]] = []
+    # In the prefills' own time, which passes `share` times as fast.
+    end_s = 0.0
+    kept: list[tuple[float, int]] = []
     is_late = [False] * len(ordered)
     for i, (request, alone_s) in enumerate(ordered):
-        prefill_s = alone_s / share
+        due_s = (request.deadline_s - start_s) * share
         worth = request.num_prompt_tokens**fairness if fairness else 1.0
-        heappush(kept, (-prefill_s / worth, i, prefill_s))
-        more_s = prefill_s
-        while kept and end_s + more_s > request.deadline_s:
-            _, longest, frees_s = heappop(kept)
+        heappush(kept, (-alone_s / worth, i))
+        more_s = alone_s
+        while end_s + more_s > due_s and kept:
+            longest = heappop(kept)[1]
             is_late[longest] = True
-            more_s -= frees_s
+            more_s -= ordered[longest][1]
         end_s += more_s
     requests = [request for request, _ in ordered]
     return Order(list(compress(requests, map(not_, is_late))), list(compress(requests, is_late)))

@@ -156,8 +156,8 @@ class Goodput(Policy):
         left = [
             timed
             for timed in prompts
-            if not batch.has_left(timed.request)
-            and (may_start or timed.request.status is RequestStatus.RUNNING)
+            if not batch.has_left(timed[0])
+            and (may_start or timed[0].status is RequestStatus.RUNNING)
         ]
         _Pack(batch, view.now_s, left).add(r for r, _ in left)
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from views import R, flat_model, view_of
 
 from slosched.core import EndReason, Limits, Request
-from slosched.policy.goodput import Goodput, Timed, most_in_time
+from slosched.policy._punctual import Timed, by_deadline, most_in_time
+from slosched.policy.goodput import Goodput
 from slosched.policy.spec import PolicySpecError, make_policy
 
 MODEL = flat_model()
@@ -24,14 +25,25 @@ def tokens_of(*requests: R, **fields: int) -> dict[str, int]:
 
 
 def timed(requests: Iterable[Request]) -> list[Timed]:
-    return [(r, MODEL.predict_prefill(r.num_prompt_tokens)) for r in requests]
+    return by_deadline((r, MODEL.predict_prefill(r.num_prompt_tokens)) for r in requests)
+
+
+def names(requests: Iterable[Request]) -> list[str]:
+    return [r.request_id for r in requests]
 
 
 def test_moore_and_hodgson_send_the_longest_back() -> None:
     """10 ms due at 12, 30 due at 40, 20 due at 45: all three end at 60, without the 30 at 30."""
     view = view_of([R("a", 100, 0.012), R("b", 500, 0.040), R("c", 300, 0.045)])
-    ordered = most_in_time(timed(view.waiting), start_s=0.0, share=1.0)
-    assert [r.request_id for r in ordered] == ["a", "c", "b"]
+    order = most_in_time(timed(view.waiting), start_s=0.0, share=1.0)
+    assert (names(order.in_time), names(order.late)) == (["a", "c"], ["b"])
+
+
+def test_fairness_sends_back_who_takes_longest_for_its_length() -> None:
+    """10 ms for 100 tokens and 40 for 700, both due at 45: 0.10 and 0.057 ms a token."""
+    view = view_of([R("short", 100, 0.045), R("long", 700, 0.045)])
+    assert names(most_in_time(timed(view.waiting), 0.0, 1.0).late) == ["long"]
+    assert names(most_in_time(timed(view.waiting), 0.0, 1.0, fairness=1.0).late) == ["short"]
 
 
 def make_waiting(jobs: list[tuple[int, int]]) -> list[Request]:
@@ -54,13 +66,18 @@ def num_in_time(ordered: list[Request], share: float) -> int:
 @given(
     st.lists(st.tuples(st.integers(1, 800), st.integers(1, 120)), max_size=5),
     st.sampled_from([0.25, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_no_order_has_more_in_time(jobs: list[tuple[int, int]], share: float) -> None:
+def test_the_punctual_are_in_time_and_no_order_has_more(
+    jobs: list[tuple[int, int]], share: float, fairness: float
+) -> None:
     requests = make_waiting(jobs)
-    ordered = most_in_time(timed(requests), 0.0, share)
-    assert sorted(r.request_id for r in ordered) == sorted(r.request_id for r in requests)
-    best = max(num_in_time(list(order), share) for order in permutations(requests))
-    assert num_in_time(ordered, share) == best
+    order = most_in_time(timed(requests), 0.0, share, fairness)
+    assert sorted(names(order.in_time + order.late)) == sorted(names(requests))
+    assert num_in_time(order.in_time, share) == len(order.in_time)
+    if not fairness:
+        best = max(num_in_time(list(each), share) for each in permutations(requests))
+        assert len(order.in_time) == best
 
 
 def test_what_cannot_be_in_time_even_alone_is_rejected() -> None:
@@ -71,29 +88,66 @@ def test_what_cannot_be_in_time_even_alone_is_rejected() -> None:
 
 
 def test_a_cut_chunk_ends_with_a_whole_tile() -> None:
-    """95 % of the decode's 30 ms are time for 469 tokens, of which 448 are seven tiles."""
-    decode = R("decode", 11, 0.030, out=1)
-    assert tokens_of(decode, R("long", 1000, 9.0)) == {"decode": 1, "long": 447}
+    """45 ms less 5 % of the TPOT of 50 are time for 749 tokens, of which 704 are eleven tiles."""
+    decode = R("decode", 11, 0.045, out=1)
+    assert tokens_of(decode, R("long", 1000, 9.0)) == {"decode": 1, "long": 703}
 
 
-def test_there_is_always_time_for_a_small_chunk() -> None:
-    """The decode has 6 ms; 128 tokens more than it take 11.45."""
+def test_a_step_always_has_time_for_a_share_of_the_tpot() -> None:
+    """The decode has 6 ms; 65 % of 50 are 32.5, time for 549 tokens; 90 % for 799."""
     decode = R("decode", 11, 0.006, out=1)
-    assert tokens_of(decode, R("long", 1000, 9.0)) == {"decode": 1, "long": 127}
-    assert tokens_of(decode, R("long", 1000, 9.0), floor_tokens=256)["long"] == 255
+    assert tokens_of(decode, R("long", 1000, 9.0)) == {"decode": 1, "long": 511}
+    assert tokens_of(decode, R("long", 1000, 9.0), shortest=0.9)["long"] == 767
+
+
+def test_a_late_decode_does_not_shorten_the_step() -> None:
+    late, other = R("late", 11, -0.1, out=1), R("other", 11, 0.045, out=1)
+    tokens = tokens_of(late, other, R("long", 1000, 9.0))
+    assert tokens == {"late": 1, "other": 1, "long": 702}
+
+
+def test_a_step_is_never_longer_than_a_tpot() -> None:
+    """50 ms are time for 899 tokens, though no decode is due for a second."""
+    decode = R("decode", 11, 1.0, out=1)
+    assert tokens_of(decode, R("long", 1000, 9.0)) == {"decode": 1, "long": 895}
+
+
+def test_a_step_ends_before_the_prompts_that_it_finishes_are_due() -> None:
+    """ "first" ends after 15.05 ms, due at 30: until then there is time for 298 tokens more."""
+    decode, first = R("decode", 11, 1.0, out=1), R("first", 200, 0.030)
+    tokens = tokens_of(decode, first, R("second", 900, 9.0))
+    assert tokens == {"decode": 1, "first": 200, "second": 247}
 
 
 def test_decodes_leave_prefills_a_share_of_the_device() -> None:
     """A step of the decode alone, 5.05 ms, is due every 10: prefills have half the device.
 
     Then "first", 10 ms alone, ends after 5.05 + 20.2 ms and is late; with the whole device it
-    would not be.  "second" ends in its place, in time.
+    would not be.  "second" goes in its place, in time.
     """
     decode = R("decode", 11, 0.010, tpot_s=0.010, out=1)
     first, second = R("first", 100, 0.024), R("second", 100, 0.040)
-    assert list(tokens_of(decode, first, second)) == ["decode", "second", "first"]
+    assert list(tokens_of(decode, first, second)) == ["decode", "second"]
     slower = R("decode", 11, 0.010, tpot_s=1.0, out=1)
     assert list(tokens_of(slower, first, second)) == ["decode", "first", "second"]
+
+
+def test_decodes_that_are_ahead_give_way_if_prompts_would_be_late() -> None:
+    """Together 5.05, 34.4 and 55.6 ms: "b" would be late.  "a" alone takes 30.95, due at 31.
+
+    The decode is not due in the next two steps of 50 ms, so it may wait; the other may not.
+    """
+    a, b = R("a", 519, 0.040), R("b", 900, 0.060)
+    ahead, due = R("decode", 11, 0.2, out=1), R("decode", 11, 0.09, out=1)
+    assert list(tokens_of(ahead, a, b)) == ["a", "decode", "b"]
+    assert list(tokens_of(due, a, b)) == ["decode", "a", "b"]
+    assert list(tokens_of(ahead, a)) == ["decode", "a"], "nobody would be late"
+
+
+def test_the_most_urgent_decodes_go_where_there_is_no_time_for_all() -> None:
+    """9.5 ms are time for 89 of 100."""
+    decodes = [R(f"d{i}", 11, 0.010 + i / 1e6, tpot_s=0.010, out=1) for i in range(100)]
+    assert list(tokens_of(*reversed(decodes))) == [f"d{i}" for i in range(89)]
 
 
 def test_seats_and_memory_bound_it() -> None:
@@ -105,7 +159,7 @@ def test_seats_and_memory_bound_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["margin=1", "margin=-0.1", "floor_tokens=0", "min_share=0", "min_share=2"]
+    "option", ["margin=1", "margin=-0.1", "shortest=0", "fairness=2", "min_share=0", "min_share=2"]
 )
 def test_a_bad_option_is_named(option: str) -> None:
     with pytest.raises(PolicySpecError, match=option.partition("=")[0]):
