@@ -34,7 +34,7 @@ from slosched.policy.spec import make_policy
 from slosched.workload import Tiers
 from slosched.workload.lengths import Lognormal
 
-TINY = Scale("tiny", 2, 120, 1, 80, 2, None, 0.1, 1, 60)
+TINY = Scale("tiny", 2, 100, 1, 60, 2, None, 0.25, 1, 40)
 BURST = MadeUp(Lognormal(800, 1.0), Lognormal(4, 0.5), cv=1.5)
 SMALL = Scenario("tiny", "h100/llama-3.1-8b", BURST, "medium")
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slosched.core import DeadlineRule, Request, RequestStatus
-from slosched.evaluate.metrics import RequestRecord, is_good
+from slosched.evaluate.metrics import RequestColumns, RequestRecord, good_requests
 
 OUTCOME = np.dtype(
     [
@@ -46,7 +46,10 @@ class Outcomes:
     @classmethod
     def of(cls, requests: Sequence[Request], rule: DeadlineRule) -> Outcomes:
         """Of what `simulate` returns."""
-        return cls(np.array([_outcome(r, rule) for r in requests], dtype=OUTCOME))
+        records = [RequestRecord.from_request(request) for request in requests]
+        good = good_requests(RequestColumns.of(records), rule)
+        rows = [_outcome(record, is_good) for record, is_good in zip(records, good, strict=True)]
+        return cls(np.array(rows, dtype=OUTCOME))
 
     @classmethod
     def unpack(cls, blob: bytes) -> Outcomes:
@@ -101,8 +104,7 @@ class Outcomes:
         return int(np.searchsorted(arrivals, arrivals[0] + self.warm_up_s))
 
 
-def _outcome(request: Request, rule: DeadlineRule) -> tuple[object, ...]:
-    record = RequestRecord.from_request(request)
+def _outcome(record: RequestRecord, is_good: bool) -> tuple[object, ...]:
     ended_after_s = np.nan if record.end_s is None else record.end_s - record.arrival_s
     return (
         record.arrival_s,
@@ -111,5 +113,5 @@ def _outcome(request: Request, rule: DeadlineRule) -> tuple[object, ...]:
         np.nan if record.tpot_s is None else record.tpot_s,
         record.num_output_tokens,
         record.status is RequestStatus.FINISHED,
-        is_good(record, rule),
+        is_good,
     )
