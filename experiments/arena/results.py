@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.arena.rows import Tables
-from slosched.evaluate.capacity.code import code_digest, git_hash
+from slosched.evaluate.capacity.code import git_hash, tree_digest
 
 HERE = Path(__file__).parent / "results"
 KINDS = ("runs", "tuned", "capacity", "overload", "ratios", "deciles", "bounds", "cost")
@@ -70,7 +70,7 @@ def provenance() -> dict[str, object]:
     """Who made a result: which code, where, when, and by which command."""
     return {
         "git_hash": git_hash(),
-        "code_digest": code_digest("fcfs")[:16],
+        "code_digest": tree_digest()[:16],
         "command": shlex.join(["python", "-m", "experiments.arena", *sys.argv[1:]]),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}",

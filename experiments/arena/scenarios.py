@@ -156,7 +156,7 @@ class Scale:
 
 
 QUICK = Scale("quick", 4, 800, 2, 400, 8, 1, 0.04, 1, 1000)
-MEDIUM = Scale("medium", 4, 1000, 2, 600, 10, 2, 0.04, 1, 1500)
+MEDIUM = Scale("medium", 4, 2000, 2, 400, 8, 2, 0.04, 1, 1500)
 FULL = Scale("full", 5, 1200, 2, 1000, 40, None, 0.02, 2, 4000)
 SCALES = {scale.name: scale for scale in (QUICK, MEDIUM, FULL)}
 

@@ -31,6 +31,7 @@ from slosched.evaluate.capacity import (
     local_pool,
     window,
 )
+from slosched.evaluate.capacity.code import _PACKAGE, _replayed, code_digest
 from slosched.evaluate.capacity.point import model_digest, trace_digest
 from slosched.evaluate.capacity.windows import blocks_of
 from slosched.perfmodel import load_model, scaled
@@ -283,6 +284,30 @@ def test_results_of_other_code_are_not_reused(
         assert store.get(point(poisson(0))) is None
         store.put(point(poisson(0)), outcomes, {"trace": "poisson", "model": "test"})
         assert len(store.frame()) == 2
+
+
+_LOADED = """
+import sys
+from slosched.engine import simulate
+print(*(m.__file__ for n, m in sys.modules.items() if n.startswith("slosched.")), sep="\\n")
+"""
+_ELSEWHERE = ("workload/", "policy/", "evaluate/__init__.py", "__init__.py")
+"""Traces are in a point's key, a policy in its own digest; the others hold no code."""
+
+
+def test_the_code_of_a_result_is_all_that_a_replay_loads() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True
+    )
+    loaded = {Path(line).relative_to(_PACKAGE).as_posix() for line in ran.stdout.split()}
+    assert "scheduler/scheduler.py" in loaded
+    left_out = {name for name in loaded - set(_replayed()) if not name.startswith(_ELSEWHERE)}
+    assert not left_out
+
+
+def test_another_policy_is_other_code() -> None:
+    digests = {code_digest(s) for s in ("fcfs", "edf", "edf+early_rejection", "sarathi")}
+    assert len(digests) == 4
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ _PACKAGE = Path(__file__).parents[2]
 _REPLAYED = (
     "core.py",
     "batch.py",
-    "scheduler.py",
+    "scheduler/",
     "kv/",
     "perfmodel/",
-    "policy/",
+    "policy/_",
+    "policy/spec.py",
+    "policy/wrapper.py",
     "engine/",
     "workload/trace.py",
     "evaluate/metrics",
@@ -32,14 +34,23 @@ _NOT_REPLAYED = ("engine/torch/", "engine/server/", "engine/profiling/")
 def code_digest(policy: str) -> str:
     """Of every source file that a replay of this policy runs, its own modules among them.
 
-    Finer than a commit: an edit that is not committed counts, one to the documentation does not,
-    and it works where there is no git.
+    Finer than a commit: an edit that is not committed counts, one to the documentation or to
+    another policy does not, and it works where there is no git.
     """
     summed = hashlib.sha256(_package_digest().encode())
     for policy_class in policy_classes(policy):
-        if not policy_class.__module__.startswith("slosched."):
-            source = inspect.getsource(inspect.getmodule(policy_class) or policy_class)
+        for ancestor in policy_class.__mro__[:-1]:
+            source = inspect.getsource(inspect.getmodule(ancestor) or ancestor)
             summed.update(source.encode())
+    return summed.hexdigest()
+
+
+@cache
+def tree_digest() -> str:
+    """Of every source file that a replay of any policy of the package runs."""
+    summed = hashlib.sha256(_package_digest().encode())
+    for path in sorted((_PACKAGE / "policy").glob("*.py")):
+        summed.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return summed.hexdigest()
 
 
