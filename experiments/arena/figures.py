@@ -73,6 +73,8 @@ def _ratios(rows: Sequence[Row], order: Sequence[str], metric: str) -> Figure:
     reference_line(axes, "", x=1.0)
     axes.set_yticks(range(len(names)), names[::-1])
     axes.set(xlabel=f"{FLAGSHIP}: {metric}, ratio (at most {_MOST_SHOWN:g} is shown)")
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(0.5, low), max(2.0, high))
     log_axis(axes)
     legend_above(figure)
     return figure

@@ -1,16 +1,17 @@
 """The heats: every contender is tuned, on requests that will not judge it, and the best go on.
 
 All of a class are tuned for good requests/s at one rate near the knee, that at which the class's
-reference serves 95 % well as its author left it.  All may try the same number of settings.
+reference serves 95 % well as its author left it.  All may try the same number of settings.  Who is
+best there need not be who misses least when it is calmer, so both go on.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import pandas as pd
 
@@ -28,6 +29,8 @@ REFERENCES = {
 """At their defaults.  Plain policies break down at rates at which the others are still to be told
 apart, so that they are tuned at a lower one."""
 REFERENCE_TARGET = 0.95
+CALM = 0.8
+"""The lower of the two rates at which finalists are chosen, as a share of the other."""
 _PRECISION = 0.05
 
 
@@ -40,6 +43,8 @@ class Settled:
     limits: dict[str, int]
     score: float
     """Good requests/s on the tuning windows; below zero if it failed."""
+    calm_score: float
+    """The same at `CALM` times the rate."""
     rate: float
     num_trials: int
 
@@ -52,21 +57,19 @@ class Settled:
 def tune_all(ring: Ring, entries: Sequence[Entry]) -> list[Settled]:
     """In the order given."""
     rates = _rates(ring, {REFERENCES[entry.group] for entry in entries})
-    return [_tune(ring, entry, rates[REFERENCES[entry.group]]) for entry in entries]
+    tuned = [_tune(ring, entry, rates[REFERENCES[entry.group]]) for entry in entries]
+    return _calmer(ring, tuned)
 
 
 def finalists(ring: Ring, tuned: Sequence[Settled]) -> list[Settled]:
     """Who goes on: of each class the best, and all of ours; none that failed."""
     sound = [one for one in tuned if one.score >= 0]
     most = ring.scale.num_finalists
-    by_class: dict[Class, list[Settled]] = defaultdict(list)
-    for one in sorted(sound, key=lambda one: -one.score):
-        by_class[one.entry.group].append(one)
-    going = {
-        one.entry.name
-        for group, found in by_class.items()
-        for one in (found if group is Class.OURS else found[:most])
-    }
+    going = {one.entry.name for one in sound if one.entry.group is Class.OURS}
+    for group in Class:
+        mine = [one for one in sound if one.entry.group is group]
+        for key in (attrgetter("score"), attrgetter("calm_score")):
+            going |= {one.entry.name for one in sorted(mine, key=key, reverse=True)[:most]}
     return [one for one in sound if one.entry.name in going]
 
 
@@ -81,6 +84,7 @@ def frame(scenario: str, tuned: Sequence[Settled]) -> pd.DataFrame:
             "limits": json.dumps(one.limits),
             "rate": one.rate,
             "good_requests_per_s": one.score,
+            "calm_good_requests_per_s": one.calm_score,
             "num_trials": one.num_trials,
         }
         for one in tuned
@@ -95,10 +99,16 @@ def settled(rows: pd.DataFrame, entries: Sequence[Entry]) -> list[Settled]:
     found = []
     for entry in entries:
         row = by_name[entry.name]
-        score, num_trials = float(row["good_requests_per_s"]), int(row["num_trials"])
-        limits = json.loads(row["limits"])
         found.append(
-            Settled(entry, str(row["tuned"]), limits, score, float(row["rate"]), num_trials)
+            Settled(
+                entry,
+                policy=str(row["tuned"]),
+                limits=json.loads(row["limits"]),
+                score=float(row["good_requests_per_s"]),
+                calm_score=float(row["calm_good_requests_per_s"]),
+                rate=float(row["rate"]),
+                num_trials=int(row["num_trials"]),
+            )
         )
     return found
 
@@ -138,4 +148,16 @@ def _tune(ring: Ring, entry: Entry, rate: float) -> Settled:
     found: Tuned = tuner.run(ring.make_pool)
     best = found.trials[0]
     score = -math.inf if best.error else best.score
-    return Settled(entry, found.policy, found.limits, score, rate, len(found.trials))
+    return Settled(entry, found.policy, found.limits, score, -math.inf, rate, len(found.trials))
+
+
+def _calmer(ring: Ring, tuned: Sequence[Settled]) -> list[Settled]:
+    """What the tuned ones score at the lower rate."""
+    scores: dict[str, float] = {}
+    for rate in {one.rate for one in tuned}:
+        objective = Objective(rate=CALM * rate)
+        contenders = [one.contender(ring) for one in tuned if one.rate == rate]
+        plan = objective.plan(ring.scale.precision)
+        sweep = ring.sweep(contenders, ring.tuning_windows, plan)
+        scores |= {name: objective.score(measured) for name, measured in sweep.measured.items()}
+    return [replace(one, calm_score=scores[one.entry.name]) for one in tuned]

@@ -128,7 +128,7 @@ def _capacity(tables: Tables, order: Sequence[str]) -> Iterator[str]:
     if order and targets:
         here = pick(table, scenario=order[0], target=targets[0])
         here.sort(key=lambda row: -float(row["requests_per_s"]))
-        yield f"Everybody in {order[0]}, at {targets[0]:.0%}:"
+        yield f"All finalists of {order[0]}, at {targets[0]:.0%}:"
         rows = [[r["contender"], r["class"], _one_capacity(r), r["flags"]] for r in here]
         yield _table(["contender", "class", "requests/s", "to be read with"], rows)
 
@@ -231,7 +231,8 @@ def _settings(tuned: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
     yield (
         "Each contender was tuned by coordinate ascent for good requests/s at one rate near the "
         "knee, all with the same number of trials at most, on other requests than those that "
-        "judge. Those who are missing above were left out after this, behind others of their class."
+        "judge. The best of each class there, and the best at a rate a fifth lower, went on; all "
+        "others were left out after this."
     )
     rows = []
     for name in order:

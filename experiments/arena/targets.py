@@ -72,7 +72,9 @@ def verdicts(tables: Tables) -> Iterator[Verdict]:
     """Of every target that the arena can judge, in the order of the issue."""
     for target in _TARGETS:
         yield from _judge(tables["ratios"], target)
-    yield _judge_bound(tables["bounds"])
+    loads = sorted({row["load"] for row in tables["bounds"]}) or [1.0]
+    yield _judge_bound(tables["bounds"], loads[:1])
+    yield _judge_bound(tables["bounds"], loads)
     yield _judge_cost(tables["cost"])
 
 
@@ -119,7 +121,7 @@ def _judge(ratios: Sequence[Row], target: _Target) -> Iterator[Verdict]:
     )
     if target.in_the_mean is not None:
         mean = math.exp(math.fsum(math.log(row["ratio"]) for row in rows) / len(rows))
-        said = f"{mean:.2f}×, geometric, {len(rows)} scenarios"
+        said = f"{mean:.2f}×, geometric, over {len(rows)}"
         yield Verdict(
             f"{what}, in the mean",
             against,
@@ -129,9 +131,10 @@ def _judge(ratios: Sequence[Row], target: _Target) -> Iterator[Verdict]:
         )
 
 
-def _judge_bound(bounds: Sequence[Row]) -> Verdict:
-    what, against = "attainment, all loads", "the least bound"
-    cases = dict.fromkeys((row["scenario"], row["load"]) for row in bounds)
+def _judge_bound(bounds: Sequence[Row], loads: Sequence[float]) -> Verdict:
+    what = f"attainment, at {', '.join(f'{load:g}×' for load in loads)}"
+    against = "the least bound"
+    cases = dict.fromkeys((row["scenario"], row["load"]) for row in among(bounds, "load", loads))
     found = [share_of_bound(bounds, *case, FLAGSHIP) for case in cases]
     shares = [share for share in found if share is not None]
     if not shares:
