@@ -237,21 +237,17 @@ class BatchBuilder:
             self.num_free_tokens -= len(contexts)
             self.shape.add_decodes(contexts)
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, mode: PreemptionMode | None = None) -> None:
         """Take the seat and the device blocks of a running request that is not in this step.
 
-        Its KV cache goes to the host if the limits say "swap" and there is room, else it is lost
-        and computed anew later.
+        Its KV cache goes to the host if `mode`, by default the limits', is "swap" and there is
+        room, else it is lost and computed anew later.
         """
         if request.request_id in self.num_scheduled_tokens or request.request_id in self._out:
             raise ValueError(f"{request.request_id!r} is already part of this step")
         held = self._view.kv.num_held_blocks(request.request_id)
         self._out.add(request.request_id)
-        if (
-            self._view.limits.preemption_mode is PreemptionMode.SWAP
-            and held <= self.num_free_host_blocks
-            and held <= self.num_free_swap_blocks
-        ):
+        if self.would_swap_out(request, mode):
             self.swapped_out.append(request.request_id)
             self.num_free_host_blocks -= held
             self.num_free_swap_blocks -= held
@@ -260,6 +256,15 @@ class BatchBuilder:
             self.preempted.append(request.request_id)
         self.num_free_blocks += held
         self.num_free_seqs += 1
+
+    def would_swap_out(self, request: Request, mode: PreemptionMode | None = None) -> bool:
+        """Whether `preempt` would keep what the request has computed."""
+        held = self._view.kv.num_held_blocks(request.request_id)
+        return (
+            (mode or self._view.limits.preemption_mode) is PreemptionMode.SWAP
+            and held <= self.num_free_host_blocks
+            and held <= self.num_free_swap_blocks
+        )
 
     def reject(self, request: Request, reason: EndReason) -> None:
         """Refuse a request that has emitted nothing yet; it leaves the system in this step."""

@@ -18,6 +18,7 @@ from slosched.policy.slidebatching import SlideBatching
 from slosched.policy.slo_aware import SLOAware
 from slosched.policy.slosserve import SLOsServe
 from slosched.policy.sola import SOLA
+from slosched.policy.vllm_v0 import VLLMV0
 from slosched.policy.vtc import VTC
 from slosched.policy.wrapper import Wrapper
 
@@ -38,6 +39,7 @@ POLICIES: dict[str, type[Policy]] = {
     "vtc": VTC,
     "scorpio": Scorpio,
     "sola": SOLA,
+    "vllm_v0": VLLMV0,
 }
 
 WRAPPERS: dict[str, type[Wrapper]] = {
@@ -53,6 +55,7 @@ __all__ = [
     "SJF",
     "SLAI",
     "SOLA",
+    "VLLMV0",
     "VTC",
     "WRAPPERS",
     "EarlyRejection",

@@ -1,0 +1,150 @@
+"""vLLM V0's block manager (version 2, without prefix caching): which blocks it would hold.
+
+It books a prompt's blocks as a whole when the prompt is admitted, and lookahead slots beyond the
+known tokens; the KV cache of slosched holds blocks for computed tokens only.  So what vLLM believes
+to be free is never more than what is, and its decisions are carried out as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from slosched.core import KVView, Request, SchedulerView
+
+
+class AllocStatus(Enum):
+    """Whether a prompt gets its blocks."""
+
+    OK = auto()
+    LATER = auto()
+    NEVER = auto()
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """What vLLM holds for one request, on the device or in host memory."""
+
+    num_slots: int
+    """Tokens that were given a slot: all known ones of a prompt, of a decode those computed."""
+    num_blocks: int
+
+
+class BlockManager:
+    """Free blocks and block tables in one step; `tables` are to be handed to that of the next."""
+
+    def __init__(
+        self,
+        view: SchedulerView,
+        tables: Mapping[str, BlockTable],
+        *,
+        watermark: float,
+        num_lookahead_slots: int,
+    ) -> None:
+        """`tables` as the step before left them; what is unknown is derived, what is gone goes."""
+        kv = view.kv
+        self._block_size = kv.block_size
+        self._num_blocks = kv.num_blocks
+        self._num_watermark_blocks = int(watermark * kv.num_blocks)
+        self._num_lookahead_slots = num_lookahead_slots
+        self.tables = _tables_of(view.running, tables, kv)
+        held = map(kv.num_held_blocks, self.tables)
+        booked = sum(table.num_blocks for table in self.tables.values())
+        self.num_free_blocks = kv.num_free_blocks + sum(held) - booked
+        self.tables |= _tables_of(view.swapped, tables, kv)
+
+    def is_prefill(self, request: Request) -> bool:
+        """True until all tokens are computed that were known when `request` was admitted."""
+        return self.tables[request.request_id].num_slots == request.num_tokens
+
+    def holds_all(self, request: Request) -> bool:
+        """True if there is no other block in the cache."""
+        return self.tables[request.request_id].num_blocks >= self._num_blocks
+
+    def can_allocate(self, request: Request) -> AllocStatus:
+        """Whether the blocks of all its tokens can be had and the watermark be left free.
+
+        vLLM drops a request that has grown until it can never get them; one that has emitted
+        tokens is not dropped here, but may go below the watermark.
+        """
+        need = self._blocks_for(request.num_tokens)
+        watermark = self._num_watermark_blocks
+        if self._num_blocks - need < watermark:
+            if not request.num_output_tokens:
+                return AllocStatus.NEVER
+            watermark = 0
+        enough = self.num_free_blocks - need >= watermark
+        return AllocStatus.OK if enough else AllocStatus.LATER
+
+    def allocate(self, request: Request) -> None:
+        """Book the blocks of all its known tokens."""
+        need = self._blocks_for(request.num_tokens)
+        self.tables[request.request_id] = BlockTable(request.num_tokens, need)
+        self.num_free_blocks -= need
+
+    def can_append_slots(self, request: Request) -> bool:
+        """Whether every block that is touched could be a new one, also where it has room."""
+        table = self.tables[request.request_id]
+        return self._num_touched(request, table) <= self.num_free_blocks
+
+    def append_slots(self, request: Request) -> None:
+        """Book a slot for the newest token, and the lookahead slots after it."""
+        table = self.tables[request.request_id]
+        slots = request.num_tokens + self._lookahead(request, table)
+        missing = self._blocks_for(slots) - table.num_blocks
+        if missing > 0:
+            # Fewer only for lookahead slots that the whole cache has no room for.
+            missing = min(missing, self.num_free_blocks)
+            table.num_blocks += missing
+            self.num_free_blocks -= missing
+        table.num_slots = request.num_tokens
+
+    def leave(self, request: Request) -> None:
+        """A victim gives its blocks back; swapped out it keeps its table."""
+        self.num_free_blocks += self.tables[request.request_id].num_blocks
+
+    def can_swap_in(self, request: Request) -> bool:
+        """Whether its full blocks and those to be touched are free above the watermark.
+
+        vLLM waits for ever for more than the whole cache can give, or drops the request; here it
+        comes back when nobody else holds a block.
+        """
+        table = self.tables[request.request_id]
+        full = table.num_slots // self._block_size
+        need = min(self._num_touched(request, table) + full, self._num_blocks)
+        watermark = self._num_watermark_blocks
+        if self._num_blocks - need < watermark:
+            watermark = 0
+        return self.num_free_blocks - need >= watermark
+
+    def swap_in(self, request: Request) -> None:
+        """Book its table on the device again."""
+        self.num_free_blocks -= self.tables[request.request_id].num_blocks
+
+    def _num_touched(self, request: Request, table: BlockTable) -> int:
+        size = self._block_size
+        new = request.num_tokens - table.num_slots + self._lookahead(request, table)
+        room = size - table.num_slots % size
+        return 1 + -((room - new) // size)
+
+    def _lookahead(self, request: Request, table: BlockTable) -> int:
+        return self._num_lookahead_slots if table.num_slots < request.num_tokens else 0
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+
+def _tables_of(
+    requests: Iterable[Request], tables: Mapping[str, BlockTable], kv: KVView
+) -> dict[str, BlockTable]:
+    return {
+        request.request_id: tables.get(request.request_id) or _derived(request, kv)
+        for request in requests
+    }
+
+
+def _derived(request: Request, kv: KVView) -> BlockTable:
+    """Of a request that another policy has admitted."""
+    slots = request.num_computed_tokens if request.is_decode else request.num_tokens
+    return BlockTable(slots, -(-slots // kv.block_size))

@@ -1,0 +1,185 @@
+"""One step of vLLM V0 in the making: its three deques, and what it does to each of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from slosched.batch import BatchBuilder
+from slosched.core import EndReason, PreemptionMode, Request, SchedulerOutput, SchedulerView
+from slosched.policy._vllm_blocks import AllocStatus, BlockManager
+
+
+class Step:
+    """`running`, `waiting` and `swapped` hold what has not been looked at yet.
+
+    The `BatchBuilder` is vLLM's `SchedulingBudget`.  Every call is O(1) a request.
+    """
+
+    def __init__(
+        self,
+        view: SchedulerView,
+        running: Iterable[Request],
+        waiting: Iterable[Request],
+        blocks: BlockManager,
+    ) -> None:
+        self.running = deque(running)
+        self.waiting = deque(waiting)
+        self.swapped = deque(view.swapped)
+        self.blocks = blocks
+        self.prefills: list[Request] = []
+        """Those that start in this step."""
+        self.running_prefills: list[Request] = []
+        self.running_decodes: list[Request] = []
+        self.swapped_prefills: list[Request] = []
+        self.swapped_decodes: list[Request] = []
+        self.victims: list[Request] = []
+        """Whom `schedule_running` has preempted, in that order."""
+        self._batch = BatchBuilder(view)
+        self._limits = view.limits
+        self._num_host_blocks = view.kv.num_held_host_blocks
+        self._loras: set[str | None] = set()
+
+    def count_loras(self, requests: Iterable[Request]) -> None:
+        """Their adapters are taken, whether or not they are in this step."""
+        self._loras.update(request.lora_id for request in requests)
+
+    def schedule_running(self) -> None:
+        """In order, as far as there are tokens; where blocks run out the last one goes."""
+        while self.running:
+            num_new_tokens = self._tokens_left(self.running[0])
+            if num_new_tokens == 0:
+                break
+            request = self.running.popleft()
+            if self._make_room(request):
+                self._add(request, num_new_tokens, self.running_prefills, self.running_decodes)
+
+    def resume(self, request: Request) -> None:
+        """A running prompt alone goes on."""
+        self.running.remove(request)
+        self._add(request, self._tokens_left(request), self.running_prefills, self.running_decodes)
+
+    def schedule_swapped(self) -> None:
+        """In order, until one cannot come back."""
+        passed_over: list[Request] = []
+        while self.swapped and self.blocks.can_swap_in(self.swapped[0]):
+            request = self.swapped[0]
+            if not self._has_lora_slot(request):
+                passed_over.append(self.swapped.popleft())
+                continue
+            if self._num_host_blocks(request.request_id) > self._batch.num_free_swap_blocks:
+                break
+            # A prompt of which more is left than a step can hold waits for ever in vLLM.
+            n = min(request.num_uncomputed_tokens, self._limits.max_num_batched_tokens)
+            if not self._can_schedule(n):
+                break
+            self.blocks.swap_in(self.swapped.popleft())
+            self._add(request, n, self.swapped_prefills, self.swapped_decodes)
+        self.swapped.extendleft(reversed(passed_over))
+
+    def schedule_prefills(
+        self,
+        *,
+        enable_chunking: bool,
+        prompt_limit: float,
+        may_go_on: Callable[[Step], bool],
+    ) -> None:
+        """Waiting requests in order, until one does not fit; what never will is rejected."""
+        passed_over: list[Request] = []
+        while may_go_on(self) and self.waiting:
+            request = self.waiting[0]
+            n = self._tokens_left(request) if enable_chunking else request.num_uncomputed_tokens
+            status = self.blocks.can_allocate(request)
+            is_too_long = n > prompt_limit and not request.num_output_tokens
+            if is_too_long or status is AllocStatus.NEVER:
+                self._batch.reject(self.waiting.popleft(), EndReason.TOO_LONG)
+                continue
+            if status is AllocStatus.LATER:
+                break
+            if not self._has_lora_slot(request):
+                passed_over.append(self.waiting.popleft())
+                continue
+            # Longer only if it has emitted tokens: vLLM drops it, here it is computed in parts.
+            n = min(n, self._limits.max_num_batched_tokens)
+            if not self._can_schedule(n):
+                break
+            self.blocks.allocate(self.waiting.popleft())
+            self.prefills.append(request)
+            self._book(request, n)
+        self.waiting.extendleft(reversed(passed_over))
+
+    def preempt_for_priority(self, key: Callable[[Request], tuple[int, float]]) -> None:
+        """The head of the queue drives out who is less urgent; then the queue is sorted.
+
+        It looks at the head before it sorts, and the room made is used by the next step.
+        """
+        self.running = deque(sorted(self.running, key=key))
+        if self.waiting:
+            head = self.waiting.popleft()
+            while self.running and key(self.running[-1]) > key(head):
+                is_allocatable = self.blocks.can_allocate(head) is AllocStatus.OK
+                if is_allocatable and self._can_schedule(head.num_uncomputed_tokens):
+                    break
+                victim = self.running.pop()
+                self._batch.preempt(victim, PreemptionMode.RECOMPUTE)
+                self.blocks.leave(victim)
+                self.waiting.appendleft(victim)
+            self.waiting.appendleft(head)
+        self.waiting = deque(sorted(self.waiting, key=key))
+
+    def build(self) -> SchedulerOutput:
+        """Prompts stand before decodes."""
+        tokens = self._batch.num_scheduled_tokens
+        self._batch.num_scheduled_tokens = {
+            request.request_id: tokens[request.request_id]
+            for requests in (
+                *(self.prefills, self.running_prefills, self.swapped_prefills),
+                *(self.running_decodes, self.swapped_decodes),
+            )
+            for request in requests
+        }
+        return self._batch.build()
+
+    def _make_room(self, request: Request) -> bool:
+        """Preempt from the back until `request` has its slots; False if it went itself."""
+        while not self.blocks.can_append_slots(request):
+            victim = self.running.pop() if self.running else request
+            if victim is request and self._would_start_over_for_ever(request):
+                return True
+            self._batch.preempt(victim)
+            self.blocks.leave(victim)
+            self.victims.append(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _would_start_over_for_ever(self, request: Request) -> bool:
+        """True for a chunked prompt that holds the whole cache, so that no block can be free."""
+        blocks = self.blocks
+        fills_cache = blocks.is_prefill(request) and blocks.holds_all(request)
+        return fills_cache and not self._batch.would_swap_out(request)
+
+    def _add(
+        self, request: Request, n: int, prefills: list[Request], decodes: list[Request]
+    ) -> None:
+        (prefills if self.blocks.is_prefill(request) else decodes).append(request)
+        self.blocks.append_slots(request)
+        self._book(request, n)
+
+    def _book(self, request: Request, num_new_tokens: int) -> None:
+        granted = self._batch.add(request, num_new_tokens)
+        assert granted == num_new_tokens, f"{request.request_id!r}: {granted} of {num_new_tokens}"
+        self._loras.add(request.lora_id)
+
+    def _tokens_left(self, request: Request) -> int:
+        return min(request.num_uncomputed_tokens, self._batch.num_free_tokens)
+
+    def _can_schedule(self, num_new_tokens: int) -> bool:
+        batch = self._batch
+        return 0 < num_new_tokens <= batch.num_free_tokens and batch.num_free_seqs > 0
+
+    def _has_lora_slot(self, request: Request) -> bool:
+        limit, lora_id = self._limits.max_loras, request.lora_id
+        if limit is None or lora_id is None or lora_id in self._loras:
+            return True
+        return len(self._loras - {None}) < limit
