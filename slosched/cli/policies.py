@@ -35,5 +35,6 @@ def _show(title: str, classes: Mapping[str, type[Policy]]) -> None:
     made.show_lines = True
     for column in made.columns:
         column.justify = "left"
-    made.columns[2].no_wrap = True
+    made.columns[0].no_wrap = True
+    made.columns[2].overflow = "fold"
     console.print(made)

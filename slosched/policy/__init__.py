@@ -18,6 +18,7 @@ from slosched.policy.slidebatching import SlideBatching
 from slosched.policy.slo_aware import SLOAware
 from slosched.policy.slosserve import SLOsServe
 from slosched.policy.sola import SOLA
+from slosched.policy.trtllm import TRTLLM
 from slosched.policy.vllm_v0 import VLLMV0
 from slosched.policy.vtc import VTC
 from slosched.policy.wrapper import Wrapper
@@ -40,6 +41,7 @@ POLICIES: dict[str, type[Policy]] = {
     "scorpio": Scorpio,
     "sola": SOLA,
     "vllm_v0": VLLMV0,
+    "trtllm": TRTLLM,
 }
 
 WRAPPERS: dict[str, type[Wrapper]] = {
@@ -55,6 +57,7 @@ __all__ = [
     "SJF",
     "SLAI",
     "SOLA",
+    "TRTLLM",
     "VLLMV0",
     "VTC",
     "WRAPPERS",
