@@ -94,8 +94,8 @@ class BlockManager:
         slots = request.num_tokens + self._lookahead(request, table)
         missing = self._blocks_for(slots) - table.num_blocks
         if missing > 0:
-            # Fewer only for lookahead slots that the whole cache has no room for.
-            missing = min(missing, self.num_free_blocks)
+            # Fewer only for lookahead slots, of which `can_swap_in` does not see all.
+            missing = max(0, min(missing, self.num_free_blocks))
             table.num_blocks += missing
             self.num_free_blocks -= missing
         table.num_slots = request.num_tokens

@@ -41,7 +41,8 @@ class VLLMV0(Policy):
 
     * vLLM drops a preempted request that has outgrown the longest prompt or the watermark; here it
       is computed in chunks that are steps of their own, and may go below the watermark.
-    * vLLM dies when host memory is full; here the victim is computed anew.
+    * vLLM dies when host memory is full, and when a swapped request's lookahead slots find no
+      blocks; here the victim is computed anew, and comes back without those slots.
     * vLLM waits for ever for a swapped request that needs more than the cache's blocks above the
       watermark or more than a step's tokens; here it comes back when nobody is in its way.
     * vLLM begins a chunked prompt again and again that fills the whole cache up to a part of its
