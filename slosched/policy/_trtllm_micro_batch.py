@@ -30,7 +30,7 @@ class TokenBudget:
     """Tokens of one chunk."""
 
     def schedule(self, fitting: Sequence[ActiveRequest], room: Room) -> Sequence[Part]:
-        is_chunking = self.context_chunking_policy is not ContextChunking.NONE
+        is_chunking = self.context_chunking_policy != ContextChunking.NONE
         left = room.max_num_tokens
         contexts: list[ActiveRequest] = []
         parts: list[Part] = []
@@ -68,7 +68,7 @@ def chunk_sizes(
     longest: float = math.inf,
 ) -> list[int]:
     """Tokens for each context that wants so many, `most` together, none more than `longest`."""
-    if policy is ContextChunking.EQUAL_PROGRESS:
+    if policy == ContextChunking.EQUAL_PROGRESS:
         return _in_turns(wanted, unit, most, longest)
     sizes = []
     for tokens in wanted:

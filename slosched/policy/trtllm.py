@@ -139,7 +139,7 @@ class TRTLLM(Policy):
 
     def _in_order(self, batch: BatchBuilder, view: SchedulerView) -> list[Request]:
         """The active requests: who has begun or was paused, and the next of those that wait."""
-        by_priority = self.waiting_queue_policy is WaitingQueue.PRIORITY
+        by_priority = self.waiting_queue_policy == WaitingQueue.PRIORITY
         most = self.max_num_active or view.limits.max_num_seqs
         most -= len(view.running) + len(view.swapped)
         waiting: Iterable[Request] = view.waiting
@@ -153,7 +153,7 @@ class TRTLLM(Policy):
         self, batch: BatchBuilder, waiting: Iterable[Request], most: int
     ) -> list[Request]:
         """The first `most`; without chunking, prompts that no step can hold are refused."""
-        is_cut = self.context_chunking_policy is not ContextChunking.NONE
+        is_cut = self.context_chunking_policy != ContextChunking.NONE
         taken: list[Request] = []
         for request in waiting:
             if len(taken) >= most and not request.num_preemptions:
