@@ -52,12 +52,19 @@ SWAPPING = SimulationConfig(
 REPLICAS = {"roomy": ROOMY, "tight": TIGHT, "swapping": SWAPPING}
 
 SPECS = ("fcfs", "sarathi", "sarathi:drop=expired", "edf", "sjf:drop=infeasible", "slo_aware")
-PUBLISHED = ("qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve")
-PUBLISHED += ("medha_lars", "vtc", "scorpio", "sola")
-PUBLISHED += ("edf+early_rejection", "fcfs+past_future", "slo_aware+early_rejection+past_future")
-"""Slower, so on two replicas only."""
-KEPT = (*product(SPECS, REPLICAS), *product(PUBLISHED, ("roomy", "swapping")))
+SLOWER = ("qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve")
+SLOWER += ("medha_lars", "vtc", "scorpio", "sola")
+SLOWER += (
+    "goodput",
+    "edf+early_rejection",
+    "fcfs+past_future",
+    "slo_aware+early_rejection+past_future",
+)
+"""On two replicas only."""
+KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
+    ("goodput", "roomy"): "c31cb49773077ed6",
+    ("goodput", "swapping"): "193f02775f42e8ca",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",
