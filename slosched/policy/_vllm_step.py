@@ -99,7 +99,7 @@ class Step:
             if not self._has_lora_slot(request):
                 passed_over.append(self.waiting.popleft())
                 continue
-            # Longer only if it has emitted tokens: vLLM drops it, here it is computed in parts.
+            # Where vLLM would drop it, or refuse to run, it is computed in parts.
             n = min(n, self._limits.max_num_batched_tokens)
             if not self._can_schedule(n):
                 break

@@ -31,8 +31,8 @@ class VLLMV0(Policy):
     decode wants a free block for its token even where its last one has room.
 
     Tokens, seats, LoRA adapters and the mode of preemption are the host's `Limits`.  vLLM asks that
-    a step hold `max_num_seqs` tokens and, unless it chunks, the longest prompt: a longer one is
-    rejected as too long.
+    a step hold `max_num_seqs` tokens and, unless it chunks, a prompt of `max_model_len`; where that
+    is not said a longer one is computed in parts here, each a step of its own.
 
     Source: vLLM 0.6.3 `core/scheduler.py`, `core/block_manager_v2.py`, one sequence a request.
     Left out: prefix caching, several steps in one (`num_scheduler_steps`), encoders, and the
@@ -40,7 +40,7 @@ class VLLMV0(Policy):
     never dropped and the engine never dies or hangs:
 
     * vLLM drops a preempted request that has outgrown the longest prompt or the watermark; here it
-      is computed in chunks that are steps of their own, and may go below the watermark.
+      is computed in such parts, and may go below the watermark.
     * vLLM dies when host memory is full, and when a swapped request's lookahead slots find no
       blocks; here the victim is computed anew, and comes back without those slots.
     * vLLM waits for ever for a swapped request that needs more than the cache's blocks above the
@@ -61,7 +61,7 @@ class VLLMV0(Policy):
     num_lookahead_slots: int = 0
     """KV slots that every decode holds beyond its tokens, for speculation."""
     max_model_len: int = 0
-    """The longest prompt in tokens; 0 for no limit but that of the step."""
+    """The longest prompt in tokens, and no longer than a step without chunks; 0 for no limit."""
 
     def __post_init__(self) -> None:
         for name in ("delay_factor", "watermark", "num_lookahead_slots", "max_model_len"):
@@ -128,7 +128,7 @@ class VLLMV0(Policy):
 
     def _prefill(self, step: Step, view: SchedulerView) -> None:
         limit = self.max_model_len or float("inf")
-        if not self.enable_chunked_prefill:
+        if self.max_model_len and not self.enable_chunked_prefill:
             limit = min(limit, view.limits.max_num_batched_tokens)
         step.schedule_prefills(
             enable_chunking=self.enable_chunked_prefill,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from slosched.core import EndReason, Limits, PreemptionMode, Request, RequestStatus, StepResult
+from slosched.core import EndReason, Limits, PreemptionMode, Request, StepResult
 from slosched.kv import KVCache
 from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.policy.vllm_v0 import VLLMV0, SchedulingPolicy
@@ -108,9 +108,12 @@ class TestWholePrompts:
         assert rejected.end_reason is EndReason.TOO_LONG
 
     def test_a_prompt_longer_than_the_limit_is_rejected(self) -> None:
-        assert of_lengths(Player(tokens=16), "ab", (17, 4)).step() == "b4 !a"
-        limited = Player(VLLMV0(max_model_len=10), tokens=16)
-        assert of_lengths(limited, "ab", (11, 10)).step() == "b10 !a"
+        for max_model_len, limit in ((10, 10), (20, 16)):
+            player = Player(VLLMV0(max_model_len=max_model_len), tokens=16)
+            rejected = player.add("a", limit + 1)
+            player.add("b", limit)
+            assert player.step() == f"b{limit} !a"
+            assert rejected.end_reason is EndReason.TOO_LONG
 
     def test_later_keeps_those_behind_out(self) -> None:
         player = of_lengths(Player(blocks=10), "abc", (31, 12, 4), max_tokens=3)
@@ -249,10 +252,15 @@ class TestWhereItDiffers:
     """vLLM drops a request that has emitted tokens, dies, or never comes to an end."""
 
     def test_what_has_outgrown_the_longest_prompt_is_computed_in_parts(self) -> None:
-        player = of_lengths(Player(tokens=8, blocks=4), "a", (7,))
+        vllm = VLLMV0(max_model_len=8)
+        player = of_lengths(Player(vllm, tokens=8, blocks=4), "a", (7,))
         assert player.steps(9) == ["a7", *["a1"] * 6, "-a", "a8*"]
         player.add("b", 2)
         assert player.steps(2) == ["a6", "b2"]
+
+    def test_a_prompt_longer_than_a_step_is_computed_in_parts(self) -> None:
+        player = of_lengths(Player(tokens=8), "abc", (4, 17, 4))
+        assert player.steps(6) == ["a4", "b8*", "b8*", "b1", "c4", "a1 b1 c1"]
 
     def test_what_has_outgrown_the_watermark_goes_below_it(self) -> None:
         player = of_lengths(Player(VLLMV0(watermark=0.25), blocks=4), "a", (12,), max_tokens=3)
@@ -309,14 +317,6 @@ def test_options_on_the_command_line() -> None:
     policy = make_policy("vllm_v0:enable_chunked_prefill=true,policy=priority,watermark=0.02")
     chunked = VLLMV0(True, SchedulingPolicy.PRIORITY, watermark=0.02)
     assert policy == chunked
-
-
-def test_a_rejected_request_has_emitted_nothing() -> None:
-    player = Player(tokens=16)
-    request = player.add("a", 17)
-    assert player.step() == "!a"
-    assert request.status is RequestStatus.REJECTED
-    assert not request.num_output_tokens
 
 
 @pytest.mark.parametrize(
