@@ -104,10 +104,16 @@ class TRTLLM(Policy):
             raise ValueError(f"max_context_length must be >= 1, not {self.max_context_length}")
         token_budget = partial(TokenBudget, self.context_chunking_policy, self.max_context_length)
         self._capacity: CapacityScheduler = _named(
-            "capacity_scheduler_policy", self.capacity_scheduler_policy, CAPACITY_SCHEDULERS
+            "capacity_scheduler_policy",
+            self.capacity_scheduler_policy,
+            CAPACITY_SCHEDULERS,
+            "schedule_request",
         )
         self._micro_batch: MicroBatchScheduler = _named(
-            "micro_batch_scheduler", self.micro_batch_scheduler, {"token_budget": token_budget}
+            "micro_batch_scheduler",
+            self.micro_batch_scheduler,
+            {"token_budget": token_budget},
+            "schedule",
         )
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
@@ -206,15 +212,18 @@ def _go_on(batch: BatchBuilder, fitting: Sequence[Request], active: Sequence[Req
         any(batch.admit(request) for request in active)
 
 
-def _named(option: str, text: str, known: dict[str, Callable[[], Any]]) -> Any:
-    """The scheduler of that name, or the user's own."""
+def _named(option: str, text: str, known: dict[str, Callable[[], Any]], method: str) -> Any:
+    """The scheduler of that name, or the user's own, which has this method."""
     if make := known.get(text):
         return make()
     module, _, name = text.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)()
+        made = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"{option}={text!r} is no scheduler ({error}); there are {', '.join(known)}, "
             f"or write your own as package.module:Class"
         ) from error
+    if not callable(getattr(made, method, None)):
+        raise ValueError(f"{option}={text!r} is no scheduler: it has no method {method}")
+    return made
