@@ -28,7 +28,7 @@ _REPLAYED = (
     "evaluate/capacity/point.py",
 )
 """What a replay runs; traces, SLOs and models are in a point's key, wherever they came from."""
-_NOT_REPLAYED = ("engine/torch/", "engine/server/", "engine/profiling/")
+_NOT_REPLAYED = ("engine/torch/", "engine/server/", "engine/profiling/", "policy/__init__.py")
 
 
 def code_digest(policy: str) -> str:
