@@ -1,0 +1,132 @@
+"""The ideas, as data: goodput without one of its parts, with another in its place, or one more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from experiments.goodput import parts
+from experiments.goodput.plans import BankInPlan, Hurry
+from slosched.batch import BatchBuilder
+from slosched.core import Policy
+from slosched.policy import goodput
+from slosched.policy.goodput import Goodput
+from slosched.policy.past_future import PastFuture
+
+
+@dataclass(frozen=True)
+class Idea:
+    """A policy, while some names of goodput's module stand for something else."""
+
+    name: str
+    what: str
+    policy: Callable[[], Policy] = Goodput
+    parts: Mapping[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within it, `policy` is the idea."""
+        with ExitStack() as stack:
+            for name, part in self.parts.items():
+                stack.enter_context(patch.object(goodput, name, part))
+            yield
+
+
+BASE = Idea("goodput", "as it is")
+FAIRNESS = tuple(
+    Idea(f"fairness {f:g}", f"`fairness={f:g}`", partial(Goodput, fairness=f))
+    for f in (0.25, 0.5, 1.0)
+)
+IDEAS = (
+    BASE,
+    Idea(
+        "never give way",
+        "all decodes in every step",
+        parts={"_give_way": parts.all_decodes_first},
+    ),
+    Idea(
+        "always give way",
+        "whenever a prompt waits or has begun",
+        parts.AlwaysGivesWay,
+    ),
+    Idea(
+        "give way later",
+        "if prompts would be late beside decodes at the pace of their TPOTs, not in every step",
+        parts.OwnPace,
+    ),
+    Idea(
+        "give way to the last",
+        "decodes are due in the last step that is in time for them, not one before",
+        parts={"_give_way": parts.only_due_now},
+    ),
+    Idea("steps as long as the slack", "not at most the smallest TPOT", parts.LongSteps),
+    Idea(
+        "no end for a prompt",
+        "a step that finishes one may last until after it is due",
+        parts={"_Pack": parts.NoEnd},
+    ),
+    Idea(
+        "late decodes count",
+        "those that are late already shorten steps, too",
+        parts={"_Pace": parts.LateCount},
+    ),
+    Idea(
+        "floor of the study",
+        "at least 0.9 of the smallest TPOT, and 128 tokens beside all decodes",
+        partial(parts.StudysFloor, shortest=0.9),
+        {"_Pace": parts.WithFloor},
+    ),
+    Idea(
+        "algorithm g",
+        "that floor, and never give way",
+        partial(parts.StudysFloor, shortest=0.9),
+        {"_Pace": parts.WithFloor, "_give_way": parts.all_decodes_first},
+    ),
+    Idea("shortest 0.9", "`shortest=0.9`", partial(Goodput, shortest=0.9)),
+    Idea("margin 0", "`margin=0`", partial(Goodput, margin=0.0)),
+    Idea("margin 0.1", "`margin=0.1`", partial(Goodput, margin=0.1)),
+    Idea(
+        "upper quantile",
+        "steps end in time by the time that only 1 % of them exceed",
+        parts={"BatchBuilder": partial(BatchBuilder, cautious=True)},
+    ),
+    Idea(
+        "upper quantile, margin 0",
+        "the same in place of the margin",
+        partial(Goodput, margin=0.0),
+        {"BatchBuilder": partial(BatchBuilder, cautious=True)},
+    ),
+    *FAIRNESS,
+    Idea(
+        "no Moore-Hodgson",
+        "all prompts by deadline",
+        parts={"most_in_time": parts.everyone_by_deadline},
+    ),
+    Idea(
+        "reject when expired",
+        "not as soon as a prompt cannot be in time",
+        parts={"reject_hopeless": parts.reject_expired},
+    ),
+    Idea("no tiles", "chunks end anywhere", parts={"_TILE_TOKENS": 1}),
+    Idea(
+        "bank in the plan", "decodes cost only what they owe until each prompt is due", BankInPlan
+    ),
+    Idea(
+        "Past-Future",
+        "nobody starts that would outgrow the cache, by the lengths of those before",
+        lambda: PastFuture(Goodput()),
+    ),
+    Idea(
+        "hurry",
+        "while waiting prompts leave < 10 % of the cache, none gives way and steps last 0.65 TPOT",
+        Hurry,
+    ),
+    Idea("hurry, short steps only", "decodes give way as ever", partial(Hurry, only_in_step=True)),
+    Idea("hurry, spare 0", "only once prompts find no room", partial(Hurry, spare=0.0)),
+    Idea("hurry, spare 0.2", "at 20 %", partial(Hurry, spare=0.2)),
+    Idea("hurry for seats", "too few seats count, too", partial(Hurry, count_seats=True)),
+)

@@ -1,0 +1,130 @@
+"""What stands in the place of goodput's parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slosched.batch import BatchBuilder
+from slosched.core import BatchShape, EndReason, LatencyModel, Request
+from slosched.policy._deferred import add_without_preempting, serve_something
+from slosched.policy._punctual import Order, Timed, are_in_time
+from slosched.policy.goodput import Goodput, _add_decodes, _merge, _Pace, _Pack
+
+
+def all_decodes_first(
+    batch: BatchBuilder, _: float, decodes: Sequence[Request], order: Order, pack: _Pack
+) -> None:
+    """No decode gives way."""
+    add_without_preempting(batch, decodes)
+    pack.add(order.in_time)
+    pack.add(order.late)
+    if not batch.num_scheduled_tokens:
+        serve_something(batch, decodes)
+
+
+def only_due_now(
+    batch: BatchBuilder, now_s: float, decodes: Sequence[Request], order: Order, pack: _Pack
+) -> None:
+    """Decodes are due in the last step that is in time, not one step before."""
+    at = _add_decodes(batch, decodes, 0, now_s + batch.time_limit_s)
+    pack.reserved_blocks += len(decodes) - at
+    if not at or decodes[at - 1] in batch:
+        _merge(batch, decodes[at:], order, pack)
+    if not batch.num_scheduled_tokens:
+        serve_something(batch, decodes)
+
+
+def everyone_by_deadline(ordered: Sequence[Timed], *_: float) -> Order:
+    """Instead of Moore and Hodgson's rule."""
+    return Order([request for request, _ in ordered], [])
+
+
+def reject_expired(
+    batch: BatchBuilder, model: LatencyModel, prefills: Iterable[Request], now_s: float
+) -> list[Timed]:
+    """`reject_hopeless` that waits until the deadline has passed."""
+    timed = []
+    for request in prefills:
+        if request.deadline_s < now_s and not request.num_output_tokens:
+            batch.reject(request, EndReason.EXPIRED)
+            continue
+        known = request.num_prompt_tokens + request.num_output_tokens
+        computed = request.num_computed_tokens
+        timed.append((request, model.predict_prefill(known - computed, computed)))
+    return timed
+
+
+class NoEnd(_Pack):
+    """Goes on after a prompt that is done, though that one is due before the step ends."""
+
+    def _add_chunk(self, request: Request) -> bool:
+        time_limit_s = self._batch.time_limit_s
+        is_whole = super()._add_chunk(request)
+        self._batch.time_limit_s = time_limit_s
+        return is_whole
+
+
+class LateCount(_Pace):
+    """Decodes that are late already shorten a step as the others do."""
+
+    @classmethod
+    def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> LateCount:
+        pace = super().of(decodes, model, now_s)
+        first_slack_s = min((r.deadline_s - now_s for r in decodes), default=math.inf)
+        return cls(pace.all_s, first_slack_s, pace.tpot_s, pace.steps_per_s)
+
+
+@dataclass
+class WithFloor(_Pace):
+    """Knows how long a step of all decodes and 128 tokens of a prompt takes."""
+
+    floor_s: float = 0.0
+
+    @classmethod
+    def _of(
+        cls,
+        num_by_tpot_s: Mapping[float, int],
+        first_slack_s: float,
+        model: LatencyModel,
+        shape: BatchShape,
+    ) -> WithFloor:
+        pace = _Pace._of(num_by_tpot_s, first_slack_s, model, shape)
+        sums = shape.sums
+        shape.add(128, 0)
+        floor_s = model.predict(shape)
+        shape.restore(sums)
+        return cls(pace.all_s, pace.first_slack_s, pace.tpot_s, pace.steps_per_s, floor_s)
+
+
+class AlwaysGivesWay(Goodput):
+    """Whenever a prompt waits or has begun."""
+
+    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], now_s: float) -> bool:
+        return not prompts and super()._is_enough_for_all(pace, prompts, now_s)
+
+
+class OwnPace(Goodput):
+    """Gives way where prompts would be late beside decodes at the pace of their TPOTs."""
+
+    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], now_s: float) -> bool:
+        if not prompts:
+            return super()._is_enough_for_all(pace, prompts, now_s)
+        share = max(self.min_share, 1 - pace.all_s * pace.steps_per_s)
+        return pace.all_s < self._step_s(pace) and are_in_time(prompts, now_s + pace.all_s, share)
+
+
+class LongSteps(Goodput):
+    """As long as the slack allows."""
+
+    def _step_s(self, pace: _Pace) -> float:
+        return self._longest_s(pace)
+
+
+class StudysFloor(Goodput):
+    """A step may always have 128 tokens beside all decodes; with `WithFloor`."""
+
+    def _step_s(self, pace: _Pace) -> float:
+        floor_s = math.nextafter(pace.floor_s, math.inf) if isinstance(pace, WithFloor) else 0.0
+        return max(super()._step_s(pace), floor_s)

@@ -1,0 +1,94 @@
+"""Where ideas are tried: loads near the knee and beyond, on requests that judge nobody.
+
+Devices, promises, traces and noise are the arena's.  What is played of Azure's conversations and of
+Mooncake lies behind request 9,600, where the arena judges nobody; of Azure's code it is the last
+800 requests, on which the arena tunes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from experiments.arena.scenarios import NOISE, PROMISES, SCENARIOS, Scenario
+from slosched.core import Policy, Request
+from slosched.engine.disturbances import Disturbances
+from slosched.engine.simulate import simulate
+from slosched.evaluate.capacity import Outcomes
+from slosched.workload import Trace
+
+NUM_WINDOWS = 2
+
+
+@dataclass(frozen=True)
+class Point:
+    """One scenario at one rate."""
+
+    name: str
+    scenario: Scenario
+    requests_per_s: float
+    num_requests: int = 1000
+    first_window: int = 10
+    """Of so many requests each, from the beginning of the trace; below zero from its end."""
+    cache_factor: float = 1.0
+    """By which the KV cache is smaller than the device's."""
+    tail: float = 0.0
+    """Share of slow steps, besides the arena's noise."""
+
+    def play(self, policy: Policy, window: int) -> dict[str, float]:
+        """What became of the requests of one window."""
+        device = self.scenario.device()
+        config = self.scenario.config(device)
+        config = replace(
+            config,
+            num_blocks=round(config.num_blocks / self.cache_factor),
+            disturbances=Disturbances(NOISE, tail=self.tail),
+            seed=window,
+        )
+        requests = simulate(self.trace(window), policy, device, config)
+        good = Outcomes.of(requests, self.scenario.rule).requests["good"]
+        return shares(requests, good.tolist())
+
+    def trace(self, window: int) -> Trace:
+        seed = self.first_window + window
+        rule = PROMISES[self.scenario.promise](self.scenario.device(), abs(seed))
+        cut = _cut(self.scenario, self.num_requests, seed)
+        return cut.scaled_to(self.requests_per_s).with_slo(rule)
+
+
+@lru_cache(maxsize=32)
+def _cut(scenario: Scenario, num_requests: int, seed: int) -> Trace:
+    (trace,) = scenario.source.windows(num_requests, [seed])
+    return trace
+
+
+def shares(requests: Sequence[Request], good: Sequence[bool]) -> dict[str, float]:
+    """Good requests, good tokens, and good ones among the tenth with the longest prompts."""
+    is_good = np.array(good, dtype=np.bool_)
+    prompts = np.array([r.num_prompt_tokens for r in requests], dtype=np.float64)
+    longest = np.argsort(prompts, kind="stable")[-max(1, len(prompts) // 10) :]
+    return {
+        "attainment": float(is_good.mean()),
+        "good_prompt_tokens": float(prompts[is_good].sum() / prompts.sum()),
+        "longest_tenth": float(is_good[longest].mean()),
+    }
+
+
+_TIGHT = SCENARIOS["conv-tight"]
+_SMALL = SCENARIOS["conv-mixed-rtx4090"]
+
+POINTS = (
+    Point("conv tight 26/s", _TIGHT, 26),
+    Point("conv tight 36/s", _TIGHT, 36),
+    Point("conv mixed 32/s", SCENARIOS["conv-mixed"], 32),
+    Point("code medium 3/s", SCENARIOS["code-medium"], 3, 400, -2),
+    Point("Mooncake mixed 1.2/s", SCENARIOS["mooncake-mixed-h200"], 1.2, 160, 60),
+    Point("4090 mixed 10/s", _SMALL, 10, 600, 16),
+    Point("4090 medium 13/s", replace(_SMALL, promise="medium"), 13, 600, 16),
+    Point("cache ÷ 10, 20/s", _TIGHT, 20, cache_factor=10.0),
+    Point("slow steps 20/s", _TIGHT, 20, tail=0.1),
+)
+"""The last two are conv-tight with too small a cache, and with a tenth of the steps slow."""

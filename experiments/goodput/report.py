@@ -1,0 +1,88 @@
+"""README.md: the introduction and the findings are written by hand, the tables by this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from experiments.goodput import results
+from experiments.goodput.ideas import BASE, FAIRNESS, IDEAS
+
+PAGE = results.HERE / "README.md"
+CLEAR_POINTS = 0.5
+"""A difference is printed bold if it is at least this in every window, and of one sign."""
+
+
+def text() -> str:
+    """The page in Markdown."""
+    table = results.read(results.RESULTS)
+    made = results.read(results.PROVENANCE).iloc[0]
+    parts = [
+        "# goodput: what was tried",
+        "<!-- Made by `python -m experiments.goodput report`; edit the other two .md. -->",
+        _written("introduction"),
+        "## Attainment",
+        _attainment(table),
+        "## Long prompts",
+        _fairness(table),
+        "## What it tells",
+        _written("findings"),
+        "## Where this comes from",
+        f"`{made['command']}`, {made['minutes']:g} minutes; commit {made['git_hash']}, code "
+        f"{made['code_digest']}; {made['machine']}; {made['made']}. Every replay is a row of "
+        "[results.csv](results.csv).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _written(name: str) -> str:
+    return (results.HERE / f"{name}.md").read_text(encoding="utf-8").strip()
+
+
+def _attainment(table: pd.DataFrame) -> str:
+    by_window = table.pivot(index="idea", columns=["point", "window"], values="attainment") * 100
+    base = by_window.loc[BASE.name]
+    points = list(dict.fromkeys(table["point"]))
+    what = {idea.name: idea.what for idea in IDEAS}
+    rows = [
+        [f"**{BASE.name}**", BASE.what, *(_of_windows(base[point]) for point in points), ""],
+    ]
+    for name in dict.fromkeys(table["idea"]):
+        if name != BASE.name:
+            gains = by_window.loc[name] - base
+            cells = [_gain(gains[point]) for point in points]
+            mean = gains.groupby(level="point").mean().mean()
+            rows.append([str(name), what.get(str(name), ""), *cells, f"{mean:+.1f}"])
+    return _table(["idea", "what is different", *points, "mean"], rows)
+
+
+def _of_windows(percent: pd.Series) -> str:
+    return f"{percent.mean():.1f} ({' '.join(f'{p:.1f}' for p in percent)})"
+
+
+def _gain(points: pd.Series) -> str:
+    is_clear = points.min() >= CLEAR_POINTS or points.max() <= -CLEAR_POINTS
+    said = f"{points.mean():+.1f}"
+    return f"**{said}**" if is_clear else said
+
+
+def _fairness(table: pd.DataFrame) -> str:
+    kinds = {
+        "attainment": "good requests",
+        "good_prompt_tokens": "good prompt tokens",
+        "longest_tenth": "good of the longest tenth",
+    }
+    names = [BASE.name, *(idea.name for idea in FAIRNESS)]
+    mean = table.groupby(["point", "idea"], sort=False)[list(kinds)].mean() * 100
+    rows = []
+    for point in dict.fromkeys(table["point"]):
+        for column, said in kinds.items():
+            cells = [f"{mean.loc[(point, name), column]:.1f}" for name in names]
+            rows.append([str(point) if column == "attainment" else "", said, *cells])
+    return _table(["point", "% of", *names], rows)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * 2 + ["---:"] * (len(heads) - 2), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,88 @@
+"""The ideas for goodput: each does something, none stays in place, and the page is theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from factories import make_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.arena.scenarios import NOISE, MadeUp, Scenario
+from experiments.goodput import report, results
+from experiments.goodput.ideas import BASE, IDEAS, Idea
+from experiments.goodput.plans import most_within
+from experiments.goodput.points import Point, shares
+from slosched.engine.disturbances import Disturbances
+from slosched.engine.simulate import SimulationConfig, simulate
+from slosched.perfmodel import load_model
+from slosched.policy import goodput
+from slosched.policy._punctual import Timed, by_deadline, most_in_time
+from slosched.workload.lengths import Lognormal
+
+SOURCE = MadeUp(Lognormal(1500, 1.2), Lognormal(150, 0.8), cv=2.5)
+SCENARIO = Scenario("small", "rtx4090/llama-3.2-3b", SOURCE, "mixed")
+POINT = Point("busy", SCENARIO, 11, num_requests=100, first_window=0)
+RARE = {"give way to the last", "no end for a prompt", "fairness 0.25", "fairness 0.5"}
+"""Ideas that do nothing within so few requests."""
+
+
+def token_times(idea: Idea) -> list[tuple[float, ...]]:
+    """Of a load that is too high for the device and for its cache."""
+    config = SimulationConfig(num_blocks=2500, disturbances=Disturbances(NOISE, tail=0.03), seed=1)
+    with idea.in_place():
+        requests = simulate(POINT.trace(0), idea.policy(), load_model(SCENARIO.model), config)
+    return [tuple(r.token_times_s) for r in requests]
+
+
+@pytest.fixture(scope="module")
+def base() -> list[tuple[float, ...]]:
+    return token_times(BASE)
+
+
+OFTEN = [idea for idea in IDEAS if idea is not BASE and idea.name not in RARE]
+
+
+@pytest.mark.parametrize("idea", OFTEN, ids=lambda idea: idea.name)
+def test_an_idea_does_something_and_does_not_stay(
+    idea: Idea, base: list[tuple[float, ...]]
+) -> None:
+    before = dict(vars(goodput))
+    assert token_times(idea) != base
+    assert dict(vars(goodput)) == before
+
+
+def test_what_is_counted() -> None:
+    requests = [make_request(f"r{i}", 100 * (i + 1)) for i in range(10)]
+    found = shares(requests, [True] * 9 + [False])
+    assert found == {
+        "attainment": 0.9,
+        "good_prompt_tokens": pytest.approx(45 / 55),
+        "longest_tenth": 0.0,
+    }
+
+
+def test_a_point_plays_what_it_says() -> None:
+    calm, slow = POINT.play(BASE.policy(), 0), replace(POINT, tail=0.2).play(BASE.policy(), 0)
+    assert 0 < slow["attainment"] < calm["attainment"] <= 1
+    assert POINT.trace(0).rate == pytest.approx(11)
+    assert POINT.trace(0).requests != POINT.trace(1).requests
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 100)), max_size=8))
+def test_with_even_room_the_plan_is_moore_and_hodgsons(jobs: list[tuple[int, int]]) -> None:
+    timed: list[Timed] = []
+    for i, (alone_s, due_s) in enumerate(jobs):
+        request = make_request(f"r{i}", 10)
+        request.deadline_s = float(due_s)
+        timed.append((request, float(alone_s)))
+    ordered = by_deadline(timed)
+    room_s = [0.5 * r.deadline_s for r, _ in ordered]
+    assert most_within(ordered, room_s) == most_in_time(ordered, 0.0, 0.5)
+
+
+def test_the_page_is_made_of_the_results() -> None:
+    assert report.PAGE.read_text(encoding="utf-8") == report.text()
+    ran = set(results.read(results.RESULTS)["idea"])
+    assert ran == {idea.name for idea in IDEAS}
