@@ -21,7 +21,6 @@ from slosched.core import (
     SLO,
     EndReason,
     Limits,
-    Policy,
     PreemptionMode,
     Request,
     RequestStatus,
@@ -32,6 +31,7 @@ from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
 from slosched.kv import KVCache
 from slosched.policy import POLICIES
+from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -72,8 +72,7 @@ def serve(
         num_host_blocks=replica.num_host_blocks,
     )
     kv = KVCache(replica.num_blocks, BLOCK_SIZE, replica.num_host_blocks)
-    policy: Policy = POLICIES[replica.policy]()
-    scheduler = Scheduler(policy, kv, replica.limits, make_model())
+    scheduler = Scheduler(make_policy(replica.policy), kv, replica.limits, make_model())
     clock = MonotonicClock()
     engine = Engine(scheduler, executor, clock)
     if replica.overlap:
@@ -131,8 +130,14 @@ def real_outputs(smollm2: LoadedModel, real_prompts: list[list[int]]) -> list[li
 
 
 OFTEN_USED = ("fcfs", "sarathi", "edf", "sjf", "slo_aware", "goodput")
+CHUNKED_TRTLLM = (
+    "trtllm:capacity_scheduler_policy=max_utilization"
+    ",context_chunking_policy=first_come_first_served"
+)
+"""By default it refuses a prompt that is longer than a step, and preempts nobody."""
 REPLICAS = [*product(OFTEN_USED, (7, 512), PreemptionMode, [False])]
-REPLICAS += [(name, 7, PreemptionMode.SWAP, False) for name in POLICIES if name not in OFTEN_USED]
+OTHERS = [name for name in POLICIES if name not in (*OFTEN_USED, "trtllm")]
+REPLICAS += [(spec, 7, PreemptionMode.SWAP, False) for spec in (*OTHERS, CHUNKED_TRTLLM)]
 REPLICAS += [("fcfs", 7, PreemptionMode.SWAP, True), ("goodput", 7, PreemptionMode.RECOMPUTE, True)]
 
 
@@ -198,7 +203,7 @@ def patterns(draw: st.DrawFn) -> tuple[Replica, list[int]]:
     longest = -(-(max(lengths) + TINY_MAX_TOKENS) // BLOCK_SIZE)
     steps = draw(st.lists(st.integers(0, 6), min_size=len(lengths), max_size=len(lengths)))
     replica = Replica(
-        policy=draw(st.sampled_from(sorted(POLICIES))),
+        policy=draw(st.sampled_from(sorted((*OFTEN_USED, *OTHERS, CHUNKED_TRTLLM)))),
         limits=Limits(
             max_num_batched_tokens=draw(st.sampled_from([1, 3, 8, 20, 256])),
             max_num_seqs=draw(st.integers(1, 6)),
