@@ -14,8 +14,8 @@ from experiments.arena.contenders import chosen
 from experiments.arena.results import Results
 from experiments.arena.scenarios import PROMISED, SCALES, SCENARIOS, Scale, Scenario
 from experiments.arena.tournament import Tournament
-from slosched.cli.console import complain, console, progress_bar, table
-from slosched.core import SloschedError
+from experiments.command import start
+from slosched.cli.console import console, progress_bar, table
 from slosched.evaluate.capacity import Store
 
 app = typer.Typer(
@@ -171,13 +171,5 @@ def _num_jobs(jobs: int | None) -> int:
     return jobs or os.cpu_count() or 1
 
 
-def main() -> None:
-    try:
-        app()
-    except (SloschedError, ValueError, OSError) as error:
-        complain(error)
-        raise SystemExit(1) from error
-
-
 if __name__ == "__main__":
-    main()
+    start(app)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.arena.results import provenance
+from experiments.command import provenance
 
 ROOT = Path(__file__).parents[2]
 _TEST = "tests/test_overhead.py::test_a_decision_takes_less_than_a_millisecond"
@@ -28,7 +28,7 @@ def measure() -> pd.DataFrame:
         if not path.exists():
             raise OSError(f"{' '.join(command)} left no results: see what it says above")
         found = json.loads(path.read_text("utf-8"))["benchmarks"]
-    made = provenance()
+    made = provenance("arena")
     return pd.DataFrame(
         {
             "scenario": "",

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import shlex
-import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pandas as pd
 
 from experiments.arena.rows import Tables
-from slosched.evaluate.capacity.code import git_hash, tree_digest
 
 HERE = Path(__file__).parent / "results"
 KINDS = ("runs", "tuned", "capacity", "overload", "ratios", "deciles", "bounds", "cost")
@@ -64,15 +58,3 @@ class Results:
         if kind not in KINDS:
             raise ValueError(f"no kind of result {kind!r}; there are {', '.join(KINDS)}")
         return self.folder / f"{kind}.csv"
-
-
-def provenance() -> dict[str, object]:
-    """Who made a result: which code, where, when, and by which command."""
-    return {
-        "git_hash": git_hash(),
-        "code_digest": tree_digest()[:16],
-        "command": shlex.join(["python", "-m", "experiments.arena", *sys.argv[1:]]),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python "
-        f"{platform.python_version()}",
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-    }

@@ -11,9 +11,10 @@ import pandas as pd
 from experiments.arena.contenders import Class, Entry
 from experiments.arena.finals import Finals
 from experiments.arena.heats import Settled, finalists, frame, settled, tune_all
-from experiments.arena.results import Results, provenance
+from experiments.arena.results import Results
 from experiments.arena.ring import OnReplay, Ring
 from experiments.arena.scenarios import LOADS, Scale, Scenario
+from experiments.command import provenance
 from slosched.engine.simulate import simulate
 from slosched.evaluate.capacity import Store, window
 from slosched.policy.spec import make_policy
@@ -42,7 +43,7 @@ class Tournament:
         rows = self.results.of("runs", scenario.name).to_dict("records")
         if not rows:
             return False
-        made, row = provenance(), rows[0]
+        made, row = provenance("arena"), rows[0]
         return (row["code_digest"], row["scale"], row["contenders"]) == (
             made["code_digest"],
             self.scale.name,
@@ -141,7 +142,7 @@ class Tournament:
             "num_replays": ring.num_replays,
             "seconds": round(seconds),
             "contenders": self._names,
-            **provenance(),
+            **provenance("arena"),
         }
         return pd.DataFrame([row])
 

@@ -8,11 +8,11 @@ from itertools import product
 import pandas as pd
 import typer
 
+from experiments.command import start
 from experiments.goodput import report, results
 from experiments.goodput.ideas import IDEAS
 from experiments.goodput.points import NUM_WINDOWS, POINTS
-from slosched.cli.console import complain, console, progress_bar
-from slosched.core import SloschedError
+from slosched.cli.console import console, progress_bar
 
 app = typer.Typer(
     help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
@@ -52,13 +52,5 @@ def _report() -> None:
     console.print(f"wrote {report.PAGE}")
 
 
-def main() -> None:
-    try:
-        app()
-    except (SloschedError, ValueError, OSError) as error:
-        complain(error)
-        raise SystemExit(1) from error
-
-
 if __name__ == "__main__":
-    main()
+    start(app)

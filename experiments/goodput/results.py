@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 
 import pandas as pd
 
-from experiments.arena.results import provenance as who_made
+from experiments.command import provenance as who_made
 from experiments.goodput.ideas import Idea
 from experiments.goodput.points import Point
 
@@ -24,8 +22,7 @@ def play(idea: Idea, point: Point, window: int) -> dict[str, object]:
 
 
 def provenance(minutes: float) -> pd.DataFrame:
-    facts = who_made() | {
-        "command": shlex.join(["python", "-m", "experiments.goodput", *sys.argv[1:]]),
+    facts = who_made("goodput") | {
         "minutes": round(minutes, 1),
     }
     return pd.DataFrame([facts])

@@ -9,11 +9,11 @@ from typing import Annotated
 import pandas as pd
 import typer
 
+from experiments.command import start
 from experiments.robustness import report
 from experiments.robustness.results import Results, provenance
 from experiments.robustness.study import POLICIES, WORKLOADS, Scale, WorkloadStudy
-from slosched.cli.console import complain, console, progress_bar
-from slosched.core import SloschedError
+from slosched.cli.console import console, progress_bar
 from slosched.evaluate.capacity import Store
 
 app = typer.Typer(
@@ -77,13 +77,5 @@ def _report() -> None:
     console.print(f"wrote {report.PAGE} and its figures")
 
 
-def main() -> None:
-    try:
-        app()
-    except (SloschedError, ValueError, OSError) as error:
-        complain(error)
-        raise SystemExit(1) from error
-
-
 if __name__ == "__main__":
-    main()
+    start(app)

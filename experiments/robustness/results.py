@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from experiments.arena.results import provenance as who_made
+from experiments.command import provenance as who_made
 
 HERE = Path(__file__).parent / "results"
 
@@ -35,8 +33,7 @@ class Results:
 
 def provenance(num_windows: int, window_requests: int, minutes: float) -> pd.DataFrame:
     """Which code made the results, where, when, by which command, and how much was simulated."""
-    facts = who_made() | {
-        "command": shlex.join(["python", "-m", "experiments.robustness", *sys.argv[1:]]),
+    facts = who_made("robustness") | {
         "num_windows": num_windows,
         "window_requests": window_requests,
         "minutes": round(minutes, 1),

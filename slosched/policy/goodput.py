@@ -58,9 +58,9 @@ class Goodput(Policy):
        cut ends with a whole tile of 64 tokens.
 
     Giving way costs nothing in tokens, and it lets a burst of prompts pass before decodes that
-    are ahead of their TPOT.  Done always it would hurt: being ahead is what protects a decode from
-    the next slow step, and decodes at their bare pace fill seats and KV cache: see
-    experiments/goodput for this and what else was tried.
+    are ahead of their TPOT.  But being ahead is what protects a decode from the next slow step,
+    and decodes at their bare pace hold seats and KV cache for longer: experiments/goodput has the
+    figures of this and of what else was tried.
 
     Source: ours, from algorithm g of our study (reference/goodput-study.md, section 10); Moore
     (1968), https://doi.org/10.1287/mnsc.15.1.102.  The correction of the model's bias is the
@@ -68,7 +68,7 @@ class Goodput(Policy):
     """
 
     margin: float = tunable(0.05, 0.0, 0.1)
-    """Share of the time limit that is left unused, against predictions that are too low."""
+    """Share of the smallest TPOT by which a step ends before the first decode is due."""
     shortest: float = tunable(0.65, 0.9)
     """Share of the smallest TPOT that a step may always last."""
     fairness: float = 0.0
