@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from itertools import compress
 from operator import attrgetter, not_
 from typing import NamedTuple
+from zlib import crc32
 
 from slosched.batch import BatchBuilder
 from slosched.core import EndReason, LatencyModel, Request
@@ -71,23 +72,30 @@ def most_in_time(
     """Moore and Hodgson: of prompts in order of deadline, the most that can all be in time.
 
     They run one after the other from `start_s` on, with `share` of the device.  Whenever one would
-    be late, the longest so far goes.  With `fairness` f, that is the one whose prefill takes
-    longest for (its prompt tokens)^f: at 0 every request counts the same, at 1 every token.
-    O(n log n).  Moore (1968), https://doi.org/10.1287/mnsc.15.1.102: exact for f = 0.
+    be late, the longest so far goes.  A share `fairness` of the requests, drawn by their names,
+    goes only if no other is left, and then the one that takes longest for its length: at 0 every
+    request counts the same, at 1 about every token, and between some of the long ones are safe.
+    O(n log n).  Moore (1968), https://doi.org/10.1287/mnsc.15.1.102: exact for `fairness` 0.
     """
     # In the prefills' own time, which passes `share` times as fast.
     end_s = 0.0
-    kept: list[tuple[float, int]] = []
+    kept: list[tuple[bool, float, int]] = []
     is_late = [False] * len(ordered)
     for i, (request, alone_s) in enumerate(ordered):
         due_s = (request.deadline_s - start_s) * share
-        worth = request.num_prompt_tokens**fairness if fairness else 1.0
-        heappush(kept, (-alone_s / worth, i))
+        is_safe = fairness > 0 and _draw(request) < fairness
+        cost = alone_s / request.num_prompt_tokens if is_safe else alone_s
+        heappush(kept, (is_safe, -cost, i))
         more_s = alone_s
         while end_s + more_s > due_s and kept:
-            longest = heappop(kept)[1]
+            longest = heappop(kept)[-1]
             is_late[longest] = True
             more_s -= ordered[longest][1]
         end_s += more_s
     requests = [request for request, _ in ordered]
     return Order(list(compress(requests, map(not_, is_late))), list(compress(requests, is_late)))
+
+
+def _draw(request: Request) -> float:
+    """In [0, 1), the same in every step and in every process."""
+    return crc32(request.request_id.encode()) / (1 << 32)

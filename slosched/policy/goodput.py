@@ -44,8 +44,8 @@ class Goodput(Policy):
     """The prompts that can be in time, beside the decodes; these give way while they have slack.
 
     1. Reject the requests without a token that would miss their TTFT even alone on the device.
-    2. A step may last until the first decode is due that is not late already, less `margin`; never
-       longer than the smallest TPOT of the decodes, and always `shortest` of it.
+    2. A step may last until the first decode is due, less `margin`; never longer than the smallest
+       TPOT of the decodes, and always `shortest` of it: all that it may if one is late already.
     3. If all decodes fit into that, and the prompts that wait or have begun would all be in time
        in what they leave of every step, then every decode gets its token, and after them the
        prompts go by deadline.
@@ -72,8 +72,9 @@ class Goodput(Policy):
     shortest: float = tunable(0.65, 0.9)
     """Share of the smallest TPOT that a step may always last."""
     fairness: float = 0.0
-    """Which prompt goes when not all can be in time: at 0 the longest, so that the most requests
-    are good; at 1 the one that takes longest for its length, so that about the most tokens are."""
+    """Share of the prompts whose length does not count against them when not all can be in time: at
+    0 the longest goes, so that the most requests are good; at 1 the one that takes longest for its
+    length, so that about the most tokens are."""
     min_share: float = 0.1
     """Share of the device that prefills are planned with at least."""
 
@@ -108,13 +109,11 @@ class Goodput(Policy):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """While no decode is late or has to give way."""
+        """While no decode has to give way."""
         batch, model = BatchBuilder(view, beside=decodes), _model(view)
         if batch.num_free_tokens < 0:
             return None
         pace = _Pace.of_group(decodes, model, view.now_s, batch.shape)
-        if pace.first_slack_s < model.predict_prefill(1):
-            return None
         prompts = _prompts(batch, model, view, view.running)
         batch.time_limit_s = self._step_s(pace)
         if not self._is_enough_for_all(pace, prompts, view.now_s):
@@ -133,7 +132,7 @@ class Goodput(Policy):
         return min(self._longest_s(pace), pace.tpot_s)
 
     def _longest_s(self, pace: _Pace) -> float:
-        """How long a step may last for the decodes that are in time."""
+        """How long a step may last for the decodes."""
         if pace.tpot_s == math.inf:
             return math.inf
         slack_s = pace.first_slack_s - self.margin * pace.tpot_s
@@ -184,7 +183,7 @@ class _Pace:
     all_s: float
     """Time of a step of all of them and nothing else; 0 if there are none."""
     first_slack_s: float
-    """Until the first of those is due that can still be in time."""
+    """Until the first of those is due; below zero if it is late."""
     tpot_s: float
     """The smallest that was promised."""
     steps_per_s: float
@@ -196,9 +195,7 @@ class _Pace:
         if decodes:
             shape.add_decodes([r.num_computed_tokens + 1 for r in decodes])
         tpots_s = Counter(r.slo.tpot_s for r in decodes)
-        least_s = model.predict_prefill(1)
-        slacks_s = (r.deadline_s - now_s for r in decodes)
-        first_slack_s = min((s for s in slacks_s if s >= least_s), default=0.0)
+        first_slack_s = min((r.deadline_s - now_s for r in decodes), default=0.0)
         return cls._of(tpots_s, first_slack_s, model, shape)
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import permutations
+from zlib import crc32
 
 import pytest
 from factories import make_model, make_request
@@ -44,6 +45,27 @@ def test_fairness_sends_back_who_takes_longest_for_its_length() -> None:
     view = view_of([R("short", 100, 0.045), R("long", 700, 0.045)])
     assert names(most_in_time(timed(view.waiting), 0.0, 1.0).late) == ["long"]
     assert names(most_in_time(timed(view.waiting), 0.0, 1.0, fairness=1.0).late) == ["short"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 800), st.integers(1, 120)), max_size=12),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+)
+def test_more_fairness_never_makes_a_safe_prompt_unsafe(
+    jobs: list[tuple[int, int]], one: float, other: float
+) -> None:
+    """Nobody that is safe goes while somebody is left that is not."""
+    requests = make_waiting(jobs)
+    fairness, more = sorted((one, other))
+    drawn = {r.request_id: crc32(r.request_id.encode()) / 2**32 for r in requests}
+    safe = {share: {i for i, draw in drawn.items() if draw < share} for share in (fairness, more)}
+    assert safe[fairness] <= safe[more]
+    order = most_in_time(timed(requests), 0.0, 1.0, more)
+    alone = [r for r in requests if r.request_id in safe[more]]
+    least = most_in_time(timed(alone), 0.0, 1.0, 1.0)
+    kept = [r for r in order.in_time if r.request_id in safe[more]]
+    assert names(kept) == names(least.in_time)
 
 
 def make_waiting(jobs: list[tuple[int, int]]) -> list[Request]:
@@ -100,10 +122,11 @@ def test_a_step_always_has_time_for_a_share_of_the_tpot() -> None:
     assert tokens_of(decode, R("long", 1000, 9.0), shortest=0.9)["long"] == 767
 
 
-def test_a_late_decode_does_not_shorten_the_step() -> None:
+def test_a_late_decode_shortens_the_step_to_its_least() -> None:
+    """So that it catches up: a mean TPOT forgives a slow step."""
     late, other = R("late", 11, -0.1, out=1), R("other", 11, 0.045, out=1)
     tokens = tokens_of(late, other, R("long", 1000, 9.0))
-    assert tokens == {"late": 1, "other": 1, "long": 702}
+    assert tokens == {"late": 1, "other": 1, "long": 510}
 
 
 def test_a_step_is_never_longer_than_a_tpot() -> None:
