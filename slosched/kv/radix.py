@@ -1,0 +1,281 @@
+"""A radix tree of token pages: which prefixes are cached, in which blocks, and who may go.
+
+A pure data structure: it owns no memory and knows no request.  A node holds the pages by which it
+extends its parent, and the block of each.  Whoever uses a prefix locks its last node, which
+protects every node up to the root.  What is not locked may be evicted, leaves first, the one that
+was not used for the longest time before all others.
+
+Source: the RadixCache of SGLang 0.5.5 (RadixAttention, Zheng et al. 2024, arXiv:2312.07104).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+from slosched.core import SloschedError
+
+
+class RadixCorruptionError(SloschedError):
+    """The tree's counts or links do not add up: a bug in the bookkeeping."""
+
+
+class Node:
+    """Pages that follow on those of `parent`; made and changed by the tree alone."""
+
+    __slots__ = (
+        "blocks",
+        "children",
+        "is_queued",
+        "key",
+        "num_locks",
+        "parent",
+        "tokens",
+        "used_at",
+    )
+
+    def __init__(
+        self,
+        key: Hashable,
+        tokens: tuple[int, ...],
+        blocks: list[int],
+        parent: Node | None,
+        used_at: int,
+    ) -> None:
+        self.key = key
+        """Under which its parent knows it."""
+        self.tokens = tokens
+        self.blocks = blocks
+        """One for each page."""
+        self.parent = parent
+        self.children: dict[Hashable, Node] = {}
+        """By their first page and `extra_key`."""
+        self.num_locks = 0
+        """Of this node and of all below it."""
+        self.used_at = used_at
+        """On the tree's own clock, which moves on with every use."""
+        self.is_queued = False
+        """Whether the queue of those to be evicted knows it."""
+
+    def __lt__(self, other: Node) -> bool:
+        return self.used_at < other.used_at
+
+    def path(self) -> Iterator[Node]:
+        """This node and those above it, without the root."""
+        node = self
+        while node.parent is not None:
+            yield node
+            node = node.parent
+
+
+class Match(NamedTuple):
+    """The longest cached prefix."""
+
+    num_tokens: int
+    node: Node
+    """Where it ends; the root if nothing is cached."""
+
+
+class RadixTree:
+    """Cached prefixes.  Matching and inserting take time O(tokens), evicting O(log leaves).
+
+    Invariant: the nodes' tokens are those evictable and those protected, a node is locked at least
+    as often as all its children together, and no block is in the tree twice.
+    """
+
+    def __init__(self, page_size: int = 1) -> None:
+        """`page_size` is the number of tokens in a page; what does not fill one is not kept."""
+        if page_size < 1:
+            raise ValueError(f"a page holds at least one token, not {page_size}")
+        self.page_size = page_size
+        self.num_evictable_tokens = 0
+        self.num_protected_tokens = 0
+        self._clock = 0
+        self.root = Node(None, (), [], None, 0)
+        self._leaves: list[tuple[int, Node]] = []
+        """A heap of what may be evicted; an entry may be too early, but never too late."""
+
+    def __iter__(self) -> Iterator[Node]:
+        """All nodes but the root, parents first."""
+        todo = list(self.root.children.values())
+        while todo:
+            node = todo.pop()
+            yield node
+            todo += node.children.values()
+
+    def match(self, tokens: Sequence[int], extra_key: Hashable = None) -> Match:
+        """The longest prefix of `tokens` that is cached, which now counts as used.
+
+        A node that matches in part is split, so that a prefix ends where a node does.  Prefixes of
+        another `extra_key` (an adapter's, a tenant's) are other prefixes.
+        """
+        return self._walk(self._whole_pages(tokens), extra_key)
+
+    def insert(
+        self, tokens: Sequence[int], blocks: Sequence[int], extra_key: Hashable = None
+    ) -> int:
+        """Keep `tokens`, of which each whole page lies in its one of `blocks`.
+
+        Returns how many of the first tokens were there already, in other blocks or in the same:
+        their `blocks` are not taken over.  ValueError if blocks are missing.
+        """
+        pages = self._whole_pages(tokens)
+        num_pages = len(pages) // self.page_size
+        if len(blocks) < num_pages:
+            raise ValueError(f"{num_pages} pages need as many blocks, not {len(blocks)}")
+        num_known, node = self._walk(pages, extra_key)
+        if num_known < len(pages):
+            new = list(blocks[num_known // self.page_size : num_pages])
+            key = self._key_of(pages, num_known, extra_key)
+            leaf = node.children[key] = Node(key, pages[num_known:], new, node, self._tick())
+            self.num_evictable_tokens += len(leaf.tokens)
+            self._queue(leaf)
+        return num_known
+
+    def blocks_of(self, node: Node) -> list[int]:
+        """The blocks of the whole prefix that ends at `node`, in order."""
+        return [block for part in reversed(list(node.path())) for block in part.blocks]
+
+    def lock(self, node: Node) -> int:
+        """Protect the prefix that ends at `node`; how many tokens were not protected before."""
+        num_tokens = 0
+        for part in node.path():
+            if part.num_locks == 0:
+                num_tokens += len(part.tokens)
+            part.num_locks += 1
+        self._protect(num_tokens)
+        return num_tokens
+
+    def unlock(self, node: Node) -> int:
+        """Take one lock back; how many tokens are no longer protected."""
+        num_tokens = 0
+        for part in node.path():
+            if part.num_locks < 1:
+                raise RadixCorruptionError("a prefix is unlocked more often than it was locked")
+            part.num_locks -= 1
+            if part.num_locks == 0:
+                num_tokens += len(part.tokens)
+                self._queue(part)
+        self._protect(-num_tokens)
+        return num_tokens
+
+    def num_unprotected_tokens(self, node: Node) -> int:
+        """How many tokens a lock of `node` would protect."""
+        return sum(len(part.tokens) for part in node.path() if part.num_locks == 0)
+
+    def evict(self, num_tokens: int) -> list[int]:
+        """Drop whole leaves, the least recently used first, until `num_tokens` have gone.
+
+        Returns their blocks; fewer if all that is left is locked.
+        """
+        blocks: list[int] = []
+        num_evicted = 0
+        while num_evicted < num_tokens and self._leaves:
+            used_at, leaf = heapq.heappop(self._leaves)
+            leaf.is_queued = False
+            if not self._is_evictable(leaf):
+                continue
+            if used_at < leaf.used_at:
+                self._queue(leaf)
+                continue
+            num_evicted += len(leaf.tokens)
+            blocks += leaf.blocks
+            self._drop(leaf)
+        return blocks
+
+    def check(self) -> None:
+        """Raise RadixCorruptionError unless the invariant holds.  O(tokens)."""
+        nodes = list(self)
+        num_free = sum(len(node.tokens) for node in nodes if not node.num_locks)
+        num_locked = sum(len(node.tokens) for node in nodes if node.num_locks)
+        blocks = [block for node in nodes for block in node.blocks]
+        good = (num_free, num_locked) == (self.num_evictable_tokens, self.num_protected_tokens)
+        good &= len(set(blocks)) == len(blocks) and all(
+            node.tokens
+            and len(node.tokens) == len(node.blocks) * self.page_size
+            and node.num_locks >= sum(child.num_locks for child in node.children.values())
+            and (node.is_queued or not self._is_evictable(node))
+            for node in nodes
+        )
+        if not good:
+            raise RadixCorruptionError(
+                f"the radix tree counts {self.num_evictable_tokens} evictable and "
+                f"{self.num_protected_tokens} protected tokens; its {len(nodes)} nodes hold "
+                f"{num_free} and {num_locked} in {len(blocks)} blocks"
+            )
+
+    def _walk(self, pages: tuple[int, ...], extra_key: Hashable) -> Match:
+        node, at = self.root, 0
+        while at < len(pages):
+            child = node.children.get(self._key_of(pages, at, extra_key))
+            if child is None:
+                break
+            child.used_at = self._tick()
+            num_common = _num_common(child.tokens, pages, at)
+            num_common -= num_common % self.page_size
+            at += num_common
+            node = child
+            if num_common < len(child.tokens):
+                node = self._split(child, num_common, extra_key)
+                break
+        return Match(at, node)
+
+    def _split(self, node: Node, num_tokens: int, extra_key: Hashable) -> Node:
+        """A new node above `node` that takes over its first tokens, and its locks."""
+        parent, num_pages = node.parent, num_tokens // self.page_size
+        assert parent is not None
+        tokens, blocks = node.tokens[:num_tokens], node.blocks[:num_pages]
+        upper = Node(node.key, tokens, blocks, parent, self._tick())
+        upper.num_locks = node.num_locks
+        parent.children[upper.key] = upper
+        node.key, node.parent = self._key_of(node.tokens, num_tokens, extra_key), upper
+        upper.children[node.key] = node
+        node.tokens, node.blocks = node.tokens[num_tokens:], node.blocks[num_pages:]
+        return upper
+
+    def _drop(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[leaf.key]
+        self.num_evictable_tokens -= len(leaf.tokens)
+        self._queue(parent)
+
+    def _queue(self, node: Node) -> None:
+        """Let it be evicted when its turn comes, if it may be."""
+        if not node.is_queued and self._is_evictable(node):
+            node.is_queued = True
+            heapq.heappush(self._leaves, (node.used_at, node))
+
+    def _is_evictable(self, node: Node) -> bool:
+        return not (node.children or node.num_locks or node.parent is None)
+
+    def _protect(self, num_tokens: int) -> None:
+        self.num_evictable_tokens -= num_tokens
+        self.num_protected_tokens += num_tokens
+
+    def _key_of(self, pages: tuple[int, ...], at: int, extra_key: Hashable) -> Hashable:
+        if self.page_size == 1:
+            return pages[at], extra_key
+        return pages[at : at + self.page_size], extra_key
+
+    def _whole_pages(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        return tuple(tokens[: len(tokens) - len(tokens) % self.page_size])
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+
+def _num_common(tokens: tuple[int, ...], others: tuple[int, ...], at: int) -> int:
+    """How many of the first `tokens` stand in `others` from `at` on; compares slices, in C."""
+    low, high = 0, min(len(tokens), len(others) - at)
+    if tokens[:high] == others[at : at + high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tokens[low:middle] == others[at + low : at + middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
