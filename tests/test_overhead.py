@@ -25,7 +25,9 @@ MAX_MEDIAN_S = 1e-3
 PUBLISHED = {"qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve"}
 PUBLISHED |= {"medha_lars", "vtc", "scorpio", "sola"}
 WRAPPED = tuple(f"edf+{name}" for name in WRAPPERS)
-PUBLISHED |= {*WRAPPED}
+COSTLIER = ("slosserve:admission=dp",)
+"""Options that cost more than their policy's defaults."""
+PUBLISHED |= {*WRAPPED, *COSTLIER}
 """They are what their authors made them: some look at every decode and every waiting prompt."""
 MAX_PUBLISHED_MEDIAN_S = 2e-3
 MODEL = make_model()  # shared: a prompt's own prefill time is predicted once, then remembered
@@ -70,7 +72,7 @@ def limit_s(name: str) -> float:
     return MAX_PUBLISHED_MEDIAN_S if name in PUBLISHED else MAX_MEDIAN_S
 
 
-@pytest.mark.parametrize("name", [*POLICIES, *WRAPPED])
+@pytest.mark.parametrize("name", [*POLICIES, *WRAPPED, *COSTLIER])
 def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, name: str) -> None:
     """`Policy.schedule` alone; those of others' making have two."""
     policy = make_policy(name)
@@ -82,7 +84,7 @@ def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, n
     assert benchmark.stats.stats.median < slowed(limit_s(name)) or is_below(limit_s(name), measure)
 
 
-@pytest.mark.parametrize("name", [*POLICIES, *WRAPPED])
+@pytest.mark.parametrize("name", [*POLICIES, *WRAPPED, *COSTLIER])
 def test_a_whole_scheduling_step_stays_cheap(benchmark: BenchmarkFixture, name: str) -> None:
     """`Scheduler.schedule`: view, decision, check of the plan, block tables, queues."""
     policy = make_policy(name)

@@ -32,6 +32,7 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
             "fairbatching:deadlines=run,margin=0.1",
             "slidebatching:deadlines=run,min_chunk_tokens=4",
             "slai:token_budget=24",
+            "slosserve:admission=dp",
             "sarathi:token_budget=24+early_rejection:prior_decode_s=0.05",
             "edf+past_future:prior_output_tokens=8",
             "slo_aware+past_future:prior_output_tokens=4,reserve=0.2+early_rejection:max_load=0.8",

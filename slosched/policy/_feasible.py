@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -86,6 +87,21 @@ class PromisedLoad:
         tpot_s = np.array([r.slo.tpot_s for r in requests], dtype=np.float64)
         return tpot_s, left * np.where(tpot_s < math.inf, tpot_s, 0.0)
 
+    def room_beside(self, new: Floats) -> Room:
+        """What this load leaves over for `new` requests (columns in order of their deadlines)."""
+        sweep, kv = self._sweep, self._view.kv
+        due_s, end_s = new[0], new[3]
+        seats = self._view.limits.max_num_seqs - sweep.num_active_after(due_s)
+        return Room(
+            sweep.room_s(due_s),
+            *sweep.promises_from(due_s[0]),
+            np.array([sweep.least_free_share(*times) for times in zip(due_s, end_s, strict=True)]),
+            seats,
+            kv.num_blocks * kv.block_size - sweep.grows_to_tokens.sum(),
+            1 / self._columns[6].min() if self._columns.shape[1] else 0.0,
+            *self._decode_cost_s,
+        )
+
     def has_room(self, columns: Floats) -> list[bool]:
         """False for each that is late alone, or whose prompt alone is more than is banked for it.
 
@@ -113,6 +129,29 @@ class PromisedLoad:
             return False
         self._columns, self._sweep = columns, sweep
         return True
+
+
+class Room(NamedTuple):
+    """What a load leaves over, of time in seconds."""
+
+    banked_s: Floats
+    """Of the bank when each new one is due."""
+    promised_at_s: Floats
+    """When a prompt of the load is due that is not late already, from the first new one on."""
+    promised_room_s: Floats
+    """Of the bank at those times."""
+    free_share: Floats
+    """Of each step while each new one emits tokens, at the fullest."""
+    num_free_seats: Floats
+    """When each new one is due."""
+    num_free_kv_tokens: float
+    """When all of the load have grown to their ends."""
+    steps_per_s: float
+    """That its tightest TPOT asks for; 0 if it is empty."""
+    step_s: float
+    """Cost of a step apart from its decodes."""
+    decode_s: float
+    """Cost of each decode in a step."""
 
 
 def _decode_cost_s(model: LatencyModel, columns: Floats) -> tuple[float, float]:
@@ -158,7 +197,8 @@ class _Sweep:
         self._owed_s = np.concatenate(([0.0], np.cumsum(self.net_s(self._work_s[prompts]))))
         self.surplus_s = np.full(len(self._due_s), math.inf)
         """Banked time that is left when each prompt is due; infinite for a decode."""
-        self.surplus_s[prompts] = self._bank_at(self._prompts_due_s) - self._owed_s[1:]
+        self._prompts_surplus_s = self._bank_at(self._prompts_due_s) - self._owed_s[1:]
+        self.surplus_s[prompts] = self._prompts_surplus_s
 
     def net_s(self, work_s: Floats) -> Floats:
         """Prefill work less the cost of a step as such, which the bank has paid already."""
@@ -179,8 +219,7 @@ class _Sweep:
 
     def outgrows_by_last(self, num: int, num_kv_tokens: int) -> bool:
         """True if all their KV caches together outgrow that before the last ones have ended."""
-        grows_to = self._rate * (self._end_s - self._begin_s) + self._context
-        if grows_to.sum() <= num_kv_tokens:
+        if self.grows_to_tokens.sum() <= num_kv_tokens:
             return False
         grown = self._tokens_per_s * self._times_s - self._running_sum(self._rate * self._begin_s)
         ends = np.concatenate(([0.0], np.zeros(len(self._context)), self._context))
@@ -190,10 +229,31 @@ class _Sweep:
         before_end = self._times_s[1:] <= self._end_s[-num:].max()
         return bool(np.any(peaks[before_end] > num_kv_tokens * (1 + 1e-9)))
 
+    @property
+    def grows_to_tokens(self) -> Floats:
+        """The KV cache of each when it ends."""
+        grown: Floats = self._rate * (self._end_s - self._begin_s) + self._context
+        return grown
+
     def most_seats_of_last(self, num: int) -> float:
         """Seats that are taken when one of the last ones is due, its own among them."""
-        after = self._end_s > self._due_s[-num:, np.newaxis]
-        return float((after @ self._num).max())
+        return float(self.num_active_after(self._due_s[-num:]).max())
+
+    def num_active_after(self, at_s: Floats) -> Floats:
+        """Seats that are taken then."""
+        num: Floats = (self._end_s > at_s[:, np.newaxis]) @ self._num
+        return num
+
+    def promises_from(self, at_s: float) -> tuple[Floats, Floats]:
+        """When the prompts that are not late are due from then on, and the bank left then."""
+        kept = (self._prompts_due_s >= at_s) & (self._prompts_surplus_s >= 0)
+        return self._prompts_due_s[kept], self._prompts_surplus_s[kept]
+
+    def least_free_share(self, begin_s: float, end_s: float) -> float:
+        """Of the times between; what decodes leave over of each step."""
+        first = np.searchsorted(self._times_s, begin_s, side="right") - 1
+        last = np.searchsorted(self._times_s, end_s, side="left")
+        return float(self._free_share[first : max(last, first + 1)].min())
 
     def _bank_at(self, at_s: Floats) -> Floats:
         beyond_s = np.maximum(at_s - self._times_s[-1], 0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
@@ -22,7 +24,8 @@ from slosched.core import (
 from slosched.policy._decode_first import add_prefills, may_start_new
 from slosched.policy._deferred import add_without_preempting, num_in_time
 from slosched.policy._feasible import PromisedLoad
-from slosched.policy._lengths import OutputLengths
+from slosched.policy._lengths import Floats, OutputLengths
+from slosched.policy._slosserve_dp import best_subset
 
 _MAX_JUDGED = 6
 _MAX_TOGETHER = 3
@@ -30,6 +33,17 @@ _MAX_TOGETHER = 3
 
 The others wait for the next step.  It bounds the cost of a step in a burst.
 """
+_MAX_CANDIDATES = 12
+"""Those that the dynamic program looks at in one step: the most urgent ones, for its cost."""
+
+
+class Admission(StrEnum):
+    """How new requests are judged."""
+
+    SIMULATE = "simulate"
+    """In order of deadline, each if the load stays feasible with it: the later code."""
+    DP = "dp"
+    """The largest set that stays feasible: the paper's dynamic program."""
 
 
 @dataclass
@@ -38,7 +52,7 @@ class SLOsServe(Policy):
 
     1. New requests, the most urgent first: admitted if the load that is promised already stays
        feasible with them (`PromisedLoad`: first-token deadlines, token rate, KV cache, seats),
-       else rejected.
+       else rejected.  With `admission=dp` as many of them as can be, by the dynamic program.
     2. The step lasts until the earliest deadline that can still be met.  Decodes whose token falls
        due within a TPOT after it are served first, then prompts by deadline, cut to the time, then
        the decodes that are ahead of their pace.
@@ -47,14 +61,16 @@ class SLOsServe(Policy):
     `csrc/adm_ctrl_scheduler.cc` at 377ad25): budget line → `PromisedLoad`, `batch_to_time` →
     the run's latency model, `online_slack` and the upper-percentile fit → `margin`.  The bank of
     prefill tokens is kept in seconds, which is the same where a token costs the same anywhere and
-    right where it does not.  Left out: the dynamic program over profits (all requests are worth
-    the same here), speculative decoding, routing to the next replica, and the best-effort tier
-    (what is infeasible is rejected).  Requests that were promised nothing are always admitted.
+    right where it does not.  The dynamic program is in `_slosserve_dp`.  Left out: profits (all
+    requests are worth the same here), speculative decoding, routing to the next replica, and the
+    best-effort tier (what is infeasible is rejected).  Requests that were promised nothing are
+    always admitted.
 
     Output lengths: the paper gives every system the true ones.  Here a request is expected to
     last as long as the finished ones that were longer than it is already.
     """
 
+    admission: Admission = tunable(Admission.SIMULATE, Admission.DP)
     prior_output_tokens: int = 200
     """Expected output of a request before any has finished."""
     margin: float = tunable(0.05, 0.0, 0.1, 0.2)
@@ -100,7 +116,10 @@ class SLOsServe(Policy):
             unknown = (
                 r for r in view.waiting if r.request_id not in known and not r.num_preemptions
             )
-            new = list(islice(unknown, _MAX_JUDGED))
+            if self.admission is Admission.DP:
+                new = nsmallest(_MAX_CANDIDATES, unknown, key=attrgetter("deadline_s"))
+            else:
+                new = list(islice(unknown, _MAX_JUDGED))
             decodes = [*decodes, *(r for r in view.swapped if r.is_decode)]
             prompts = [*begun, *(r for r in view.swapped if not r.is_decode), *admitted]
             load = PromisedLoad(view, model, self._lengths, decodes, prompts, margin=self.margin)
@@ -123,14 +142,11 @@ class SLOsServe(Policy):
                 batch.reject(request, EndReason.EXPIRED if is_late else EndReason.INFEASIBLE)
         if not candidates:
             return accepted
-        # What is feasible together is so one by one; else the first is judged alone.
-        together = len(candidates) if len(candidates) <= _MAX_TOGETHER else 1
-        for num in dict.fromkeys((together, 1)):
-            taken = candidates[:num]
-            if load.add(columns[:, taken]):
-                return accepted + [new[i] for i in taken]
-        batch.reject(new[candidates[0]], EndReason.INFEASIBLE)
-        return accepted
+        decide = _by_program if self.admission is Admission.DP else _by_simulation
+        taken, refused = decide(load, columns[:, candidates])
+        for i in refused:
+            batch.reject(new[candidates[i]], EndReason.INFEASIBLE)
+        return accepted + [new[candidates[i]] for i in taken]
 
     def _pack(
         self,
@@ -160,6 +176,22 @@ class SLOsServe(Policy):
         add_without_preempting(batch, fitting)
         if not batch.num_scheduled_tokens:
             _serve_any(batch, victims, decodes, prefills)
+
+
+def _by_simulation(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequence[int]]:
+    """Whom to take of those that have room alone, and whom to refuse; the others have to wait."""
+    # What is feasible together is so one by one; else the first is judged alone.
+    together = new.shape[1] if new.shape[1] <= _MAX_TOGETHER else 1
+    for num in dict.fromkeys((together, 1)):
+        if load.add(new[:, :num]):
+            return range(num), ()
+    return (), (0,)
+
+
+def _by_program(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequence[int]]:
+    """The same; nobody has to wait."""
+    taken = best_subset(load.room_beside(new), new)
+    return taken, sorted({*range(new.shape[1])} - {*taken})
 
 
 class _Queues(NamedTuple):

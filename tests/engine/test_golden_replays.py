@@ -56,6 +56,7 @@ SLOWER = ("qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jits
 SLOWER += ("medha_lars", "vtc", "scorpio", "sola")
 SLOWER += (
     "goodput",
+    "slosserve:admission=dp",
     "edf+early_rejection",
     "fcfs+past_future",
     "slo_aware+early_rejection+past_future",
@@ -93,6 +94,8 @@ GOLDEN = {
     ("slai", "swapping"): "af512dd37e2cfc8f",
     ("slosserve", "roomy"): "4de6d1ef4f54c09b",
     ("slosserve", "swapping"): "b64e0aa98a5d8794",
+    ("slosserve:admission=dp", "roomy"): "f342a41d31da5cec",
+    ("slosserve:admission=dp", "swapping"): "c50789a212bb75bf",
     ("jitserve", "roomy"): "e9e494dfba867849",
     ("jitserve", "swapping"): "427ff146dcb2721b",
     ("medha_lars", "roomy"): "d740533100b5f3eb",
