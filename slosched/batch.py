@@ -27,8 +27,9 @@ class BatchBuilder:
 
     __slots__ = (
         "_block_size",
+        "_ledger",
         "_loras",
-        "_num_held_blocks",
+        "_num_ready_blocks",
         "_out",
         "_predict",
         "_view",
@@ -66,7 +67,8 @@ class BatchBuilder:
         if model is not None:
             self._predict = model.predict_upper if cautious else model.predict
         self._block_size = view.kv.block_size
-        self._num_held_blocks = view.kv.num_held_blocks
+        self._ledger = view.kv.ledger()
+        self._num_ready_blocks = self._ledger.num_ready_blocks
         self._loras: set[str] = set()
         self._out: set[str] = set()
         self.num_free_tokens = limits.max_num_batched_tokens
@@ -111,7 +113,7 @@ class BatchBuilder:
     def blocks_missing(self, request: Request, num_new_tokens: int) -> int:
         """Device blocks that computing `num_new_tokens` more would take from the free ones."""
         tokens = request.num_computed_tokens + num_new_tokens
-        return -(-tokens // self._block_size) - self._num_held_blocks(request.request_id)
+        return -(-tokens // self._block_size) - self._num_ready_blocks(request.request_id)
 
     def add(
         self, request: Request, max_new_tokens: int | None = None, *, min_new_tokens: int = 1
@@ -178,7 +180,7 @@ class BatchBuilder:
             known = request.num_prompt_tokens + request.num_output_tokens
             if known - computed > 1 and request_id not in self._out:
                 computed += self.num_scheduled_tokens.get(request_id, 0)
-                has = max(self._num_held_blocks(request_id), -(-computed // size))
+                has = max(self._num_ready_blocks(request_id), -(-computed // size))
                 promised += -(-known // size) - has
         return promised
 
@@ -254,7 +256,7 @@ class BatchBuilder:
             self.shape.num_swapped_blocks += held
         else:
             self.preempted.append(request.request_id)
-        self.num_free_blocks += held
+        self.num_free_blocks += self._ledger.leave(request.request_id)
         self.num_free_seqs += 1
 
     def would_swap_out(self, request: Request, mode: PreemptionMode | None = None) -> bool:
@@ -274,7 +276,7 @@ class BatchBuilder:
         self.rejected[request.request_id] = reason
         if request.status is RequestStatus.RUNNING:
             self.num_free_seqs += 1
-            self.num_free_blocks += self._view.kv.num_held_blocks(request.request_id)
+            self.num_free_blocks += self._ledger.leave(request.request_id)
 
     def build(self) -> SchedulerOutput:
         return SchedulerOutput(
@@ -320,6 +322,8 @@ class BatchBuilder:
                 self.swapped_in.append(request.request_id)
                 self.num_free_swap_blocks -= num_host_blocks
                 self.shape.num_swapped_blocks += num_host_blocks
+            else:
+                self._ledger.start(request.request_id)
 
     def _host_blocks(self, request: Request) -> int:
         """Blocks to copy back from the host before `request` can run."""

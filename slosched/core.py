@@ -182,6 +182,10 @@ class Request:
     priority: int = 0
     """Lower is served earlier (vLLM's convention); only some policies look at it."""
     lora_id: str | None = None
+    prefix_hashes: Sequence[int] = ()
+    """What a simulated request, which has no tokens, says of its prompt: one hash a block of
+    `prefix_block_tokens` tokens.  Those that agree in the first n have the same n blocks."""
+    prefix_block_tokens: int | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     end_reason: EndReason | None = None
@@ -191,6 +195,7 @@ class Request:
     deadline_s: float = math.inf
     """When the next token is due under the run's `DeadlineRule`."""
     num_computed_tokens: int = 0
+    """While it waits: how many of its tokens the prefix cache, if there is one, would save it."""
     num_output_tokens: int = 0
     """Tokens that have come out; while a step runs and the next is planned, its own as well."""
     num_output_placeholders: int = 0
@@ -277,6 +282,29 @@ class KVView(Protocol):
 
     def num_held_host_blocks(self, request_id: str) -> int:
         """Blocks that the request holds in host memory."""
+
+    def ledger(self) -> BlockLedger:
+        """For one plan, before anything of it is entered."""
+
+
+class BlockLedger(Protocol):
+    """What a plan does to the free blocks; requests may share theirs (prefix cache).
+
+    `num_held_blocks` of a request counts the blocks that others hold, too.  Here it is exact,
+    whatever order the plan is made in.
+    """
+
+    def num_ready_blocks(self, request_id: str) -> int:
+        """Blocks of its computed tokens that need not be taken from the free ones.
+
+        Of a running request all; of a waiting one those, of what is cached, that somebody holds.
+        """
+
+    def start(self, request_id: str) -> None:
+        """A waiting request holds what is cached of it."""
+
+    def leave(self, request_id: str) -> int:
+        """A running request gives up its blocks; how many of them become free."""
 
 
 ATTENTION_TILE_TOKENS = 64

@@ -1,6 +1,18 @@
-"""KV-cache bookkeeping: which block belongs to whom.  No tensors here."""
+"""KV-cache bookkeeping: which block belongs to whom, and who may share it.  No tensors here."""
 
 from slosched.kv.cache import KVCache, KVCorruptionError
+from slosched.kv.keys import BlockKeys, Key, block_keys
 from slosched.kv.pool import BlockPool, OutOfBlocksError
+from slosched.kv.prefix import HashIndex, PrefixIndex
 
-__all__ = ["BlockPool", "KVCache", "KVCorruptionError", "OutOfBlocksError"]
+__all__ = [
+    "BlockKeys",
+    "BlockPool",
+    "HashIndex",
+    "KVCache",
+    "KVCorruptionError",
+    "Key",
+    "OutOfBlocksError",
+    "PrefixIndex",
+    "block_keys",
+]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from slosched.core import BlockCopy, SloschedError
-from slosched.kv.pool import BlockPool
+from slosched.core import BlockCopy, BlockLedger, Request, ScheduledChunk, SloschedError
+from slosched.kv.ledger import OwnBlocks, SharedLedger
+from slosched.kv.pool import BlockPool, OutOfBlocksError
+from slosched.kv.prefix import PrefixIndex
+from slosched.kv.sharing import SharedBlocks
 
 
 class KVCorruptionError(SloschedError):
@@ -16,9 +20,19 @@ class KVCache:
     """Paged KV cache: a request's tokens live in the blocks of its table, in order.
 
     Invariant, for each of the two pools: free + lent + held = total, and no block is held twice.
+
+    With a `prefix_index`, full blocks are shared by requests that begin alike, and stay cached when
+    nobody holds them any more, until their room is needed: they count as free.  Then on the device
+    empty + cached + lent + held = total, where a block that several hold counts once.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 16, num_host_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        num_host_blocks: int = 0,
+        prefix_index: PrefixIndex | None = None,
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"the KV cache needs at least one block, not {num_blocks}")
         if block_size < 1:
@@ -29,6 +43,8 @@ class KVCache:
         self._tables: dict[str, list[int]] = {}
         self._host_tables: dict[str, list[int]] = {}
         self._lent: list[int] = []
+        self._index = prefix_index
+        self._shared = None if prefix_index is None else SharedBlocks(prefix_index, block_size)
 
     @property
     def num_blocks(self) -> int:
@@ -39,8 +55,19 @@ class KVCache:
         return self._host.num_blocks
 
     @property
+    def shares_prefixes(self) -> bool:
+        return self._shared is not None
+
+    @property
     def num_free_blocks(self) -> int:
-        return self._device.num_free
+        if self._index is None:
+            return self._device.num_free
+        return self._device.num_free + self._index.num_evictable
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Of the free blocks, those whose content may be wanted again."""
+        return 0 if self._index is None else self._index.num_evictable
 
     @property
     def num_free_host_blocks(self) -> int:
@@ -48,7 +75,7 @@ class KVCache:
 
     @property
     def used_fraction(self) -> float:
-        return 1 - self._device.num_free / self._device.num_blocks
+        return 1 - self.num_free_blocks / self._device.num_blocks
 
     def num_held_blocks(self, request_id: str) -> int:
         table = self._tables.get(request_id)
@@ -81,12 +108,12 @@ class KVCache:
             table = self._tables[request_id] = []
         missing = -(-num_tokens // self.block_size) - len(table)
         if missing > 0:
-            table.extend(self._device.take(missing))
+            table.extend(self._take(missing))
         return table
 
     def lend(self, count: int) -> None:
         """Take blocks from the free ones for whoever will `grow_lent` by them later."""
-        self._lent += self._device.take(count)
+        self._lent += self._take(count)
 
     def grow_lent(self, request_id: str, num_tokens: int) -> None:
         """`grow` a request that has a table by blocks that were lent before."""
@@ -98,41 +125,114 @@ class KVCache:
 
     def free(self, request_id: str) -> None:
         """Give back all that the request holds, on the device and on the host."""
-        self._device.give_back(reversed(self._tables.pop(request_id, ())))
+        self._leave(request_id)
         self._host.give_back(reversed(self._host_tables.pop(request_id, ())))
 
     def swap_out(self, request_id: str) -> list[BlockCopy]:
         """Move the request's table to the host; the copies that make it true."""
         held = len(self._tables[request_id])
         host = self._host.take(held)
-        device = self._tables.pop(request_id)
         self._host_tables[request_id] = host
-        self._device.give_back(reversed(device))
+        device = self._leave(request_id)
         return [BlockCopy(*pair) for pair in zip(device, host, strict=True)]
 
     def swap_in(self, request_id: str) -> list[BlockCopy]:
         """Move the request's table back to the device; the copies that make it true."""
-        device = self._device.take(len(self._host_tables[request_id]))
+        device = self._take(len(self._host_tables[request_id]))
         host = self._host_tables.pop(request_id)
         self._tables[request_id] = device
         self._host.give_back(reversed(host))
         return [BlockCopy(*pair) for pair in zip(device, host, strict=True)]
 
+    def ledger(self) -> BlockLedger:
+        """For a plan in the making: which blocks it would free and take."""
+        if self._shared is None:
+            return OwnBlocks(self.num_held_blocks)
+        return SharedLedger(self._shared, self.num_held_blocks)
+
+    def watch(self, request: Request) -> None:
+        """`request` waits from now on: `refresh_matches` tells how much of it is cached."""
+        if self._shared is not None:
+            self._shared.watch(request)
+
+    def refresh_matches(self) -> Iterable[tuple[str, int]]:
+        """Waiting requests, and how many of their tokens are cached, where it has changed."""
+        if self._shared is None:
+            return ()
+        return ((m.request_id, m.num_blocks * self.block_size) for m in self._shared.refresh())
+
+    def start(self, request_id: str) -> None:
+        """With a prefix cache: a waiting request holds from now on what is cached of it."""
+        assert self._shared is not None
+        self._tables[request_id] = self._shared.start(request_id)
+
+    def note_computed(self, chunks: Iterable[ScheduledChunk]) -> None:
+        """The tokens of these have been computed; full blocks are from now on there for others.
+
+        A request that has left its blocks in the meantime has none to share.
+        """
+        if self._shared is None:
+            return
+        for request, num_new, num_prior, _, _ in chunks:
+            table = self._tables.get(request.request_id)
+            if table is not None:
+                spare = self._shared.fill(request.request_id, num_prior + num_new, table)
+                self._device.give_back(reversed(spare))
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended; what it has computed stays cached."""
+        self.free(request_id)
+        if self._shared is not None:
+            self._shared.forget(request_id)
+
     def check(self) -> None:
-        """Raise KVCorruptionError unless every block is accounted for exactly once."""
-        for name, pool, tables, lent in (
-            ("device", self._device, self._tables, self._lent),
-            ("host", self._host, self._host_tables, []),
-        ):
-            held = [*lent, *(block for table in tables.values() for block in table)]
-            free = pool.free_blocks
-            distinct = free.union(held)
-            if (
-                len(free) != pool.num_free
-                or len(held) + len(free) != pool.num_blocks
-                or distinct != frozenset(range(pool.num_blocks))
-            ):
-                raise KVCorruptionError(
-                    f"{name} KV blocks do not add up: {pool.num_free} free + {len(held)} held, "
-                    f"{len(distinct)} distinct, of {pool.num_blocks}"
-                )
+        """Raise KVCorruptionError unless every block is accounted for."""
+        cached = {} if self._index is None else self._index.blocks()
+        _check_pool("device", self._device, self._tables, self._lent, cached)
+        _check_pool("host", self._host, self._host_tables, [], {})
+
+    def _take(self, count: int) -> list[int]:
+        """Blocks without content first, then those that were left longest ago."""
+        short = count - self._device.num_free
+        if short > 0 and self._shared is not None:
+            if count > self.num_free_blocks:
+                raise OutOfBlocksError(f"{count} KV blocks wanted, {self.num_free_blocks} are free")
+            self._device.give_back(self._shared.evict(short))
+        return self._device.take(count)
+
+    def _leave(self, request_id: str) -> Sequence[int]:
+        """Take the request's table away; what it was."""
+        table = self._tables.pop(request_id, [])
+        own = table if self._shared is None else self._shared.leave(request_id, table)
+        self._device.give_back(reversed(own))
+        return table
+
+
+def _check_pool(
+    name: str,
+    pool: BlockPool,
+    tables: Mapping[str, list[int]],
+    lent: list[int],
+    cached: Mapping[int, int],
+) -> None:
+    """`cached` says of the blocks that may be shared how many are thought to hold each."""
+    free = pool.free_blocks
+    holders = Counter(block for table in tables.values() for block in table)
+    holders.update(lent)
+    wrong = {b: n for b, n in holders.items() if cached.get(b, 1) != n} | {
+        b: n for b, n in cached.items() if holders.get(b, 0) != n
+    }
+    distinct = free | holders.keys() | cached.keys()
+    num_held = sum(holders.values())
+    num_idle = sum(1 for block in cached if block not in holders)
+    if (
+        wrong
+        or len(free) != pool.num_free
+        or len(free) + num_idle + len(holders) != pool.num_blocks
+        or distinct != frozenset(range(pool.num_blocks))
+    ):
+        raise KVCorruptionError(
+            f"{name} KV blocks do not add up: {pool.num_free} free + {num_held} held"
+            f"{f' + {num_idle} cached' if cached else ''}, {len(distinct)} distinct, "
+            f"of {pool.num_blocks}{f'; not held as often as thought: {wrong}' if wrong else ''}"
+        )

@@ -27,10 +27,10 @@ class PlanCheck:
     def __call__(self, output: SchedulerOutput, decodes: DecodeGroup | None = None) -> None:
         """`decodes`, if any, are served in the same step; the plan is then for all others."""
         num_tokens = num_started = num_left = 0
-        num_blocks = self.kv.num_free_blocks
+        num_blocks, ledger = self.kv.num_free_blocks, self.kv.ledger()
         if output.rejected or output.preempted or output.swapped_out or output.swapped_in:
             leaving = self._leaving(output)
-            num_blocks += sum(map(self.kv.num_held_blocks, leaving))
+            num_blocks += sum(map(ledger.leave, leaving))
             num_left = sum(1 for name in leaving if name in self.queues.running)
         if decodes is not None:
             num_tokens += decodes.num_decodes
@@ -38,7 +38,7 @@ class PlanCheck:
             if output.preempted or output.swapped_out or output.swapped_in:
                 raise IllegalPlanError("a plan beside grouped decodes preempts or swaps")
         running, block_size = self.queues.running, self.kv.block_size
-        num_held = self.kv.num_held_blocks
+        num_ready = ledger.num_ready_blocks
         for request_id, n in output.num_scheduled_tokens.items():
             request = running.get(request_id)
             if request is None:
@@ -53,9 +53,11 @@ class PlanCheck:
             num_tokens += n
             if n == 1 and computed % block_size and request.status is RequestStatus.RUNNING:
                 continue  # into a block that it holds
-            missing = -(-(computed + n) // block_size) - num_held(request_id)
+            missing = -(-(computed + n) // block_size) - num_ready(request_id)
             if missing > 0:
                 num_blocks -= missing
+            if request.status is RequestStatus.WAITING:
+                ledger.start(request_id)
         num_running = len(running) + num_started - num_left
         self._check_totals(output, num_tokens, num_blocks, num_running)
 

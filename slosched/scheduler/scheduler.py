@@ -94,6 +94,8 @@ class Scheduler:
         self.queues.waiting[request.request_id] = request
         if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
             self._end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
+        else:
+            self.kv.watch(request)
 
     def end(self, request_id: str, reason: EndReason, now_s: float) -> bool:
         """End a request from outside; False if it has ended already (or never was).
@@ -165,9 +167,12 @@ class Scheduler:
         return self._carry_out(output, now_s, started_s=now_s, beside=decodes)
 
     def _view_of(self, running: Iterable[Request], now_s: float) -> SchedulerView:
+        waiting = self.queues.waiting
+        for request_id, num_tokens in self.kv.refresh_matches():
+            waiting[request_id].num_computed_tokens = num_tokens
         return SchedulerView(
             now_s=now_s,
-            waiting=InOrder(self.queues.waiting),
+            waiting=InOrder(waiting),
             running=tuple(running),
             swapped=tuple(self.queues.swapped.values()),
             kv=self.kv,
@@ -183,6 +188,7 @@ class Scheduler:
         next_deadline_s = self.limits.deadline_rule.next_deadline_s
         token_ids, stopped = result.token_ids, result.stopped
         is_foreseen, self._foreseen = batch is self._foreseen, None
+        self.kv.note_computed(batch.chunks)
         for request, _, _, emits_token, _ in batch.chunks:
             if not emits_token or request.end_reason is not None:
                 continue
@@ -219,6 +225,10 @@ class Scheduler:
             self._end(request, reason, now_s)
         self._preempt(output.preempted)
         swap_out = self._swap_out(output.swapped_out) if output.swapped_out else ()
+        if self.kv.shares_prefixes:  # what they count on must not be evicted for anybody
+            for request_id in output.num_scheduled_tokens:
+                if request_id in self.queues.waiting:
+                    self.kv.start(request_id)
         swap_in = self._swap_in(output.swapped_in) if output.swapped_in else ()
         chunks = []
         running, tables, grow = self.queues.running, self.kv.block_tables, self.kv.grow
@@ -266,6 +276,7 @@ class Scheduler:
             request.num_preemptions += 1
             self.queues.waiting[request_id] = request
             self.queues.waiting.move_to_end(request_id, last=False)
+            self.kv.watch(request)
 
     def _swap_out(self, request_ids: Iterable[str]) -> list[BlockCopy]:
         copies: list[BlockCopy] = []
@@ -288,7 +299,7 @@ class Scheduler:
     def _end(self, request: Request, reason: EndReason, now_s: float) -> None:
         assert not request.status.is_ended, f"{request.request_id!r} would end twice"
         self.queues.remove(request)
-        self.kv.free(request.request_id)
+        self.kv.forget(request.request_id)
         if request.num_output_placeholders:
             request.num_output_placeholders = 0
             request.num_output_tokens -= 1

@@ -1,0 +1,102 @@
+"""What names the content of a request's full KV blocks: equal keys, equal keys and values."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+from hashlib import blake2b
+
+from slosched.core import Request
+
+Key = Hashable
+"""Of a full block and everything before it, so that one key says where a block stands, too."""
+
+
+class BlockKeys:
+    """The keys of one request's full blocks, found as they are asked for; none known here."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: list[Key] = []
+
+    def first(self, count: int) -> Sequence[Key]:
+        """At least the first `count` keys, or all that can be known.  Live: read, never keep."""
+        if len(self._known) < count:
+            self._extend(count)
+        return self._known
+
+    def _extend(self, count: int) -> None:
+        """Find what can be known up to `count` of them."""
+
+
+class TokenKeys(BlockKeys):
+    """Of prompt and output tokens: each key is a digest of the block's ids and of the key before.
+
+    A strong digest, because whoever can make two prompts collide reads another's context (vLLM's
+    CVE-2025-25183 was a chain of Python's `hash`).
+    """
+
+    __slots__ = ("_block_size", "_request")
+
+    def __init__(self, request: Request, block_size: int) -> None:
+        super().__init__()
+        self._request = request
+        self._block_size = block_size
+
+    def _extend(self, count: int) -> None:
+        request, size, known = self._request, self._block_size, self._known
+        prompt, outputs = request.prompt_token_ids, request.output_token_ids
+        assert prompt is not None
+        num_prompt = len(prompt)
+        num_tokens = num_prompt + len(outputs) - request.num_output_placeholders
+        parent = known[-1] if known else _namespace(request)
+        assert isinstance(parent, bytes)
+        for start in range(len(known) * size, min(count, num_tokens // size) * size, size):
+            token_ids = array("q", prompt[start : start + size])
+            if len(token_ids) < size:
+                token_ids.extend(outputs[max(0, start - num_prompt) : start + size - num_prompt])
+            parent = blake2b(parent + token_ids.tobytes(), digest_size=16).digest()
+            known.append(parent)
+
+
+class TraceKeys(BlockKeys):
+    """Of a trace's prefix hashes, which name the prompt in (longer) blocks of their own.
+
+    What a simulated request emits is nobody's knowledge: its output has no keys.
+    """
+
+    __slots__ = ("_block_size", "_chain", "_request")
+
+    def __init__(self, request: Request, block_size: int) -> None:
+        super().__init__()
+        self._request = request
+        self._block_size = block_size
+        self._chain: list[int] = []
+        """One a hash of the trace: it and all before it."""
+
+    def _extend(self, count: int) -> None:
+        request, size = self._request, self._block_size
+        hashes, of_trace, chain = request.prefix_hashes, request.prefix_block_tokens, self._chain
+        assert of_trace is not None
+        num_tokens = min(request.num_prompt_tokens, len(hashes) * of_trace)
+        for place in range(len(self._known), min(count, num_tokens // size)):
+            last = ((place + 1) * size - 1) // of_trace
+            while len(chain) <= last:
+                before = chain[-1] if chain else hash(_namespace(request))
+                chain.append(hash((before, hashes[len(chain)])))
+            self._known.append(hash((chain[last], place)))
+
+
+def block_keys(request: Request, block_size: int) -> BlockKeys:
+    """From its token ids if it has any, else from its trace's prefix hashes, else none."""
+    if request.prompt_token_ids is not None:
+        return TokenKeys(request, block_size)
+    if request.prefix_hashes and request.prefix_block_tokens:
+        return TraceKeys(request, block_size)
+    return BlockKeys()
+
+
+def _namespace(request: Request) -> bytes:
+    """What must be equal besides the tokens: an adapter changes every key and value."""
+    return b"" if request.lora_id is None else request.lora_id.encode()

@@ -1,0 +1,112 @@
+"""How much of each waiting request is cached, kept true as blocks come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from slosched.kv.keys import BlockKeys, Key
+from slosched.kv.prefix import PrefixIndex
+
+
+@dataclass(slots=True, eq=False)
+class Match:
+    """The first `num_blocks` blocks of a waiting request are cached, the next one is not."""
+
+    request_id: str
+    keys: BlockKeys
+    most_blocks: int
+    """That it could use."""
+    num_blocks: int = 0
+
+
+class Matches:
+    """Only those are looked at whose match may have changed: O(1) for an event, O(log) for each.
+
+    The index is closed under prefixes.  So a match grows only by the block after its last one, and
+    shrinks only by the last one: whoever waits is listed under these two keys.
+    """
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._matches: dict[str, Match] = {}
+        self._concerned: dict[Key, dict[str, Match]] = {}
+        """By the keys whose coming or going changes their match."""
+        self._woken: dict[str, Match] = {}
+
+    def __getitem__(self, request_id: str) -> Match:
+        return self._matches[request_id]
+
+    def get(self, request_id: str) -> Match | None:
+        return self._matches.get(request_id)
+
+    def add(self, match: Match) -> None:
+        """It is matched at the next `refresh`."""
+        self._matches[match.request_id] = self._woken[match.request_id] = match
+
+    def remove(self, request_id: str) -> None:
+        match = self._matches.pop(request_id, None)
+        if match is not None and self._woken.pop(request_id, None) is None:
+            self._leave(match)
+
+    def changed(self, key: Key) -> None:
+        """A block of this key has come or gone."""
+        concerned = self._concerned.get(key)
+        if concerned:
+            for match in list(concerned.values()):
+                self._leave(match)
+                self._woken[match.request_id] = match
+
+    def refresh(self) -> Iterator[Match]:
+        """Match again whom a change concerns; those that were."""
+        woken, self._woken = self._woken, {}
+        guess = 0
+        for match in woken.values():
+            guess = match.num_blocks = self._found(match, guess)
+            for key in self._listed_under(match):
+                self._concerned.setdefault(key, {})[match.request_id] = match
+            yield match
+
+    def _leave(self, match: Match) -> None:
+        for key in self._listed_under(match):
+            concerned = self._concerned[key]
+            del concerned[match.request_id]
+            if not concerned:
+                del self._concerned[key]
+
+    def _listed_under(self, match: Match) -> list[Key]:
+        num = match.num_blocks
+        keys = match.keys.first(min(num + 1, match.most_blocks))
+        return list(keys[max(0, num - 1) : min(num + 1, match.most_blocks)])
+
+    def _found(self, match: Match, guess: int) -> int:
+        """How many blocks are cached; `guess` is what was found for the one before it.
+
+        Keys are found only as far as the search goes, in growing strides: a long prompt that
+        matches nothing costs one key.
+        """
+        index, low, most = self._index, match.num_blocks, match.most_blocks
+        keys = match.keys.first(low)
+        if low and keys[low - 1] not in index:
+            return _boundary(index, keys, 0, low - 1)
+        stride = 1
+        while low < most:
+            high = min(low + stride, most)
+            keys = match.keys.first(high)
+            high = min(high, len(keys))
+            if low >= high or keys[high - 1] not in index:
+                return _boundary(index, keys, low, high - 1)
+            stride = guess - high if guess > high and stride == 1 else 2 * stride
+            low = high
+        return low
+
+
+def _boundary(index: PrefixIndex, keys: Sequence[Key], low: int, high: int) -> int:
+    """The largest n in [low, high] whose first n keys are cached; those up to `low` are."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if keys[middle - 1] in index:
+            low = middle
+        else:
+            high = middle - 1
+    return low

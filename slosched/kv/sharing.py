@@ -1,0 +1,102 @@
+"""Requests that share blocks: what each holds of the prefix index, and what the waiting would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from slosched.core import Request
+from slosched.kv.keys import BlockKeys, Key, block_keys
+from slosched.kv.matches import Match, Matches
+from slosched.kv.prefix import PrefixIndex
+
+
+class SharedBlocks:
+    """The part of the bookkeeping that there is only with a prefix cache.
+
+    A table is a first part that is in the index and may be shared, and a rest that is the
+    request's own.  Only the rest is ever written to.
+    """
+
+    def __init__(self, index: PrefixIndex, block_size: int) -> None:
+        self.index = index
+        self._block_size = block_size
+        self._matches = Matches(index)
+        self._keys: dict[str, BlockKeys] = {}
+        self._num_indexed: dict[str, int] = {}
+        """Blocks of a table that are in the index."""
+        self._full_at: dict[str, float] = {}
+        """When so many tokens are computed, the table has another block for the index."""
+
+    def watch(self, request: Request) -> None:
+        """`request` waits from now on; `refresh` tells what is cached of it."""
+        request_id = request.request_id
+        if request_id not in self._keys:
+            self._keys[request_id] = block_keys(request, self._block_size)
+        most = (request.num_tokens - 1) // self._block_size
+        self._matches.add(Match(request_id, self._keys[request_id], most))
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        self._matches.remove(request_id)
+        self._keys.pop(request_id, None)
+
+    def refresh(self) -> Iterator[Match]:
+        """The waiting requests of which another part is cached than before."""
+        return self._matches.refresh()
+
+    def matched(self, request_id: str) -> tuple[Sequence[Key], int]:
+        """Keys of a waiting request, and of how many of them the blocks are cached."""
+        match = self._matches.get(request_id)
+        return ((), 0) if match is None else (match.keys.first(match.num_blocks), match.num_blocks)
+
+    def held(self, request_id: str) -> tuple[Sequence[Key], int]:
+        """Keys of a request, and how many blocks of its table are in the index."""
+        num = self._num_indexed.get(request_id, 0)
+        return (self._keys[request_id].first(num), num) if num else ((), 0)
+
+    def start(self, request_id: str) -> list[int]:
+        """Hold what is cached of a waiting request; the blocks with which its table begins."""
+        keys, num = self.matched(request_id)
+        self._matches.remove(request_id)
+        self._num_indexed[request_id] = num
+        self._full_at[request_id] = (num + 1) * self._block_size
+        return self.index.lock(keys[:num])
+
+    def leave(self, request_id: str, table: Sequence[int]) -> Sequence[int]:
+        """The request gives up its table; which blocks of it nobody needs."""
+        keys, num = self.held(request_id)
+        self.index.unlock(keys[:num])
+        self._num_indexed.pop(request_id, None)
+        self._full_at.pop(request_id, None)
+        return table[num:]
+
+    def fill(self, request_id: str, num_tokens: int, table: list[int]) -> Sequence[int]:
+        """The first `num_tokens` tokens of a table are computed; blocks that it no longer needs.
+
+        These held what was in the index already; the table has the blocks from there instead.
+        """
+        if num_tokens < self._full_at.get(request_id, 0):
+            return ()
+        num, num_full = self._num_indexed.get(request_id, 0), num_tokens // self._block_size
+        keys = self._keys[request_id].first(num_full)[num:num_full]
+        self._num_indexed[request_id] = num + len(keys)
+        is_all = num + len(keys) < num_full  # what follows has no keys
+        self._full_at[request_id] = math.inf if is_all else (num_full + 1) * self._block_size
+        spare: list[int] = []
+        if keys:
+            own = table[num : num + len(keys)]
+            new = [key for key in keys if key not in self.index]
+            table[num : num + len(keys)] = canonical = self.index.insert(keys, own)
+            spare = [mine for mine, block in zip(own, canonical, strict=True) if mine != block]
+            for key in new:
+                self._matches.changed(key)
+        return spare
+
+    def evict(self, count: int) -> list[int]:
+        """Blocks that were cached and are free now."""
+        blocks = []
+        for key, block in self.index.evict(count):
+            blocks.append(block)
+            self._matches.changed(key)
+        return blocks
