@@ -12,6 +12,7 @@ from slosched.policy.past_future import PastFuture
 from slosched.policy.qoserve import QoServe
 from slosched.policy.sarathi import Sarathi
 from slosched.policy.scorpio import Scorpio
+from slosched.policy.sglang import SGLang
 from slosched.policy.sjf import SJF
 from slosched.policy.slai import SLAI
 from slosched.policy.slidebatching import SlideBatching
@@ -42,6 +43,7 @@ POLICIES: dict[str, type[Policy]] = {
     "sola": SOLA,
     "vllm_v0": VLLMV0,
     "trtllm": TRTLLM,
+    "sglang": SGLang,
 }
 
 WRAPPERS: dict[str, type[Wrapper]] = {
@@ -68,6 +70,7 @@ __all__ = [
     "MedhaLARS",
     "PastFuture",
     "QoServe",
+    "SGLang",
     "SLOAware",
     "SLOsServe",
     "Sarathi",

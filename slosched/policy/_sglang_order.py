@@ -1,0 +1,112 @@
+"""SGLang's schedule policies: the order in which waiting requests are tried."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+
+from slosched.core import Request
+from slosched.kv.radix import Node, RadixTree
+
+MAX_WAITING_FOR_PREFIXES = 128
+"""Above this many, looking for prefixes takes too long, and the order is that of arrival."""
+IN_BATCH_PREFIX_TOKENS = 32
+"""A prompt of which no more is cached waits for an earlier one with which it shares as many."""
+
+
+class SchedulePolicy(StrEnum):
+    """Who is tried first."""
+
+    FCFS = "fcfs"
+    LPM = "lpm"
+    """The longest cached prefix."""
+    DFS_WEIGHT = "dfs-weight"
+    """By walking down the cached prefixes, where most requests wait first."""
+    LOF = "lof"
+    """The largest `max_tokens`."""
+    RANDOM = "random"
+
+
+def sort(
+    waiting: list[Request],
+    policy: SchedulePolicy,
+    urgency: Callable[[Request], int] | None,
+    rng: random.Random,
+) -> None:
+    """Sort in place; what compares equal stays in the order in which it stood.
+
+    `urgency`, the largest first, comes before all else and goes with `fcfs` and `lof` alone.
+    """
+    if policy is SchedulePolicy.RANDOM:
+        rng.shuffle(waiting)
+    elif policy is SchedulePolicy.LOF:
+        waiting.sort(key=lambda r: (-urgency(r) if urgency else 0, -r.max_tokens))
+    elif policy is SchedulePolicy.FCFS:
+        if urgency is not None:
+            waiting.sort(key=lambda r: -urgency(r))
+    elif len(waiting) <= MAX_WAITING_FOR_PREFIXES:
+        if policy is SchedulePolicy.LPM:
+            _sort_by_prefix(waiting)
+        else:
+            waiting[:] = _depth_first(waiting)
+
+
+def _sort_by_prefix(waiting: list[Request]) -> None:
+    later = _sharing_with_earlier(waiting)
+    waiting.sort(key=lambda r: (r.request_id in later, -r.num_computed_tokens))
+
+
+def _sharing_with_earlier(waiting: Iterable[Request]) -> set[str]:
+    """Who had better wait until the prefix that it shares with an earlier one is cached."""
+    tree, later = RadixTree(), set()
+    for request in waiting:
+        if request.num_computed_tokens > IN_BATCH_PREFIX_TOKENS:
+            continue
+        tokens = known_tokens(request)
+        if tree.match(tokens, request.lora_id).num_tokens >= IN_BATCH_PREFIX_TOKENS:
+            later.add(request.request_id)
+        else:
+            tree.insert(tokens, tokens, request.lora_id)
+    return later
+
+
+def _depth_first(waiting: Iterable[Request]) -> list[Request]:
+    """Of each prefix those that have a longer one first, the most of them before all."""
+    tree, by_node = RadixTree(), dict[Node, list[Request]]()
+    ends = []
+    for request in waiting:
+        prefix = known_tokens(request)[: request.num_computed_tokens]
+        tree.insert(prefix, prefix, request.lora_id)
+        ends.append((request, prefix))
+    for request, prefix in ends:
+        tree.match(prefix, request.lora_id)  # splits where a prefix ends
+    for request, prefix in ends:
+        by_node.setdefault(tree.match(prefix, request.lora_id).node, []).append(request)
+    weights = Counter({node: len(requests) for node, requests in by_node.items()})
+    nodes = [tree.root, *tree]
+    for node in reversed(nodes):
+        if node.parent is not None:
+            weights[node.parent] += weights[node]
+    return _walked(tree.root, by_node, weights)
+
+
+def _walked(
+    root: Node, by_node: dict[Node, list[Request]], weights: Counter[Node]
+) -> list[Request]:
+    """Children before the node's own, the heaviest first; no recursion: prefixes may be long."""
+    ordered: list[Request] = []
+    todo = [root]
+    while todo:  # backwards: a node's own last, the lightest child before
+        node = todo.pop()
+        ordered += reversed(by_node.get(node, ()))
+        todo += sorted(node.children.values(), key=lambda child: -weights[child])
+    return ordered[::-1]
+
+
+def known_tokens(request: Request) -> list[int]:
+    """Ids of prompt and output; none if the workload has none."""
+    if request.prompt_token_ids is None:
+        return []
+    return [*request.prompt_token_ids, *request.output_token_ids]
