@@ -1,0 +1,231 @@
+"""sglang against decisions recorded from the real SGLang 0.5.5 scheduler, step by step.
+
+The plans are made, checked and carried out by the real Scheduler; see `sglang_host` for the cache.
+Of 40,890 steps 406 are left out: those from where SGLang's overlap loop retracts a request whose
+last token is on its way, to compute it anew.  In slosched a last token that comes is the end.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from sglang_host import RadixKV, SGLangHere, Step
+
+from slosched.batch import BatchBuilder
+from slosched.core import Limits, Request, ScheduledBatch, StepResult
+from slosched.policy.sglang import SchedulePolicy
+from slosched.scheduler import Scheduler
+
+ORACLES = Path(__file__).parents[1] / "oracles"
+NO_LIMIT = 100_000
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    with gzip.open(ORACLES / f"{name}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def test_every_recorded_step_is_decided_as_sglang_decides_it() -> None:
+    seen: Counter[str] = Counter()
+    for workload in recorded("sglang055"):
+        seen += Replay(workload).run()
+    assert (seen["workloads"], seen["steps"]) == (400, 10867)
+
+
+def test_every_recorded_step_where_requests_are_retracted() -> None:
+    seen: Counter[str] = Counter()
+    for workload in recorded("sglang055_retract"):
+        seen += Replay(workload).run()
+    assert (seen["workloads"], seen["steps"]) == (200, 11705)
+
+
+def test_every_recorded_call_of_the_overlap_loop() -> None:
+    seen: Counter[str] = Counter()
+    for workload in recorded("sglang055_overlap"):
+        seen += OverlapReplay(workload).run()
+    assert (seen["workloads"], seen["steps"], seen["left out"]) == (300, 8903, 81)
+
+
+def test_every_recorded_call_of_the_overlap_loop_where_requests_are_retracted() -> None:
+    seen: Counter[str] = Counter()
+    for workload in recorded("sglang055_overlap_retract"):
+        seen += OverlapReplay(workload).run()
+    assert (seen["workloads"], seen["steps"], seen["left out"]) == (150, 9009, 325)
+    assert seen["dropped"] == 119
+
+
+class Replay:
+    """One recorded workload, played with the policy."""
+
+    def __init__(self, workload: dict[str, Any]) -> None:
+        self.workload = workload
+        config = workload["config"]
+        self.policy = SGLangHere(
+            schedule_policy=SchedulePolicy(config["policy"]),
+            schedule_conservativeness=config["conserv"],
+            max_prefill_tokens=config["max_prefill"],
+            chunked_prefill_size=config["chunk"],
+            enable_mixed_chunk=config["mixed"],
+            enable_priority_scheduling=config["priority"],
+            schedule_low_priority_values_first=False,
+            priority_scheduling_preemption_threshold=config["threshold"],
+        )
+        self.kv = self.policy.kv = RadixKV(config["kv"])
+        self.scheduler = Scheduler(self.policy, self.kv, Limits(NO_LIMIT, config["max_running"]))
+        self.where = ""
+        self.seen = Counter(workloads=1)
+
+    def run(self) -> Counter[str]:
+        """Compare every step; how many there were of what."""
+        for index, expected in enumerate(self.workload["steps"]):
+            self.where = f"seed {self.workload['seed']}, step {index}"
+            for request in arrivals(self.workload, index):
+                self.scheduler.add_request(request)
+            if expected["mode"] is not None:
+                self.compare(self.step(float(index)), expected)
+            elif expected["waiting"]:
+                self.idle(expected)
+            self.seen["steps"] += 1  # where nobody is left an engine does not ask
+        return self.seen
+
+    def idle(self, expected: dict[str, Any]) -> None:
+        """A turn of SGLang's loop without a batch."""
+        view = self.scheduler.view(0.0)
+        if view.waiting:
+            assert not self.policy._queues.follow(view), self.where
+        assert not self.policy._turn(BatchBuilder(view), view), self.where
+        if expected.get("processed") is None:
+            self.policy._ratio.reset()
+        self.compare_state(expected)
+
+    def step(self, now_s: float) -> ScheduledBatch:
+        batch = self.scheduler.schedule(now_s)
+        emitted = {c.request.request_id: 7 for c in batch.chunks if c.emits_token}
+        self.scheduler.update(batch, StepResult(emitted), now_s + 1)
+        self.kv.settle(batch, self.kv.launched)
+        return batch
+
+    def compare(self, batch: ScheduledBatch, expected: dict[str, Any]) -> None:
+        assert [
+            [c.request.request_id, c.num_new_tokens, c.num_prior_tokens] for c in batch.chunks
+        ] == [[b[0], b[2], self.num_prior(b, batch)] for b in expected["batch"]], self.where
+        assert list(batch.output.preempted) == expected["retracted"], self.where
+        ended = [r.request_id for r in self.scheduler.take_ended()]
+        assert ended == expected["finished"], self.where
+        self.seen["retracted"] += len(expected["retracted"])
+        self.seen["hits"] += sum(b[1] == "extend" and b[4] > 0 for b in expected["batch"])
+        self.compare_state(expected)
+
+    def num_prior(self, entry: list[Any], batch: ScheduledBatch) -> int:
+        """Of a prompt what the recording says, of a decode what must be."""
+        if entry[1] == "extend":
+            return int(entry[4])
+        chunk = next(c for c in batch.chunks if c.request.request_id == entry[0])
+        return chunk.num_prior_tokens
+
+    def compare_state(self, expected: dict[str, Any]) -> None:
+        queues, tree = self.policy._queues, self.kv.tree
+        chunked = queues.chunked
+        got = {
+            "waiting": [r.request_id for r in queues.waiting],
+            "running": [r.request_id for r in queues.running],
+            "chunked": None if chunked is None else chunked.request_id,
+            "full": self.policy._is_full,
+            "ratio": round(self.policy._ratio.value, 5),
+            "avail": self.kv.num_empty_blocks,
+            "evictable": tree.num_evictable_tokens,
+        }
+        assert got == {name: expected[name] for name in got}, self.where
+
+
+class OverlapReplay(Replay):
+    """Each recorded call plans a step while the one of the call before runs."""
+
+    running: tuple[ScheduledBatch, Step] | None = None
+
+    def run(self) -> Counter[str]:
+        for index, expected in enumerate(self.workload["steps"]):
+            self.where = f"seed {self.workload['seed']}, call {index}"
+            for request in arrivals(self.workload, index):
+                self.scheduler.add_request(request)
+            if not self.compare_call(float(index), expected):
+                self.seen["left out"] = len(self.workload["steps"]) - index
+                break
+            self.seen["steps"] += 1
+        return self.seen
+
+    def compare_call(self, now_s: float, expected: dict[str, Any]) -> bool:
+        """False, and nothing compared, if SGLang retracts somebody whose last token is coming."""
+        before, self.running = self.running, None
+        if before is not None:
+            self.scheduler.foresee(before[0], now_s, now_s)
+        if self.scheduler.queues.finishing.keys() & set(expected["retracted"]):
+            return False
+        is_idle = expected["mode"] is None and self.has_only_waiting()
+        if not is_idle:
+            self.launch(now_s, before is not None, expected)
+        if before is not None:
+            self.finish(before, now_s)
+        ended = [r.request_id for r in self.scheduler.take_ended()]
+        assert ended == expected["finished"], self.where
+        self.idle(expected) if is_idle else self.compare_state(expected)
+        return True
+
+    def has_only_waiting(self) -> bool:
+        """SGLang still has the slots to wait for that it wasted on the requests that have ended."""
+        queues = self.scheduler.queues
+        return not (queues.running or queues.finishing)
+
+    def launch(self, now_s: float, follows: bool, expected: dict[str, Any]) -> None:
+        """Plan a step, which is SGLang's but for those who will have ended before it."""
+        finishing = self.scheduler.queues.finishing
+        batch = self.scheduler.schedule(now_s, now_s if follows else None)
+        assert [
+            [c.request.request_id, c.num_new_tokens, c.num_prior_tokens] for c in batch.chunks
+        ] == [
+            [b[0], b[2], self.num_prior(b, batch)]
+            for b in expected["batch"]
+            if b[0] not in finishing
+        ], self.where
+        assert list(batch.output.preempted) == expected["retracted"], self.where
+        if expected["mode"] is not None:
+            self.running = batch, self.kv.launched
+
+    def finish(self, running: tuple[ScheduledBatch, Step], now_s: float) -> None:
+        batch, step = running
+        emitted = {c.request.request_id: 7 for c in batch.chunks if c.emits_token}
+        self.scheduler.update(batch, StepResult(emitted), now_s + 1)
+        self.kv.settle(batch, step)
+        for name in emitted.keys() & self.scheduler.queues.waiting.keys():
+            drop_last_token(self.scheduler.queues.waiting[name])
+            self.seen["dropped"] += 1
+
+
+def drop_last_token(request: Request) -> None:
+    """As SGLang does to one that was retracted while it came out; slosched keeps it."""
+    request.num_output_tokens -= 1
+    request.output_token_ids.pop()
+    request.token_times_s.pop()
+
+
+def arrivals(workload: dict[str, Any], step: int) -> list[Request]:
+    """With the recordings' token ids: those of a family share their first ones."""
+    return [
+        Request(
+            a["id"],
+            float(step),
+            a["len"],
+            a["max_tokens"],
+            prompt_token_ids=[
+                100_000 * a["family"] + i if i < a["shared_len"] else 1000 * (k + 1) + i
+                for i in range(a["len"])
+            ],
+            priority=a["priority"],
+        )
+        for k, a in enumerate(workload["arrivals"])
+        if a["step"] == step
+    ]
