@@ -52,6 +52,7 @@ def busy_scheduler(policy: Policy) -> tuple[Scheduler, float]:
     for i in range(NUM_WAITING):
         prompt = 100 + (37 * i) % 3900
         scheduler.add_request(request(f"waiting{i}", prompt, arrival_s=now_s - 1e-3 * (i % 900)))
+    policy.reset()  # these are not the requests of the round before
     scheduler.policy = policy
     return scheduler, now_s + 1e-3
 

@@ -30,7 +30,8 @@ def num_known_outputs(request: Request) -> int:
 
 def num_new_tokens_left(request: Request) -> int:
     """Output tokens that it is believed to emit from now on, at most."""
-    return min(request.max_tokens - num_known_outputs(request), CLIP_MAX_NEW_TOKENS)
+    num_left = request.max_tokens - request.num_output_tokens + request.num_output_placeholders
+    return min(num_left, CLIP_MAX_NEW_TOKENS)
 
 
 class PrefillAdder:

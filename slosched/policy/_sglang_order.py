@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 
 from slosched.core import Request
@@ -64,8 +64,9 @@ def _sharing_with_earlier(waiting: Iterable[Request]) -> set[str]:
     for request in waiting:
         if request.num_computed_tokens > IN_BATCH_PREFIX_TOKENS:
             continue
-        tokens = known_tokens(request)
-        if tree.match(tokens, request.lora_id).num_tokens >= IN_BATCH_PREFIX_TOKENS:
+        tokens, size = content(request)
+        num_shared = tree.match(tokens, request.lora_id).num_tokens * size
+        if num_shared >= IN_BATCH_PREFIX_TOKENS:
             later.add(request.request_id)
         else:
             tree.insert(tokens, tokens, request.lora_id)
@@ -77,7 +78,8 @@ def _depth_first(waiting: Iterable[Request]) -> list[Request]:
     tree, by_node = RadixTree(), dict[Node, list[Request]]()
     ends = []
     for request in waiting:
-        prefix = known_tokens(request)[: request.num_computed_tokens]
+        tokens, size = content(request)
+        prefix = tokens[: request.num_computed_tokens // size]
         tree.insert(prefix, prefix, request.lora_id)
         ends.append((request, prefix))
     for request, prefix in ends:
@@ -105,8 +107,8 @@ def _walked(
     return ordered[::-1]
 
 
-def known_tokens(request: Request) -> list[int]:
-    """Ids of prompt and output; none if the workload has none."""
-    if request.prompt_token_ids is None:
-        return []
-    return [*request.prompt_token_ids, *request.output_token_ids]
+def content(request: Request) -> tuple[Sequence[int], int]:
+    """What it has in common with others is what these begin with; tokens that each stands for."""
+    if request.prompt_token_ids is not None:
+        return [*request.prompt_token_ids, *request.output_token_ids], 1
+    return request.prefix_hashes, request.prefix_block_tokens or 1

@@ -73,8 +73,7 @@ class Queues:
     def is_pending(self, view: SchedulerView) -> bool:
         """True if a step is still running, so that more will be known soon."""
         return any(r.num_output_placeholders for r in view.running) or any(
-            not r.status.is_ended and r.request_id not in self.present
-            for r in (*self.running, *self.last.requests)
+            is_finishing(r) for r in (*self.running, *self.last.requests)
         )
 
     def _has_idled(self, view: SchedulerView) -> bool:
@@ -90,7 +89,7 @@ class Queues:
         """Also one that has ended, but not one that went back to a queue or was cut short."""
         if request.request_id in self.present:
             return request.is_decode
-        return request.status not in _QUEUED
+        return request.status.is_ended or is_finishing(request)
 
     def _adopt_running(self, view: SchedulerView) -> list[Request]:
         """Others' running requests; those that wait for their turn to be computed further."""
@@ -111,6 +110,15 @@ class Queues:
             self.waiting += [r for r in queued if id(r) not in known]
         if begun:
             self.waiting[:0] = begun
+
+
+def is_finishing(request: Request) -> bool:
+    """Its last token is on its way: there is nothing left to plan, but SGLang does not know."""
+    return (
+        request.num_output_placeholders > 0
+        and request.num_output_tokens >= request.max_tokens
+        and not request.status.is_ended
+    )
 
 
 def has_ended(request: Request) -> bool:

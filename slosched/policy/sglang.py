@@ -132,9 +132,10 @@ class SGLang(Policy):
         chunked, queues.chunked = queues.chunked, None
         if chunked is not None and not adder.add_chunked(chunked):
             queues.chunked = chunked
+        num_before = len(adder.admitted)
         victims = self._admit(adder, view, max_running_requests)
-        admitted = set(map(id, adder.admitted))
-        queues.waiting = [r for r in queues.waiting if id(r) not in admitted] + victims
+        del queues.waiting[: len(adder.admitted) - num_before]  # nobody is passed over
+        queues.waiting += victims
         if not adder.admitted:
             return False
         queues.chunked = adder.new_chunked or queues.chunked

@@ -16,7 +16,7 @@ from slosched.core import Request, ScheduledBatch, ScheduledChunk, SchedulerOutp
 from slosched.kv import KVCache
 from slosched.kv.radix import Node, RadixTree
 from slosched.policy._sglang_adder import AddResult, PrefillAdder
-from slosched.policy._sglang_order import MAX_WAITING_FOR_PREFIXES, known_tokens
+from slosched.policy._sglang_order import MAX_WAITING_FOR_PREFIXES, content
 from slosched.policy._sglang_requests import has_ended
 from slosched.policy.sglang import SchedulePolicy, SGLang
 
@@ -62,7 +62,7 @@ class RadixKV(KVCache):
 
     def match(self, request: Request, num_tokens: int) -> None:
         """Look for its first tokens, as SGLang does when it sorts and when it tries."""
-        ids = known_tokens(request)[:num_tokens]
+        ids = content(request)[0][:num_tokens]
         request.num_computed_tokens, node = self.tree.match(ids)
         self._node[request.request_id] = node
 
@@ -122,7 +122,7 @@ class RadixKV(KVCache):
             request_id = request.request_id
             if request.status.is_ended:
                 table = self._tables.pop(request_id)
-                ids = known_tokens(request)[: request.num_tokens - 1]
+                ids = content(request)[0][: request.num_tokens - 1]
                 num_known = self.tree.insert(ids, table)
                 self._device.give_back(table[self._num_in_tree.pop(request_id) : num_known])
                 self.tree.unlock(self._node.pop(request_id))
@@ -133,7 +133,7 @@ class RadixKV(KVCache):
 
     def keep(self, request: Request, num_tokens: int) -> None:
         """Its first tokens are cached from now on, and of two copies one is dropped."""
-        request_id, ids = request.request_id, known_tokens(request)[:num_tokens]
+        request_id, ids = request.request_id, content(request)[0][:num_tokens]
         table, num_before = self._tables[request_id], self._num_in_tree[request_id]
         num_known = self.tree.insert(ids, table)
         self._device.give_back(table[num_before:num_known])
