@@ -33,6 +33,7 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
             "slidebatching:deadlines=run,min_chunk_tokens=4",
             "slai:token_budget=24",
             "slosserve:admission=dp",
+            "sglang:enable_mixed_chunk=true,chunked_prefill_size=16,schedule_policy=lpm",
             "sarathi:token_budget=24+early_rejection:prior_decode_s=0.05",
             "edf+past_future:prior_output_tokens=8",
             "slo_aware+past_future:prior_output_tokens=4,reserve=0.2+early_rejection:max_load=0.8",
