@@ -46,15 +46,20 @@ class Run:
     """A scenario, step by step."""
 
     def __init__(
-        self, policy: Policy, kv: KVCache | int, max_num_seqs: int = 8, **limits: int
+        self,
+        policy: Policy,
+        kv: KVCache | int,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 100_000,
+        max_loras: int | None = None,
     ) -> None:
         self.policy = policy
         self.kv = KVCache(kv, block_size=1) if isinstance(kv, int) else kv
         if isinstance(policy, SGLangHere):
             assert isinstance(self.kv, RadixKV)
             policy.kv = self.kv
-        every = {"max_num_batched_tokens": 100_000, "max_num_seqs": max_num_seqs, **limits}
-        self.scheduler = Scheduler(policy, self.kv, Limits(**every))
+        limits = Limits(max_num_batched_tokens, max_num_seqs, max_loras=max_loras)
+        self.scheduler = Scheduler(policy, self.kv, limits)
         self.now_s = 0.0
 
     def step(self, *arrivals: Request) -> list[tuple[str, int]]:
@@ -227,10 +232,8 @@ def test_depth_first_goes_where_most_requests_wait() -> None:
     assert [r.request_id for r in waiting] == ["a2x", "a2y", "a1", "b1"]
 
 
-def priorities(**others: int) -> SGLangHere:
-    return SGLangHere(
-        enable_priority_scheduling=True, schedule_low_priority_values_first=False, **others
-    )
+def priorities() -> SGLangHere:
+    return SGLangHere(enable_priority_scheduling=True, schedule_low_priority_values_first=False)
 
 
 def test_the_urgent_drives_out_everybody_who_is_so_much_less_urgent() -> None:
