@@ -1,6 +1,7 @@
 # Needs Python >= 3.11 (PYTHON=python3.12 for another one), pip, git and make.
 PYTHON ?= python3
 VENV := .venv
+VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 SCALE ?= quick
 # uv does not read pip's configuration: hand it the folder of local wheels, if pip has one.
@@ -8,7 +9,7 @@ FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get gl
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow bench bench-simulator bench-accuracy arena robustness clean
+.PHONY: help setup demo test lint check-types test-slow test-vllm bench bench-simulator bench-accuracy arena robustness clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -40,6 +41,18 @@ check-types: setup
 
 test-slow: setup  ## The tests that `make test` leaves out
 	$(BIN)/python -m pytest -m slow
+
+test-vllm: $(VLLM_VENV)/.ready  ## Inside real vLLM, in an environment of its own (1.9 GB)
+	$(VLLM_VENV)/bin/python -m pytest tests/inside_vllm
+
+$(VLLM_VENV)/.ready: pyproject.toml tests/inside_vllm/requirements.txt tests/inside_vllm/overrides.txt
+	@echo "setting up $(VLLM_VENV): a few minutes"
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") $(VLLM_VENV)/bin/uv pip install \
+		--python $(VLLM_VENV)/bin/python -e . \
+		-r tests/inside_vllm/requirements.txt --overrides tests/inside_vllm/overrides.txt
+	@touch $@
 
 bench: setup  ## What a scheduling decision and a prediction cost
 	$(BIN)/python -m pytest -m cost --benchmark-columns=min,median,max

@@ -1,0 +1,183 @@
+"""One step inside vLLM: mirror its queues, ask the policy, have vLLM carry out the plan."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import RequestStatus as Status
+
+from slosched.core import BatchShape, LatencyModel, Limits, SchedulerOutput
+from slosched.integrations.vllm.enact import Caps, narrowed, preempt
+from slosched.integrations.vllm.kv_view import VLLMBlocks
+from slosched.integrations.vllm.mirror import Mirror
+from slosched.integrations.vllm.settings import Settings
+from slosched.integrations.vllm.steps import StepTimes
+from slosched.integrations.vllm.truth import Fallback, Truth
+from slosched.kv import KVCache
+from slosched.perfmodel import OnlineModel
+from slosched.scheduler.plan_check import PlanCheck
+
+_PATIENCE_S = 1.0
+"""How long a policy may leave the device idle while requests wait."""
+REJECTED, INVALID = "slo_rejected", "slo_invalid"
+"""What the `stop_reason` of a request begins with that was refused, before a colon and why."""
+
+logger = logging.getLogger("vllm.slosched")
+
+
+class Driver:
+    """What stands between vLLM's scheduler `host` and a policy."""
+
+    def __init__(self, host: Any, settings: Settings, device: str) -> None:
+        self._host = host
+        limits = Limits(
+            max_num_batched_tokens=host.max_num_scheduled_tokens,
+            max_num_seqs=host.max_num_active_reqs,
+            max_loras=None if host.lora_config is None else host.lora_config.max_loras,
+            deadline_rule=settings.deadline_rule,
+        )
+        fitted = settings.make_model(device)
+        self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
+        self._policy = settings.make_policy(self._model, limits)
+        self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size)
+        self._mirror = Mirror(host, self._kv, settings.make_promises(), limits)
+        self._steps = StepTimes(self._model)
+        self._ended: list[tuple[int, EngineCoreOutput]] = []
+        self._busy_s = time.monotonic()
+        self.caps = Caps()
+        self.truth = Truth()
+        logger.info(
+            "slosched: policy %s, latency model %s, %d tokens and %d requests a step, %d KV blocks",
+            settings.policy,
+            settings.profile or "none",
+            limits.max_num_batched_tokens,
+            limits.max_num_seqs,
+            self._kv.num_blocks,
+        )
+
+    def schedule(self, vllm_schedule: Callable[[], Any]) -> Any:
+        """vLLM's `SchedulerOutput` of one step."""
+        now_s = time.time()
+        begins_s = self._steps.next_begins_s(now_s)
+        plan = None
+        if self._host.pause_state is PauseState.UNPAUSED:
+            self._mirror.refresh(begins_s)
+            self._end_refused()
+            plan = self._plan(begins_s)
+        output = vllm_schedule() if plan is None else self._carry_out(plan, vllm_schedule)
+        self._mirror.forget(output.finished_req_ids)
+        self._steps.launched(self._shape(output), time.time())
+        return output
+
+    def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:
+        """A step is back and vLLM has booked it; who was refused meanwhile is told with it."""
+        now_s = time.time()
+        self._steps.returned(now_s)
+        self._mirror.note_tokens(scheduler_output.num_scheduled_tokens, now_s)
+        for client, ended in self._ended:
+            if client not in outputs:
+                outputs[client] = EngineCoreOutputs()
+            outputs[client].outputs.append(ended)
+        self._ended.clear()
+
+    def _plan(self, begins_s: float) -> SchedulerOutput | None:
+        """The policy's plan; None if it has none that can be carried out."""
+        try:
+            plan = self._ask(begins_s)
+        # Whatever a policy of somebody's raises, its requests must be served.
+        except Exception as error:
+            self.truth.note_fallback(Fallback.RAISED, error)
+            return None
+        if plan.num_scheduled_tokens or self._steps.num_in_flight or self._is_idle:
+            self._busy_s = time.monotonic()
+        elif time.monotonic() - self._busy_s > _PATIENCE_S:
+            self._busy_s = time.monotonic()
+            self.truth.note_fallback(Fallback.STALLED)
+            return None
+        return plan
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._mirror.queues.running or self._mirror.queues.waiting)
+
+    def _ask(self, begins_s: float) -> SchedulerOutput:
+        plan = self._checked(begins_s, may_start=True)
+        if not (plan.preempted and self._mirror.queues.finishing):
+            return plan
+        return self._ask_again(plan, begins_s)
+
+    def _ask_again(self, plan: SchedulerOutput, begins_s: float) -> SchedulerOutput:
+        """Whose last token is on its way gives its blocks before one admitted earlier loses work.
+
+        vLLM takes them from the back, one by one, and starts nobody in such a step; a plan knows
+        nothing of them, so the policy is asked anew after each.
+        """
+        mirror, host = self._mirror, self._host
+        while plan.preempted and mirror.queues.finishing:
+            names = [request.request_id for request in host.running]
+            behind = names[min(map(names.index, plan.preempted)) :]
+            candidates = (*mirror.queues.finishing, *plan.preempted)
+            if not any(name in mirror.queues.finishing for name in behind):
+                break
+            preempt(host, [max(candidates, key=names.index)])
+            mirror.refresh(begins_s)
+            plan = self._checked(begins_s, may_start=False)
+        return plan
+
+    def _checked(self, begins_s: float, *, may_start: bool) -> SchedulerOutput:
+        mirror = self._mirror
+        plan = self._policy.schedule(mirror.view(begins_s, self._model, may_start=may_start))
+        # It reads counts alone, which vLLM's blocks have as well.
+        PlanCheck(mirror.queues, cast("KVCache", self._kv), mirror.limits)(plan)
+        return plan
+
+    def _carry_out(self, plan: SchedulerOutput, vllm_schedule: Callable[[], Any]) -> Any:
+        host, planned = self._host, plan.num_scheduled_tokens
+        for request_id, reason in plan.rejected.items():
+            self.truth.rejections[reason] += 1
+            self._end(request_id, f"{REJECTED}:{reason}")
+        preempt(host, plan.preempted)
+        with self.caps.of(planned), narrowed(host, planned):
+            output = vllm_schedule()
+        self.truth.compare(planned, output, self._has_reached)
+        return output
+
+    def _has_reached(self, request_id: str, num_planned: int) -> bool:
+        """Whether vLLM computed as far as planned, wherever it began.
+
+        The mirror still shows the request as it was planned.
+        """
+        ours = self._mirror.queues.find(request_id)
+        assert ours is not None, f"{request_id!r} was planned but is in no queue"
+        theirs = self._host.requests[request_id]
+        return bool(theirs.num_computed_tokens >= ours.num_computed_tokens + num_planned)
+
+    def _end_refused(self) -> None:
+        for request_id, why in self._mirror.refused.items():
+            if request_id in self._host.requests:
+                self._end(request_id, f"{INVALID}:{why}")
+
+    def _end(self, request_id: str, stop_reason: str) -> None:
+        """vLLM forgets the request; its client is told with the next outputs."""
+        for request in self._host.finish_requests(request_id, Status.FINISHED_ABORTED):
+            ended = EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=[],
+                finish_reason=FinishReason.ABORT,
+                stop_reason=stop_reason,
+                events=request.take_events(),
+                trace_headers=request.trace_headers,
+            )
+            self._ended.append((request.client_index, ended))
+
+    def _shape(self, output: Any) -> BatchShape:
+        """Of the step as vLLM executes it, draft tokens included."""
+        shape, requests = BatchShape(), self._host.requests
+        for request_id, n in output.num_scheduled_tokens.items():
+            shape.add(n, requests[request_id].num_computed_tokens - n)
+        return shape

@@ -1,0 +1,75 @@
+"""A plan carried out by vLLM's own `schedule`: it is shown the planned requests and no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.request import RequestStatus as Status
+
+
+class Caps:
+    """How many tokens each planned request may compute in this step; none without a plan."""
+
+    def __init__(self) -> None:
+        self._num_planned: Mapping[str, int] | None = None
+
+    def __call__(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """`num_new_tokens` as vLLM would have it, or fewer.
+
+        Who computes all its known tokens is left alone, since vLLM adds draft tokens to those.
+        """
+        if self._num_planned is None:
+            return num_new_tokens
+        num_planned = self._num_planned.get(request.request_id)
+        num_known = request.num_tokens + request.num_output_placeholders
+        if num_planned is None or num_computed_tokens + num_planned >= num_known:
+            return num_new_tokens
+        return min(num_new_tokens, num_planned)
+
+    @contextmanager
+    def of(self, num_planned: Mapping[str, int]) -> Iterator[None]:
+        self._num_planned = num_planned
+        try:
+            yield
+        finally:
+            self._num_planned = None
+
+
+def preempt(host: Any, request_ids: Iterable[str]) -> None:
+    """Take seats and blocks from running requests, as vLLM does: to the front of its queue."""
+    for request_id in request_ids:
+        request = host.requests[request_id]
+        host.running.remove(request)
+        host._preempt_request(request, time.monotonic(), host.requires_kv_delivery)
+
+
+@contextmanager
+def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
+    """vLLM's scheduler `host` sees the planned requests alone, in their order.
+
+    Afterwards everyone is back where vLLM would have left them: the running ones in the order of
+    admission, those that started behind them, and whom vLLM preempted at the front of the queue.
+    """
+    running, waiting = host.running, host.waiting
+    requests = [host.requests[request_id] for request_id in planned]
+    host.running = [request for request in requests if request.status is Status.RUNNING]
+    host.waiting = FCFSRequestQueue(r for r in requests if r.status is not Status.RUNNING)
+    startable = set(host.waiting)
+    reserves_whole = host.scheduler_reserve_full_isl
+    host.scheduler_reserve_full_isl = False  # whether a prompt may start has been decided
+    try:
+        yield
+    finally:
+        host.scheduler_reserve_full_isl = reserves_whole
+        left = host.waiting
+        started = [request for request in host.running if request in startable]
+        host.running = [r for r in running if r.status is Status.RUNNING] + started
+        host.waiting = waiting
+        if started:
+            waiting.remove_requests(set(started))
+        for request in reversed([request for request in left if request not in startable]):
+            waiting.prepend_request(request)

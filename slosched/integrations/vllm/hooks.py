@@ -1,0 +1,111 @@
+"""What of vLLM this needs: its scheduler is no public interface, so everything is looked for.
+
+A missing hook is an error at start: a scheduler that half works would poison every result.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from slosched.core import SloschedError
+
+TESTED_VERSIONS = ("0.32.0",)
+
+_METHODS = {
+    "schedule": (),
+    "update_from_output": ("scheduler_output", "model_runner_output"),
+    "finish_requests": ("request_ids", "finished_status"),
+    "_reserve_prefill_lookahead": ("request", "num_computed_tokens", "num_new_tokens"),
+    "_preempt_request": ("request", "timestamp", "drop_stale_output"),
+    "_handle_blocked_waiting_request": ("request",),
+}
+"""Methods of vLLM's scheduler and the parameters that are relied on, in this order."""
+
+_ATTRIBUTES = (
+    "requests",
+    "running",
+    "waiting",
+    "kv_holding_waiting",
+    "kv_cache_manager.block_pool.num_gpu_blocks",
+    "kv_cache_manager.block_pool.get_num_free_blocks",
+    "kv_cache_manager.coordinator.single_type_managers",
+    "kv_cache_manager.enable_caching",
+    "kv_cache_manager.get_computed_blocks",
+    "block_size",
+    "current_step",
+    "max_model_len",
+    "max_num_active_reqs",
+    "max_num_scheduled_tokens",
+    "num_waiting_for_streaming_input",
+    "pause_state",
+    "requires_kv_delivery",
+    "scheduler_reserve_full_isl",
+)
+
+
+class UnsupportedVLLMError(SloschedError):
+    """This vLLM, or the way it is configured, cannot be driven from outside."""
+
+
+def check_class(scheduler_class: type) -> None:
+    """Raise UnsupportedVLLMError unless vLLM's scheduler has the methods that are built on."""
+    missing = []
+    for name, parameters in _METHODS.items():
+        method = getattr(scheduler_class, name, None)
+        found = () if method is None else tuple(inspect.signature(method).parameters)
+        if method is None or found[1 : 1 + len(parameters)] != parameters:
+            missing.append(f"{name}({', '.join(parameters)})")
+    if not missing:
+        source = inspect.getsource(getattr(scheduler_class, "schedule"))  # noqa: B009  # untyped
+        if source.count("self._reserve_prefill_lookahead(") < 2:
+            missing.append("_reserve_prefill_lookahead called for running and for waiting requests")
+    _refuse(missing)
+
+
+def check_instance(scheduler: Any) -> None:
+    """The same for what vLLM's scheduler holds."""
+    _refuse([path for path in _ATTRIBUTES if not _has(scheduler, path)])
+
+
+def check_config(config: Any) -> None:
+    """Raise UnsupportedVLLMError for options of vLLM that decide what the policy has to decide."""
+    scheduler, model = config.scheduler_config, config.model_config
+    reasons = {
+        "chunked prefill is off: leave out --no-enable-chunked-prefill": (
+            not scheduler.enable_chunked_prefill
+        ),
+        "--long-prefill-token-threshold cuts chunks, which is the policy's business": (
+            scheduler.long_prefill_token_threshold > 0
+        ),
+        "--prefill-schedule-interval delays prompts, which is the policy's business": (
+            scheduler.prefill_schedule_interval > 1
+        ),
+        "--watermark keeps blocks from the policy": scheduler.watermark > 0,
+        "pooling models have no tokens to schedule": model.runner_type == "pooling",
+        "encoder-decoder models are not supported": model.is_encoder_decoder,
+        "KV transfer connectors are not supported": config.kv_transfer_config is not None,
+        "the Mamba cache mode 'align' cuts chunks by itself": (
+            config.cache_config.mamba_cache_mode == "align"
+        ),
+    }
+    if found := [reason for reason, holds in reasons.items() if holds]:
+        raise UnsupportedVLLMError(f"slosched cannot schedule in this vLLM: {'; '.join(found)}")
+
+
+def _has(thing: object, path: str) -> bool:
+    for name in path.split("."):
+        if not hasattr(thing, name):
+            return False
+        thing = getattr(thing, name)
+    return True
+
+
+def _refuse(missing: list[str]) -> None:
+    if missing:
+        import vllm
+
+        raise UnsupportedVLLMError(
+            f"vLLM {vllm.__version__} lacks what slosched builds on: {'; '.join(missing)}.  Tested "
+            f"are vLLM {', '.join(TESTED_VERSIONS)}; install one of them, or run without slosched"
+        )

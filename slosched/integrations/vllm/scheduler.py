@@ -1,0 +1,65 @@
+"""The scheduler classes for `vllm serve --scheduler-cls`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from slosched.integrations.vllm.driver import Driver
+from slosched.integrations.vllm.hooks import check_class, check_config, check_instance
+from slosched.integrations.vllm.settings import read_settings
+from slosched.integrations.vllm.truth import Truth
+
+
+class _Scheduling:
+    """A policy of slosched in front of one of vLLM's schedulers."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        """Raises SettingsError or UnsupportedVLLMError rather than start half-way."""
+        settings = read_settings(vllm_config.additional_config)
+        check_class(Scheduler)
+        check_config(vllm_config)
+        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]  # vLLM's
+        check_instance(self)
+        self._driver = Driver(self, settings, current_platform.get_device_name())
+
+    @property
+    def truth(self) -> Truth:
+        """What was planned against what was executed, so far."""
+        return self._driver.truth
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        vllm_schedule = super().schedule  # type: ignore[misc]  # of the class behind this one
+        return self._driver.schedule(lambda: vllm_schedule(*args, **kwargs))
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        outputs = super().update_from_output(  # type: ignore[misc]
+            scheduler_output, model_runner_output
+        )
+        self._driver.returned(scheduler_output, outputs)
+        return outputs
+
+    def _reserve_prefill_lookahead(
+        self, request: Any, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        """The last thing that vLLM asks for each request, after all caps of its own."""
+        num_new_tokens = super()._reserve_prefill_lookahead(  # type: ignore[misc]
+            request, num_computed_tokens, num_new_tokens
+        )
+        return self._driver.caps(request, num_computed_tokens, num_new_tokens)
+
+
+class AsyncSLOScheduler(_Scheduling, AsyncScheduler):  # type: ignore[misc]
+    """Plans each step while the one before it runs, as vLLM does by default on GPUs."""
+
+
+class SLOScheduler(_Scheduling, Scheduler):  # type: ignore[misc]
+    """A slosched policy in vLLM; where vLLM schedules asynchronously, an `AsyncSLOScheduler`."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if vllm_config.scheduler_config.async_scheduling:
+            return AsyncSLOScheduler(vllm_config, *args, **kwargs)
+        return super().__new__(cls)

@@ -1,0 +1,208 @@
+"""What is refused at start, and what happens where a policy or a request is at fault."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
+
+from real_vllm import Loop, Workload, make_config, make_request, make_scheduler, random_workload
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import FinishReason
+
+from slosched.core import (
+    EndReason,
+    Policy,
+    SchedulerOutput,
+    SchedulerView,
+    SloschedError,
+)
+from slosched.integrations.vllm import SLOScheduler
+from slosched.integrations.vllm.hooks import (
+    UnsupportedVLLMError,
+    check_class,
+    check_instance,
+)
+from slosched.integrations.vllm.truth import Fallback
+from slosched.policy import FCFS
+
+SEED = 3
+
+
+def start(settings: dict[str, Any], workload: Workload | None = None, **options: Any) -> Any:
+    workload = workload or random_workload(SEED)
+    return make_scheduler(SLOScheduler, make_config(workload, settings=settings, **options))
+
+
+def finished(steps: list[Any]) -> dict[str, Any]:
+    """How each request ended, and its stop reason."""
+    return {
+        name: (reason, stop_reason)
+        for step in steps
+        for name, _, reason, stop_reason in step.outputs
+        if reason is not None
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"policy": "fsfc"}, "no policy 'fsfc'"),
+        ({"policy": "fcfs:margin=1"}, "no option"),
+        ({"polcy": "fcfs"}, "did you mean policy"),
+        ({"policy": "fcfs", "profile": "no/such-model"}, "no latency model"),
+        ({"policy": "fcfs", "profile": "rtx4090/llama-3.1-8b"}, "but this device is cpu"),
+        ({"policy": "goodput"}, "name a latency model as slosched.profile"),
+        ({"policy": "fcfs", "slo_ttft_s": -1}, "slo_ttft_s"),
+        ({"policy": "fcfs", "slo_tpot_s": "fast"}, "slo_tpot_s"),
+        ({"policy": "fcfs", "slo_tiers": {"gold": {"ttft": 1}}}, "slo_tiers.gold"),
+        ({"policy": "fcfs", "deadline_rule": "soon"}, "deadline_rule"),
+    ],
+)
+def test_bad_settings_are_refused_at_start(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SloschedError, match=complaint):
+        start(settings)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096},
+        {"long_prefill_token_threshold": 8},
+        {"prefill_schedule_interval": 2},
+        {"watermark": 0.1},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_options_that_decide_in_the_policys_place_are_refused(option: dict[str, Any]) -> None:
+    workload = random_workload(SEED)
+    if tokens := option.pop("max_num_batched_tokens", None):
+        workload = replace(workload, max_num_batched_tokens=tokens)
+    with pytest.raises(UnsupportedVLLMError, match="slosched cannot schedule"):
+        start({"policy": "fcfs"}, workload, **option)
+
+
+def test_a_vllm_without_a_hook_is_refused() -> None:
+    class Renamed(Scheduler):
+        def _reserve_prefill_lookahead(self, request: Any, num_new_tokens: int) -> int:
+            return num_new_tokens
+
+    with pytest.raises(UnsupportedVLLMError, match="_reserve_prefill_lookahead"):
+        check_class(Renamed)
+
+    class NotAsked(Scheduler):
+        def schedule(self, throttle_prefills: bool = False) -> Any:
+            return None
+
+    with pytest.raises(UnsupportedVLLMError, match="called for running"):
+        check_class(NotAsked)
+    with pytest.raises(UnsupportedVLLMError, match=r"kv_cache_manager\.block_pool"):
+        check_instance(object())
+
+
+@dataclass
+class Raises(FCFS):
+    """fcfs, that fails at every third step."""
+
+    num_calls: int = 0
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        self.num_calls += 1
+        if self.num_calls % 3 == 0:
+            raise RuntimeError("a bug")
+        return super().schedule(view)
+
+
+@dataclass
+class Greedy(Raises):
+    """fcfs, that plans more than a step may hold at every third one."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        try:
+            return super().schedule(view)
+        except RuntimeError:
+            limit = view.limits.max_num_batched_tokens
+            return SchedulerOutput({r.request_id: limit + 1 for r in view.running})
+
+
+@dataclass
+class Idle(Policy):
+    """Never runs anything."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        return SchedulerOutput()
+
+
+@dataclass
+class RejectsLong(FCFS):
+    """Rejects every prompt of more than `most` tokens."""
+
+    most: int = 8
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        for request in view.waiting:
+            if request.num_prompt_tokens > self.most and not request.num_output_tokens:
+                return SchedulerOutput(rejected={request.request_id: EndReason.INFEASIBLE})
+        return super().schedule(view)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("policy", ["Raises", "Greedy"])
+def test_where_a_policy_fails_vllms_own_order_holds_and_nobody_is_lost(
+    policy: str, is_async: bool
+) -> None:
+    workload = random_workload(SEED)
+    scheduler = start({"policy": f"{__name__}:{policy}"}, is_async=is_async)
+    ends = finished(Loop(scheduler, workload, is_async).run())
+    assert ends.keys() == {arrival.request_id for arrival in workload.arrivals}
+    assert all(stop_reason is None or stop_reason == 3 for _, stop_reason in ends.values())
+    assert scheduler.truth.fallbacks[Fallback.RAISED] > 1
+    assert not scheduler.truth.divergences
+
+
+def test_a_policy_that_never_runs_anything_cannot_stop_the_server() -> None:
+    workload = random_workload(SEED)
+    workload = replace(workload, arrivals=(replace(workload.arrivals[0], call=0, max_tokens=1),))
+    scheduler = start({"policy": f"{__name__}:Idle"}, workload)
+    loop = Loop(scheduler, replace(workload, arrivals=()), is_async=False)
+    scheduler.add_request(make_request(workload.arrivals[0], workload.block_size, 0.0))
+    deadline_s = time.monotonic() + 30
+    while scheduler.requests and time.monotonic() < deadline_s:
+        loop.step()
+    assert not scheduler.requests
+    assert scheduler.truth.fallbacks[Fallback.STALLED] >= 1
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_rejected_request_ends_with_the_reason_and_the_others_are_served(is_async: bool) -> None:
+    workload = random_workload(SEED)
+    scheduler = start({"policy": f"{__name__}:RejectsLong"}, is_async=is_async)
+    ends = finished(Loop(scheduler, workload, is_async).run())
+    long = {a.request_id for a in workload.arrivals if len(a.prompt) > 8}
+    assert 0 < len(long) < len(ends) == len(workload.arrivals)
+    for name, (reason, stop_reason) in ends.items():
+        if name in long:
+            assert (reason, stop_reason) == (FinishReason.ABORT, "slo_rejected:infeasible")
+        else:
+            assert reason is not FinishReason.ABORT
+    assert scheduler.truth.rejections == {EndReason.INFEASIBLE: len(long)}
+    pool = scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == workload.num_blocks - 1
+
+
+def test_a_request_with_an_impossible_promise_is_refused_and_the_others_are_served() -> None:
+    workload = random_workload(SEED)
+    first, *rest = workload.arrivals
+    bad = replace(first, extra_args=(("slo_ttft_ms", -5),))
+    workload = replace(workload, arrivals=(bad, *rest))
+    scheduler = start({"policy": "fcfs"})
+    ends = finished(Loop(scheduler, workload, is_async=False).run())
+    reason, stop_reason = ends.pop(bad.request_id)
+    assert reason is FinishReason.ABORT
+    assert stop_reason.startswith("slo_invalid:slo_ttft_ms must be a positive")
+    assert len(ends) == len(rest)
+    assert all(reason is not FinishReason.ABORT for reason, _ in ends.values())

@@ -1,0 +1,128 @@
+"""What needs no vLLM of the part that runs inside it: settings, promises, times, counts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from slosched.core import NO_SLO, SLO, BatchShape, DeadlineRule, Limits
+from slosched.integrations.vllm.settings import SettingsError, read_settings
+from slosched.integrations.vllm.slo import BadPromiseError, Promises
+from slosched.integrations.vllm.steps import StepTimes
+from slosched.integrations.vllm.truth import Divergence, Truth
+from slosched.perfmodel import LinearCoefficients, LinearModel
+
+DEFAULT = SLO(1.0, 0.05)
+PROMISES = Promises(DEFAULT, {"gold": SLO(0.2, 0.02)})
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "expected"),
+    [
+        (None, DEFAULT),
+        ({"other": 1}, DEFAULT),
+        ({"slo_ttft_ms": 300}, SLO(0.3, 0.05)),
+        ({"slo_tpot_ms": "40"}, SLO(1.0, 0.04)),
+        ({"slo_tier": "gold"}, SLO(0.2, 0.02)),
+        ({"slo_tier": "gold", "slo_tpot_ms": 10.0}, SLO(0.2, 0.01)),
+    ],
+)
+def test_a_request_is_promised_what_it_asks_for_else_its_tier_else_the_default(
+    extra_args: dict[str, object] | None, expected: SLO
+) -> None:
+    assert PROMISES.of(extra_args) == expected
+
+
+@pytest.mark.parametrize("value", [-1, 0, "soon", float("nan"), float("inf"), True, [5], 10**400])
+def test_no_other_promise_is_taken(value: object) -> None:
+    with pytest.raises(BadPromiseError, match="slo_ttft_ms"):
+        PROMISES.of({"slo_ttft_ms": value})
+
+
+def test_an_unknown_tier_is_refused_with_those_there_are() -> None:
+    with pytest.raises(BadPromiseError, match=r"silver.*gold"):
+        PROMISES.of({"slo_tier": "silver"})
+
+
+def test_settings_take_seconds_and_durations_and_default_to_no_promise() -> None:
+    section = {"slo_ttft_s": "500ms", "slo_tiers": {"gold": {"slo_tpot_s": 0.02}}}
+    settings = read_settings({"slosched": section, "of others": 1})
+    promises = settings.make_promises()
+    assert promises.default == SLO(0.5, NO_SLO.tpot_s)
+    assert promises.tiers == {"gold": SLO(NO_SLO.ttft_s, 0.02)}
+    assert settings.deadline_rule is DeadlineRule.MEAN_TPOT
+    assert read_settings({}).make_promises() == Promises()
+    assert read_settings({"slosched": {"deadline_rule": "tbt"}}).deadline_rule is DeadlineRule.TBT
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        ("goodput", "must be an object"),
+        ({"slo_ttft": 1}, "did you mean slo_ttft_s"),
+        ({"slo_ttft_s": True}, "must be a time"),
+        ({"slo_tiers": {"gold": 3}}, "slo_tiers.gold must be an object"),
+    ],
+)
+def test_wrong_settings_are_named(section: object, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        read_settings({"slosched": section})
+
+
+def test_a_policy_that_cannot_plan_without_a_latency_model_is_refused() -> None:
+    settings = read_settings({"slosched": {"policy": "goodput"}})
+    with pytest.raises(SettingsError, match=r"slosched\.profile"):
+        settings.make_policy(None, Limits())
+    named = read_settings({"slosched": {"policy": "goodput", "profile": "rtx4090/llama-3.1-8b"}})
+    assert named.make_policy(named.make_model("NVIDIA GeForce RTX 4090"), Limits())
+    with pytest.raises(SettingsError, match='"any_device": true'):
+        named.make_model("cpu")
+
+
+def test_a_step_begins_after_those_in_flight_and_teaches_the_model() -> None:
+    seen: list[float] = []
+
+    class Listening(LinearModel):
+        def observe(self, shape: BatchShape, seconds: float) -> None:
+            seen.append(seconds)
+
+    steps = StepTimes(Listening(LinearCoefficients(0, 0, 0, 0, 0, 0, constant_s=0.1)))
+    shape = BatchShape()
+    shape.add(1, 7)
+    assert steps.next_begins_s(5.0) == 5.0
+    steps.launched(shape, 5.0)
+    assert steps.next_begins_s(5.02) == pytest.approx(5.1)
+    steps.launched(shape, 5.02)
+    assert steps.num_in_flight == 2
+    assert steps.next_begins_s(5.02) == pytest.approx(5.2)
+    steps.returned(5.12)
+    assert steps.next_begins_s(5.13) == pytest.approx(5.22)
+    steps.returned(5.2)
+    assert seen == pytest.approx([0.12, 0.08])
+
+
+@pytest.mark.parametrize(
+    ("executed", "reached", "found"),
+    [
+        ({"a": 5, "b": 1}, False, []),
+        ({"a": 4, "b": 1}, False, [Divergence.LESS]),
+        ({"a": 4, "b": 1}, True, []),
+        ({"b": 1}, True, [Divergence.LESS]),
+        ({"a": 6, "b": 1}, False, [Divergence.MORE]),
+        ({"a": 5, "b": 1, "c": 2}, False, [Divergence.UNPLANNED]),
+        ({"a": 5, "b": 3}, False, []),
+    ],
+)
+def test_executed_steps_are_compared_with_their_plans(
+    executed: dict[str, int], reached: bool, found: list[Divergence]
+) -> None:
+    truth = Truth()
+    drafts = {"b": [7, 7]} if executed.get("b") == 3 else {}
+    output = SimpleNamespace(
+        num_scheduled_tokens=executed, scheduled_spec_decode_tokens=drafts, preempted_req_ids=set()
+    )
+    truth.compare({"a": 5, "b": 1}, output, lambda *_: reached)
+    assert sorted(truth.divergences) == found
+    assert truth.num_diverged_steps == bool(found)
+    assert truth.num_steps == 1
