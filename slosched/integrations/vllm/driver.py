@@ -18,14 +18,13 @@ from slosched.integrations.vllm.mirror import Mirror
 from slosched.integrations.vllm.settings import Settings
 from slosched.integrations.vllm.steps import StepTimes
 from slosched.integrations.vllm.truth import Fallback, Truth
+from slosched.integrations.vllm.words import INVALID, REJECTED
 from slosched.kv import KVCache
 from slosched.perfmodel import OnlineModel
 from slosched.scheduler.plan_check import PlanCheck
 
 _PATIENCE_S = 1.0
 """How long a policy may leave the device idle while requests wait."""
-REJECTED, INVALID = "slo_rejected", "slo_invalid"
-"""What the `stop_reason` of a request begins with that was refused, before a colon and why."""
 
 logger = logging.getLogger("vllm.slosched")
 
@@ -54,7 +53,7 @@ class Driver:
         logger.info(
             "slosched: policy %s, latency model %s, %d tokens and %d requests a step, %d KV blocks",
             settings.policy,
-            settings.profile or "none",
+            settings.profile or settings.emulate or "none",
             limits.max_num_batched_tokens,
             limits.max_num_seqs,
             self._kv.num_blocks,

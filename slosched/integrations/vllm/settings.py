@@ -49,6 +49,11 @@ class Settings:
     slo_tiers: Mapping[str, Mapping[str, Any]] | None = None
     """Named promises, each with `slo_ttft_s` and `slo_tpot_s`; a request names its `slo_tier`."""
     deadline_rule: DeadlineRule = DeadlineRule.MEAN_TPOT
+    emulate: str | None = None
+    """The latency model that an `EmulatedExecutor` takes for the device; the profile, if none is
+    named."""
+    emulate_async: bool = True
+    """Whether vLLM plans ahead of an emulated device, as it does on GPUs."""
 
     def make_promises(self) -> Promises:
         default = _slo("slosched", self.slo_ttft_s, self.slo_tpot_s)
@@ -61,10 +66,11 @@ class Settings:
 
     def make_model(self, device: str) -> FittedModel | None:
         """The latency model; refused if it was measured on something else than `device`."""
-        if self.profile is None:
+        name = self.profile or self.emulate
+        if name is None:
             return None
-        model = load_model(self.profile)
-        if not self.any_device:
+        model = load_model(name)
+        if not self.any_device and self.emulate is None:
             try:
                 check_device(model, device)
             except OtherDeviceError as error:

@@ -1,0 +1,154 @@
+"""SLO headers into vLLM's requests, and early rejection out as HTTP 429.
+
+    vllm serve MODEL --middleware slosched.integrations.vllm.SLOMiddleware …
+
+Pure ASGI: streams pass through as they come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from slosched.integrations.vllm.slo import (
+    TPOT_FIELD,
+    TTFT_FIELD,
+    BadPromiseError,
+    seconds_of,
+)
+from slosched.integrations.vllm.words import INVALID, REJECTED
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_PATHS = ("/v1/completions", "/v1/chat/completions")
+_HEADERS = {b"x-slo-ttft-ms": TTFT_FIELD, b"x-slo-tpot-ms": TPOT_FIELD}
+"""The headers of the Gateway API Inference Extension and llm-d."""
+_REFUSED = re.compile(rf'"stop_reason": ?"({REJECTED}|{INVALID}):([^"]*)"'.encode())
+_BEGUN = re.compile(
+    rb'"finish_reason": ?"|"tool_calls": ?\[\{|'
+    rb'"(?:text|content|reasoning|reasoning_content)": ?"[^"]'
+)
+_RETRY_AFTER_S = 1
+
+
+class SLOMiddleware:
+    """Around vLLM's API server."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in _PATHS:
+            await self._app(scope, receive, send)
+            return
+        body = await _body(receive)
+        try:
+            scope, body = _with_promises(scope, body)
+        except BadPromiseError as error:
+            await _send_error(send, 400, "invalid_request_error", str(error))
+            return
+        await self._app(scope, _once(body, receive), _Answer(send))
+
+
+class _Answer:
+    """Holds the head of an answer back until it is known not to be a rejection."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message | None = None
+        self._held: list[Message] = []
+        self._is_refused = False
+
+    async def __call__(self, message: Message) -> None:
+        if self._is_refused:
+            return
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            self._start = message
+        elif self._start is None:
+            await self._send(message)
+        else:
+            self._held.append(message)
+            await self._decide(is_last=not message.get("more_body", False))
+
+    async def _decide(self, *, is_last: bool) -> None:
+        text = b"".join(message.get("body", b"") for message in self._held)
+        if refused := _REFUSED.search(text):
+            self._is_refused = True
+            await _send_refusal(self._send, refused[1].decode(), refused[2].decode())
+        elif is_last or _BEGUN.search(text):
+            assert self._start is not None
+            for message in (self._start, *self._held):
+                await self._send(message)
+            self._start = None
+            self._held.clear()
+
+
+async def _send_refusal(send: Send, word: str, why: str) -> None:
+    if word == REJECTED:
+        message = f"rejected: it could not be served within its SLO ({why})"
+        await _send_error(send, 429, word, message)
+    else:
+        await _send_error(send, 400, "invalid_request_error", why)
+
+
+async def _send_error(send: Send, status: int, kind: str, message: str) -> None:
+    body = json.dumps({"error": {"message": message, "type": kind, "code": status}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if status == 429:
+        headers.append((b"retry-after", b"%d" % _RETRY_AFTER_S))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _with_promises(scope: Message, body: bytes) -> tuple[Message, bytes]:
+    """The request with its SLO headers as `vllm_xargs`; what the body says itself goes first."""
+    found = {
+        field: value.decode("latin-1")
+        for name, value in scope["headers"]
+        if (field := _HEADERS.get(name.lower())) is not None
+    }
+    try:
+        document = json.loads(body)
+        said = document.get("vllm_xargs") or {}
+        wanted = {**found, **said}
+    except (ValueError, AttributeError, TypeError):
+        return scope, body  # vLLM says what is wrong with it
+    promises = {
+        field: 1000 * seconds_of(field, wanted[field])
+        for field in (TTFT_FIELD, TPOT_FIELD)
+        if field in wanted
+    }
+    if not found:
+        return scope, body
+    document["vllm_xargs"] = {**wanted, **promises}
+    body = json.dumps(document).encode()
+    headers = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
+    return {**scope, "headers": [*headers, (b"content-length", b"%d" % len(body))]}, body
+
+
+async def _body(receive: Receive) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _once(body: bytes, receive: Receive) -> Receive:
+    """`body`, and from then on whatever comes, such as the client going away."""
+    is_sent = False
+
+    async def replay() -> Message:
+        nonlocal is_sent
+        if is_sent:
+            return await receive()
+        is_sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -1,0 +1,113 @@
+"""The ASGI middleware for vLLM, around an app that answers as vLLM does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from slosched.integrations.vllm import SLOMiddleware
+
+PATH = "/v1/chat/completions"
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+TOKEN = b'data: {"choices":[{"delta":{"content":"Hi"},"finish_reason":null}]}\n\n'
+REJECTION = (
+    b'data: {"choices":[{"delta":{"content":""},"finish_reason":"abort",'
+    b'"stop_reason":"slo_rejected:infeasible"}]}\n\n'
+)
+
+
+class App:
+    """Notes the request, then answers with `chunks`."""
+
+    def __init__(self, *chunks: bytes, status: int = 200) -> None:
+        self.chunks, self.status = chunks, status
+        self.document: Any = None
+        self.headers: dict[bytes, bytes] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.headers = dict(scope["headers"])
+        body = (await receive())["body"]
+        self.document = json.loads(body)
+        assert int(self.headers[b"content-length"]) == len(body)
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        for chunk in self.chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def ask(app: App, document: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
+    """What was sent to the client, message by message; the request comes in two pieces."""
+    body = json.dumps(document).encode()
+    pieces = [
+        {"type": "http.request", "body": body[:5], "more_body": True},
+        {"type": "http.request", "body": body[5:], "more_body": False},
+    ]
+    pairs = [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()]
+    pairs.append((b"content-length", b"%d" % len(body)))
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> Any:
+        return pieces.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": PATH, "headers": pairs}
+    asyncio.run(SLOMiddleware(app)(scope, receive, send))
+    return sent
+
+
+def test_headers_become_fields_and_the_bodys_own_word_goes_first() -> None:
+    app = App(TOKEN)
+    asked = {"stream": True, "vllm_xargs": {"slo_tpot_ms": 30, "other": "x"}}
+    ask(app, asked, x_slo_ttft_ms="500", x_slo_tpot_ms="90")
+    assert app.document == {
+        "stream": True,
+        "vllm_xargs": {"slo_ttft_ms": 500.0, "slo_tpot_ms": 30.0, "other": "x"},
+    }
+
+
+def test_without_headers_a_request_is_left_as_it_is() -> None:
+    app = App(TOKEN)
+    ask(app, {"prompt": "x", "vllm_xargs": {"slo_tpot_ms": "30"}})
+    assert app.document == {"prompt": "x", "vllm_xargs": {"slo_tpot_ms": "30"}}
+
+
+@pytest.mark.parametrize("value", ["-5", "soon", "inf"])
+def test_a_promise_that_cannot_be_read_is_a_bad_request(value: str) -> None:
+    app = App(TOKEN)
+    start, body = ask(app, {"prompt": "x"}, x_slo_ttft_ms=value)
+    assert start["status"] == 400
+    assert "slo_ttft_ms must be a positive" in json.loads(body["body"])["error"]["message"]
+    assert app.document is None
+
+
+def test_a_rejected_stream_is_a_429_although_vllm_had_begun_it() -> None:
+    start, body = ask(App(ROLE, REJECTION, b"data: [DONE]\n\n"), {"stream": True})
+    assert start["status"] == 429
+    assert dict(start["headers"])[b"retry-after"] == b"1"
+    assert json.loads(body["body"])["error"]["type"] == "slo_rejected"
+    assert "infeasible" in json.loads(body["body"])["error"]["message"]
+
+
+def test_a_stream_goes_through_as_it_comes_from_its_first_token_on() -> None:
+    sent = ask(App(ROLE, TOKEN, TOKEN, b"data: [DONE]\n\n"), {"stream": True})
+    assert sent[0]["status"] == 200
+    assert [message["body"] for message in sent[1:]] == [
+        *(ROLE, TOKEN, TOKEN, b"data: [DONE]\n\n", b"")
+    ]
+
+
+def test_an_error_of_vllm_goes_through() -> None:
+    sent = ask(App(b"no such model", status=404), {"prompt": "x"})
+    assert [sent[0]["status"], sent[1]["body"]] == [404, b"no such model"]
+
+
+def test_an_invalid_promise_found_by_the_scheduler_is_a_bad_request() -> None:
+    answer = b'{"choices":[{"finish_reason":"abort","stop_reason":"slo_invalid:slo_tier is bad"}]}'
+    start, body = ask(App(answer), {"prompt": "x"})
+    assert start["status"] == 400
+    assert json.loads(body["body"])["error"]["message"] == "slo_tier is bad"
