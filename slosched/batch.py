@@ -101,6 +101,13 @@ class BatchBuilder:
         """True if this step preempts, swaps out or rejects the request."""
         return request.request_id in self._out
 
+    def has_lora_slot(self, request: Request) -> bool:
+        """True if the request needs no adapter, or one for which there is room in this step."""
+        lora_id, max_loras = request.lora_id, self._view.limits.max_loras
+        if lora_id is None or max_loras is None or lora_id in self._loras:
+            return True
+        return len(self._loras) < max_loras
+
     @property
     def predicted_s(self) -> float | None:
         """Predicted time of the step so far; None without a latency model."""
@@ -197,11 +204,17 @@ class BatchBuilder:
                 return False
         return True
 
-    def add_preempting(self, requests: Iterable[Request], victims: list[Request]) -> None:
+    def add_preempting(
+        self,
+        requests: Iterable[Request],
+        victims: list[Request],
+        max_new_tokens: int | None = None,
+    ) -> None:
         """Add running `requests` in order; where KV blocks run out, preempt from the back.
 
         `requests` is a subsequence of `victims`, so that the first one is always served and
-        something always runs.  A chunk gets all its blocks or none, and time is no limit.  O(n).
+        something always runs.  A chunk, of `max_new_tokens` at most, gets all its blocks or none,
+        and time is no limit.  O(n).
         """
         # Hundreds of decodes pass here in every step, nearly all of them into a block that they
         # hold already; those are booked without a further call, and their sums in one go.
@@ -222,11 +235,13 @@ class BatchBuilder:
                 continue
             self._book_decodes(contexts)
             contexts = []
-            self._add_or_preempt(request, victims)
+            self._add_or_preempt(request, victims, max_new_tokens)
         self._book_decodes(contexts)
 
-    def _add_or_preempt(self, request: Request, victims: list[Request]) -> None:
-        n = self._tokens_wanted(request, None)
+    def _add_or_preempt(
+        self, request: Request, victims: list[Request], max_new_tokens: int | None
+    ) -> None:
+        n = self._tokens_wanted(request, max_new_tokens)
         if n <= 0 or not self._may_run(request):
             return
         missing = self.blocks_missing(request, n)
@@ -300,7 +315,7 @@ class BatchBuilder:
         return n
 
     def _may_run(self, request: Request) -> bool:
-        if request.lora_id is not None and not self._has_lora_slot(request.lora_id):
+        if request.lora_id is not None and not self.has_lora_slot(request):
             return False
         if request.status is RequestStatus.RUNNING:
             return True
@@ -330,10 +345,6 @@ class BatchBuilder:
         if request.status is not RequestStatus.SWAPPED:
             return 0
         return self._view.kv.num_held_host_blocks(request.request_id)
-
-    def _has_lora_slot(self, lora_id: str) -> bool:
-        max_loras = self._view.limits.max_loras
-        return max_loras is None or lora_id in self._loras or len(self._loras) < max_loras
 
     def _tokens_beyond(self, request: Request, n: int, missing: int) -> int:
         """How many of the `n` tokens do not fit into the free blocks."""

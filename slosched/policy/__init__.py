@@ -21,6 +21,7 @@ from slosched.policy.slosserve import SLOsServe
 from slosched.policy.sola import SOLA
 from slosched.policy.trtllm import TRTLLM
 from slosched.policy.vllm_v0 import VLLMV0
+from slosched.policy.vllm_v1 import VLLMV1
 from slosched.policy.vtc import VTC
 from slosched.policy.wrapper import Wrapper
 
@@ -42,6 +43,7 @@ POLICIES: dict[str, type[Policy]] = {
     "scorpio": Scorpio,
     "sola": SOLA,
     "vllm_v0": VLLMV0,
+    "vllm_v1": VLLMV1,
     "trtllm": TRTLLM,
     "sglang": SGLang,
 }
@@ -61,6 +63,7 @@ __all__ = [
     "SOLA",
     "TRTLLM",
     "VLLMV0",
+    "VLLMV1",
     "VTC",
     "WRAPPERS",
     "EarlyRejection",

@@ -8,6 +8,7 @@ from slosched.batch import BatchBuilder
 from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView, tunable
 from slosched.policy._decode_first import decodes_until_s, may_start_new
 from slosched.policy._drop import Drop, drop_late
+from slosched.policy._vllm_v1 import add_begun_beside, admit
 
 
 @dataclass
@@ -17,11 +18,11 @@ class FCFS(Policy):
     Requests that run come first, so decodes are served before new prompts; a prompt gets what is
     left of the step's tokens and continues in the next.  When KV blocks run out the youngest
     running request is preempted, and then nothing new starts.  A waiting request starts only if
-    all its tokens fit into the free blocks, and none overtakes the head of the queue.
+    all its tokens fit into the free blocks; none overtakes the head of the queue, but for one
+    whose LoRA adapter finds no slot.
 
-    Source: vLLM 0.33 `v1/core/sched/scheduler.py` with its defaults (chunked prefill,
-    `scheduler_reserve_full_isl`); swapped requests, which V1 does not have, come back before new
-    ones as in vLLM V0.  Left out: priorities, prefix caching, long-prefill threshold.
+    Source: vLLM 0.33 `v1/core/sched/scheduler.py` with its defaults; its options are in `vllm_v1`.
+    Swapped requests, which V1 does not have, come back before new ones as in vLLM V0.
     """
 
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
@@ -31,28 +32,17 @@ class FCFS(Policy):
         view = drop_late(batch, view, self.drop)
         batch.add_preempting(view.running, victims=list(view.running))
         if may_start_new(batch, view, begun=[]):
-            _admit(batch, view)
+            admit(batch, view, view.waiting)
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Only if the decodes come first, being the oldest, and no prompt needs their blocks."""
         batch = BatchBuilder(view, beside=decodes)
-        if batch.num_free_tokens < 0 or not decodes.are_oldest:
-            return None
         view = drop_late(batch, view, self.drop)
-        for request in view.running:
-            wanted = min(request.num_uncomputed_tokens, batch.num_free_tokens)
-            if batch.add(request) < wanted:
-                return None
-        _admit(batch, view)
+        if not add_begun_beside(batch, decodes, view.running):
+            return None
+        admit(batch, view, view.waiting)
         return batch.build()
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
-
-
-def _admit(batch: BatchBuilder, view: SchedulerView) -> None:
-    """Waiting requests in order, until one does not fit."""
-    for request in view.waiting:
-        if batch.num_free_tokens <= 0 or not batch.admit(request):
-            break

@@ -52,6 +52,7 @@ SWAPPING = SimulationConfig(
 REPLICAS = {"roomy": ROOMY, "tight": TIGHT, "swapping": SWAPPING}
 
 SPECS = ("fcfs", "sarathi", "sarathi:drop=expired", "edf", "sjf:drop=infeasible", "slo_aware")
+SPECS += ("vllm_v1:policy=priority,long_prefill_token_threshold=64,watermark=0.05",)
 SLOWER = ("qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve")
 SLOWER += ("medha_lars", "vtc", "scorpio", "sola")
 SLOWER += (
@@ -69,6 +70,18 @@ GOLDEN = {
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",
+    (
+        "vllm_v1:policy=priority,long_prefill_token_threshold=64,watermark=0.05",
+        "roomy",
+    ): "bdad53386d1112f9",
+    (
+        "vllm_v1:policy=priority,long_prefill_token_threshold=64,watermark=0.05",
+        "tight",
+    ): "b9240f533b2da650",
+    (
+        "vllm_v1:policy=priority,long_prefill_token_threshold=64,watermark=0.05",
+        "swapping",
+    ): "d068e13dd5423f7f",
     ("sarathi", "roomy"): "1b45e1ed9664b742",
     ("sarathi", "tight"): "6bd285259d8ad562",
     ("sarathi", "swapping"): "ff844be1605bcf18",

@@ -1,0 +1,152 @@
+"""How vLLM V1 serves what runs, lets start what waits, and whom it preempts by priority."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+
+from slosched.batch import BatchBuilder
+from slosched.core import DecodeGroup, Request, SchedulerView
+
+
+def admit(
+    batch: BatchBuilder,
+    view: SchedulerView,
+    waiting: Iterable[Request],
+    *,
+    max_chunk_tokens: int | None = None,
+    may_chunk: bool = True,
+    must_fit_whole: bool = True,
+    num_watermark_blocks: int = 0,
+) -> int:
+    """Start waiting requests in order, until one does not fit; how many were passed over.
+
+    Those are the ones whose LoRA adapter finds no slot.  The watermark is left free where somebody
+    runs already.  O(1) for each that is looked at.
+    """
+    passed_over = 0
+    for request in waiting:
+        if batch.num_free_tokens <= 0 or batch.num_free_seqs <= 0:
+            break
+        if not batch.has_lora_slot(request):
+            passed_over += 1
+            continue
+        n = request.num_uncomputed_tokens
+        if max_chunk_tokens is not None:
+            n = min(n, max_chunk_tokens)
+        # What is longer than any step would wait for ever: vLLM refuses to be set up so.
+        whole = min(n, view.limits.max_num_batched_tokens)
+        if not may_chunk and whole > batch.num_free_tokens:
+            break
+        n = min(n, batch.num_free_tokens)
+        must_fit = request.num_uncomputed_tokens if must_fit_whole else n
+        is_first = batch.num_free_seqs == view.limits.max_num_seqs
+        left_free = 0 if is_first else num_watermark_blocks
+        if batch.blocks_missing(request, must_fit) > batch.num_free_blocks - left_free:
+            break
+        batch.add(request, n)
+    return passed_over
+
+
+def add_begun_beside(
+    batch: BatchBuilder,
+    decodes: DecodeGroup,
+    begun: Iterable[Request],
+    max_chunk_tokens: int | None = None,
+) -> bool:
+    """Add running prompts, if the decodes come first, being the oldest, and blocks suffice."""
+    if batch.num_free_tokens < 0 or not decodes.are_oldest:
+        return False
+    for request in begun:
+        wanted = min(request.num_uncomputed_tokens, batch.num_free_tokens)
+        if max_chunk_tokens is not None:
+            wanted = min(wanted, max_chunk_tokens)
+        if batch.add(request, wanted) < wanted:
+            return False
+    return True
+
+
+def by_urgency(waiting: Iterable[Request]) -> Iterator[Request]:
+    """The smallest priority first, then the earliest arrival; of equals the first in the queue.
+
+    O(n), and O(log n) for each.
+    """
+    heap = [(r.priority, r.arrival_s, place, r) for place, r in enumerate(waiting)]
+    heapq.heapify(heap)
+    while heap:
+        yield heapq.heappop(heap)[-1]
+
+
+def add_running_by_priority(
+    batch: BatchBuilder,
+    view: SchedulerView,
+    requests: Iterable[Request],
+    max_chunk_tokens: int | None = None,
+) -> None:
+    """Add running `requests` in order; where blocks run out the least urgent of all goes.
+
+    Also one that has its part in this step already: its tokens and blocks are then to be had
+    again.  So all is decided before any of it is booked.
+    """
+    plan = _Plan(view)
+    for request in requests:
+        if not plan.num_free_tokens or not plan.add(request, max_chunk_tokens):
+            break
+    for victim in plan.victims:
+        batch.preempt(victim)
+    for request, n in plan.granted.values():
+        batch.add(request, n)
+
+
+class _Plan:
+    """What running requests get while the less urgent ones still may have to go."""
+
+    def __init__(self, view: SchedulerView) -> None:
+        self.num_free_tokens = view.limits.max_num_batched_tokens
+        self.granted: dict[str, tuple[Request, int]] = {}
+        self.victims: list[Request] = []
+        self._running = view.running
+        self._dear_to_cheap: list[Request] | None = None
+        self._num_free_blocks = view.kv.num_free_blocks
+        self._block_size = view.kv.block_size
+        self._ledger = view.kv.ledger()
+        self._taken: dict[str, int] = {}
+        """New blocks of those that got any."""
+
+    def add(self, request: Request, max_chunk_tokens: int | None) -> bool:
+        """False if `request` had to go itself: then nobody behind it is served."""
+        n = min(request.num_uncomputed_tokens, self.num_free_tokens)
+        if max_chunk_tokens is not None:
+            n = min(n, max_chunk_tokens)
+        if request in self.victims:
+            return True
+        missing = -(-(request.num_computed_tokens + n) // self._block_size)
+        missing -= self._ledger.num_ready_blocks(request.request_id)
+        while missing > self._num_free_blocks:
+            if self._preempt() is request:
+                return False
+        if missing > 0:
+            self._taken[request.request_id] = missing
+            self._num_free_blocks -= missing
+        self.granted[request.request_id] = request, n
+        self.num_free_tokens -= n
+        return True
+
+    def _preempt(self) -> Request:
+        if self._dear_to_cheap is None:
+            self._dear_to_cheap = _dear_to_cheap(self._running)
+        victim = self._dear_to_cheap.pop()
+        name = victim.request_id
+        self.victims.append(victim)
+        self._num_free_blocks += self._ledger.leave(name) + self._taken.pop(name, 0)
+        _, n = self.granted.pop(name, (victim, 0))
+        self.num_free_tokens += n
+        return victim
+
+
+def _dear_to_cheap(running: Sequence[Request]) -> list[Request]:
+    """The last one is to go first; of equals the one that was admitted first."""
+    order = list(running)
+    order.reverse()
+    order.sort(key=lambda r: (r.priority, r.arrival_s))
+    return order
