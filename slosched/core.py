@@ -191,6 +191,8 @@ class Request:
     end_reason: EndReason | None = None
     started_s: float | None = None
     """When it first left the queue: the begin of the step that computed its first token."""
+    num_cached_tokens: int = 0
+    """Tokens of its prompt that it found in the prefix cache when it first left the queue."""
     end_s: float | None = None
     deadline_s: float = math.inf
     """When the next token is due under the run's `DeadlineRule`."""

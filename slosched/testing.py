@@ -30,13 +30,14 @@ from slosched.core import (
     SchedulerView,
     SloschedError,
 )
+from slosched.engine.checked_memory import CheckedMemory
 from slosched.engine.disturbances import UNDISTURBED, Disturbances
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.scheduling_time import SimulatedDevice
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
-from slosched.kv import KVCache
+from slosched.kv import KVCache, PrefixCaching
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.scheduler import Scheduler
 from slosched.workload import Trace, TraceRequest
@@ -59,6 +60,8 @@ class ScenarioRequest:
     slo: SLO
     abort_at_step: int | None = None
     """The step before which its client goes away."""
+    prefix_hashes: tuple[int, ...] = ()
+    """Of blocks of `Scenario.prefix_block_tokens` tokens."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class Scenario:
     max_tokens: int
     disturbances: Disturbances = UNDISTURBED
     """Of the simulated device, in `simulated`."""
+    prefix_cache: PrefixCaching = PrefixCaching.OFF
+    prefix_block_tokens: int | None = None
     overlap: bool = False
     """Whether each step is planned while the one before it runs, in `play`."""
 
@@ -83,19 +88,27 @@ class Scenario:
             requests=tuple(replace(r, arrival_s=r.arrival_s + seconds) for r in self.requests),
         )
 
+    def empty_cache(self) -> KVCache:
+        index = self.prefix_cache.new_index()
+        return KVCache(self.num_blocks, self.block_size, self.num_host_blocks, index)
+
     def simulated(
         self, policy: Policy, on_step: Callable[[StepRecord], None] | None = None
     ) -> list[Request]:
         """What becomes of the requests in the simulator, where no client goes away."""
         lines = [
-            TraceRequest(f"r{i}", r.arrival_s, r.num_prompt_tokens, r.num_output_tokens, r.slo)
+            TraceRequest(
+                *(f"r{i}", r.arrival_s, r.num_prompt_tokens, r.num_output_tokens, r.slo),
+                prefix_hashes=r.prefix_hashes,
+            )
             for i, r in enumerate(self.requests)
         ]
         config = SimulationConfig(
             *(self.limits, self.num_blocks, self.block_size, self.num_host_blocks),
+            prefix_cache=self.prefix_cache,
             disturbances=self.disturbances,
         )
-        trace = Trace.of(lines, "scenario")
+        trace = Trace.of(lines, "scenario", prefix_block_tokens=self.prefix_block_tokens)
         return simulate(trace, policy, device_model(), config, on_step=on_step)
 
 
@@ -129,6 +142,9 @@ def scenarios(draw: st.DrawFn, max_requests: int = 12) -> Scenario:
     tpot_s = st.integers(min_value=4, max_value=128).map(lambda n: n * _TICK_S)
     gap_s = st.just(0.0) | st.integers(min_value=1, max_value=64).map(lambda n: n * _TICK_S)
     max_tokens = draw(st.integers(min_value=1, max_value=24))
+    prefix_cache = draw(st.sampled_from(PrefixCaching))
+    # Few different ones: most requests begin like another.
+    hashes = st.lists(st.integers(0, 1), max_size=0 if prefix_cache is PrefixCaching.OFF else 6)
     arrival_s = 0.0
     requests = []
     for _ in range(draw(st.integers(min_value=1, max_value=max_requests))):
@@ -140,6 +156,7 @@ def scenarios(draw: st.DrawFn, max_requests: int = 12) -> Scenario:
                 num_output_tokens=draw(st.integers(min_value=1, max_value=max_tokens)),
                 slo=SLO(draw(ttft_s), draw(tpot_s)),
                 abort_at_step=draw(st.none() | st.integers(min_value=0, max_value=30)),
+                prefix_hashes=tuple(draw(hashes)),
             )
         )
     block_size = draw(st.sampled_from((1, 4, 16)))
@@ -158,6 +175,8 @@ def scenarios(draw: st.DrawFn, max_requests: int = 12) -> Scenario:
         num_host_blocks=draw(st.sampled_from((0, longest, 8 * longest))),
         limits=limits,
         max_tokens=max_tokens,
+        prefix_cache=prefix_cache,
+        prefix_block_tokens=draw(st.sampled_from((8, 10, 16))),
         disturbances=draw(st.sampled_from((UNDISTURBED, _ALL_DISTURBANCES))),
         overlap=draw(st.booleans()),
     )
@@ -212,9 +231,9 @@ def play(
 ) -> Run:
     """Run a scenario to its end and check every step of it."""
     policy.reset()
-    watched = _Watched(policy)
+    kv = kv or scenario.empty_cache()
+    watched = _Watched(policy, kv)
     clock = VirtualClock()
-    kv = kv or KVCache(scenario.num_blocks, scenario.block_size, scenario.num_host_blocks)
     scheduler = Scheduler(watched, kv, scenario.limits, device_model())
     requests = [_make(r, name(i), scenario) for i, r in enumerate(scenario.requests)]
     lengths = {
@@ -248,11 +267,12 @@ def play(
 def _engine(
     scheduler: Scheduler, clock: VirtualClock, lengths: dict[str, int], overlap: bool
 ) -> Engine:
-    if not overlap:
-        return Engine(scheduler, SimulatedExecutor(device_model(), clock, lengths), clock)
-    device_clock = VirtualClock()
+    block_size, device_clock = scheduler.kv.block_size, VirtualClock() if overlap else clock
     executor = SimulatedExecutor(device_model(), device_clock, lengths)
-    return OverlappedEngine(scheduler, SimulatedDevice(executor, device_clock, clock), clock)
+    checked = CheckedMemory(executor, block_size)
+    if not overlap:
+        return Engine(scheduler, checked, clock)
+    return OverlappedEngine(scheduler, SimulatedDevice(checked, device_clock, clock), clock)
 
 
 def _make(source: ScenarioRequest, request_id: str, scenario: Scenario) -> Request:
@@ -262,14 +282,17 @@ def _make(source: ScenarioRequest, request_id: str, scenario: Scenario) -> Reque
         num_prompt_tokens=source.num_prompt_tokens,
         max_tokens=scenario.max_tokens,
         slo=source.slo,
+        prefix_hashes=source.prefix_hashes,
+        prefix_block_tokens=scenario.prefix_block_tokens,
     )
 
 
 class _Watched(Policy):
     """Passes on what the policy decides, after checking it against what the policy saw."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, kv: KVCache) -> None:
         self._policy = policy
+        self._kv = kv
         self.decisions: list[tuple[float, SchedulerOutput]] = []
 
     def __repr__(self) -> str:
@@ -279,7 +302,7 @@ class _Watched(Policy):
         before = _picture(view)
         output = self._policy.schedule(view)
         _require(_picture(view) == before, "the policy changed its view")
-        _check_plan(view, output)
+        _check_plan(view, output, self._kv)
         self.decisions.append((view.now_s, output))
         return output
 
@@ -296,22 +319,21 @@ def _picture(view: SchedulerView) -> list[object]:
     ]
 
 
-def _check_plan(view: SchedulerView, output: SchedulerOutput) -> None:
+def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> None:
     """A plan is legal: tokens, seats, blocks, 0 < n <= uncomputed.  Independent of Scheduler."""
     requests = {r.request_id: r for r in (*view.waiting, *view.running, *view.swapped)}
     leaving = {*output.preempted, *output.swapped_out, *output.rejected}
     running = {r.request_id for r in view.running} - leaving
-    held = sum(
-        view.kv.num_held_blocks(r.request_id)
-        for r in requests.values()
-        if r.request_id not in leaving
-    )
+    # What starters find in the cache counts once they hold it; then the bookkeeping is checked.
+    tables = (table for name, table in kv.block_tables.items() if name not in leaving)
+    held = len({block for table in tables for block in table})
     for request_id, n in output.num_scheduled_tokens.items():
         request = requests[request_id]
         _require(request_id not in leaving, "a request that leaves is scheduled")
         _require(0 < n <= request.num_uncomputed_tokens, f"{n} tokens are not uncomputed")
-        needed = -(-(request.num_computed_tokens + n) // view.kv.block_size)
-        held += max(0, needed - view.kv.num_held_blocks(request_id))
+        computed, block_size = request.num_computed_tokens, view.kv.block_size
+        has = max(view.kv.num_held_blocks(request_id), computed // block_size)
+        held += max(0, -(-(computed + n) // block_size) - has)
         running.add(request_id)
         if request.status is RequestStatus.SWAPPED:
             _require(request_id in output.swapped_in, "a swapped request runs from the host")

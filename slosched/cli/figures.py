@@ -69,8 +69,9 @@ def comparison_frame(
     outcomes: Mapping[str, Outcome], rule: DeadlineRule, shares: Mapping[str, float] | None
 ) -> pd.DataFrame:
     """The table of the terminal."""
-    rows = outcome_rows(summarize_all(outcomes, rule), shares)
-    return pd.DataFrame(rows, columns=[name.replace("\n", " ") for name in columns(shares)])
+    summaries = summarize_all(outcomes, rule)
+    names = [name.replace("\n", " ") for name in columns(summaries, shares)]
+    return pd.DataFrame(outcome_rows(summaries, shares), columns=names)
 
 
 def leave_report(

@@ -11,6 +11,7 @@ import typer
 
 from slosched.cli.reading import make_up, read_part
 from slosched.core import NO_SLO, SLO, DeadlineRule, LatencyModel, Limits, PreemptionMode
+from slosched.kv import PrefixCaching
 from slosched.workload import (
     KINDS,
     Proportional,
@@ -253,6 +254,15 @@ class LimitOptions:
             preemption_mode=self.preemption,
             deadline_rule=self.deadline_rule,
         )
+
+
+PrefixCache = Annotated[
+    PrefixCaching,
+    typer.Option(
+        help="Whether prompts that begin alike share KV blocks, also those of requests that have "
+        "ended: `hash` finds them by block hashes, as vLLM."
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ COLUMNS = (
 )
 """Narrow enough for a terminal of 100 columns; a report has every metric."""
 BOUND_COLUMN = "÷\nbound"
+CACHED_COLUMN = "prompt\ncached"
 
 
 @dataclass
@@ -50,23 +51,34 @@ def outcome_table(
     title: str, summaries: Mapping[str, Summary], shares: Mapping[str, float] | None = None
 ) -> Table:
     """`shares`: of the bound on any scheduler, what each policy reached, where that is known."""
-    return table(title, columns(shares), outcome_rows(summaries, shares))
+    return table(title, columns(summaries, shares), outcome_rows(summaries, shares))
 
 
-def columns(shares: Mapping[str, float] | None) -> tuple[str, ...]:
+def columns(
+    summaries: Mapping[str, Summary], shares: Mapping[str, float] | None
+) -> tuple[str, ...]:
     """Of `outcome_rows`."""
-    return (*COLUMNS, BOUND_COLUMN) if shares is not None else COLUMNS
+    cached = (CACHED_COLUMN,) if _any_cached(summaries) else ()
+    return (*COLUMNS, *cached, *(() if shares is None else (BOUND_COLUMN,)))
 
 
 def outcome_rows(
     summaries: Mapping[str, Summary], shares: Mapping[str, float] | None
 ) -> list[tuple[str, ...]]:
     """The cells of each policy."""
-    rows = [_outcome_row(name, summary) for name, summary in summaries.items()]
-    if shares is None:
-        return rows
-    known = [shares.get(name, math.nan) for name in summaries]
-    return [(*row, _share(share)) for row, share in zip(rows, known, strict=True)]
+    any_cached, rows = _any_cached(summaries), []
+    for name, summary in summaries.items():
+        row = _outcome_row(name, summary)
+        if any_cached:
+            row += (_share(summary.prefix_hit_rate),)
+        if shares is not None:
+            row += (_share(shares.get(name, math.nan)),)
+        rows.append(row)
+    return rows
+
+
+def _any_cached(summaries: Mapping[str, Summary]) -> bool:
+    return any(summary.prefix_hit_rate > 0 for summary in summaries.values())
 
 
 def _outcome_row(name: str, summary: Summary) -> tuple[str, ...]:

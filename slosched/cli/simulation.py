@@ -10,13 +10,14 @@ import typer
 from rich.progress import TaskID
 
 from slosched.cli import options
-from slosched.cli.console import progress_bar
+from slosched.cli.console import console, progress_bar
 from slosched.cli.results import Outcome
 from slosched.core import Limits, Policy, Request
 from slosched.engine.disturbances import Disturbances
 from slosched.engine.scheduling_time import MEASURED, ScheduleTime
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, StepRow
+from slosched.kv import PrefixCaching
 from slosched.perfmodel import DEFAULT_MODEL, FittedModel, load_model
 from slosched.workload import Trace
 
@@ -58,6 +59,7 @@ class Replica:
         return {
             "latency model": self.model_name,
             "kv_tokens": config.num_blocks * config.block_size,
+            "prefix_cache": config.prefix_cache,
             **asdict(config.disturbances),
             "bias": config.bias,
             "online": config.online,
@@ -131,6 +133,7 @@ class ReplicaOptions:
             "time is hidden.",
         ),
     ] = False
+    prefix_cache: options.PrefixCache = PrefixCaching.OFF
 
     def open(self, limits: Limits, kv: options.KVOptions, seed: int) -> Replica:
         """With a bundled GPU by default."""
@@ -145,6 +148,7 @@ class ReplicaOptions:
             num_blocks=kv.num_blocks(kv_capacity_tokens(model)),
             block_size=kv.block_size,
             num_host_blocks=kv.num_host_blocks,
+            prefix_cache=self.prefix_cache,
             disturbances=disturbances,
             bias=self.bias,
             online=self.online,
@@ -164,6 +168,11 @@ def simulate_policies(
     trace: Trace, policies: Mapping[str, Policy], replica: Replica
 ) -> dict[str, Outcome]:
     """Each policy on the same arrivals and the same device, with a progress bar."""
+    if replica.config.prefix_cache is not PrefixCaching.OFF and trace.prefix_block_tokens is None:
+        console.print(
+            f"[yellow]note:[/] {trace.name} says nothing of shared prefixes: the prefix cache "
+            "finds none"
+        )
     outcomes = {}
     with progress_bar() as progress:
         for name, policy in policies.items():

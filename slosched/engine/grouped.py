@@ -192,6 +192,7 @@ class GroupedSteps:
         for request in finished:
             reason = self._executor.end_reason(request)
             self._scheduler.end(request.request_id, reason, now_s)
+        self._kv.settle_ends()
 
     def _regroup(self, group: GroupedDecodes, batch: ScheduledBatch) -> None:
         """Who emitted is a decode now, who began a prompt is one of the others."""

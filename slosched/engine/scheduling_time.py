@@ -7,8 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from slosched.core import Policy, ScheduledBatch, SchedulerOutput, SchedulerView, StepResult
-from slosched.engine.simulated import SimulatedExecutor, VirtualClock
+from slosched.core import (
+    Executor,
+    Policy,
+    ScheduledBatch,
+    SchedulerOutput,
+    SchedulerView,
+    StepResult,
+)
+from slosched.engine.simulated import VirtualClock
 
 MEASURED: Literal["measured"] = "measured"
 """Instead of a number of seconds: what the decision takes on this machine.  Not reproducible."""
@@ -43,9 +50,7 @@ class TakesTime(Policy):
 class SimulatedDevice:
     """A simulated executor with a clock of its own, so that the host's may go on meanwhile."""
 
-    def __init__(
-        self, executor: SimulatedExecutor, device: VirtualClock, host: VirtualClock
-    ) -> None:
+    def __init__(self, executor: Executor, device: VirtualClock, host: VirtualClock) -> None:
         """`device` is the clock on which `executor` lets its steps pass."""
         self._executor = executor
         self._device = device

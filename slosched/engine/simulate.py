@@ -13,7 +13,7 @@ from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.scheduling_time import ScheduleTime, SimulatedDevice, TakesTime
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
-from slosched.kv import KVCache
+from slosched.kv import KVCache, PrefixCaching
 from slosched.perfmodel import FittedModel, OnlineModel, scaled
 from slosched.scheduler import Scheduler
 from slosched.workload.trace import Trace
@@ -29,6 +29,8 @@ class SimulationConfig:
     block_size: int = 16
     num_host_blocks: int = 8192
     """KV blocks in host memory, for preemption by swap."""
+    prefix_cache: PrefixCaching = PrefixCaching.OFF
+    """Whether requests share the KV blocks of what their traces' prefix hashes say is equal."""
     disturbances: Disturbances = UNDISTURBED
     """What makes the device's steps take other times than its model says."""
     bias: float = 1.0
@@ -64,7 +66,8 @@ def simulate(
     config = config or SimulationConfig()
     policy.reset()
     clock = VirtualClock()
-    kv = KVCache(config.num_blocks, config.block_size, config.num_host_blocks)
+    index = config.prefix_cache.new_index()
+    kv = KVCache(config.num_blocks, config.block_size, config.num_host_blocks, index)
     predictor = _biased(scheduler_model or model, config.bias)
     if config.online:
         predictor = OnlineModel(predictor)
@@ -122,6 +125,8 @@ def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
                 r.num_output_tokens, min(longest, capacity_tokens - r.num_prompt_tokens)
             ),
             slo=r.slo,
+            prefix_hashes=r.prefix_hashes,
+            prefix_block_tokens=trace.prefix_block_tokens,
         )
         for r in trace.requests
     ]

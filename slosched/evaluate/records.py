@@ -85,6 +85,7 @@ def _as_json(record: RequestRecord) -> dict[str, object]:
         "num_preemptions": record.num_preemptions,
         "num_swaps": record.num_swaps,
         "started_s": record.started_s,
+        "num_cached_tokens": record.num_cached_tokens,
     }
 
 
@@ -105,6 +106,7 @@ def _from_json(fields: dict[str, Any]) -> RequestRecord:
         num_preemptions=int(fields["num_preemptions"]),
         num_swaps=int(fields["num_swaps"]),
         started_s=fields.get("started_s"),
+        num_cached_tokens=int(fields.get("num_cached_tokens", 0)),
     )
 
 

@@ -3,7 +3,7 @@
 from slosched.kv.cache import KVCache, KVCorruptionError
 from slosched.kv.keys import BlockKeys, Key, block_keys
 from slosched.kv.pool import BlockPool, OutOfBlocksError
-from slosched.kv.prefix import HashIndex, PrefixIndex
+from slosched.kv.prefix import HashIndex, PrefixCaching, PrefixIndex
 
 __all__ = [
     "BlockKeys",
@@ -13,6 +13,7 @@ __all__ = [
     "KVCorruptionError",
     "Key",
     "OutOfBlocksError",
+    "PrefixCaching",
     "PrefixIndex",
     "block_keys",
 ]

@@ -125,7 +125,10 @@ class KVCache:
 
     def free(self, request_id: str) -> None:
         """Give back all that the request holds, on the device and on the host."""
-        self._leave(request_id)
+        self._free(request_id, at_end=False)
+
+    def _free(self, request_id: str, *, at_end: bool) -> None:
+        self._leave(request_id, at_end=at_end)
         self._host.give_back(reversed(self._host_tables.pop(request_id, ())))
 
     def swap_out(self, request_id: str) -> list[BlockCopy]:
@@ -133,7 +136,7 @@ class KVCache:
         held = len(self._tables[request_id])
         host = self._host.take(held)
         self._host_tables[request_id] = host
-        device = self._leave(request_id)
+        device = self._leave(request_id, at_end=False)
         return [BlockCopy(*pair) for pair in zip(device, host, strict=True)]
 
     def swap_in(self, request_id: str) -> list[BlockCopy]:
@@ -181,9 +184,14 @@ class KVCache:
 
     def forget(self, request_id: str) -> None:
         """The request has ended; what it has computed stays cached."""
-        self.free(request_id)
+        self._free(request_id, at_end=True)
         if self._shared is not None:
             self._shared.forget(request_id)
+
+    def settle_ends(self) -> None:
+        """A step is over: who ended in it counts as having left in the order of the starts."""
+        if self._shared is not None:
+            self._shared.settle_ends()
 
     def check(self) -> None:
         """Raise KVCorruptionError unless every block is accounted for."""
@@ -200,10 +208,12 @@ class KVCache:
             self._device.give_back(self._shared.evict(short))
         return self._device.take(count)
 
-    def _leave(self, request_id: str) -> Sequence[int]:
+    def _leave(self, request_id: str, *, at_end: bool) -> Sequence[int]:
         """Take the request's table away; what it was."""
         table = self._tables.pop(request_id, [])
-        own = table if self._shared is None else self._shared.leave(request_id, table)
+        own = (
+            table if self._shared is None else self._shared.leave(request_id, table, at_end=at_end)
+        )
         self._device.give_back(reversed(own))
         return table
 

@@ -80,12 +80,14 @@ class TraceKeys(BlockKeys):
         hashes, of_trace, chain = request.prefix_hashes, request.prefix_block_tokens, self._chain
         assert of_trace is not None
         num_tokens = min(request.num_prompt_tokens, len(hashes) * of_trace)
-        for place in range(len(self._known), min(count, num_tokens // size)):
-            last = ((place + 1) * size - 1) // of_trace
+        known, stop = self._known, min(count, num_tokens // size)
+        while len(known) < stop:
+            last = ((len(known) + 1) * size - 1) // of_trace
             while len(chain) <= last:
                 before = chain[-1] if chain else hash(_namespace(request))
                 chain.append(hash((before, hashes[len(chain)])))
-            self._known.append(hash((chain[last], place)))
+            end = min(stop, (last + 1) * of_trace // size)
+            known += [hash((chain[last], place)) for place in range(len(known), end)]
 
 
 def block_keys(request: Request, block_size: int) -> BlockKeys:

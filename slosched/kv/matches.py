@@ -20,22 +20,25 @@ class Match:
     num_blocks: int = 0
 
 
+Around = tuple[Key, ...]
+"""The key of the last block that is matched, if any, and of the next one, if any."""
+
+
 class Matches:
     """Only those are looked at whose match may have changed: O(1) for an event, O(log) for each.
 
     The index is closed under prefixes.  So a match grows only by the block after its last one, and
-    shrinks only by the last one: whoever waits is listed under these two keys.
+    shrinks only by the last one: whoever waits is listed under these two keys, together with all
+    who have the same two.
     """
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self._matches: dict[str, Match] = {}
-        self._concerned: dict[Key, dict[str, Match]] = {}
+        self._places: dict[Around, dict[str, Match]] = {}
+        self._concerned: dict[Key, dict[Around, None]] = {}
         """By the keys whose coming or going changes their match."""
         self._woken: dict[str, Match] = {}
-
-    def __getitem__(self, request_id: str) -> Match:
-        return self._matches[request_id]
 
     def get(self, request_id: str) -> Match | None:
         return self._matches.get(request_id)
@@ -47,37 +50,50 @@ class Matches:
     def remove(self, request_id: str) -> None:
         match = self._matches.pop(request_id, None)
         if match is not None and self._woken.pop(request_id, None) is None:
-            self._leave(match)
+            around = _around(match, match.num_blocks)
+            del self._places[around][request_id]
+            if not self._places[around]:
+                self._close(around)
 
-    def changed(self, key: Key) -> None:
-        """A block of this key has come or gone."""
-        concerned = self._concerned.get(key)
-        if concerned:
-            for match in list(concerned.values()):
-                self._leave(match)
-                self._woken[match.request_id] = match
+    def changed(self, keys: Sequence[Key]) -> None:
+        """Blocks of these keys have come or gone."""
+        concerned = self._concerned
+        if not concerned:
+            return
+        for key in [key for key in keys if key in concerned]:
+            for around in list(concerned.get(key, ())):
+                self._woken.update(self._close(around))
 
     def refresh(self) -> Iterator[Match]:
         """Match again whom a change concerns; those that were."""
         woken, self._woken = self._woken, {}
-        guess = 0
+        guess, last, begin = 0, None, None
         for match in woken.values():
-            guess = match.num_blocks = self._found(match, guess)
-            for key in self._listed_under(match):
-                self._concerned.setdefault(key, {})[match.request_id] = match
+            first = match.keys.first(1)[:1]
+            # Many wait for the same: then it is where the one before it is.
+            around = _around(match, guess) if first == begin else None
+            if around is None or around != last:
+                guess = self._found(match, guess)
+                last = around = _around(match, guess)
+                begin = list(first)
+            match.num_blocks = guess
+            place = self._places.get(around)
+            (self._open(around) if place is None else place)[match.request_id] = match
             yield match
 
-    def _leave(self, match: Match) -> None:
-        for key in self._listed_under(match):
+    def _open(self, around: Around) -> dict[str, Match]:
+        for key in around:
+            self._concerned.setdefault(key, {})[around] = None
+        place = self._places[around] = {}
+        return place
+
+    def _close(self, around: Around) -> dict[str, Match]:
+        for key in around:
             concerned = self._concerned[key]
-            del concerned[match.request_id]
+            del concerned[around]
             if not concerned:
                 del self._concerned[key]
-
-    def _listed_under(self, match: Match) -> list[Key]:
-        num = match.num_blocks
-        keys = match.keys.first(min(num + 1, match.most_blocks))
-        return list(keys[max(0, num - 1) : min(num + 1, match.most_blocks)])
+        return self._places.pop(around)
 
     def _found(self, match: Match, guess: int) -> int:
         """How many blocks are cached; `guess` is what was found for the one before it.
@@ -99,6 +115,12 @@ class Matches:
             stride = guess - high if guess > high and stride == 1 else 2 * stride
             low = high
         return low
+
+
+def _around(match: Match, num: int) -> Around:
+    """If `num` blocks are matched."""
+    stop = min(num + 1, match.most_blocks)
+    return tuple(match.keys.first(stop)[num - 1 if num else 0 : stop])
 
 
 def _boundary(index: PrefixIndex, keys: Sequence[Key], low: int, high: int) -> int:

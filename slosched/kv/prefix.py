@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Protocol
 
 from slosched.kv.keys import Key
@@ -32,6 +33,9 @@ class PrefixIndex(Protocol):
     def unlock(self, keys: Sequence[Key]) -> None:
         """One holder less for each block of a prefix, which stays cached."""
 
+    def requeue(self, keys: Sequence[Key]) -> None:
+        """Those of a prefix that nobody holds: as if they had been left just now."""
+
     def insert(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
         """The holder of the prefix before `keys` has computed these, too, and holds them.
 
@@ -44,6 +48,17 @@ class PrefixIndex(Protocol):
 
     def blocks(self) -> dict[int, int]:
         """Every block, and how many hold it: for checks."""
+
+
+class PrefixCaching(StrEnum):
+    """Whether prompts are looked up in the KV cache, and by what."""
+
+    OFF = "off"
+    HASH = "hash"
+
+    def new_index(self) -> PrefixIndex | None:
+        """An empty one."""
+        return None if self is PrefixCaching.OFF else HashIndex()
 
 
 class HashIndex:
@@ -89,16 +104,20 @@ class HashIndex:
                 del holders[key]
                 evictable[key] = None
 
+    def requeue(self, keys: Sequence[Key]) -> None:
+        evictable = self._evictable
+        for key in reversed(keys):
+            if key in evictable:
+                evictable.move_to_end(key)
+
     def insert(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
-        canonical = []
-        for key, block in zip(keys, blocks, strict=True):
-            if key in self._block:
-                canonical += self.lock((key,))
-            else:
-                self._block[key] = block
-                self._holders[key] = 1
-                canonical.append(block)
-        return canonical
+        num_known = 0
+        while num_known < len(keys) and keys[num_known] in self._block:
+            num_known += 1
+        known, new = self.lock(keys[:num_known]), keys[num_known:]
+        self._block.update(zip(new, blocks[num_known:], strict=True))
+        self._holders.update(dict.fromkeys(new, 1))
+        return [*known, *blocks[num_known:]]
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
         gone = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from slosched.core import Request
 from slosched.kv.keys import BlockKeys, Key, block_keys
@@ -27,6 +28,11 @@ class SharedBlocks:
         """Blocks of a table that are in the index."""
         self._full_at: dict[str, float] = {}
         """When so many tokens are computed, the table has another block for the index."""
+        self._num_started = 0
+        self._started: dict[str, int] = {}
+        """The how-manieth it was that started, of those that hold blocks."""
+        self._ended: list[tuple[int, Sequence[Key]]] = []
+        """Who has ended in this step, as in `_started`, and what it held."""
 
     def watch(self, request: Request) -> None:
         """`request` waits from now on; `refresh` tells what is cached of it."""
@@ -37,13 +43,22 @@ class SharedBlocks:
         self._matches.add(Match(request_id, self._keys[request_id], most))
 
     def forget(self, request_id: str) -> None:
-        """The request has ended."""
+        """The request has ended, and left its table."""
         self._matches.remove(request_id)
         self._keys.pop(request_id, None)
+        self._started.pop(request_id, None)
 
     def refresh(self) -> Iterator[Match]:
         """The waiting requests of which another part is cached than before."""
+        self.settle_ends()
         return self._matches.refresh()
+
+    def settle_ends(self) -> None:
+        """Who has ended since the last time has left in the order of the starts."""
+        if len(self._ended) > 1:
+            for _, keys in sorted(self._ended, key=itemgetter(0)):
+                self.index.requeue(keys)
+        self._ended.clear()
 
     def matched(self, request_id: str) -> tuple[Sequence[Key], int]:
         """Keys of a waiting request, and of how many of them the blocks are cached."""
@@ -59,14 +74,18 @@ class SharedBlocks:
         """Hold what is cached of a waiting request; the blocks with which its table begins."""
         keys, num = self.matched(request_id)
         self._matches.remove(request_id)
+        self._num_started += 1
+        self._started[request_id] = self._num_started
         self._num_indexed[request_id] = num
         self._full_at[request_id] = (num + 1) * self._block_size
         return self.index.lock(keys[:num])
 
-    def leave(self, request_id: str, table: Sequence[int]) -> Sequence[int]:
-        """The request gives up its table; which blocks of it nobody needs."""
+    def leave(self, request_id: str, table: Sequence[int], *, at_end: bool) -> Sequence[int]:
+        """The request gives up its table, `at_end` or not; which blocks of it nobody needs."""
         keys, num = self.held(request_id)
         self.index.unlock(keys[:num])
+        if at_end and num:
+            self._ended.append((self._started[request_id], keys[:num]))
         self._num_indexed.pop(request_id, None)
         self._full_at.pop(request_id, None)
         return table[num:]
@@ -86,17 +105,13 @@ class SharedBlocks:
         spare: list[int] = []
         if keys:
             own = table[num : num + len(keys)]
-            new = [key for key in keys if key not in self.index]
             table[num : num + len(keys)] = canonical = self.index.insert(keys, own)
             spare = [mine for mine, block in zip(own, canonical, strict=True) if mine != block]
-            for key in new:
-                self._matches.changed(key)
+            self._matches.changed(keys[len(spare) :])
         return spare
 
     def evict(self, count: int) -> list[int]:
         """Blocks that were cached and are free now."""
-        blocks = []
-        for key, block in self.index.evict(count):
-            blocks.append(block)
-            self._matches.changed(key)
-        return blocks
+        gone = self.index.evict(count)
+        self._matches.changed([key for key, _ in gone])
+        return [block for _, block in gone]

@@ -264,6 +264,8 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         if request.started_s is None:
             request.started_s = started_s
+        if not request.num_preemptions:
+            request.num_cached_tokens = request.num_computed_tokens
         return request
 
     def _preempt(self, request_ids: Iterable[str]) -> None:

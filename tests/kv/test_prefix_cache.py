@@ -302,7 +302,7 @@ def test_what_was_left_first_goes_first_and_of_one_request_its_tail() -> None:
         kv.note_computed([ScheduledChunk(request, 8, 0, True, ())])
     kv.forget("old")
     kv.forget("new")
-    kept = {"old": [], "new": []}
+    kept: dict[str, list[int]] = {"old": [], "new": []}
     for taken in range(2, 6):
         kv.grow("other", 4 * (taken + 1))
         for name, start in (("old", 0), ("new", 50)):

@@ -12,6 +12,7 @@ from slosched.evaluate.bounds.demand import demand_of
 from slosched.evaluate.bounds.hindsight import hindsight_bound
 from slosched.evaluate.bounds.on_time import Bound, fluid_bound, on_time_bound
 from slosched.evaluate.bounds.roofline import roofline_bound, roofline_of
+from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel
 from slosched.workload.trace import Trace
 
@@ -71,6 +72,8 @@ def bounds_of(
 
 def why_no_bound_holds(config: SimulationConfig) -> str | None:
     """None if a policy's good requests may be divided by a bound; else the reason, in words."""
+    if config.prefix_cache is not PrefixCaching.OFF:
+        return "it counts every prompt token as work, and the prefix cache saves some"
     if config.disturbances.are_none:
         return None
     return f"the simulated steps do not take what the latency model says ({config.disturbances})"

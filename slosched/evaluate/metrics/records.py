@@ -34,6 +34,8 @@ class RequestRecord:
     num_swaps: int = 0
     started_s: float | None = None
     """When its first token was computed, where that is known: until then it was queued."""
+    num_cached_tokens: int = 0
+    """Tokens of the prompt that were found in the prefix cache."""
 
     def __post_init__(self) -> None:
         if len(self.token_times_s) != self.num_output_tokens:
@@ -59,6 +61,7 @@ class RequestRecord:
             num_preemptions=request.num_preemptions,
             num_swaps=request.num_swaps,
             started_s=request.started_s,
+            num_cached_tokens=request.num_cached_tokens,
         )
 
     @property

@@ -105,6 +105,8 @@ class Summary:
     """Jain's index over the attainments of the tenths; NaN if no request was good."""
     num_preemptions: int
     num_swaps: int
+    prefix_hit_rate: float
+    """Share of the prompt tokens, of requests that emitted one, that the prefix cache had."""
 
     def as_row(self) -> dict[str, str | float]:
         """Flat, for a DataFrame: `ttft_p90_s`, `rejected_expired` and so on, NaN where unknown."""
@@ -166,12 +168,19 @@ def summarize(records: Sequence[RequestRecord], rule: DeadlineRule) -> Summary:
         jain_index=jain_index(shares),
         num_preemptions=sum(record.num_preemptions for record in records),
         num_swaps=sum(record.num_swaps for record in records),
+        prefix_hit_rate=_prefix_hit_rate(records),
     )
 
 
 def _rejected_by_reason(records: Sequence[RequestRecord]) -> dict[EndReason, int]:
     rejected = (r.end_reason for r in records if r.status is RequestStatus.REJECTED)
     return dict(Counter(reason for reason in rejected if reason is not None))
+
+
+def _prefix_hit_rate(records: Sequence[RequestRecord]) -> float:
+    begun = [record for record in records if record.num_output_tokens]
+    num_cached = sum(record.num_cached_tokens for record in begun)
+    return _ratio(num_cached, sum(record.num_prompt_tokens for record in begun))
 
 
 def _busy_s(columns: RequestColumns) -> float:

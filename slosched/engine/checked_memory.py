@@ -1,0 +1,64 @@
+"""A device's memory as far as bookkeeping can spoil it: which token each KV block holds where."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from slosched.core import Executor, Request, ScheduledBatch, SloschedError, StepResult
+
+Contents = dict[int, Hashable]
+"""Of a block, by the token's place in it: what it is, with all tokens before it."""
+
+
+class WrongBlockError(SloschedError, AssertionError):
+    """A request would read, or write over, what another has computed."""
+
+
+class CheckedMemory:
+    """An executor that runs on another, if every chunk finds its own tokens in its blocks."""
+
+    def __init__(self, executor: Executor, block_size: int) -> None:
+        self._executor = executor
+        self._block_size = block_size
+        self._device: dict[int, Contents] = {}
+        self._host: dict[int, Contents] = {}
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        self._check(batch)
+        return self._executor.execute(batch)
+
+    def release(self, request_id: str) -> None:
+        self._executor.release(request_id)
+
+    def _check(self, batch: ScheduledBatch) -> None:
+        """Do to the memory what the step does, in the order in which a device does it."""
+        for device_block, host_block in batch.swap_out:
+            self._host[host_block] = dict(self._device[device_block])
+        for device_block, host_block in batch.swap_in:
+            self._device[device_block] = dict(self._host[host_block])
+        size, device = self._block_size, self._device
+        for request, num_new, num_prior, _, table in batch.chunks:
+            for position in range(num_prior, num_prior + num_new):
+                if position % size == 0:
+                    device[table[position // size]] = {}
+                device[table[position // size]][position % size] = token_at(request, position)
+        for request, num_new, num_prior, _, table in batch.chunks:
+            last = num_prior + num_new - 1
+            for position in (*range(size - 1, last, size), last):
+                block, token = table[position // size], token_at(request, position)
+                if (found := device[block].get(position % size)) != token:
+                    raise WrongBlockError(
+                        f"{request.request_id!r} finds {found} in block {block} at token "
+                        f"{position}, not its own {token}"
+                    )
+
+
+def token_at(request: Request, position: int) -> Hashable:
+    """What stands there, with everything before it.
+
+    Requests are told apart by their prefix hashes, and beyond them by name.
+    """
+    hashes, block = request.prefix_hashes, request.prefix_block_tokens
+    if block and position < min(request.num_prompt_tokens, len(hashes) * block):
+        return position, tuple(hashes[: position // block + 1])
+    return position, request.request_id
