@@ -22,7 +22,7 @@ from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
-from slosched.kv import KVCache
+from slosched.kv import KVCache, PrefixCaching
 from slosched.perfmodel import FittedModel, OnlineModel, fit, load_model, save_model
 from slosched.perfmodel.device import check_device
 from slosched.perfmodel.store import MODEL_FORMAT
@@ -71,6 +71,7 @@ def serve(
         bool,
         typer.Option("--overlap", help="Plan each step while the one before it runs."),
     ] = False,
+    prefix_cache: options.PrefixCache = PrefixCaching.OFF,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -104,7 +105,8 @@ def serve(
     else:
         given = None if latency_model is None else load_model(latency_model, force=force)
         device = _real(model, kv, limits.limits(), given, calibrate, force)
-    cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks)
+    index = prefix_cache.new_index()
+    cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index)
     scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))
     engine = Engine(scheduler, device.executor, MonotonicClock())
     if overlap:

@@ -29,7 +29,7 @@ from slosched.core import (
 from slosched.engine.background import InBackground
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
-from slosched.kv import KVCache
+from slosched.kv import KVCache, PrefixCaching
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
@@ -53,6 +53,7 @@ class Replica:
     arrival_steps: tuple[int, ...]
     """Before which step each request arrives."""
     overlap: bool = False
+    prefix_cache: PrefixCaching = PrefixCaching.OFF
 
 
 def serve(
@@ -71,7 +72,8 @@ def serve(
         block_size=BLOCK_SIZE,
         num_host_blocks=replica.num_host_blocks,
     )
-    kv = KVCache(replica.num_blocks, BLOCK_SIZE, replica.num_host_blocks)
+    index = replica.prefix_cache.new_index()
+    kv = KVCache(replica.num_blocks, BLOCK_SIZE, replica.num_host_blocks, index)
     scheduler = Scheduler(make_policy(replica.policy), kv, replica.limits, make_model())
     clock = MonotonicClock()
     engine = Engine(scheduler, executor, clock)
@@ -186,20 +188,22 @@ def tiny() -> LoadedModel:
 
 
 @cache
-def tiny_prompt(num_tokens: int) -> tuple[int, ...]:
-    """A prompt of that length, always the same one."""
-    return tuple((7 * num_tokens + 13 * i * i) % 259 for i in range(num_tokens))
+def tiny_prompt(num_tokens: int, *, alike: bool = False) -> tuple[int, ...]:
+    """A prompt of that length, always the same one; those `alike` begin alike."""
+    first = 0 if alike else 7 * num_tokens
+    return tuple((first + 13 * i * i) % 259 for i in range(num_tokens))
 
 
 @cache
-def tiny_output(num_tokens: int) -> list[int]:
-    return generated(tiny(), tiny_prompt(num_tokens), TINY_MAX_TOKENS)
+def tiny_output(prompt: tuple[int, ...]) -> list[int]:
+    return generated(tiny(), prompt, TINY_MAX_TOKENS)
 
 
 @st.composite
-def patterns(draw: st.DrawFn) -> tuple[Replica, list[int]]:
-    """A replica with a cache for about one and a half requests, and prompt lengths."""
+def patterns(draw: st.DrawFn) -> tuple[Replica, list[tuple[int, ...]]]:
+    """A replica with a cache for about one and a half requests, and prompts."""
     lengths = draw(st.lists(st.sampled_from([1, 2, 5, 11, 17, 30]), min_size=1, max_size=6))
+    prompts = [tiny_prompt(length, alike=draw(st.booleans())) for length in lengths]
     longest = -(-(max(lengths) + TINY_MAX_TOKENS) // BLOCK_SIZE)
     steps = draw(st.lists(st.integers(0, 6), min_size=len(lengths), max_size=len(lengths)))
     replica = Replica(
@@ -213,25 +217,42 @@ def patterns(draw: st.DrawFn) -> tuple[Replica, list[int]]:
         num_host_blocks=draw(st.sampled_from([0, longest, 8 * longest])),
         arrival_steps=tuple(sorted(steps)),
         overlap=draw(st.booleans()),
+        prefix_cache=draw(st.sampled_from(PrefixCaching)),
     )
-    return replica, lengths
+    return replica, prompts
 
 
 @settings(
     max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 @given(patterns())
-def test_tiny_model_on_random_patterns(pattern: tuple[Replica, list[int]]) -> None:
-    replica, lengths = pattern
-    requests = serve(tiny(), replica, [tiny_prompt(n) for n in lengths], TINY_MAX_TOKENS)
-    for request in requests:
+def test_tiny_model_on_random_patterns(pattern: tuple[Replica, list[tuple[int, ...]]]) -> None:
+    replica, prompts = pattern
+    requests = serve(tiny(), replica, prompts, TINY_MAX_TOKENS)
+    for request, prompt in zip(requests, prompts, strict=True):
         refused = was_refused(request, replica.policy)
-        expected = [] if refused else tiny_output(request.num_prompt_tokens)
-        assert request.output_token_ids == expected
+        assert request.output_token_ids == ([] if refused else tiny_output(prompt))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_next_turn_of_a_conversation_finds_prompt_and_answer_in_the_cache(
+    overlap: bool,
+) -> None:
+    first = tiny_prompt(30)
+    second = (*first, *tiny_output(first), 5, 6, 7)
+    replica = Replica(
+        *("fcfs", Limits(), 64, 0, (0, 2 * TINY_MAX_TOKENS)),
+        overlap=overlap,
+        prefix_cache=PrefixCaching.HASH,
+    )
+    requests = serve(tiny(), replica, [first, second], TINY_MAX_TOKENS)
+    assert [r.output_token_ids for r in requests] == [tiny_output(first), tiny_output(second)]
+    # All but the first's last token were computed, 41 of which 40 are in full blocks of 4.
+    assert [r.num_cached_tokens for r in requests] == [0, 40]
 
 
 def test_a_stop_token_ends_a_request_while_the_next_step_computes_on() -> None:
-    output = tiny_output(11)
+    output = tiny_output(tiny_prompt(11))
     stop = next(i for i, token in enumerate(output) if i >= 3 and token not in output[:i])
     requests = serve(
         tiny(),
@@ -242,6 +263,6 @@ def test_a_stop_token_ends_a_request_while_the_next_step_computes_on() -> None:
     )
     assert requests[0].output_token_ids == output[: stop + 1]
     assert requests[0].end_reason is EndReason.STOP
-    other = tiny_output(30)
+    other = tiny_output(tiny_prompt(30))
     end = other.index(output[stop]) + 1 if output[stop] in other else len(other)
     assert requests[1].output_token_ids == other[:end]

@@ -57,6 +57,7 @@ class ServerMetrics:
         self._num_good = 0
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
+        self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._predicted_s = 0.0
         self._predicted_took_s = 0.0
@@ -91,6 +92,7 @@ class ServerMetrics:
         self._num_good += is_good(record, self._scheduler.limits.deadline_rule)
         if record.ttft_s is not None:
             self._num_prompt_tokens += record.num_prompt_tokens
+            self._num_cached_tokens += record.num_cached_tokens
             self._ttft.observe(record.ttft_s)
         for gap_s in record.itl_s:
             self._itl.observe(gap_s)
@@ -121,7 +123,9 @@ class ServerMetrics:
 
     def _counters(self, label: str) -> Iterator[str]:
         for name, text, value in (
-            ("vllm:prompt_tokens", "Prompt tokens computed.", self._num_prompt_tokens),
+            ("vllm:prompt_tokens", "Prompt tokens, cached ones too.", self._num_prompt_tokens),
+            ("vllm:prefix_cache_queries", "The same, as vLLM names it.", self._num_prompt_tokens),
+            ("vllm:prefix_cache_hits", "Prompt tokens found cached.", self._num_cached_tokens),
             ("vllm:generation_tokens", "Output tokens.", self._num_output_tokens),
             ("vllm:num_preemptions", "Preemptions, by swap too.", self._num_preemptions),
             ("slosched:good_requests", "Finished within their SLO.", self._num_good),

@@ -181,12 +181,13 @@ class GenerationResponse:
         return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
 
     def _usage(self, num_output_tokens: int) -> Json:
-        num_prompt_tokens = self.generation.request.num_prompt_tokens
+        request = self.generation.request
+        num_prompt_tokens = request.num_prompt_tokens
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_output_tokens,
             "total_tokens": num_prompt_tokens + num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": request.num_cached_tokens},
         }
 
     def _metrics(self) -> Json:
