@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from slosched.batch import BatchBuilder
-from slosched.core import Request, RequestStatus, SchedulerView
+from slosched.core import PreemptionMode, Request, RequestStatus, SchedulerView
 
 CLIP_MAX_NEW_TOKENS = 4096
 """No request is believed to emit more (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
@@ -32,6 +32,11 @@ def num_new_tokens_left(request: Request) -> int:
     """Output tokens that it is believed to emit from now on, at most."""
     num_left = request.max_tokens - request.num_output_tokens + request.num_output_placeholders
     return min(num_left, CLIP_MAX_NEW_TOKENS)
+
+
+def num_promised(request: Request) -> int:
+    """Output tokens for which there is to be room when it is admitted."""
+    return min(request.max_tokens, CLIP_MAX_NEW_TOKENS)
 
 
 class PrefillAdder:
@@ -80,7 +85,7 @@ class PrefillAdder:
         want = request.num_uncomputed_tokens
         n = min(want, self._chunk_left, int(self._total_left))
         if n > 0 and self._admit(request, n):
-            self._charge(n, 0 if n < want else min(request.max_tokens, CLIP_MAX_NEW_TOKENS))
+            self._charge(n, 0 if n < want else num_promised(request))
         return n >= want
 
     def add(self, request: Request) -> AddResult:
@@ -93,7 +98,7 @@ class PrefillAdder:
             return AddResult.OTHER
         if total >= self._total_left - self._num_locked_by(request, n):
             return AddResult.NO_TOKEN
-        num_outputs = min(request.max_tokens, CLIP_MAX_NEW_TOKENS)
+        num_outputs = num_promised(request)
         if is_cut := n > self._chunk_left:
             n, num_outputs = self._cut(), 0
             if n <= 0:
@@ -105,6 +110,16 @@ class PrefillAdder:
         self._charge(n, num_outputs)
         return self._state()
 
+    def would_hold(self, num_tokens: int, victims: Sequence[Request]) -> bool:
+        """Whether so many KV tokens are there once the claims of some `victims` fall away.
+
+        The blocks that these hold are not counted.
+        """
+        wanted = num_tokens - self._total_left
+        for victim in victims:
+            wanted -= self._claim_of(victim)
+        return bool(victims) and wanted <= 0
+
     def release(self, victims: Sequence[Request], incoming: Request) -> None:
         """Preempt running requests for `incoming`.
 
@@ -112,21 +127,13 @@ class PrefillAdder:
         """
         for victim in victims:
             before = self._batch.num_free_blocks
-            self._batch.preempt(victim)
+            self._batch.preempt(victim, PreemptionMode.RECOMPUTE)
             self._num_free += (self._batch.num_free_blocks - before) * self._page_size
-            self._total_offset -= self.claim_of(incoming)
+            self._total_offset -= self._claim_of(incoming)
 
-    def claim_of(self, request: Request) -> float:
+    def _claim_of(self, request: Request) -> float:
         """KV tokens that it is expected to want when it runs."""
         return num_new_tokens_left(request) * self._ratio
-
-    def tokens_missing(self, request: Request) -> float:
-        """KV tokens by which it does not fit."""
-        return (
-            request.num_uncomputed_tokens
-            + min(request.max_tokens, CLIP_MAX_NEW_TOKENS)
-            - (self._total_left)
-        )
 
     def _cut(self) -> int:
         """Whole pages of a prompt that is longer than what is left of the chunk."""

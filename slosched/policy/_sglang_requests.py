@@ -35,6 +35,8 @@ class Queues:
     """Decodes."""
     chunked: Request | None = None
     """One at most has a part of its prompt computed."""
+    tried: set[str] = field(default_factory=set)
+    """Waiting requests that did not fit when it was their turn."""
     last: LastBatch = field(default_factory=LastBatch)
     present: set[str] = field(default_factory=set)
     """Running requests that can be planned."""
@@ -108,6 +110,8 @@ class Queues:
             known = set(map(id, self.waiting))
             queued = (*view.swapped, *view.waiting)
             self.waiting += [r for r in queued if id(r) not in known]
+        if len(self.tried) > len(self.waiting):
+            self.tried.intersection_update(r.request_id for r in self.waiting)
         if begun:
             self.waiting[:0] = begun
 

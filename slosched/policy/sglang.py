@@ -15,7 +15,7 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
-from slosched.policy._sglang_adder import AddResult, PrefillAdder
+from slosched.policy._sglang_adder import AddResult, PrefillAdder, num_promised
 from slosched.policy._sglang_decode import NewTokenRatio, retract
 from slosched.policy._sglang_order import SchedulePolicy, sort
 from slosched.policy._sglang_requests import LastBatch, Queues, has_ended
@@ -172,10 +172,11 @@ class SGLang(Policy):
         """Try those that wait, in order, until one does not fit; who was driven out for them."""
         queues, victims = self._queues, list[Request]()
         max_loras = view.limits.max_loras
+        loras = set[str | None]() if max_loras is None else {r.lora_id for r in queues.running}
         for request in queues.waiting:
             if max_loras is not None:
-                users = (*queues.running, *adder.admitted, request)
-                if len({user.lora_id for user in users}) > max_loras:
+                in_step = (r.lora_id for r in (*adder.admitted, request))
+                if len(loras.union(in_step)) > max_loras:
                     self._is_full = True
                     break
             if len(adder.admitted) >= max_running_requests - len(queues.running):
@@ -185,14 +186,19 @@ class SGLang(Policy):
                 victims += driven_out
                 if not driven_out:
                     break
+            queues.tried.add(request.request_id)
             result = adder.add(request)
             if result is not AddResult.CONTINUE:
                 self._is_full |= result is AddResult.NO_TOKEN
                 break
+        queues.tried.difference_update(r.request_id for r in (*adder.admitted, *victims))
         return victims
 
     def _drive_out_for(self, request: Request, adder: PrefillAdder) -> list[Request]:
-        """All running ones that are so much less urgent, if that gives `request` its KV tokens."""
+        """All running ones that are so much less urgent, if that gives `request` its KV tokens.
+
+        SGLang counts the prompt only of one that it has tried before.
+        """
         if not self.enable_priority_scheduling:
             return []
         queues, threshold = self._queues, self.priority_scheduling_preemption_threshold
@@ -202,7 +208,9 @@ class SGLang(Policy):
             for r in queues.running
             if urgency - self._urgency(r) > threshold and r.request_id in queues.present
         ]
-        if adder.tokens_missing(request) > adder.claim_of(request) * len(victims):
+        was_tried = request.request_id in queues.tried
+        wanted = num_promised(request) + was_tried * request.num_uncomputed_tokens
+        if not adder.would_hold(wanted, victims):
             return []
         adder.release(victims, request)
         queues.running = [r for r in queues.running if r not in victims]

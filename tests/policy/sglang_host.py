@@ -37,7 +37,7 @@ class RadixKV(KVCache):
         super().__init__(num_tokens, block_size=1)
         self.tree = RadixTree()
         self.num_kept = 0
-        """Decodes of which some may be retracted in this step."""
+        """Decodes of which some may be retracted, or driven out, in this step."""
         self._requests: dict[str, Request] = {}
         self._node: dict[str, Node] = {}
         self._num_in_tree: dict[str, int] = {}
@@ -63,7 +63,7 @@ class RadixKV(KVCache):
     def match(self, request: Request, num_tokens: int) -> None:
         """Look for its first tokens, as SGLang does when it sorts and when it tries."""
         ids = content(request)[0][:num_tokens]
-        request.num_computed_tokens, node = self.tree.match(ids)
+        request.num_computed_tokens, node = self.tree.match(ids, request.lora_id)
         self._node[request.request_id] = node
 
     def num_ready_blocks(self, request_id: str) -> int:
@@ -123,7 +123,7 @@ class RadixKV(KVCache):
             if request.status.is_ended:
                 table = self._tables.pop(request_id)
                 ids = content(request)[0][: request.num_tokens - 1]
-                num_known = self.tree.insert(ids, table)
+                num_known = self.tree.insert(ids, table, request.lora_id)
                 self._device.give_back(table[self._num_in_tree.pop(request_id) : num_known])
                 self.tree.unlock(self._node.pop(request_id))
             elif emits_token and request_id in step.prompts:
@@ -135,9 +135,9 @@ class RadixKV(KVCache):
         """Its first tokens are cached from now on, and of two copies one is dropped."""
         request_id, ids = request.request_id, content(request)[0][:num_tokens]
         table, num_before = self._tables[request_id], self._num_in_tree[request_id]
-        num_known = self.tree.insert(ids, table)
+        num_known = self.tree.insert(ids, table, request.lora_id)
         self._device.give_back(table[num_before:num_known])
-        num_tokens, node = self.tree.match(ids)
+        num_tokens, node = self.tree.match(ids, request.lora_id)
         self.tree.unlock(self._node[request_id])
         self.tree.lock(node)
         self._node[request_id], self._num_in_tree[request_id] = node, num_tokens
@@ -204,8 +204,15 @@ class SGLangHere(SGLang):
         self.kv.num_kept = 0
         return is_planned
 
+    def _drive_out_for(self, request: Request, adder: PrefillAdder) -> list[Request]:
+        self.kv.num_kept = len(self._queues.running)
+        victims = super()._drive_out_for(request, adder)
+        self.kv.num_kept = 0
+        return victims
+
     def _sort(self, waiting: list[Request]) -> None:
-        if self.schedule_policy is SchedulePolicy.LPM and len(waiting) <= MAX_WAITING_FOR_PREFIXES:
+        by_prefix = self.schedule_policy in (SchedulePolicy.LPM, SchedulePolicy.DFS_WEIGHT)
+        if by_prefix and len(waiting) <= MAX_WAITING_FOR_PREFIXES:
             for request in waiting:
                 self.kv.match(request, request.num_tokens)
         super()._sort(waiting)

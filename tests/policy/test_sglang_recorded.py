@@ -71,11 +71,12 @@ class Replay:
             chunked_prefill_size=config["chunk"],
             enable_mixed_chunk=config["mixed"],
             enable_priority_scheduling=config["priority"],
-            schedule_low_priority_values_first=False,
+            schedule_low_priority_values_first=config.get("low_first", False),
             priority_scheduling_preemption_threshold=config["threshold"],
         )
         self.kv = self.policy.kv = RadixKV(config["kv"])
-        self.scheduler = Scheduler(self.policy, self.kv, Limits(NO_LIMIT, config["max_running"]))
+        limits = Limits(NO_LIMIT, config["max_running"], max_loras=config.get("max_loras"))
+        self.scheduler = Scheduler(self.policy, self.kv, limits)
         self.where = ""
         self.seen = Counter(workloads=1)
 
@@ -113,10 +114,12 @@ class Replay:
         assert [
             [c.request.request_id, c.num_new_tokens, c.num_prior_tokens] for c in batch.chunks
         ] == [[b[0], b[2], self.num_prior(b, batch)] for b in expected["batch"]], self.where
-        assert list(batch.output.preempted) == expected["retracted"], self.where
+        driven_out = expected.get("driven_out", [])
+        assert list(batch.output.preempted) == expected["retracted"] + driven_out, self.where
         ended = [r.request_id for r in self.scheduler.take_ended()]
         assert ended == expected["finished"], self.where
         self.seen["retracted"] += len(expected["retracted"])
+        self.seen["driven out"] += len(driven_out)
         self.seen["hits"] += sum(b[1] == "extend" and b[4] > 0 for b in expected["batch"])
         self.compare_state(expected)
 
@@ -225,6 +228,7 @@ def arrivals(workload: dict[str, Any], step: int) -> list[Request]:
                 for i in range(a["len"])
             ],
             priority=a["priority"],
+            lora_id=a.get("lora"),
         )
         for k, a in enumerate(workload["arrivals"])
         if a["step"] == step
