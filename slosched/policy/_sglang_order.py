@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -50,12 +51,14 @@ def sort(
         if policy is SchedulePolicy.LPM:
             _sort_by_prefix(waiting)
         else:
-            waiting[:] = _depth_first(waiting)
+            _sort_down_prefixes(waiting)
 
 
 def _sort_by_prefix(waiting: list[Request]) -> None:
     later = _sharing_with_earlier(waiting)
-    waiting.sort(key=lambda r: (r.request_id in later, -r.num_computed_tokens))
+    waiting.sort(
+        key=lambda r: math.inf if r.request_id in later else -r.num_computed_tokens,
+    )
 
 
 def _sharing_with_earlier(waiting: Iterable[Request]) -> set[str]:
@@ -73,25 +76,36 @@ def _sharing_with_earlier(waiting: Iterable[Request]) -> set[str]:
     return later
 
 
-def _depth_first(waiting: Iterable[Request]) -> list[Request]:
-    """Of each prefix those that have a longer one first, the most of them before all."""
-    tree, by_node = RadixTree(), dict[Node, list[Request]]()
-    ends = []
+def _sort_down_prefixes(waiting: list[Request]) -> None:
+    tree, ends = RadixTree(), []
     for request in waiting:
         tokens, size = content(request)
         prefix = tokens[: request.num_computed_tokens // size]
         tree.insert(prefix, prefix, request.lora_id)
-        ends.append((request, prefix))
-    for request, prefix in ends:
+        ends.append(prefix)
+    for request, prefix in zip(waiting, ends, strict=True):
         tree.match(prefix, request.lora_id)  # splits where a prefix ends
-    for request, prefix in ends:
-        by_node.setdefault(tree.match(prefix, request.lora_id).node, []).append(request)
+    nodes = [
+        tree.match(prefix, request.lora_id).node
+        for request, prefix in zip(waiting, ends, strict=True)
+    ]
+    sort_depth_first(waiting, nodes, tree)
+
+
+def sort_depth_first(waiting: list[Request], nodes: Iterable[Node], tree: RadixTree) -> None:
+    """Of each prefix those that have a longer one first, the most of them before all.
+
+    `nodes` are where their cached prefixes end in `tree`.  Of equal weight is first whichever came
+    first into the tree; in SGLang that is the cache.
+    """
+    by_node: dict[Node, list[Request]] = {}
+    for request, node in zip(waiting, nodes, strict=True):
+        by_node.setdefault(node, []).append(request)
     weights = Counter({node: len(requests) for node, requests in by_node.items()})
-    nodes = [tree.root, *tree]
-    for node in reversed(nodes):
-        if node.parent is not None:
-            weights[node.parent] += weights[node]
-    return _walked(tree.root, by_node, weights)
+    for node in reversed(list(tree)):
+        assert node.parent is not None
+        weights[node.parent] += weights[node]
+    waiting[:] = _walked(tree.root, by_node, weights)
 
 
 def _walked(

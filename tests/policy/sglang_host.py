@@ -8,6 +8,7 @@ does it; queues, plans and their check are those of the real Scheduler.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from slosched.core import Request, ScheduledBatch, ScheduledChunk, SchedulerOutp
 from slosched.kv import KVCache
 from slosched.kv.radix import Node, RadixTree
 from slosched.policy._sglang_adder import AddResult, PrefillAdder
-from slosched.policy._sglang_order import MAX_WAITING_FOR_PREFIXES, content
+from slosched.policy._sglang_order import MAX_WAITING_FOR_PREFIXES, content, sort_depth_first
 from slosched.policy._sglang_requests import has_ended
 from slosched.policy.sglang import SchedulePolicy, SGLang
 
@@ -65,6 +66,10 @@ class RadixKV(KVCache):
         ids = content(request)[0][:num_tokens]
         request.num_computed_tokens, node = self.tree.match(ids, request.lora_id)
         self._node[request.request_id] = node
+
+    def nodes_of(self, requests: Iterable[Request]) -> list[Node]:
+        """Where the prefixes end that were found last."""
+        return [self._node[request.request_id] for request in requests]
 
     def num_ready_blocks(self, request_id: str) -> int:
         if request_id in self._tables:
@@ -165,6 +170,8 @@ class SGLangHere(SGLang):
     """The policy, which tells the cache what SGLang's own steps do to it besides the plan."""
 
     kv: RadixKV
+    sorted: Counter[str]
+    """How often `dfs-weight` found SGLang's order, which sorts what is equal by its own tree."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         chunked = self._queues.chunked
@@ -175,6 +182,10 @@ class SGLangHere(SGLang):
         wasted = [r for r in last.requests if r.request_id not in output.num_scheduled_tokens]
         self.kv.launch(self.prompts(), len(wasted))
         return output
+
+    def reset(self) -> None:
+        super().reset()
+        self.sorted = Counter()
 
     def prompts(self) -> list[Request]:
         """Of the step that was planned last."""
@@ -212,10 +223,17 @@ class SGLangHere(SGLang):
 
     def _sort(self, waiting: list[Request]) -> None:
         by_prefix = self.schedule_policy in (SchedulePolicy.LPM, SchedulePolicy.DFS_WEIGHT)
-        if by_prefix and len(waiting) <= MAX_WAITING_FOR_PREFIXES:
+        by_prefix &= len(waiting) <= MAX_WAITING_FOR_PREFIXES
+        if by_prefix:
             for request in waiting:
                 self.kv.match(request, request.num_tokens)
+        found = waiting.copy()
         super()._sort(waiting)
+        if by_prefix and self.schedule_policy is SchedulePolicy.DFS_WEIGHT:
+            ours = waiting.copy()
+            waiting[:] = found
+            sort_depth_first(waiting, self.kv.nodes_of(waiting), self.kv.tree)
+            self.sorted["like SGLang" if ours == waiting else "but for ties"] += 1
 
     def _make_adder(self, batch: BatchBuilder, view: SchedulerView) -> PrefillAdder:
         adder = MatchingAdder.__new__(MatchingAdder)
