@@ -260,7 +260,7 @@ PrefixCache = Annotated[
     PrefixCaching,
     typer.Option(
         help="Whether prompts that begin alike share KV blocks, also those of requests that have "
-        "ended: `hash` finds them by block hashes, as vLLM."
+        "ended: found by block hashes, as in vLLM, or in a radix tree, as in SGLang."
     ),
 ]
 

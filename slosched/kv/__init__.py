@@ -4,6 +4,7 @@ from slosched.kv.cache import KVCache, KVCorruptionError
 from slosched.kv.keys import BlockKeys, Key, block_keys
 from slosched.kv.pool import BlockPool, OutOfBlocksError
 from slosched.kv.prefix import HashIndex, PrefixCaching, PrefixIndex
+from slosched.kv.radix_index import RadixIndex
 
 __all__ = [
     "BlockKeys",
@@ -15,5 +16,6 @@ __all__ = [
     "OutOfBlocksError",
     "PrefixCaching",
     "PrefixIndex",
+    "RadixIndex",
     "block_keys",
 ]

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from slosched.kv.keys import Key
+from slosched.kv.radix_index import RadixIndex
 
 
 class PrefixIndex(Protocol):
@@ -36,15 +37,15 @@ class PrefixIndex(Protocol):
     def requeue(self, keys: Sequence[Key]) -> None:
         """Those of a prefix that nobody holds: as if they had been left just now."""
 
-    def insert(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
-        """The holder of the prefix before `keys` has computed these, too, and holds them.
+    def insert(self, keys: Sequence[Key], num_held: int, blocks: Sequence[int]) -> list[int]:
+        """Who holds the first `num_held` has computed the others, into `blocks`, and holds them.
 
         What is cached already is not cached twice: returned are the blocks that are to be held,
         and whoever has another of the same content gives it back.
         """
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
-        """Forget so many of the blocks that nobody holds."""
+        """Forget so many of the blocks that nobody holds, or more if they go together."""
 
     def blocks(self) -> dict[int, int]:
         """Every block, and how many hold it: for checks."""
@@ -55,10 +56,17 @@ class PrefixCaching(StrEnum):
 
     OFF = "off"
     HASH = "hash"
+    RADIX = "radix"
 
     def new_index(self) -> PrefixIndex | None:
         """An empty one."""
-        return None if self is PrefixCaching.OFF else HashIndex()
+        match self:
+            case PrefixCaching.OFF:
+                return None
+            case PrefixCaching.HASH:
+                return HashIndex()
+            case PrefixCaching.RADIX:
+                return RadixIndex()
 
 
 class HashIndex:
@@ -110,14 +118,14 @@ class HashIndex:
             if key in evictable:
                 evictable.move_to_end(key)
 
-    def insert(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
-        num_known = 0
-        while num_known < len(keys) and keys[num_known] in self._block:
-            num_known += 1
-        known, new = self.lock(keys[:num_known]), keys[num_known:]
-        self._block.update(zip(new, blocks[num_known:], strict=True))
+    def insert(self, keys: Sequence[Key], num_held: int, blocks: Sequence[int]) -> list[int]:
+        end = num_held
+        while end < len(keys) and keys[end] in self._block:
+            end += 1
+        known, new, in_new = self.lock(keys[num_held:end]), keys[end:], blocks[end - num_held :]
+        self._block.update(zip(new, in_new, strict=True))
         self._holders.update(dict.fromkeys(new, 1))
-        return [*known, *blocks[num_known:]]
+        return [*known, *in_new]
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
         gone = []

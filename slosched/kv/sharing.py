@@ -98,16 +98,16 @@ class SharedBlocks:
         if num_tokens < self._full_at.get(request_id, 0):
             return ()
         num, num_full = self._num_indexed.get(request_id, 0), num_tokens // self._block_size
-        keys = self._keys[request_id].first(num_full)[num:num_full]
-        self._num_indexed[request_id] = num + len(keys)
-        is_all = num + len(keys) < num_full  # what follows has no keys
+        keys = self._keys[request_id].first(num_full)[:num_full]
+        self._num_indexed[request_id] = len(keys)
+        is_all = len(keys) < num_full  # what follows has no keys
         self._full_at[request_id] = math.inf if is_all else (num_full + 1) * self._block_size
-        spare: list[int] = []
-        if keys:
-            own = table[num : num + len(keys)]
-            table[num : num + len(keys)] = canonical = self.index.insert(keys, own)
-            spare = [mine for mine, block in zip(own, canonical, strict=True) if mine != block]
-            self._matches.changed(keys[len(spare) :])
+        if len(keys) <= num:
+            return ()
+        own = table[num : len(keys)]
+        table[num : len(keys)] = canonical = self.index.insert(keys, num, own)
+        spare = [mine for mine, block in zip(own, canonical, strict=True) if mine != block]
+        self._matches.changed(keys[num + len(spare) :])
         return spare
 
     def evict(self, count: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slosched.core import Request, ScheduledChunk
-from slosched.kv import HashIndex, KVCache, OutOfBlocksError, block_keys
+from slosched.kv import (
+    HashIndex,
+    KVCache,
+    OutOfBlocksError,
+    PrefixIndex,
+    RadixIndex,
+    block_keys,
+)
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, SIZE = 14, 10, 2
 
@@ -37,9 +45,12 @@ def make(name: str, tokens: Prefix, num_prompt: int) -> Request:
 class PrefixMachine(RuleBasedStateMachine):
     """Few different tokens, so that most requests share a part with others."""
 
+    new_index: Callable[[], PrefixIndex] = HashIndex
+
     def __init__(self) -> None:
         super().__init__()
-        self.kv = KVCache(NUM_BLOCKS, SIZE, NUM_HOST_BLOCKS, HashIndex())
+        self.index = self.new_index()
+        self.kv = KVCache(NUM_BLOCKS, SIZE, NUM_HOST_BLOCKS, self.index)
         self.tokens: dict[str, Prefix] = {}
         self.requests: dict[str, Request] = {}
         self.waiting: dict[str, int] = {}
@@ -70,9 +81,12 @@ class PrefixMachine(RuleBasedStateMachine):
     def make_room(self, num_blocks: int) -> None:
         """What was left first goes first, but only where no block without content is left."""
         held, num_empty = self.held(), NUM_BLOCKS - len(self.left_at) - self.num_own()
-        idle = sorted((p for p in self.left_at if p not in held), key=self.left_at.__getitem__)
-        for prefix in idle[: max(0, num_blocks - num_empty)]:
+        idle = [prefix for prefix in self.left_at if prefix not in held]
+        for prefix in self.to_go(idle, max(0, num_blocks - num_empty)):
             del self.left_at[prefix]
+
+    def to_go(self, idle: list[Prefix], count: int) -> list[Prefix]:
+        return sorted(idle, key=self.left_at.__getitem__)[:count]
 
     def leave(self, name: str) -> None:
         noted = self.prefixes(name, self.running.pop(name).num_noted)
@@ -133,8 +147,8 @@ class PrefixMachine(RuleBasedStateMachine):
             with pytest.raises(OutOfBlocksError):
                 self.kv.grow(name, after)
             return
-        self.make_room(missing)
         table, tokens = self.kv.grow(name, after), self.tokens[name]
+        self.make_room(missing)
         others = {b for n in self.running if n != name for b in self.kv.block_table(n)}
         for i in range(prior // SIZE, -(-after // SIZE)):
             assert table[i] not in others, "a block is written that somebody shares"
@@ -185,8 +199,9 @@ class PrefixMachine(RuleBasedStateMachine):
         num_blocks = self.kv.num_held_host_blocks(name)
         if num_blocks > self.num_free():
             return
+        copies = self.kv.swap_in(name)
         self.make_room(num_blocks)
-        for copy in self.kv.swap_in(name):
+        for copy in copies:
             self.memory[copy.device_block] = self.host_memory[copy.host_block]
         self.running[name] = self.swapped.pop(name)
 
@@ -234,8 +249,24 @@ class PrefixMachine(RuleBasedStateMachine):
         assert self.waiting == {name: self.cached_tokens(name) for name in self.waiting}
 
 
+class RadixMachine(PrefixMachine):
+    """Which leaves go is the tree's to say (tests/kv/test_radix.py): here, what may go."""
+
+    new_index = RadixIndex
+
+    def to_go(self, idle: list[Prefix], count: int) -> list[Prefix]:
+        gone = [
+            p for p in idle if block_keys(make("", p, len(p)), SIZE).first(99)[-1] not in self.index
+        ]
+        assert len(gone) >= count
+        assert gone or not count
+        return gone
+
+
 TestPrefixCache = PrefixMachine.TestCase
-TestPrefixCache.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPrefixCache.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestRadixCache = RadixMachine.TestCase
+TestRadixCache.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 def keys_of(request: Request, count: int = 99) -> list[object]:
