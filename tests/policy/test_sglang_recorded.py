@@ -1,7 +1,7 @@
 """sglang against decisions recorded from the real SGLang 0.5.5 scheduler, step by step.
 
 The plans are made, checked and carried out by the real Scheduler; see `sglang_host` for the cache.
-Of 40,890 steps 406 are left out: those from where SGLang's overlap loop retracts a request whose
+Of 50,696 steps 406 are left out: those from where SGLang's overlap loop retracts a request whose
 last token is on its way, to compute it anew.  In slosched a last token that comes is the end.
 """
 
@@ -41,6 +41,16 @@ def test_every_recorded_step_where_requests_are_retracted() -> None:
     for workload in recorded("sglang055_retract"):
         seen += Replay(workload).run()
     assert (seen["workloads"], seen["steps"]) == (200, 11705)
+
+
+def test_every_step_with_driving_out_adapters_and_long_prefixes() -> None:
+    """Recorded by `record_sglang055.py`: what the first recordings lack."""
+    seen: Counter[str] = Counter()
+    for workload in recorded("sglang055_more"):
+        replay = Replay(workload)
+        seen += replay.run() + replay.policy.sorted
+    assert (seen["workloads"], seen["steps"], seen["driven out"]) == (160, 9806, 55)
+    assert (seen["like SGLang"], seen["but for ties"]) == (358, 13)
 
 
 def test_every_recorded_call_of_the_overlap_loop() -> None:

@@ -1,0 +1,330 @@
+"""Records decisions of SGLang 0.5.5's own scheduler: what made `sglang055_more.jsonl.gz`.
+
+    pip download sglang==0.5.5 --no-deps && pip install torch numpy transformers
+    python -m zipfile -e sglang-0.5.5-*.whl unpacked
+    python record_sglang055.py unpacked sglang055_more.jsonl.gz [sglang055.jsonl.gz]
+
+Scheduler, batches, radix cache and memory pools are SGLang's; what they import for other ends
+(models, kernels, sockets) is stood in for, and the forward pass emits the token 7.  With a third
+argument the first workloads of that recording are played again, and must come out as recorded.
+
+In SGLang those that are driven out queue up in the order of a Python `set`, which is no order;
+here in that of the running batch.  A recording ends before SGLang drives out a request that has
+ended, which frees its memory twice, or loses those driven out for somebody who then does not fit.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from sglang055_alone import InRunningOrder, Mode, prepare
+
+NUM_WORKLOADS = 160
+MAX_STEPS = 200
+NUM_AGAIN = 12
+
+
+class StopRecordingError(Exception):
+    """SGLang is about to do what cannot be followed."""
+
+
+def make_scheduler_class(sglang: SimpleNamespace) -> type:
+    """SGLang's Scheduler, put together without processes, and with what it decides."""
+
+    class Recorded(sglang.scheduler.Scheduler):  # type: ignore[name-defined, misc]
+        def __init__(self, config: dict[str, Any]) -> None:
+            max_loras, chunk = config.get("max_loras"), config["chunk"]
+            low_first = config.get("low_first", False)
+            args = SimpleNamespace(
+                attention_backend="torch_native",
+                decode_log_interval=10**9,
+                disaggregation_decode_enable_offload_kvcache=False,
+                disaggregation_mode="null",
+                pp_max_micro_batch_size=config["max_running"],
+                schedule_low_priority_values_first=low_first,
+                speculative_algorithm=None,
+            )
+            for module in (sglang.scheduler, sglang.common):
+                module.get_global_server_args = lambda: args
+            pool = sglang.pools.ReqToTokenPool(64, 512, "cpu", enable_memory_saver=False)
+            allocator = sglang.allocator.TokenToKVPoolAllocator(
+                config["kv"], torch.float16, "cpu", None, need_sort=False
+            )
+            tree = sglang.radix.RadixCache(pool, allocator, page_size=1)
+            first = min(0.7 * config["conserv"], 1.0)
+            least = min(first * 0.14, 1.0)
+            self.__dict__.update(
+                server_args=args,
+                tp_worker=SimpleNamespace(
+                    model_runner=SimpleNamespace(mambaish_config=None),
+                    can_run_lora_batch=lambda ids: max_loras is None or len(ids) <= max_loras,
+                ),
+                model_config=SimpleNamespace(
+                    is_matryoshka=False, is_encoder_decoder=False, vocab_size=1 << 30
+                ),
+                spec_algorithm=SimpleNamespace(is_none=lambda: True, is_eagle=lambda: False),
+                req_to_token_pool=pool,
+                token_to_kv_pool_allocator=allocator,
+                tree_cache=tree,
+                policy=sglang.policy.SchedulePolicy(
+                    config["policy"], tree, False, config["priority"], low_first
+                ),
+                running_batch=sglang.batch.ScheduleBatch(reqs=[], batch_is_full=False),
+                **dict.fromkeys(("chunked_req", "last_batch", "truncation_align_size")),
+                waiting_queue=[],
+                grammar_queue=[],
+                try_preemption=config["priority"],
+                enable_priority_scheduling=config["priority"],
+                priority_scheduling_preemption_threshold=config["threshold"],
+                schedule_low_priority_values_first=low_first,
+                **dict.fromkeys(
+                    (
+                        *("abort_on_priority_when_disabled", "enable_hierarchical_cache"),
+                        *("enable_hicache_storage", "enable_metrics", "enable_overlap"),
+                    ),
+                    False,
+                ),
+                **dict.fromkeys(("forward_ct", "forward_ct_decode", "num_generated_tokens"), 0),
+                **dict.fromkeys(("page_size", "pp_size", "decode_mem_cache_buf_multiplier"), 1),
+                max_prefill_tokens=config["max_prefill"],
+                chunked_prefill_size=chunk if chunk > 0 else None,
+                is_mixed_chunk=config["mixed"] and chunk > 0,
+                enable_lora=max_loras is not None,
+                disaggregation_mode=Mode.NULL,
+                is_generation=True,
+                device="cpu",
+                new_token_ratio=first,
+                first_ratio=first,
+                min_new_token_ratio=least,
+                new_token_ratio_decay=(first - least) / 600,
+                retracted=[],
+                driven_out=[],
+            )
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(name)  # its stood-in bases would make up everything
+
+        def current_scheduler_metrics_enabled(self) -> bool:
+            return False
+
+        def _prefetch_kvcache(self, _: Any) -> None:
+            pass
+
+        def _abort_on_queued_limit(self, _: Any) -> bool:
+            return False
+
+        def stream_output(self, *_: Any) -> None:
+            pass
+
+        def log_decode_stats(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def _add_request_to_queue(self, request: Any, is_retracted: bool = False) -> None:
+            if is_retracted:
+                self.retracted.append(request.rid)
+            elif request.output_ids:
+                self.driven_out.append(request.rid)
+            super()._add_request_to_queue(request, is_retracted)
+
+        def step(self) -> dict[str, Any]:
+            """One round of `event_loop_normal`, and what came of it."""
+            self.retracted: list[str] = []
+            self.driven_out: list[str] = []
+            batch = self.next_batch()
+            decision: dict[str, Any] = {"mode": None, "batch": []}
+            if batch is None:
+                self.new_token_ratio = self.first_ratio
+            else:
+                is_decode = batch.forward_mode.is_decode()
+                decodes = batch.reqs if is_decode else batch.decoding_reqs or ()
+                decision["mode"] = batch.forward_mode.name
+                decision["batch"] = [
+                    [r.rid, "decode", 1]
+                    if r in decodes
+                    else [r.rid, "extend", r.extend_input_len, "cached", len(r.prefix_indices)]
+                    for r in batch.reqs
+                ]
+                self.process(batch, is_decode)
+            self.last_batch = batch
+            if self.driven_out:
+                decision["driven_out"] = self.driven_out
+            return decision | {
+                "retracted": self.retracted,
+                "finished": [r.rid for r in (batch.reqs if batch else ()) if r.finished()],
+                "waiting": [r.rid for r in self.waiting_queue],
+                "running": [r.rid for r in self.running_batch.reqs],
+                "avail": self.token_to_kv_pool_allocator.available_size(),
+                "evictable": self.tree_cache.evictable_size(),
+                "ratio": round(self.new_token_ratio, 5),
+                "full": self.running_batch.batch_is_full,
+                "chunked": self.chunked_req.rid if self.chunked_req else None,
+            }
+
+        def next_batch(self) -> Any:
+            released: list[Any] = []
+            release = sglang.batch.ScheduleBatch.release_req
+
+            def watched(batch: Any, index: int, *others: Any) -> None:
+                released.append(batch.reqs[index])
+                if released[-1].finished():
+                    raise StopRecordingError
+                InRunningOrder.running = ()
+                release(batch, index, *others)
+
+            adder = sglang.policy.PrefillAdder
+            preempt = adder.preempt_to_schedule
+
+            def ordered(this: Any, *args: Any) -> bool:
+                InRunningOrder.running = this.running_batch.reqs
+                return bool(preempt(this, *args))
+
+            sglang.batch.ScheduleBatch.release_req = watched
+            adder.preempt_to_schedule = ordered
+            try:
+                batch = self.get_next_batch_to_run()
+            finally:
+                sglang.batch.ScheduleBatch.release_req = release
+                adder.preempt_to_schedule = preempt
+            if len(released) > len(self.retracted) + len(self.driven_out):
+                raise StopRecordingError
+            return batch
+
+        def process(self, batch: Any, is_decode: bool) -> None:
+            tokens = torch.full((len(batch.reqs),), 7, dtype=torch.int64)
+            batch.output_ids = tokens
+            result = SimpleNamespace(
+                next_token_ids=tokens,
+                can_run_cuda_graph=False,
+                **dict.fromkeys(
+                    (
+                        *("copy_done", "logits_output", "extend_input_len_per_req"),
+                        "extend_logprob_start_len_per_req",
+                    )
+                ),
+            )
+            mixin = sglang.output.SchedulerOutputProcessorMixin
+            if is_decode:
+                mixin.process_batch_result_decode(self, batch, result)
+            else:
+                mixin.process_batch_result_prefill(self, batch, result)
+
+    return Recorded
+
+
+def make_workload(seed: int) -> dict[str, Any]:
+    """A fourth each: driving out, adapters, depth first, long prefixes in common."""
+    rng = random.Random(seed)
+    kind = ("priority", "lora", "dfs-weight", "lpm")[seed % 4]
+    is_long = kind == "lpm"
+    chunk = rng.choice([-1, -1, 8, 16])
+    config: dict[str, Any] = {
+        "kv": rng.choice([250, 400] if is_long else [80, 120, 200]),
+        "max_running": rng.choice([2, 3, 4, 8]),
+        "chunk": chunk * 4 if is_long and chunk > 0 else chunk,
+        "max_prefill": rng.choice([16384, 64, 32]),
+        "policy": kind,
+        "mixed": rng.random() < 0.3,
+        "priority": kind == "priority",
+        "threshold": rng.choice([0, 5, 10]),
+        "conserv": rng.choice([0.1, 0.3, 1.0]),
+    }
+    if kind in ("priority", "lora"):
+        config["policy"] = rng.choice(["fcfs", "lof"])
+    if kind == "priority":
+        config["low_first"] = rng.random() < 0.5
+        config["max_running"] = rng.choice([2, 3])
+    if kind == "lora":
+        config["max_loras"] = rng.choice([1, 2])
+    arrivals = []
+    for index in range(rng.randint(4, 14)):
+        length = rng.randint(1, 80 if is_long else 30)
+        shared = rng.choice([0, 31, 32, 50] if is_long else [0, 8, 16, 24])
+        arrival: dict[str, Any] = {
+            "step": rng.randint(0, 40)
+            if kind == "priority"
+            else rng.choice([0, rng.randint(0, 30)]),
+            "id": f"r{index}",
+            "len": length,
+            "family": rng.randint(1, 3),
+            "shared_len": min(length, shared),
+            "max_tokens": rng.randint(1, 30 if kind == "priority" else 20),
+            "priority": rng.choice([0, 1, 5, 11, 20]) if kind == "priority" else 0,
+        }
+        if kind == "lora":
+            arrival["lora"] = rng.choice([None, "x", "y", "z"])
+        arrivals.append(arrival)
+    arrivals.sort(key=lambda arrival: arrival["step"])
+    base = {"engine": "sglang", "version": "0.5.5", "seed": seed}
+    return {**base, "config": config, "arrivals": arrivals}
+
+
+def play(sglang: SimpleNamespace, recorded: type, workload: dict[str, Any]) -> Iterator[Any]:
+    """The steps, until all have ended or no more can be followed."""
+    scheduler = recorded(workload["config"])
+    arrivals = workload["arrivals"]
+    for step in range(MAX_STEPS):
+        for place, arrival in enumerate(arrivals):
+            if arrival["step"] == step:
+                scheduler._add_request_to_queue(make_request(sglang, place, arrival))
+        try:
+            decision = scheduler.step()
+        except StopRecordingError:
+            return
+        yield decision
+        has_ended = decision["mode"] is None and not decision["waiting"]
+        if has_ended and step > max(arrival["step"] for arrival in arrivals):
+            return
+
+
+def make_request(sglang: SimpleNamespace, place: int, arrival: dict[str, Any]) -> Any:
+    ids = [
+        100_000 * arrival["family"] + i if i < arrival["shared_len"] else 1000 * (place + 1) + i
+        for i in range(arrival["len"])
+    ]
+    sampling = sglang.sampling.SamplingParams(max_new_tokens=arrival["max_tokens"])
+    sampling.normalize(None)
+    return sglang.batch.Req(
+        *(arrival["id"], "", ids, sampling),
+        priority=arrival["priority"],
+        lora_id=arrival.get("lora"),
+        vocab_size=1 << 30,
+    )
+
+
+def check_again(sglang: SimpleNamespace, recorded: type, path: Path) -> None:
+    """What was recorded before comes out as it was."""
+    with gzip.open(path, "rt") as file:
+        for line, _ in zip(file, range(NUM_AGAIN), strict=False):
+            workload = json.loads(line)
+            again = list(play(sglang, recorded, workload))
+            common = min(len(again), len(workload["steps"]))
+            assert common > 5, f"seed {workload['seed']}"
+            assert again[:common] == workload["steps"][:common], f"seed {workload['seed']}"
+    sys.stdout.write(f"{NUM_AGAIN} workloads of {path.name} came out again\n")
+
+
+def main() -> None:
+    sglang = prepare(Path(sys.argv[1]))
+    recorded = make_scheduler_class(sglang)
+    for path in map(Path, sys.argv[3:]):
+        check_again(sglang, recorded, path)
+    num_steps = 0
+    with gzip.open(sys.argv[2], "wt") as file:
+        for seed in range(NUM_WORKLOADS):
+            workload = make_workload(seed)
+            workload["steps"] = list(play(sglang, recorded, workload))
+            num_steps += len(workload["steps"])
+            file.write(json.dumps(workload) + "\n")
+    sys.stdout.write(f"{NUM_WORKLOADS} workloads, {num_steps} steps\n")
+
+
+if __name__ == "__main__":
+    main()
