@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from vllm.v1.core.sched.interface import PauseState
@@ -14,6 +15,7 @@ from vllm.v1.request import RequestStatus as Status
 from slosched.core import BatchShape, LatencyModel, Limits, SchedulerOutput
 from slosched.integrations.vllm.enact import Caps, narrowed, preempt
 from slosched.integrations.vllm.kv_view import VLLMBlocks
+from slosched.integrations.vllm.metrics import counter
 from slosched.integrations.vllm.mirror import Mirror
 from slosched.integrations.vllm.settings import Settings
 from slosched.integrations.vllm.steps import StepTimes
@@ -49,7 +51,7 @@ class Driver:
         self._ended: list[tuple[int, EngineCoreOutput]] = []
         self._busy_s = time.monotonic()
         self.caps = Caps()
-        self.truth = Truth()
+        self.truth = Truth(counter())
         logger.info(
             "slosched: policy %s, latency model %s, %d tokens and %d requests a step, %d KV blocks",
             settings.policy,
@@ -130,15 +132,19 @@ class Driver:
 
     def _checked(self, begins_s: float, *, may_start: bool) -> SchedulerOutput:
         mirror = self._mirror
-        plan = self._policy.schedule(mirror.view(begins_s, self._model, may_start=may_start))
+        plan = self._policy.schedule(mirror.view(begins_s, self._model))
         # It reads counts alone, which vLLM's blocks have as well.
         PlanCheck(mirror.queues, cast("KVCache", self._kv), mirror.limits)(plan)
-        return plan
+        if may_start and mirror.num_seats > 0:
+            return plan
+        running = mirror.queues.running
+        planned = {name: n for name, n in plan.num_scheduled_tokens.items() if name in running}
+        return replace(plan, num_scheduled_tokens=planned, shape=None)
 
     def _carry_out(self, plan: SchedulerOutput, vllm_schedule: Callable[[], Any]) -> Any:
         host, planned = self._host, plan.num_scheduled_tokens
         for request_id, reason in plan.rejected.items():
-            self.truth.rejections[reason] += 1
+            self.truth.note_rejection(reason)
             self._end(request_id, f"{REJECTED}:{reason}")
         preempt(host, plan.preempted)
         with self.caps.of(planned), narrowed(host, planned):

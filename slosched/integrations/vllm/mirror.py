@@ -47,23 +47,21 @@ class Mirror:
     @property
     def limits(self) -> Limits:
         """Without the seats of those that are not shown; with one, where none is left."""
-        limits, num_seats = self._limits, self._num_seats
+        limits, num_seats = self._limits, self.num_seats
         if num_seats == limits.max_num_seqs:
             return limits
         return replace(limits, max_num_seqs=max(1, num_seats))
 
     @property
-    def _num_seats(self) -> int:
+    def num_seats(self) -> int:
+        """Of those that are shown, and of those that could start; may be none."""
         num_hidden = len(self.queues.finishing) + self._host.num_waiting_for_streaming_input
         return int(self._limits.max_num_seqs - num_hidden)
 
-    def view(
-        self, begins_s: float, model: LatencyModel | None, *, may_start: bool = True
-    ) -> SchedulerView:
-        """What the policy is shown; nobody waiting, unless a new one `may_start`."""
+    def view(self, begins_s: float, model: LatencyModel | None) -> SchedulerView:
         return SchedulerView(
             now_s=begins_s,
-            waiting=InOrder(self.queues.waiting) if may_start and self._num_seats > 0 else (),
+            waiting=InOrder(self.queues.waiting),
             running=tuple(self.queues.running.values()),
             swapped=(),
             kv=self._kv,

@@ -34,10 +34,19 @@ class Fallback(StrEnum):
     """The policy scheduled nothing for a second while nothing ran."""
 
 
+Count = Callable[[str, str], None]
+"""Told of every event and its kind."""
+
+
+def _nobody(event: str, kind: str) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass
 class Truth:
-    """Counts since the start."""
+    """Counts since the start; `count` is told of each."""
 
+    count: Count = _nobody
     num_steps: int = 0
     """Steps that were planned."""
     num_diverged_steps: int = 0
@@ -60,6 +69,7 @@ class Truth:
         `has_reached` tells of a request and its planned tokens whether it got as far.
         """
         self.num_steps += 1
+        self.count("step", "planned")
         executed = output.num_scheduled_tokens
         if executed == planned:
             return
@@ -83,6 +93,7 @@ class Truth:
 
     def note_fallback(self, why: Fallback, error: Exception | None = None) -> None:
         self.fallbacks[why] += 1
+        self.count("fallback", why)
         count = self.fallbacks[why]
         if count & (count - 1) == 0:  # the first, second, fourth, … so that no log drowns
             logger.error(
@@ -92,11 +103,18 @@ class Truth:
                 exc_info=error,
             )
 
+    def note_rejection(self, reason: str) -> None:
+        self.rejections[reason] += 1
+        self.count("rejection", reason)
+
     def _note(
         self, found: set[Divergence], planned: Mapping[str, int], executed: Mapping[str, int]
     ) -> None:
         self.num_diverged_steps += 1
         self.divergences.update(found)
+        self.count("step", "diverged")
+        for kind in found:
+            self.count("divergence", kind)
         if self.num_diverged_steps & (self.num_diverged_steps - 1) == 0:
             changed = {
                 name: (planned.get(name, 0), executed.get(name, 0))

@@ -1,0 +1,188 @@
+"""A device for real vLLM that takes as long as a latency model says, without weights.
+
+    vllm serve MODEL --distributed-executor-backend slosched.integrations.vllm.EmulatedExecutor \
+        --additional-config '{"slosched": {"emulate": "h100/llama-3.1-8b"}}'
+
+API server, engine core, scheduler and KV cache manager are vLLM's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+
+from slosched.core import BatchShape
+from slosched.integrations.vllm.settings import SettingsError, read_settings
+from slosched.perfmodel import load_model
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What the "model" knows of a request: it repeats the prompt, ends of text left out."""
+
+    prompt: list[int]
+    num_prompt_tokens: int
+    num_emitted: int = 0
+
+    def next_token(self) -> int:
+        token = self.prompt[self.num_emitted % len(self.prompt)] if self.prompt else 0
+        self.num_emitted += 1
+        return token
+
+
+class EmulatedExecutor(Executor):  # type: ignore[misc]
+    """Each step takes its predicted time, and begins when the one before it has ended."""
+
+    def _init_executor(self) -> None:
+        settings = read_settings(self.vllm_config.additional_config)
+        if settings.emulate is None:
+            raise SettingsError(
+                "EmulatedExecutor needs a device: name a latency model as slosched.emulate in "
+                "--additional-config (`slosched profile --list` shows the bundled ones)"
+            )
+        if self.speculative_config is not None:
+            raise SettingsError("EmulatedExecutor drafts no tokens: leave out --speculative-config")
+        self._model = load_model(settings.emulate)
+        # The CPU platform has forced it off by now; vLLM reads it again after this.
+        self.scheduler_config.async_scheduling = settings.emulate_async
+        self._sequences: dict[str, _Sequence] = {}
+        self._ends_of_text = _as_set(getattr(self.model_config.hf_config, "eos_token_id", None))
+        self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emulated-device")
+        self._ends_s = 0.0
+        self._step: tuple[ModelRunnerOutput, float] = (EMPTY_MODEL_RUNNER_OUTPUT, 0.0)
+        """Of `execute_model`, to be fetched by `sample_tokens`: output, and when it is there."""
+        self._answers: dict[str, Callable[[], Any]] = {
+            "get_kv_cache_spec": self._kv_cache_spec,
+            "determine_available_memory": self._kv_cache_bytes,
+            "get_supported_kv_cache_layouts": lambda: ["LBNHC"],
+            "get_supported_tasks": lambda: ("generate",),
+            "supports_draft_weight_updates": lambda: False,
+        }
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        return True
+
+    def check_health(self) -> None:
+        """A device that is none does not fail."""
+
+    def shutdown(self) -> None:
+        self._device.shutdown(wait=False, cancel_futures=True)
+
+    def compile_or_warm_up_model(self) -> None:
+        """Nothing to compile."""
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,  # noqa: ARG002  # vLLM's interface
+        args: tuple[Any, ...] = (),  # noqa: ARG002
+        kwargs: dict[str, Any] | None = None,  # noqa: ARG002
+        non_block: bool = False,
+        single_value: bool = False,
+    ) -> Any:
+        """What vLLM asks its one worker; None to what it only tells it."""
+        answer = self._answers[method]() if method in self._answers else None
+        result = answer if single_value else [answer]
+        return _done(result) if non_block else result
+
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        """Begin a step; its tokens are fetched by `sample_tokens`, those of none at once."""
+        now_s = time.monotonic()
+        for request_id in scheduler_output.finished_req_ids:
+            self._sequences.pop(request_id, None)
+        if not scheduler_output.total_num_scheduled_tokens:
+            return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
+        shape, output = self._run(scheduler_output)
+        self._ends_s = max(now_s, self._ends_s) + self._model.predict(shape)
+        self._step = (output, self._ends_s)
+        return _done(None) if non_block else None
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
+        output, ends_s = self._step
+        future = self._device.submit(_at, ends_s, output)
+        return future if non_block else future.result()
+
+    def _run(self, scheduler_output: Any) -> tuple[BatchShape, ModelRunnerOutput]:
+        shape = BatchShape()
+        computed = self._num_computed(scheduler_output)
+        names = list(scheduler_output.num_scheduled_tokens)
+        tokens: list[list[int]] = []
+        for name in names:
+            n, sequence = scheduler_output.num_scheduled_tokens[name], self._sequences[name]
+            shape.add(n, computed[name])
+            known = sequence.num_prompt_tokens + sequence.num_emitted
+            tokens.append([sequence.next_token()] if computed[name] + n >= known else [])
+        return shape, ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=tokens,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
+
+    def _num_computed(self, scheduler_output: Any) -> dict[str, int]:
+        """Tokens in the KV cache before this step, by request; new ones become known."""
+        computed = {}
+        for new in scheduler_output.scheduled_new_reqs:
+            prompt = new.prompt_token_ids or []
+            self._sequences.setdefault(
+                new.req_id,
+                _Sequence([t for t in prompt if t not in self._ends_of_text], len(prompt)),
+            )
+            computed[new.req_id] = new.num_computed_tokens
+        cached = scheduler_output.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        return computed
+
+    def _kv_cache_spec(self) -> dict[str, Any]:
+        model, parallel = self.model_config, self.parallel_config
+        spec = FullAttentionSpec(
+            block_size=self.cache_config.block_size,
+            num_kv_heads=model.get_num_kv_heads(parallel),
+            head_size=model.get_head_size(),
+            dtype=model.dtype,
+        )
+        return {f"layer.{index}": spec for index in range(model.get_num_layers(parallel))}
+
+    def _kv_cache_bytes(self) -> int:
+        """Room for as many tokens as the device held that the latency model was measured on."""
+        tokens = self._model.provenance.get("kv_capacity_tokens")
+        override = self.cache_config.num_gpu_blocks_override
+        if tokens is None and override is None:
+            raise SettingsError(
+                "the emulated device's latency model does not say what its KV cache held: "
+                "give --num-gpu-blocks-override"
+            )
+        block_size = self.cache_config.block_size
+        num_blocks = override or int(tokens or 0) // block_size
+        page_bytes = sum(spec.page_size_bytes for spec in self._kv_cache_spec().values())
+        return int(num_blocks * page_bytes)
+
+
+def _at(ends_s: float, output: ModelRunnerOutput) -> ModelRunnerOutput:
+    """`output`, when its time has come."""
+    rest_s = ends_s - time.monotonic()
+    if rest_s > 0:
+        time.sleep(rest_s)
+    return output
+
+
+def _done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+def _as_set(token_ids: int | list[int] | None) -> frozenset[int]:
+    if token_ids is None:
+        return frozenset()
+    return frozenset([token_ids] if isinstance(token_ids, int) else token_ids)
