@@ -172,13 +172,12 @@ class SGLang(Policy):
         """Try those that wait, in order, until one does not fit; who was driven out for them."""
         queues, victims = self._queues, list[Request]()
         max_loras = view.limits.max_loras
-        loras = set[str | None]() if max_loras is None else {r.lora_id for r in queues.running}
+        loras = {r.lora_id for r in (*queues.running, *adder.admitted)}
         for request in queues.waiting:
-            if max_loras is not None:
-                in_step = (r.lora_id for r in (*adder.admitted, request))
-                if len(loras.union(in_step)) > max_loras:
-                    self._is_full = True
-                    break
+            loras.add(request.lora_id)
+            if max_loras is not None and len(loras) > max_loras:
+                self._is_full = True
+                break
             if len(adder.admitted) >= max_running_requests - len(queues.running):
                 self._is_full = True
             if self._is_full:
