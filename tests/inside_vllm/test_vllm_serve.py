@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 START_LIMIT_S = 840
 SETTINGS = {
-    "policy": "goodput",
+    "policy": "edf:drop=expired",
     "emulate": "h100/llama-3.1-8b",
     "slo_ttft_s": 20,
     "slo_tpot_s": "1s",
@@ -127,9 +127,10 @@ def test_requests_are_served_to_their_limit_and_plans_are_executed(url: str) -> 
 
 
 def test_a_promise_that_cannot_be_kept_is_a_429_at_once(url: str) -> None:
-    status, body = complete(url, {"x-slo-ttft-ms": "0.001"})
-    assert status == 429, body
-    assert body["error"]["type"] == "slo_rejected"
+    for stream in (False, True):
+        status, body = complete(url, {"x-slo-ttft-ms": "0.001"}, stream=stream)
+        assert status == 429, body
+        assert body["error"]["type"] == "slo_rejected"
     assert any("rejection" in name for name in events(url))
 
 

@@ -93,6 +93,20 @@ def test_a_rejected_stream_is_a_429_although_vllm_had_begun_it() -> None:
     assert "infeasible" in json.loads(body["body"])["error"]["message"]
 
 
+def test_a_stream_that_ends_before_its_first_token_was_rejected() -> None:
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":0}}\n\n'
+    start, body = ask(App(ROLE, usage, b"data: [DONE]\n\n"), {"stream": True})
+    assert start["status"] == 429
+    assert "before the first token" in json.loads(body["body"])["error"]["message"]
+
+
+def test_an_error_within_a_stream_goes_through() -> None:
+    error = b'data: {"error":{"message":"Internal server error","code":500}}\n\n'
+    sent = ask(App(ROLE, error, b"data: [DONE]\n\n"), {"stream": True})
+    assert sent[0]["status"] == 200
+    assert sent[2]["body"] == error
+
+
 def test_a_stream_goes_through_as_it_comes_from_its_first_token_on() -> None:
     sent = ask(App(ROLE, TOKEN, TOKEN, b"data: [DONE]\n\n"), {"stream": True})
     assert sent[0]["status"] == 200

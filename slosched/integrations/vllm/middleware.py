@@ -33,6 +33,7 @@ _BEGUN = re.compile(
     rb'"finish_reason": ?"|"tool_calls": ?\[\{|'
     rb'"(?:text|content|reasoning|reasoning_content)": ?"[^"]'
 )
+_DONE, _ERROR = b"data: [DONE]", b'data: {"error"'
 _RETRY_AFTER_S = 1
 
 
@@ -77,10 +78,15 @@ class _Answer:
 
     async def _decide(self, *, is_last: bool) -> None:
         text = b"".join(message.get("body", b"") for message in self._held)
+        has_begun = _BEGUN.search(text) is not None
         if refused := _REFUSED.search(text):
             self._is_refused = True
             await _send_refusal(self._send, refused[1].decode(), refused[2].decode())
-        elif is_last or _BEGUN.search(text):
+        elif is_last and not has_begun and _DONE in text and _ERROR not in text:
+            # vLLM streams nothing of an output without a token, so the reason is lost.
+            self._is_refused = True
+            await _send_refusal(self._send, REJECTED, "its stream ended before the first token")
+        elif is_last or has_begun:
             assert self._start is not None
             for message in (self._start, *self._held):
                 await self._send(message)
