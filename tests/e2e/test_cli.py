@@ -270,6 +270,18 @@ def test_a_stalling_device_with_a_wrong_model_is_told_in_the_records(cli: Cli) -
     assert [found[name] for name in names] == [0.05, 0.3, 2.0, 1.2]
 
 
+def test_what_the_prefix_cache_found_is_told(cli: Cli) -> None:
+    shared = ("--trace", "sessions", "-n", "40", "--prefix-cache", "radix", "-o", "run")
+    said = cli("replay", *shared)
+    assert said.status == 0, said.err
+    assert "cached" in said.out
+    run = read_records(Path("run/records.jsonl"))
+    assert run.provenance["prefix_cache"] == "radix"
+    assert sum(record.num_cached_tokens for record in run.records) > 0
+    said = cli("replay", "-n", "10", "--prefix-cache", "hash")
+    assert "says nothing of shared prefixes" in said.out
+
+
 def test_the_time_of_a_decision_and_overlap_are_told_in_the_records(cli: Cli) -> None:
     said = cli("replay", "-n", "10", "--schedule-time", "5ms", "--overlap", "-o", "run")
     assert said.status == 0, said.err
