@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 
 from experiments.arena import costs, report
+from experiments.arena.ceilings import ceilings
 from experiments.arena.contenders import chosen
 from experiments.arena.results import Results
 from experiments.arena.scenarios import PROMISED, SCALES, SCENARIOS, Scale, Scenario
 from experiments.arena.tournament import Tournament
-from experiments.command import start
+from experiments.command import provenance, start
 from slosched.cli.console import console, progress_bar, table
 from slosched.evaluate.capacity import Store
 
@@ -111,6 +113,21 @@ def estimate(
             total_s += seconds
             console.print(f"{scenario.name}: about {seconds / 60:.0f} min")
         console.print(f"in all about {total_s / 60:.0f} min on {_num_jobs(jobs)} processes")
+
+
+@app.command("ceilings")
+def make_ceilings(only: Only = None, scale: ScaleName = "quick") -> None:
+    """Find the rates above which no schedule keeps an attainment up; a minute or two a scenario.
+
+    Example: `python -m experiments.arena ceilings --only conv-tight`.
+    """
+    results = Results()
+    for scenario in _scenarios(only):
+        with console.status(f"{scenario.name}: solving"):
+            found = ceilings(scenario, _scale(scale))
+        made = {"scenario": scenario.name, "scale": scale, **provenance("arena")}
+        results.put("ceilings", scenario.name, pd.DataFrame({**made, **row} for row in found))
+        console.print(f"{scenario.name}: done")
 
 
 @app.command()

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from experiments.arena.ceilings import EVEN_STREAM
 from experiments.arena.figures import OTHERS, best_at, figures, save
 from experiments.arena.results import Results
 from experiments.arena.rows import Row, Tables, best, pick
 from experiments.arena.scenarios import LOADS, NOISE, PROMISED, SCENARIOS
 from experiments.arena.targets import FLAGSHIP, RIVALS, hardest_rival, share_of_bound, verdicts
+from slosched.evaluate.capacity import TARGETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "arena.md"
+_STRICT = max(TARGETS)
 _CAPTIONS = {
     "capacity_99": "Capacity at 99 % attainment over the best of each class, with 95 % intervals",
     "goodput_2x": "Good requests at twice the load over the best of each class",
@@ -39,6 +42,7 @@ def text_of(tables: Tables, drawn: Sequence[str]) -> str:
         "## Capacity",
         *_capacity(tables, order),
         *_figure("capacity_99", drawn),
+        *_what_bounds(tables, order),
         "## Overload",
         *_overload(tables, order),
         *_figure("goodput_2x", drawn),
@@ -131,6 +135,39 @@ def _capacity(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         yield f"All finalists of {order[0]}, at {targets[0]:.0%}:"
         rows = [[r["contender"], r["class"], _one_capacity(r), r["flags"]] for r in here]
         yield _table(["contender", "class", "requests/s", "to be read with"], rows)
+
+
+def _what_bounds(tables: Tables, order: Sequence[str]) -> Iterator[str]:
+    """Nothing where no ceiling was computed."""
+    rows = []
+    for name in order:
+        known = {
+            row["bound"]: row["requests_per_s"]
+            for row in pick(tables["ceilings"], scenario=name)
+            if row["bound"] == EVEN_STREAM or row["target"] == _STRICT
+        }
+        here = pick(tables["capacity"], scenario=name, target=_STRICT)
+        mine = best(pick(here, contender=FLAGSHIP), "requests_per_s")
+        if not known or mine is None:
+            continue
+        rival = best(pick(here, class_=RIVALS[0]), "requests_per_s")
+        found = mine["requests_per_s"]
+        least = min(rate for bound, rate in known.items() if bound != EVEN_STREAM)
+        most = "–" if rival is None else f"{least / rival['requests_per_s']:.2f}"
+        rates = [f"{rate:.3g}" for rate in known.values()]
+        rows.append([name, f"{found:.3g}", *rates, f"{found / least:.2f}", most])
+    if not rows:
+        return
+    yield "### What bounds it"
+    yield (
+        f"Requests/s at {_STRICT:.0%} attainment that no schedule exceeds without noise, whatever "
+        "it knows: L1 and L2 over the requests that judge, L5 if they came again and again for "
+        "ever ([bounds](bounds.md)). An even stream is no bound: the same mean requests, one like "
+        "the other and none in a burst, in steps that hold a token of each decode as seldom as the "
+        "promises allow. The last column is what no policy could reach over the best with dropping."
+    )
+    columns = ["scenario", FLAGSHIP, *known, f"{FLAGSHIP} ÷ least bound", "most ÷ dropping"]
+    yield _table(columns, rows)
 
 
 def _best_capacity(rows: Sequence[Row]) -> str:

@@ -10,7 +10,10 @@ import pandas as pd
 from experiments.arena.rows import Tables
 
 HERE = Path(__file__).parent / "results"
-KINDS = ("runs", "tuned", "capacity", "overload", "ratios", "deciles", "bounds", "cost")
+KINDS = (
+    *("runs", "tuned", "capacity", "overload", "ratios", "deciles"),
+    *("bounds", "ceilings", "cost"),
+)
 """`runs` has a row a scenario: at which scale, by which code, on which machine, how long."""
 
 

@@ -12,7 +12,7 @@ from slosched.cli import options
 from slosched.cli.console import console, table
 from slosched.cli.groups import grouped
 from slosched.cli.simulation import ReplicaOptions
-from slosched.evaluate.bounds import Bound, bounds_of, capacity_bound
+from slosched.evaluate.bounds import Bound, Pace, bounds_of, capacity_bound
 from slosched.workload import TTFTPromise
 
 
@@ -63,9 +63,11 @@ def bounds(
     if capacity is not None:
         with console.status("searching the rate"):
             most = capacity_bound(requests, device.model, device.config, capacity)
+            pace = Pace(requests, device.model, device.config.limits, device.config.kv_tokens)
+            lasting = pace.capacity(capacity)
         console.print(
             f"{capacity:.0%} attainment is impossible above {_rate(most.rate)} requests/s "
-            f"({most.name})"
+            f"({most.name}), and above {_rate(lasting)} if these requests came for ever (L5 pace)"
         )
 
 

@@ -43,6 +43,11 @@ class SimulationConfig:
     """Whether the next step is planned while one runs, so that its decision costs no time."""
     seed: int = 0
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the device's KV cache holds."""
+        return self.num_blocks * self.block_size
+
 
 def simulate(
     trace: Trace,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from experiments.arena import __main__ as command
 from experiments.arena import report
+from experiments.arena.ceilings import EVEN_STREAM, ceilings
 from experiments.arena.contenders import Class, chosen, entries
 from experiments.arena.figures import figures
 from experiments.arena.results import HERE, KINDS, Results
@@ -39,6 +43,10 @@ BURST = MadeUp(Lognormal(800, 1.0), Lognormal(4, 0.5), cv=1.5)
 SMALL = Scenario("tiny", "h100/llama-3.1-8b", BURST, "medium")
 
 
+APART = {"cost", "ceilings"}
+"""Made by commands of their own."""
+
+
 def tournament(folder: Path, store: Store, *, keep_tuning: bool = False) -> Tournament:
     field = chosen(["edf", "goodput"])
     return Tournament(field, TINY, Results(folder), store, jobs=1, keep_tuning=keep_tuning)
@@ -53,9 +61,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_tiny_arena_leaves_every_table_but_the_cost(played: Path) -> None:
+def test_a_tiny_arena_leaves_every_table_of_its_own(played: Path) -> None:
     tables = Results(played / "results").tables()
-    assert {kind for kind in KINDS if tables[kind]} == set(KINDS) - {"cost"}
+    assert {kind for kind in KINDS if tables[kind]} == set(KINDS) - APART
     (run,) = tables["runs"]
     assert run["contenders"] == "edf edf+drop goodput"
     assert run["knee_of"] == "edf"
@@ -105,7 +113,7 @@ def test_a_second_call_finds_every_replay_and_the_same_results(played: Path) -> 
         again.play(SMALL, count)
         assert again.is_done(SMALL)
     assert num_replays == 0
-    for kind in set(KINDS) - {"runs", "cost"}:
+    for kind in set(KINDS) - {"runs"} - APART:
         assert (played / "again" / f"{kind}.csv").read_text() == before[f"{kind}.csv"]
 
 
@@ -117,6 +125,19 @@ def test_the_page_of_a_tiny_arena(played: Path, tmp_path: Path) -> None:
     drawn = {path.stem for path in (tmp_path / "arena").glob("*.svg")}
     assert drawn == {"capacity_99", "goodput_2x", "overload", "deciles"}
     assert all(f"arena/{name}.svg" in text for name in drawn)
+
+
+def test_the_page_says_what_bounds_a_capacity(played: Path, tmp_path: Path) -> None:
+    found = pd.DataFrame(ceilings(SMALL, TINY))
+    rates = found.set_index(["bound", "target"])["requests_per_s"].to_dict()
+    for bound in ("L1 and L2", "L5 pace"):
+        assert 0 < rates[bound, 0.99] <= rates[bound, 0.9]
+    assert 0 < rates[EVEN_STREAM, math.inf] < math.inf
+    results = Results(shutil.copytree(played / "results", tmp_path / "results"))
+    results.put("ceilings", SMALL.name, found.assign(scenario=SMALL.name))
+    text = report.text_of(results.tables(), [])
+    assert "### What bounds it" in text
+    assert f"{rates['L5 pace', 0.99]:.3g}" in text
 
 
 def test_without_results_nothing_is_reached_and_nothing_missed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from slosched.evaluate.bounds.bounds import (
 from slosched.evaluate.bounds.demand import Demand, demand_of
 from slosched.evaluate.bounds.hindsight import hindsight_bound
 from slosched.evaluate.bounds.on_time import Bound, fluid_bound, on_time_bound
+from slosched.evaluate.bounds.pace import Pace
 from slosched.evaluate.bounds.prices import LegalSteps, StepPrices
 from slosched.evaluate.bounds.roofline import Roofline, roofline_bound, roofline_of
 
@@ -19,6 +20,7 @@ __all__ = [
     "CapacityBound",
     "Demand",
     "LegalSteps",
+    "Pace",
     "Roofline",
     "StepPrices",
     "bounds_of",

@@ -59,7 +59,7 @@ def bounds_of(
     still computed, as a reference, but a lucky replay could beat them: `why_none_holds` says so.
     """
     config = config or SimulationConfig()
-    limits, kv_tokens = config.limits, _kv_tokens(config)
+    limits, kv_tokens = config.limits, config.kv_tokens
     demand = demand_of(trace, model, limits, kv_tokens)
     each = [fluid_bound(demand), on_time_bound(demand)]
     if hindsight:
@@ -112,7 +112,7 @@ def capacity_bound(
             f"trace {trace.name!r} arrives in one instant, so that it cannot be compressed"
         )
     config = config or SimulationConfig()
-    demand = demand_of(trace, model, config.limits, _kv_tokens(config))
+    demand = demand_of(trace, model, config.limits, config.kv_tokens)
     if len(demand.release_s) < attainment * len(trace):
         return CapacityBound("L1 fluid", attainment, 0.0)
 
@@ -145,7 +145,3 @@ def _least_refused(allows: Callable[[float], bool], most: float, tolerance: floa
         else:
             high = middle
     return high
-
-
-def _kv_tokens(config: SimulationConfig) -> int:
-    return config.num_blocks * config.block_size

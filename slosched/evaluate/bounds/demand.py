@@ -88,10 +88,7 @@ def demand_at(
     if kv_tokens is not None and kv_tokens < 1:
         raise ValueError(f"the KV cache needs kv_tokens >= 1 or None, not {kv_tokens}")
     prompts, outputs = trace.prompt_tokens, trace.output_tokens
-    longest = longest_context(trace)
-    prompt_s, decode_s = _work_tables(prices, longest)
-    first_work_s = prompt_s[prompts]
-    rest_work_s = decode_s[prompts + outputs - 1] - decode_s[prompts]
+    first_work_s, rest_work_s = work_at(prices, trace)
     due = [_dues_s(r, limits.deadline_rule) for r in trace.requests]
     first_due_s, last_due_s = np.array(due, dtype=np.float64).T
     release_s = trace.arrivals_s
@@ -115,6 +112,13 @@ def demand_at(
         index=np.flatnonzero(possible),
         prices=prices,
     )
+
+
+def work_at(prices: StepPrices, trace: Trace) -> tuple[FloatArray, FloatArray]:
+    """Device time for each prompt, and for all later tokens; the price of steps is not in it."""
+    prompts, outputs = trace.prompt_tokens, trace.output_tokens
+    prompt_s, decode_s = _work_tables(prices, longest_context(trace))
+    return prompt_s[prompts], decode_s[prompts + outputs - 1] - decode_s[prompts]
 
 
 def shortest_step_s(model: StepTimes) -> float:

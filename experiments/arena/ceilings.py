@@ -1,0 +1,109 @@
+"""What bounds a capacity: the highest rates at which the bounds still leave an attainment possible.
+
+Two bounds, neither of which any schedule exceeds on a device without noise: L1 and L2 over the
+windows as they are, and L5 if they came again and again for ever.  And the rate that an even stream
+could have, which is no bound: the same mean requests, one like the other, in steps all alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from scipy.optimize import bisect
+
+from experiments.arena.ring import undisturbed
+from experiments.arena.scenarios import Scale, Scenario
+from slosched.core import BatchShape
+from slosched.engine.simulate import SimulationConfig
+from slosched.evaluate.bounds import Pace, demand_of, fluid_bound, on_time_bound
+from slosched.evaluate.capacity import TARGETS
+from slosched.perfmodel import FittedModel
+from slosched.workload import Trace
+
+EVEN_STREAM = "even stream"
+_TOLERANCE = 0.01
+_RANGE = 64.0
+"""Rates are looked for between so many times less and more than the trace's own."""
+
+
+def ceilings(scenario: Scenario, scale: Scale) -> list[dict[str, object]]:
+    """A row for each target and bound, over all windows that judge, in requests/s."""
+    model = scenario.device()
+    config = undisturbed(scenario.config(model))
+    windows = scenario.windows(scale)
+    kv_tokens = config.kv_tokens
+    demands = [demand_of(w, model, config.limits, kv_tokens) for w in windows]
+    paces = [Pace(w, model, config.limits, kv_tokens) for w in windows]
+    even = _even_rate(windows, model, config)
+
+    def on_time(rate: float) -> int:
+        fast = [d.at_speed(rate / w.rate) for d, w in zip(demands, windows, strict=True)]
+        return sum(min(fluid_bound(d).num_good, on_time_bound(d).num_good) for d in fast)
+
+    def lasting(rate: float) -> int:
+        return sum(pace.bound(rate).num_good for pace in paces)
+
+    num_offered = sum(len(w) for w in windows)
+    rows: list[dict[str, object]] = []
+    for target in TARGETS:
+        enough = math.ceil(target * num_offered) - 0.5
+        for name, good in (("L1 and L2", on_time), ("L5 pace", lasting)):
+            rate = _crossing(good, windows[0].rate, enough)
+            rows.append({"target": target, "bound": name, "requests_per_s": rate})
+    rows.append({"target": math.inf, "bound": EVEN_STREAM, "requests_per_s": even})
+    return rows
+
+
+def _crossing(falls: Callable[[float], float], around: float, to: float = 0.0) -> float:
+    """The rate at which what falls with it comes `to`; 0 or inf if it is not between the ends."""
+
+    def at(log_rate: float) -> float:
+        return falls(math.exp(log_rate)) - to
+
+    low, high = math.log(around / _RANGE), math.log(around * _RANGE)
+    if at(low) <= 0:
+        return 0.0
+    if at(high) > 0:
+        return math.inf
+    return math.exp(bisect(at, low, high, xtol=_TOLERANCE))
+
+
+def _even_rate(windows: list[Trace], model: FittedModel, config: SimulationConfig) -> float:
+    """Requests/s with a step for every token at the mean pace of their promises, and no seat free.
+
+    Every step holds one token of each request that decodes, and an equal share of the prompts.
+    """
+    requests = [r for w in windows for r in w.requests]
+    num = len(requests)
+    prompt = sum(r.num_prompt_tokens for r in requests) / num
+    pairs = sum(r.num_prompt_tokens * (r.num_prompt_tokens + 1) / 2 for r in requests) / num
+    later = sum(r.num_output_tokens - 1 for r in requests) / num
+    contexts = (
+        sum(
+            (r.num_output_tokens - 1) * (r.num_prompt_tokens + r.num_output_tokens / 2)
+            for r in requests
+        )
+        / num
+    )
+    span_s = sum(r.slo.ttft_s + (r.num_output_tokens - 1) * r.slo.tpot_s for r in requests) / num
+
+    def spare_s(rate: float) -> float:
+        """Time that a step leaves of what it may take."""
+        step_s = span_s / later if later else 1.0
+        if later:
+            step_s = min(step_s, config.limits.max_num_seqs / (rate * later))
+        return step_s - model.predict(_shape(rate * step_s, prompt, pairs, later, contexts))
+
+    return _crossing(spare_s, windows[0].rate)
+
+
+def _shape(num: float, prompt: float, pairs: float, later: float, contexts: float) -> BatchShape:
+    """A step of `num` requests' worth of prompts and decodes."""
+    shape = BatchShape()
+    decodes = max(1, round(num * later))
+    shape.add_decodes([round(contexts / max(later, 1.0))] * decodes)
+    tokens = max(2, round(num * prompt))
+    prior = max(0, round(pairs / prompt - tokens / 2))
+    shape.add(tokens, prior)
+    return shape
