@@ -42,7 +42,7 @@ check-types: setup
 test-slow: setup  ## The tests that `make test` leaves out
 	$(BIN)/python -m pytest -m slow
 
-test-vllm: $(VLLM_VENV)/.ready  ## Inside real vLLM, in an environment of its own (1.9 GB)
+test-vllm: $(VLLM_VENV)/.ready  ## Inside real vLLM, in an environment of its own (3.5 GB)
 	$(VLLM_VENV)/bin/python -m pytest tests/inside_vllm
 
 $(VLLM_VENV)/.ready: pyproject.toml tests/inside_vllm/requirements.txt tests/inside_vllm/overrides.txt
