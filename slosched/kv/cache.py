@@ -172,13 +172,14 @@ class KVCache:
     def note_computed(self, chunks: Iterable[ScheduledChunk]) -> None:
         """The tokens of these have been computed; full blocks are from now on there for others.
 
-        A request that has left its blocks in the meantime has none to share.
+        A request that has left its blocks in the meantime has none to share; those of that name
+        may be another's by now.
         """
         if self._shared is None:
             return
         for request, num_new, num_prior, _, _ in chunks:
             table = self._tables.get(request.request_id)
-            if table is not None:
+            if table is not None and request.end_reason is None:
                 spare = self._shared.fill(request.request_id, num_prior + num_new, table)
                 self._device.give_back(reversed(spare))
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slosched.core import Request, ScheduledChunk
+from slosched.core import EndReason, Request, ScheduledChunk
 from slosched.kv import (
     HashIndex,
     KVCache,
@@ -320,6 +320,23 @@ def test_a_request_without_tokens_and_hashes_shares_nothing() -> None:
         kv.grow(name, 12)
         kv.note_computed([ScheduledChunk(request, 12, 0, True, ())])
     assert kv.num_free_blocks == 2
+    assert kv.num_cached_blocks == 0
+
+
+def test_a_step_of_a_request_that_has_ended_fills_no_blocks_of_its_namesake() -> None:
+    """Overlapped: its client goes away and asks anew, under the same name, while the step runs."""
+    kv = KVCache(8, 4, 0, HashIndex())
+    first, second = make("a", tuple(range(9)), 9), make("a", tuple(range(20, 29)), 9)
+    for request in (first, second):
+        kv.watch(request)
+        list(kv.refresh_matches())
+        kv.start("a")
+        kv.grow("a", 8)
+        if request is first:
+            request.end_reason = EndReason.CLIENT
+            kv.forget("a")
+    kv.note_computed([ScheduledChunk(first, 8, 0, False, ())])
+    kv.forget("a")
     assert kv.num_cached_blocks == 0
 
 
