@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from slosched.batch import BatchBuilder
-from slosched.core import PreemptionMode, Request, RequestStatus, SchedulerView
+from slosched.core import Request, RequestStatus, SchedulerView
 
 CLIP_MAX_NEW_TOKENS = 4096
 """No request is believed to emit more (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
@@ -127,7 +127,7 @@ class PrefillAdder:
         """
         for victim in victims:
             before = self._batch.num_free_blocks
-            self._batch.preempt(victim, PreemptionMode.RECOMPUTE)
+            self._batch.preempt(victim)
             self._num_free += (self._batch.num_free_blocks - before) * self._page_size
             self._total_offset -= self._claim_of(incoming)
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from slosched.batch import BatchBuilder
 from slosched.core import (
     Policy,
-    PreemptionMode,
     Request,
     SchedulerOutput,
     SchedulerView,
@@ -36,7 +35,7 @@ class SGLang(Policy):
 
     Seats (`max_running_requests`) and LoRA adapters (`max_loras_per_batch`) are the host's
     `Limits`, and no chunk is larger than its step.  What is cached of a waiting prompt is what the
-    host's KV cache says.
+    host's KV cache says.  If the host preempts by swap, those retracted are swapped out.
 
     Source: SGLang 0.5.5 `managers/scheduler.py`, `schedule_batch.py` and `schedule_policy.py`.
     Left out: speculation, grammars, pipelines, disaggregation, `max_queued_requests`.  Otherwise
@@ -241,7 +240,7 @@ class SGLang(Policy):
 
         def release(victim: Request) -> None:
             if victim.request_id in queues.present:
-                batch.preempt(victim, PreemptionMode.RECOMPUTE)
+                batch.preempt(victim)
                 queues.waiting.append(victim)
 
         if running and has_room_for(running):
