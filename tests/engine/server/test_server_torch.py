@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from slosched.engine.server import (
 )
 from slosched.engine.server.text import Detokenizer
 from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
-from slosched.kv import KVCache
+from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
 
@@ -40,7 +41,7 @@ def tokenizer(model: LoadedModel) -> HuggingFaceTokenizer:
 
 @pytest.fixture(scope="module")
 def url(model: LoadedModel, tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
-    scheduler = Scheduler(FCFS(), KVCache(128, 4))
+    scheduler = Scheduler(FCFS(), KVCache(128, 4, 0, HashIndex()))
     executor = TorchExecutor(model, num_blocks=128, block_size=4)
     worker = EngineWorker(Engine(scheduler, executor, MonotonicClock()))
     app = build_app(worker, tokenizer, ServerConfig("tiny", model.max_model_len))
@@ -76,6 +77,24 @@ def test_concurrent_requests_answer_as_generate_does(
     assert [answer["choices"][0]["text"] for _, answer, _ in answers[:4]] == expected
     texts = ["".join(event["choices"][0]["text"] for event in events) for events in answers[4:]]
     assert texts == expected
+
+
+def test_a_prompt_that_comes_again_is_found_in_the_cache(url: str) -> None:
+    async def ask(client: Any) -> Any:
+        fields = {"prompt": "the same question, twice", "max_tokens": 5, "temperature": 0}
+        answers = [await post(client, **fields) for _ in range(2)]
+        async with client.get("/metrics") as page:
+            return answers, await page.text()
+
+    answers, metrics = asyncio.run(with_client(url, ask))
+    bodies = [body for _, body, _ in answers]
+    assert bodies[0]["choices"][0]["text"] == bodies[1]["choices"][0]["text"]
+    usages = [body["usage"] for body in bodies]
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert cached == [0, (usages[1]["prompt_tokens"] - 1) // 4 * 4]
+    hits = re.search(r"^vllm:prefix_cache_hits_total\S* (\d+)$", metrics, re.MULTILINE)
+    assert hits is not None
+    assert int(hits[1]) >= cached[1]
 
 
 def plain(model: LoadedModel) -> LoadedModel:
