@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from vllm.v1.engine import FinishReason
 from slosched.core import (
     EndReason,
     Policy,
+    Request,
     SchedulerOutput,
     SchedulerView,
     SloschedError,
@@ -150,6 +152,20 @@ class RejectsLong(FCFS):
         return super().schedule(view)
 
 
+@dataclass
+class Remembers(RejectsLong):
+    """Keeps everybody it was ever shown."""
+
+    seen: dict[str, Request] = field(default_factory=dict)
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        for request in (*view.waiting, *view.running):
+            assert self.seen.setdefault(request.request_id, request) is request
+            assert not request.status.is_ended
+            assert len(request.token_times_s) == request.num_output_tokens
+        return super().schedule(view)
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("policy", ["Raises", "Greedy"])
 def test_where_a_policy_fails_vllms_own_order_holds_and_nobody_is_lost(
@@ -175,6 +191,30 @@ def test_a_policy_that_never_runs_anything_cannot_stop_the_server() -> None:
         loop.step()
     assert not scheduler.requests
     assert scheduler.truth.fallbacks[Fallback.STALLED] >= 1
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_who_remembers_a_request_sees_how_it_ended(is_async: bool) -> None:
+    workload = replace(random_workload(SEED), stop_chance=0.1)
+    scheduler = start({"policy": f"{__name__}:Remembers"}, workload, is_async=is_async)
+    steps = Loop(scheduler, workload, is_async).run()
+    num_tokens = Counter[str]()
+    for step in steps:
+        for name, tokens, *_ in step.outputs:
+            num_tokens[name] += len(tokens)
+    scheduler.schedule()  # ends are seen when the next step is planned
+    seen = scheduler._driver._policy.seen
+    assert seen.keys() == {arrival.request_id for arrival in workload.arrivals}
+    reasons = set()
+    for name, (finished_as, _) in finished(steps).items():
+        request = seen[name]
+        reasons.add(request.end_reason)
+        assert request.status.is_ended
+        assert request.num_output_tokens == num_tokens[name] == len(request.token_times_s)
+        assert request.num_output_placeholders == 0
+        expected = {FinishReason.STOP: EndReason.STOP, FinishReason.LENGTH: EndReason.LENGTH}
+        assert request.end_reason is expected.get(finished_as, EndReason.INFEASIBLE)
+    assert reasons == {EndReason.STOP, EndReason.LENGTH, EndReason.INFEASIBLE}
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

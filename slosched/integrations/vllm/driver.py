@@ -66,12 +66,12 @@ class Driver:
         now_s = time.time()
         begins_s = self._steps.next_begins_s(now_s)
         plan = None
+        self._mirror.note_ends(self._host.finished_req_ids, now_s)
         if self._host.pause_state is PauseState.UNPAUSED:
             self._mirror.refresh(begins_s)
             self._end_refused()
             plan = self._plan(begins_s)
         output = vllm_schedule() if plan is None else self._carry_out(plan, vllm_schedule)
-        self._mirror.forget(output.finished_req_ids)
         self._steps.launched(self._shape(output), time.time())
         return output
 
@@ -146,6 +146,7 @@ class Driver:
         for request_id, reason in plan.rejected.items():
             self.truth.note_rejection(reason)
             self._end(request_id, f"{REJECTED}:{reason}")
+            self._mirror.note_ends((request_id,), time.time(), reason)
         preempt(host, plan.preempted)
         with self.caps.of(planned), narrowed(host, planned):
             output = vllm_schedule()
@@ -163,9 +164,9 @@ class Driver:
         return bool(theirs.num_computed_tokens >= ours.num_computed_tokens + num_planned)
 
     def _end_refused(self) -> None:
-        for request_id, why in self._mirror.refused.items():
-            if request_id in self._host.requests:
-                self._end(request_id, f"{INVALID}:{why}")
+        for request_id, why in list(self._mirror.refused.items()):
+            self._end(request_id, f"{INVALID}:{why}")
+            self._mirror.note_ends((request_id,), time.time())
 
     def _end(self, request_id: str, stop_reason: str) -> None:
         """vLLM forgets the request; its client is told with the next outputs."""

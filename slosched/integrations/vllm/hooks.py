@@ -23,6 +23,7 @@ _METHODS = {
 """Methods of vLLM's scheduler and the parameters that are relied on, in this order."""
 
 _ATTRIBUTES = (
+    "finished_req_ids",
     "requests",
     "running",
     "waiting",

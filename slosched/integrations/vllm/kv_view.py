@@ -61,6 +61,9 @@ class VLLMBlocks:
         self._matched[request.request_id] = blocks.blocks[0]
         return int(num_tokens)
 
+    def has_matched(self, request_id: str) -> bool:
+        return request_id in self._matched
+
     def forget(self, request_id: str) -> None:
         """The request waits no longer."""
         self._matched.pop(request_id, None)

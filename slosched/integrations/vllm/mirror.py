@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from vllm.v1.request import RequestStatus as Status
 
 from slosched.core import (
+    EndReason,
     LatencyModel,
     Limits,
     Request,
@@ -23,6 +24,13 @@ from slosched.scheduler.queues import InOrder, Queues
 _NUM_MATCHED_ANEW = 32
 """Waiting requests, from the front of the queue, whose prefix is looked up in every step; those
 behind them keep what was found when they came."""
+
+_END_REASONS = {
+    Status.FINISHED_STOPPED: EndReason.STOP,
+    Status.FINISHED_REPETITION: EndReason.STOP,
+    Status.FINISHED_LENGTH_CAPPED: EndReason.LENGTH,
+    Status.FINISHED_ERROR: EndReason.FAULT,
+}
 
 
 class Mirror:
@@ -40,6 +48,9 @@ class Mirror:
         self._promises = promises
         self._limits = limits
         self._requests: dict[str, Request] = {}
+        self._theirs: dict[str, Any] = {}
+        self._waiting: list[Any] = []
+        """vLLM's queue when it was read last."""
         self.queues = Queues()
         self.refused: dict[str, str] = {}
         """Requests whose promise cannot be read, and why; to be ended by the caller."""
@@ -81,7 +92,9 @@ class Mirror:
             ours = self._find(theirs)
             if ours is None:
                 continue
-            self._read_progress(ours, theirs, begins_s)
+            ours.status = RequestStatus.RUNNING
+            ours.num_computed_tokens = theirs.num_computed_tokens
+            self._foresee(ours, theirs.num_output_placeholders, begins_s)
             shown = finishing if self._has_nothing_to_compute(theirs) else running
             shown[theirs.request_id] = ours
         queues.running, queues.finishing = running, finishing
@@ -89,29 +102,37 @@ class Mirror:
 
     def note_tokens(self, request_ids: Iterable[str], now_s: float) -> None:
         """Tokens of these requests may have come out; stamp them."""
+        next_deadline_s = self._limits.deadline_rule.next_deadline_s
         for request_id in request_ids:
-            theirs = self._host.requests.get(request_id)
-            ours = self._requests.get(request_id)
+            theirs, ours = self._theirs.get(request_id), self._requests.get(request_id)
             if ours is not None and theirs is not None:
-                num_known = ours.num_output_tokens - ours.num_output_placeholders
-                num_new = theirs.num_output_tokens - num_known
-                if num_new > 0:
-                    times = ours.token_times_s
-                    del times[num_known:]
-                    times += [now_s] * num_new
+                times = ours.token_times_s
+                del times[ours.num_output_tokens - ours.num_output_placeholders :]
+                times += [now_s] * (theirs.num_output_tokens - len(times))
+                ours.num_output_placeholders = 0
+                ours.num_output_tokens = len(times)
+                ours.deadline_s = next_deadline_s(ours)
 
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """These have ended."""
+    def note_ends(
+        self, request_ids: Iterable[str], now_s: float, reason: EndReason | None = None
+    ) -> None:
+        """These have ended, as vLLM says or for `reason`; whoever remembers them sees it."""
         for request_id in request_ids:
-            self._requests.pop(request_id, None)
             self.refused.pop(request_id, None)
             self._kv.forget(request_id)
+            theirs, ours = self._theirs.pop(request_id, None), self._requests.pop(request_id, None)
+            if ours is not None and theirs is not None:
+                self._foresee(ours, 0, now_s)
+                ours.end_reason = reason or _END_REASONS.get(theirs.status, EndReason.CLIENT)
+                ours.status = ours.end_reason.status
+                ours.end_s = now_s
 
     def _find(self, theirs: Any) -> Request | None:
         ours = self._requests.get(theirs.request_id)
         if ours is None and theirs.request_id not in self.refused:
             try:
                 ours = self._requests[theirs.request_id] = self._made(theirs)
+                self._theirs[theirs.request_id] = theirs
             except BadPromiseError as error:
                 self.refused[theirs.request_id] = str(error)
         return ours
@@ -132,17 +153,13 @@ class Mirror:
         ours.deadline_s = self._limits.deadline_rule.next_deadline_s(ours)
         return ours
 
-    def _read_progress(self, ours: Request, theirs: Any, begins_s: float) -> None:
-        ours.status = RequestStatus.RUNNING
-        ours.num_computed_tokens = theirs.num_computed_tokens
-        num_placeholders = theirs.num_output_placeholders
-        num_known = theirs.num_output_tokens
-        was_settled = not ours.num_output_placeholders and ours.num_output_tokens == num_known
-        if was_settled and not num_placeholders:
+    def _foresee(self, ours: Request, num_placeholders: int, begins_s: float) -> None:
+        """So many tokens of it are on their way, and will be there at `begins_s`."""
+        if not (num_placeholders or ours.num_output_placeholders):
             return
         times = ours.token_times_s
-        del times[num_known:]
-        times += [begins_s] * (num_known + num_placeholders - len(times))
+        num_known = ours.num_output_tokens - ours.num_output_placeholders
+        times[num_known:] = [begins_s] * num_placeholders
         ours.num_output_placeholders = num_placeholders
         ours.num_output_tokens = num_known + num_placeholders
         ours.deadline_s = self._limits.deadline_rule.next_deadline_s(ours)
@@ -162,23 +179,29 @@ class Mirror:
         )
 
     def _read_waiting(self, begins_s: float) -> OrderedDict[str, Request]:
-        waiting: OrderedDict[str, Request] = OrderedDict()
-        find, known = self._find, self._requests
-        caches_prefixes = self._kv.caches_prefixes
-        for theirs in self._host.waiting:
-            request_id = theirs.request_id
-            is_new = request_id not in known
-            if theirs.status is not Status.WAITING and not self._is_ready(theirs):
-                continue
-            ours = find(theirs)
-            if ours is None:
-                continue
-            if ours.status is not RequestStatus.WAITING or ours.num_output_placeholders:
-                self._read_preempted(ours, theirs, begins_s)
-            if caches_prefixes and (is_new or len(waiting) < _NUM_MATCHED_ANEW):
-                ours.num_computed_tokens = self._kv.match(theirs)
-            waiting[request_id] = ours
+        theirs_now = list(self._host.waiting)
+        if theirs_now == self._waiting and len(self.queues.waiting) == len(theirs_now):
+            waiting = self.queues.waiting  # a long queue, in which nothing has changed
+        else:
+            waiting = OrderedDict(
+                (theirs.request_id, ours)
+                for theirs in theirs_now
+                if (theirs.status is Status.WAITING or self._is_ready(theirs))
+                and (ours := self._find(theirs)) is not None
+            )
+            self._waiting = theirs_now
+            for request_id, ours in waiting.items():
+                if ours.status is not RequestStatus.WAITING:
+                    self._read_preempted(ours, self._theirs[request_id], begins_s)
+        if self._kv.caches_prefixes:
+            self._match(waiting)
         return waiting
+
+    def _match(self, waiting: Mapping[str, Request]) -> None:
+        """What is cached of those that are next, and of those that are new."""
+        for place, (request_id, ours) in enumerate(waiting.items()):
+            if place < _NUM_MATCHED_ANEW or not self._kv.has_matched(request_id):
+                ours.num_computed_tokens = self._kv.match(self._theirs[request_id])
 
     def _is_ready(self, theirs: Any) -> bool:
         """vLLM's own rules for passing over a waiting request; this may find its grammar ready."""
@@ -187,7 +210,8 @@ class Mirror:
         return theirs.drop_stale_output or not theirs.num_stale_output_tokens
 
     def _read_preempted(self, ours: Request, theirs: Any, begins_s: float) -> None:
-        self._read_progress(ours, theirs, begins_s)
         self._kv.forget(ours.request_id)
+        self._foresee(ours, theirs.num_output_placeholders, begins_s)
         ours.status = RequestStatus.WAITING
+        ours.num_computed_tokens = theirs.num_computed_tokens
         ours.num_preemptions = theirs.num_preemptions

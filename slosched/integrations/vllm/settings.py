@@ -79,17 +79,15 @@ class Settings:
         return model
 
     def make_policy(self, model: LatencyModel | None, limits: Limits) -> Policy:
-        """The policy, after a small step that it had to plan: one that cannot is refused."""
-        policy = make_policy(self.policy)
+        """The policy, after its like had to plan a small step: one that cannot is refused."""
         try:
-            policy.schedule(_small_view(model, limits))
+            make_policy(self.policy).schedule(_small_view(model, limits))
         except ValueError as error:
             raise SettingsError(
                 f"slosched.policy {self.policy!r} cannot run with these settings: {error}"
                 + ("" if model is not None else "; name a latency model as slosched.profile")
             ) from error
-        policy.reset()
-        return policy
+        return make_policy(self.policy)
 
 
 def read_settings(additional_config: object) -> Settings:
