@@ -18,18 +18,18 @@ def admit(
     may_chunk: bool = True,
     must_fit_whole: bool = True,
     num_watermark_blocks: int = 0,
-) -> int:
-    """Start waiting requests in order, until one does not fit; how many were passed over.
+) -> list[str]:
+    """Start waiting requests in order, until one does not fit; who was passed over.
 
     Those are the ones whose LoRA adapter finds no slot.  The watermark is left free where somebody
     runs already.  O(1) for each that is looked at.
     """
-    passed_over = 0
+    passed_over: list[str] = []
     for request in waiting:
         if batch.num_free_tokens <= 0 or batch.num_free_seqs <= 0:
             break
         if not batch.has_lora_slot(request):
-            passed_over += 1
+            passed_over.append(request.request_id)
             continue
         n = request.num_uncomputed_tokens
         if max_chunk_tokens is not None:

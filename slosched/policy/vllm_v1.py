@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
@@ -85,20 +86,26 @@ class VLLMV1(Policy):
         self._num_steps = 0
         """Since nobody ran."""
         self._is_capacity_bound = False
-        """Whether the last step that let prompts start left some waiting."""
+        """Whether the last step that let prompts start left some waiting, not for a LoRA slot."""
+        self._passed_over: set[str] = set()
+        """Who waits and found no LoRA slot when it was looked at."""
+        self._begun: set[str] = set()
+        """Whose latest chunk was not the last one; kept if prompts have to wait for their turn."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         view = self._with_active_seats(view)
         batch = BatchBuilder(view)
         most_tokens = self._longest_chunk(view, num_decodes=0)
         defers = self._defers_prefills(view)
-        running = [r for r in view.running if not _is_prefill(r)] if defers else view.running
+        running = [r for r in view.running if not self._is_prefill(r)] if defers else view.running
         if self.policy is SchedulingPolicy.PRIORITY:
             add_running_by_priority(batch, view, running, most_tokens)
         else:
             batch.add_preempting(running, list(view.running), most_tokens)
         if may_start_new(batch, view, begun=[]):
             self._admit(batch, view, most_tokens, defers=defers)
+        if self.prefill_schedule_interval > 1:
+            self._note_begun(batch, view)
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
@@ -142,7 +149,6 @@ class VLLMV1(Policy):
             waiting = by_urgency(waiting)
         if defers:
             waiting = _decodes_at_the_head(waiting)
-        num_scheduled = len(batch.num_scheduled_tokens)
         passed_over = admit(
             batch,
             view,
@@ -153,9 +159,12 @@ class VLLMV1(Policy):
             # vLLM counts its null block, which holds nothing.
             num_watermark_blocks=int(self.watermark * (view.kv.num_blocks + 1)),
         )
-        if not defers:
-            num_started = len(batch.num_scheduled_tokens) - num_scheduled
-            self._is_capacity_bound = len(view.waiting) - num_started > passed_over
+        if self.prefill_schedule_interval > 1:
+            self._passed_over.update(passed_over)
+            left = {r.request_id for r in view.waiting if r not in batch}
+            self._passed_over &= left
+            if not defers:
+                self._is_capacity_bound = len(left) > len(self._passed_over)
 
     def _defers_prefills(self, view: SchedulerView) -> bool:
         if not view.running:
@@ -164,11 +173,20 @@ class VLLMV1(Policy):
         self._num_steps += 1
         if is_their_turn or self._is_capacity_bound:
             return False
-        return not all(map(_is_prefill, view.running))
+        return not all(map(self._is_prefill, view.running))
 
+    def _is_prefill(self, request: Request) -> bool:
+        """Also if one token is left, which a decode that was preempted may have, too."""
+        return not request.is_decode or request.request_id in self._begun
 
-def _is_prefill(request: Request) -> bool:
-    return request.num_computed_tokens < request.num_prompt_tokens or not request.is_decode
+    def _note_begun(self, batch: BatchBuilder, view: SchedulerView) -> None:
+        granted = batch.num_scheduled_tokens
+        waits = {r.request_id for r in view.running if r not in batch and not batch.has_left(r)}
+        self._begun &= waits
+        for request in chain(view.running, view.waiting):
+            left = request.num_uncomputed_tokens
+            if granted.get(request.request_id, left) < left:
+                self._begun.add(request.request_id)
 
 
 def _decodes_at_the_head(waiting: Iterable[Request]) -> Iterable[Request]:
