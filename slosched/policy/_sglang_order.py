@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
@@ -30,18 +29,34 @@ class SchedulePolicy(StrEnum):
     RANDOM = "random"
 
 
+class Shuffle:
+    """The same disorder in every run: a policy knows no chance.
+
+    Numbers by Knuth's multiplier modulo 2**64 (The Art of Computer Programming, 3.3.4).
+    """
+
+    def __init__(self) -> None:
+        self._state = 1
+
+    def __call__(self, items: list[Request]) -> None:
+        for last in range(len(items) - 1, 0, -1):
+            self._state = (6364136223846793005 * self._state + 1442695040888963407) % 2**64
+            chosen = (self._state >> 32) % (last + 1)
+            items[last], items[chosen] = items[chosen], items[last]
+
+
 def sort(
     waiting: list[Request],
     policy: SchedulePolicy,
     urgency: Callable[[Request], int] | None,
-    rng: random.Random,
+    shuffle: Shuffle,
 ) -> None:
     """Sort in place; what compares equal stays in the order in which it stood.
 
     `urgency`, the largest first, comes before all else and goes with `fcfs` and `lof` alone.
     """
     if policy is SchedulePolicy.RANDOM:
-        rng.shuffle(waiting)
+        shuffle(waiting)
     elif policy is SchedulePolicy.LOF:
         waiting.sort(key=lambda r: (-urgency(r) if urgency else 0, -r.max_tokens))
     elif policy is SchedulePolicy.FCFS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from slosched.core import (
 )
 from slosched.policy._sglang_adder import AddResult, PrefillAdder, num_promised
 from slosched.policy._sglang_decode import NewTokenRatio, retract
-from slosched.policy._sglang_order import SchedulePolicy, sort
+from slosched.policy._sglang_order import SchedulePolicy, Shuffle, sort
 from slosched.policy._sglang_requests import LastBatch, Queues, has_ended
 
 __all__ = ["SGLang", "SchedulePolicy"]
@@ -91,7 +90,7 @@ class SGLang(Policy):
         self._is_full = False
         """No prompt is tried until somebody has left: SGLang's `batch_is_full`."""
         self._ratio = NewTokenRatio(self.schedule_conservativeness)
-        self._rng = random.Random(0)
+        self._shuffle = Shuffle()
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         if self._queues.follow(view):
@@ -144,7 +143,7 @@ class SGLang(Policy):
 
     def _sort(self, waiting: list[Request]) -> None:
         urgency = self._urgency if self.enable_priority_scheduling else None
-        sort(waiting, self.schedule_policy, urgency, self._rng)
+        sort(waiting, self.schedule_policy, urgency, self._shuffle)
 
     @property
     def _mixes(self) -> bool:

@@ -5,7 +5,6 @@ The scenarios are those of `../shared/oracles/scenarios/sglang055.txt`.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
@@ -14,7 +13,7 @@ from sglang_host import RadixKV, SGLangHere
 from slosched.core import EndReason, Limits, Policy, Request, StepResult
 from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS
-from slosched.policy._sglang_order import SchedulePolicy, sort
+from slosched.policy._sglang_order import SchedulePolicy, Shuffle, sort
 from slosched.policy.sglang import SGLang
 from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.scheduler import Scheduler
@@ -197,8 +196,20 @@ def test_a_prompt_that_begins_like_an_earlier_one_waits_for_it(num_shared: int, 
         *(req("p", 45, 1, shared=shared), req("r", 45, 1, shared=shared), req("q", 10, 1)),
         req("s", 45, 1, shared=shared),
     ]
-    sort(waiting, SchedulePolicy.LPM, None, random.Random(0))
+    sort(waiting, SchedulePolicy.LPM, None, Shuffle())
     assert " ".join(r.request_id for r in waiting) == order
+
+
+def test_random_is_the_same_disorder_in_every_run() -> None:
+    orders = []
+    for _ in range(2):
+        waiting, shuffle = [req(f"{i}", 1, 1) for i in range(50)], Shuffle()
+        for _ in range(2):
+            sort(waiting, SchedulePolicy.RANDOM, None, shuffle)
+            orders.append([r.request_id for r in waiting])
+    assert orders[:2] == orders[2:]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0], key=int) == [f"{i}" for i in range(50)] != orders[0]
 
 
 def test_prefix_hashes_of_a_trace_say_who_begins_alike() -> None:
@@ -207,7 +218,7 @@ def test_prefix_hashes_of_a_trace_say_who_begins_alike() -> None:
         request.prompt_token_ids, request.prefix_hashes = None, hashes
         request.prefix_block_tokens = 16
     waiting[1:] = reversed(waiting[1:])
-    sort(waiting, SchedulePolicy.LPM, None, random.Random(0))
+    sort(waiting, SchedulePolicy.LPM, None, Shuffle())
     assert [r.request_id for r in waiting] == ["p", "q", "r"]
 
 
@@ -215,7 +226,7 @@ def test_prefix_hashes_of_a_trace_say_who_begins_alike() -> None:
 def test_beyond_128_waiting_requests_nobody_looks_for_prefixes(num_waiting: int) -> None:
     waiting = [req(f"w{i}", 10, 1) for i in range(num_waiting)]
     waiting[-1].num_computed_tokens = 9
-    sort(waiting, SchedulePolicy.LPM, None, random.Random(0))
+    sort(waiting, SchedulePolicy.LPM, None, Shuffle())
     assert waiting[0].num_computed_tokens == (9 if num_waiting == 128 else 0)
 
 
@@ -228,7 +239,7 @@ def test_depth_first_goes_where_most_requests_wait() -> None:
         request = req(name, len(prefix) + 1, 1, shared=prefix)
         request.num_computed_tokens = len(prefix)
         waiting.append(request)
-    sort(waiting, SchedulePolicy.DFS_WEIGHT, None, random.Random(0))
+    sort(waiting, SchedulePolicy.DFS_WEIGHT, None, Shuffle())
     assert [r.request_id for r in waiting] == ["a2x", "a2y", "a1", "b1"]
 
 
