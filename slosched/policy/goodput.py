@@ -12,6 +12,7 @@ from operator import attrgetter
 from slosched.batch import BatchBuilder
 from slosched.core import (
     BatchShape,
+    DeadlineRule,
     DecodeGroup,
     LatencyModel,
     Limits,
@@ -56,6 +57,8 @@ class Goodput(Policy):
        by deadline, then the late prompts (which are looked at anew in every step).
     5. A step that finishes a prompt ends before that one is due.  The first prompt that has to be
        cut ends with a whole tile of 64 tokens.
+    6. Under `tbt`, which counts every gap, a step is as long as it hardly ever exceeds; under the
+       other rules, which forgive a slow step, as long as is expected.
 
     Giving way costs nothing in tokens, and it lets a burst of prompts pass before decodes that
     are ahead of their TPOT.  But being ahead is what protects a decode from the next slow step,
@@ -89,7 +92,7 @@ class Goodput(Policy):
             raise ValueError(f"min_share must be in (0, 1], not {self.min_share}")
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        batch, model = BatchBuilder(view), _model(view)
+        batch, model = _builder(view), _model(view)
         begun = (r for r in view.running if not r.is_decode)
         prompts = _prompts(batch, model, view, begun)
         view = without_rejected(batch, view)
@@ -110,7 +113,7 @@ class Goodput(Policy):
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """While no decode has to give way."""
-        batch, model = BatchBuilder(view, beside=decodes), _model(view)
+        batch, model = _builder(view, decodes), _model(view)
         if batch.num_free_tokens < 0:
             return None
         pace = _Pace.of_group(decodes, model, view.now_s, batch.shape)
@@ -165,6 +168,12 @@ def _model(view: SchedulerView) -> LatencyModel:
     if view.latency_model is None:
         raise ValueError("goodput predicts every batch: give the scheduler a latency model")
     return view.latency_model
+
+
+def _builder(view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
+    """Under `tbt` every gap counts, so that a step must end in time though it be a slow one."""
+    is_cautious = view.limits.deadline_rule is DeadlineRule.TBT
+    return BatchBuilder(view, beside=beside, cautious=is_cautious)
 
 
 def _prompts(

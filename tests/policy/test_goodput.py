@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from views import R, flat_model, view_of
 
-from slosched.core import EndReason, Limits, Request
+from slosched.core import BatchShape, DeadlineRule, EndReason, Limits, Request
+from slosched.perfmodel import LinearModel
 from slosched.policy._punctual import Timed, by_deadline, most_in_time
 from slosched.policy.goodput import Goodput
 from slosched.policy.spec import PolicySpecError, make_policy
@@ -21,7 +22,7 @@ MODEL = flat_model()
 """5 ms + 50 us a token: a prefill of 100 tokens takes 10 ms, of 300 20 ms, of 500 30 ms."""
 
 
-def tokens_of(*requests: R, **fields: int) -> dict[str, int]:
+def tokens_of(*requests: R, **fields: float) -> dict[str, int]:
     return dict(Goodput(**fields).schedule(view_of(requests)).num_scheduled_tokens)
 
 
@@ -195,3 +196,23 @@ def test_it_needs_a_latency_model() -> None:
         Goodput().schedule(
             type(view)(**{n: getattr(view, n) for n in view.__slots__} | {"latency_model": None})
         )
+
+
+class Unsteady(LinearModel):
+    """One step in a hundred takes 10 % more."""
+
+    def predict_upper(self, shape: BatchShape) -> float:
+        return 1.1 * self.predict(shape)
+
+
+@pytest.mark.parametrize(
+    ("rule", "tokens"), [(DeadlineRule.MEAN_TPOT, 703), (DeadlineRule.TBT, 639)]
+)
+def test_where_every_gap_counts_a_step_is_as_long_as_it_hardly_ever_exceeds(
+    rule: DeadlineRule, tokens: int
+) -> None:
+    """42.5 ms are time for 749 tokens in all; for 672 if a slow one is to end by then."""
+    requests = R("decode", 11, 0.045, out=1), R("long", 1000, 9.0)
+    limits = Limits(100_000, 100_000, deadline_rule=rule)
+    view = view_of(requests, Unsteady(MODEL.coefficients), limits=limits)
+    assert Goodput().schedule(view).num_scheduled_tokens == {"decode": 1, "long": tokens}
