@@ -29,7 +29,7 @@ from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.scheduling_time import MEASURED, SimulatedDevice, TakesTime
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
-from slosched.kv import KVCache
+from slosched.kv import KVCache, PrefixCaching
 from slosched.perfmodel import LinearModel
 from slosched.policy import FCFS, POLICIES
 from slosched.scheduler import Scheduler
@@ -354,7 +354,10 @@ def test_a_plan_may_be_empty_while_a_step_runs() -> None:
 
 @pytest.mark.parametrize("name", ["fcfs", "slo_aware", "goodput"])
 def test_where_nothing_is_a_surprise_overlap_changes_nothing(name: str) -> None:
-    """All are there at once, run to their limits, and need no block of one that ends."""
+    """All are there at once, run to their limits, and need no block of one that ends.
+
+    Nor do they share blocks: what a step computes is found once it has ended, a plan later.
+    """
 
     @settings(max_examples=20, deadline=None, database=None)
     @given(scenarios())
@@ -366,7 +369,9 @@ def test_where_nothing_is_a_surprise_overlap_changes_nothing(name: str) -> None:
         plenty = sum(
             -(-(r.num_prompt_tokens + r.num_output_tokens) // scenario.block_size) for r in requests
         )
-        scenario = replace(scenario, requests=requests, num_blocks=plenty)
+        scenario = replace(
+            scenario, requests=requests, num_blocks=plenty, prefix_cache=PrefixCaching.OFF
+        )
         plain = play(POLICIES[name](), replace(scenario, overlap=False))
         overlapped = play(POLICIES[name](), replace(scenario, overlap=True))
         assert decided(overlapped.decisions) == decided(plain.decisions)
