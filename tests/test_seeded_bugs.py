@@ -24,14 +24,20 @@ from slosched.core import (
     SchedulerView,
     StalledError,
 )
+from slosched.engine.checked_memory import WrongBlockError
 from slosched.engine.decodes import GroupedDecodes
 from slosched.kv import KVCache, KVCorruptionError, OutOfBlocksError
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
 from slosched.testing import LawBrokenError, Scenario, check_laws, scenarios
 
+NOTICED = (LawBrokenError, WrongBlockError)
+"""By the laws, or already by the memory that checks who reads what."""
 
-def breaks(make_policy: Callable[[], Policy], error: type[Exception]) -> Scenario:
+
+def breaks(
+    make_policy: Callable[[], Policy], error: type[Exception] | tuple[type[Exception], ...]
+) -> Scenario:
     """A scenario in which the laws notice; fails if there is none."""
 
     def is_noticed(scenario: Scenario) -> bool:
@@ -164,7 +170,7 @@ def test_a_block_that_the_group_of_decodes_takes_late_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(GroupedDecodes, "num_new_blocks", 0)
-    breaks(FCFS, (LawBrokenError, OutOfBlocksError))
+    breaks(FCFS, (*NOTICED, OutOfBlocksError))
 
 
 def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +196,7 @@ def test_a_chunk_that_is_computed_too_far_is_caught(monkeypatch: pytest.MonkeyPa
         return batch
 
     monkeypatch.setattr(Scheduler, "_carry_out", overlong)
-    breaks(FCFS, (LawBrokenError, IllegalPlanError, StalledError))
+    breaks(FCFS, (*NOTICED, IllegalPlanError, StalledError))
 
 
 def test_a_double_finish_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +208,7 @@ def test_a_double_finish_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             self._ended.append(request)
 
     monkeypatch.setattr(Scheduler, "_end", twice)
-    breaks(FCFS, LawBrokenError)
+    breaks(FCFS, NOTICED)
 
 
 def test_a_lost_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,4 +220,4 @@ def test_a_lost_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             del self.queues.waiting[request_id]
 
     monkeypatch.setattr(Scheduler, "_preempt", forgetful)
-    breaks(FCFS, LawBrokenError)
+    breaks(FCFS, NOTICED)
