@@ -31,7 +31,7 @@ from slosched.evaluate.capacity import (
     local_pool,
     window,
 )
-from slosched.evaluate.capacity.code import _PACKAGE, _replayed, code_digest
+from slosched.evaluate.capacity.code import _PACKAGE, _policy_sources, _replayed, code_digest
 from slosched.evaluate.capacity.point import model_digest, trace_digest
 from slosched.evaluate.capacity.windows import blocks_of
 from slosched.perfmodel import load_model, scaled
@@ -308,6 +308,16 @@ def test_the_code_of_a_result_is_all_that_a_replay_loads() -> None:
 def test_another_policy_is_other_code() -> None:
     digests = {code_digest(s) for s in ("fcfs", "edf", "edf+early_rejection", "sarathi")}
     assert len(digests) == 4
+
+
+def test_a_policys_code_is_its_own_and_that_of_its_parts() -> None:
+    ours = set(_policy_sources("goodput"))
+    assert {"slosched.policy.goodput", "slosched.policy._punctual"} <= ours
+    assert not any("sglang" in module for module in ours)
+    wrapped = set(_policy_sources("edf+early_rejection"))
+    assert {"slosched.policy.edf", "slosched.policy.early_rejection"} <= wrapped
+    package = {f"policy/{m.rpartition('.')[2]}.py" for m in ours if m.startswith("slosched.policy")}
+    assert not package & set(_replayed())
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,6 @@ _REPLAYED = (
     "scheduler/",
     "kv/",
     "perfmodel/",
-    "policy/_",
     "policy/spec.py",
     "policy/wrapper.py",
     "engine/",
@@ -28,20 +29,19 @@ _REPLAYED = (
     "evaluate/capacity/point.py",
 )
 """What a replay runs; traces, SLOs and models are in a point's key, wherever they came from."""
+_POLICY_MODULES = "slosched.policy."
 _NOT_REPLAYED = ("engine/torch/", "engine/server/", "engine/profiling/", "policy/__init__.py")
 
 
 def code_digest(policy: str) -> str:
     """Of every source file that a replay of this policy runs, its own modules among them.
 
-    Finer than a commit: an edit that is not committed counts, one to the documentation or to
-    another policy does not, and it works where there is no git.
+    Finer than a commit: an edit that is not committed counts, one to the documentation, to another
+    policy or to a part of it does not, and it works where there is no git.
     """
     summed = hashlib.sha256(_package_digest().encode())
-    for policy_class in policy_classes(policy):
-        for ancestor in policy_class.__mro__[:-1]:
-            source = inspect.getsource(inspect.getmodule(ancestor) or ancestor)
-            summed.update(source.encode())
+    for name, source in sorted(_policy_sources(policy).items()):
+        summed.update(name.encode() + b"\0" + source.encode() + b"\0")
     return summed.hexdigest()
 
 
@@ -63,6 +63,22 @@ def git_hash() -> str:
     except (OSError, subprocess.SubprocessError):
         return "none"
     return ran.stdout.strip()
+
+
+def _policy_sources(policy: str) -> dict[str, str]:
+    """By module, of the policy's classes and of what these import from `slosched.policy`."""
+    classes = policy_classes(policy)
+    pending = [ancestor.__module__ for one in classes for ancestor in one.__mro__[:-1]]
+    sources: dict[str, str] = {}
+    while pending:
+        name = pending.pop()
+        if name in sources or name in sys.stdlib_module_names:
+            continue
+        source = sources[name] = inspect.getsource(sys.modules[name])
+        imports = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom))
+        named = (n.module or "" for n in imports)
+        pending += [module for module in named if module.startswith(_POLICY_MODULES)]
+    return sources
 
 
 @cache
