@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 from experiments.goodput import parts
 from experiments.goodput.plans import BankInPlan, Hurry
-from slosched.batch import BatchBuilder
 from slosched.core import Policy
 from slosched.policy import goodput
 from slosched.policy.goodput import Goodput
@@ -70,9 +69,10 @@ IDEAS = (
         parts={"_Pack": parts.NoEnd},
     ),
     Idea(
-        "late decodes count",
-        "those that are late already shorten steps, too",
-        parts={"_Pace": parts.LateCount},
+        "late decodes do not count",
+        "a step is as long as those allow that can still be in time",
+        parts.AsksWhenLate,
+        {"_Pace": parts.LateLeftOut},
     ),
     Idea(
         "floor of the study",
@@ -92,19 +92,29 @@ IDEAS = (
     Idea(
         "upper quantile",
         "steps end in time by the time that only 1 % of them exceed",
-        parts={"BatchBuilder": partial(BatchBuilder, cautious=True)},
+        parts={"_builder": parts.cautious},
     ),
     Idea(
         "upper quantile, margin 0",
         "the same in place of the margin",
         partial(Goodput, margin=0.0),
-        {"BatchBuilder": partial(BatchBuilder, cautious=True)},
+        {"_builder": parts.cautious},
     ),
     *FAIRNESS,
     Idea(
         "no Moore-Hodgson",
         "all prompts by deadline",
         parts={"most_in_time": parts.everyone_by_deadline},
+    ),
+    Idea(
+        "shortest first",
+        "when not all can be in time, prompts go by length, not by deadline",
+        parts={"most_in_time": parts.shortest_first},
+    ),
+    Idea(
+        "least commitment",
+        "then the shortest goes that makes no other late: long ones wait as long as they can",
+        parts={"most_in_time": parts.least_committed},
     ),
     Idea(
         "reject when expired",

@@ -6,10 +6,20 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from slosched.batch import BatchBuilder
-from slosched.core import BatchShape, EndReason, LatencyModel, Request
+from slosched.core import (
+    BatchShape,
+    DecodeGroup,
+    EndReason,
+    LatencyModel,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+)
 from slosched.policy._deferred import add_without_preempting, serve_something
-from slosched.policy._punctual import Order, Timed, are_in_time
+from slosched.policy._punctual import Order, Timed, are_in_time, most_in_time
 from slosched.policy.goodput import Goodput, _add_decodes, _merge, _Pace, _Pack
 
 
@@ -56,6 +66,59 @@ def reject_expired(
     return timed
 
 
+def shortest_first(
+    ordered: Sequence[Timed], start_s: float, share: float, fairness: float = 0.0
+) -> Order:
+    """The punctual ones by length, and then the late ones by length."""
+    found = most_in_time(ordered, start_s, share, fairness)
+    alone_s = {r.request_id: alone_s for r, alone_s in ordered}
+
+    def by_length(requests: list[Request]) -> list[Request]:
+        return sorted(requests, key=lambda r: alone_s[r.request_id])
+
+    return Order(by_length(found.in_time), by_length(found.late))
+
+
+def least_committed(
+    ordered: Sequence[Timed], start_s: float, share: float, fairness: float = 0.0
+) -> Order:
+    """The shortest of the punctual ones that can go ahead without making another late, and again.
+
+    Long ones wait as long as they can, so that they are what is given up if more arrive.
+    """
+    found = most_in_time(ordered, start_s, share, fairness)
+    if not found.late:
+        return found
+    punctual = {r.request_id for r in found.in_time}
+    left = [(r, alone_s) for r, alone_s in ordered if r.request_id in punctual]
+    end_s = np.cumsum([alone_s for _, alone_s in left])
+    slack_s = [
+        (r.deadline_s - start_s) * share - end for (r, _), end in zip(left, end_s, strict=True)
+    ]
+    first = []
+    while left:
+        at = _shortest_that_may(left, slack_s)
+        request, alone_s = left.pop(at)
+        slack_s = [s - alone_s for s in slack_s[:at]] + slack_s[at + 1 :]
+        first.append(request)
+    return Order(first, found.late)
+
+
+def _shortest_that_may(left: Sequence[Timed], slack_s: Sequence[float]) -> int:
+    """Who goes ahead delays all before it, by as much as it takes."""
+    least_s, at = math.inf, 0
+    for i, (_, alone_s) in enumerate(left):
+        if alone_s < left[at][1] and alone_s <= least_s:
+            at = i
+        least_s = min(least_s, slack_s[i])
+    return at
+
+
+def cautious(view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
+    """Predicts what a step hardly ever exceeds, under every deadline rule."""
+    return BatchBuilder(view, beside=beside, cautious=True)
+
+
 class NoEnd(_Pack):
     """Goes on after a prompt that is done, though that one is due before the step ends."""
 
@@ -66,13 +129,15 @@ class NoEnd(_Pack):
         return is_whole
 
 
-class LateCount(_Pace):
-    """Decodes that are late already shorten a step as the others do."""
+class LateLeftOut(_Pace):
+    """Decodes that are late already do not shorten a step."""
 
     @classmethod
-    def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> LateCount:
+    def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> LateLeftOut:
         pace = super().of(decodes, model, now_s)
-        first_slack_s = min((r.deadline_s - now_s for r in decodes), default=math.inf)
+        least_s = model.predict_prefill(1)
+        slacks_s = (r.deadline_s - now_s for r in decodes)
+        first_slack_s = min((s for s in slacks_s if s >= least_s), default=0.0)
         return cls(pace.all_s, first_slack_s, pace.tpot_s, pace.steps_per_s)
 
 
@@ -103,6 +168,16 @@ class AlwaysGivesWay(Goodput):
 
     def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], now_s: float) -> bool:
         return not prompts and super()._is_enough_for_all(pace, prompts, now_s)
+
+
+class AsksWhenLate(Goodput):
+    """Looks at every decode once the first is late; with `LateLeftOut`."""
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        assert view.latency_model is not None
+        if decodes.first_deadline_s - view.now_s < view.latency_model.predict_prefill(1):
+            return None
+        return super().schedule_beside(decodes, view)
 
 
 class OwnPace(Goodput):

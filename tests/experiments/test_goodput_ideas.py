@@ -24,7 +24,10 @@ from slosched.workload.lengths import Lognormal
 SOURCE = MadeUp(Lognormal(1500, 1.2), Lognormal(150, 0.8), cv=2.5)
 SCENARIO = Scenario("small", "rtx4090/llama-3.2-3b", SOURCE, "mixed")
 POINT = Point("busy", SCENARIO, 11, num_requests=100, first_window=0)
-RARE = {"give way to the last", "no end for a prompt", "fairness 0.25", "fairness 0.5"}
+RARE = {
+    *("give way to the last", "no end for a prompt", "reject when expired"),
+    *("fairness 0.25", "fairness 0.5"),
+}
 """Ideas that do nothing within so few requests."""
 
 
