@@ -21,7 +21,7 @@ from slosched.evaluate.capacity import TARGETS
 from slosched.perfmodel import FittedModel
 from slosched.workload import Trace
 
-EVEN_STREAM = "even stream"
+ON_TIME, LASTING, EVEN_STREAM = "L1 and L2", "L5 pace", "even stream"
 _TOLERANCE = 0.01
 _RANGE = 64.0
 """Rates are looked for between so many times less and more than the trace's own."""
@@ -48,7 +48,7 @@ def ceilings(scenario: Scenario, scale: Scale) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for target in TARGETS:
         enough = math.ceil(target * num_offered) - 0.5
-        for name, good in (("L1 and L2", on_time), ("L5 pace", lasting)):
+        for name, good in ((ON_TIME, on_time), (LASTING, lasting)):
             rate = _crossing(good, windows[0].rate, enough)
             rows.append({"target": target, "bound": name, "requests_per_s": rate})
     rows.append({"target": math.inf, "bound": EVEN_STREAM, "requests_per_s": even})
