@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable
 
 from slosched.core import Executor, Request, ScheduledBatch, SloschedError, StepResult
@@ -20,8 +21,9 @@ class CheckedMemory:
     def __init__(self, executor: Executor, block_size: int) -> None:
         self._executor = executor
         self._block_size = block_size
-        self._device: dict[int, Contents] = {}
-        self._host: dict[int, Contents] = {}
+        # A block that nobody has written yet holds nothing.
+        self._device: defaultdict[int, Contents] = defaultdict(dict)
+        self._host: defaultdict[int, Contents] = defaultdict(dict)
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         self._check(batch)
@@ -38,6 +40,11 @@ class CheckedMemory:
             self._device[device_block] = dict(self._host[host_block])
         size, device = self._block_size, self._device
         for request, num_new, num_prior, _, table in batch.chunks:
+            if len(table) * size < num_prior + num_new:
+                raise WrongBlockError(
+                    f"{request.request_id!r} holds {len(table)} blocks of {size} tokens, too few "
+                    f"for {num_prior + num_new}"
+                )
             for position in range(num_prior, num_prior + num_new):
                 if position % size == 0:
                     device[table[position // size]] = {}
