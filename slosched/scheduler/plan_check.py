@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from slosched.core import (
     DecodeGroup,
     IllegalPlanError,
+    KVView,
     Limits,
     Request,
     RequestStatus,
     SchedulerOutput,
 )
-from slosched.kv import KVCache
 from slosched.scheduler.queues import Queues
 
 
@@ -21,7 +21,7 @@ class PlanCheck:
     """Raises IllegalPlanError for a plan that breaks a limit.  Looks, and changes nothing."""
 
     queues: Queues
-    kv: KVCache
+    kv: KVView
     limits: Limits
 
     def __call__(self, output: SchedulerOutput, decodes: DecodeGroup | None = None) -> None:

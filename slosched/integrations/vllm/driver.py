@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -21,7 +21,6 @@ from slosched.integrations.vllm.settings import Settings
 from slosched.integrations.vllm.steps import StepTimes
 from slosched.integrations.vllm.truth import Fallback, Truth
 from slosched.integrations.vllm.words import INVALID, REJECTED
-from slosched.kv import KVCache
 from slosched.perfmodel import OnlineModel
 from slosched.scheduler.plan_check import PlanCheck
 
@@ -134,7 +133,7 @@ class Driver:
         mirror = self._mirror
         plan = self._policy.schedule(mirror.view(begins_s, self._model))
         # It reads counts alone, which vLLM's blocks have as well.
-        PlanCheck(mirror.queues, cast("KVCache", self._kv), mirror.limits)(plan)
+        PlanCheck(mirror.queues, self._kv, mirror.limits)(plan)
         if may_start and mirror.num_seats > 0:
             return plan
         running = mirror.queues.running
