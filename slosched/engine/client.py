@@ -3,7 +3,8 @@
 Each request is sent at its scheduled arrival, whatever became of the earlier ones, and its times
 count from that arrival: a client that falls behind must not flatter the server (coordinated
 omission).  Nothing is retried.  Works with any OpenAI-compatible server that knows `ignore_eos`
-(ours, vLLM, SGLang).
+(ours, vLLM, SGLang), and counts tokens by the server's `usage`: busy servers join several tokens
+into one chunk of a stream.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 import numpy as np
@@ -87,8 +88,8 @@ def replay(
 ) -> ReplayReport:
     """Send `trace` to the server at `base_url` and wait until every request has ended.
 
-    Prompts are random token ids, outputs are forced to the trace's lengths.  SLOs travel with the
-    requests; one without an SLO is served under the server's default.  `on_record` is called as
+    Prompts are random token ids, outputs are forced to the trace's lengths.  SLOs travel as
+    headers; a request without one is served under the server's default.  `on_record` is called as
     each request ends.
 
     Raises ReplayError if the server does not answer, has another model or refuses the warm-up.
@@ -123,7 +124,7 @@ class _Target:
     token_range: tuple[int, int]
     seed: int
 
-    def body(self, index: int, num_prompt_tokens: int, num_output_tokens: int, slo: SLO) -> bytes:
+    def body(self, index: int, num_prompt_tokens: int, num_output_tokens: int) -> bytes:
         """The same for the same seed and index."""
         rng = np.random.default_rng([self.seed, index])
         document: dict[str, object] = {
@@ -133,14 +134,15 @@ class _Target:
             "ignore_eos": True,
             "temperature": 0.0,
             "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
-        for name, seconds in (("slo_ttft_ms", slo.ttft_s), ("slo_tpot_ms", slo.tpot_s)):
-            if seconds < math.inf:
-                document[name] = seconds * 1000
         return json.dumps(document).encode()
 
-    def post(self, body: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    def post(self, body: bytes, slo: SLO) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         headers = {"content-type": "application/json"}
+        for name, seconds in (("x-slo-ttft-ms", slo.ttft_s), ("x-slo-tpot-ms", slo.tpot_s)):
+            if seconds < math.inf:
+                headers[name] = repr(seconds * 1000)
         return self.session.post(f"{self.url}/v1/completions", data=body, headers=headers)
 
 
@@ -173,9 +175,10 @@ async def _warm_up(target: _Target, trace: Trace, options: ReplayOptions) -> Non
     """First requests cost more (imports, kernels, caches), and a wrong set-up shows at once."""
     for i, request in enumerate(trace.requests[: options.num_warmup]):
         num_output_tokens = min(request.num_output_tokens, _WARMUP_OUTPUT_TOKENS)
-        body = target.body(len(trace) + i, request.num_prompt_tokens, num_output_tokens, NO_SLO)
+        body = target.body(len(trace) + i, request.num_prompt_tokens, num_output_tokens)
+        post = target.post(body, NO_SLO)
         try:
-            async with asyncio.timeout(options.drain_timeout_s), target.post(body) as response:
+            async with asyncio.timeout(options.drain_timeout_s), post as response:
                 answer = await response.text()
         except (aiohttp.ClientError, OSError) as error:
             raise ReplayError(
@@ -214,7 +217,7 @@ class _Run:
         async with asyncio.TaskGroup() as group:
             for index, request in enumerate(trace.requests):
                 body = self._target.body(
-                    index, request.num_prompt_tokens, request.num_output_tokens, request.slo
+                    index, request.num_prompt_tokens, request.num_output_tokens
                 )
                 await asyncio.sleep(self._start_s + request.arrival_s - self._now_s())
                 tasks.append(group.create_task(self._follow(request, body, deadline_s)))
@@ -232,7 +235,7 @@ class _Run:
         try:
             async with (
                 asyncio.timeout_at(deadline_s),
-                self._target.post(body) as response,
+                self._target.post(body, request.slo) as response,
             ):
                 if response.status == 200:
                     end = await self._read_events(response.content, times_s)
@@ -265,8 +268,9 @@ class _Run:
             event = json.loads(data)
             if "error" in event:
                 return _failure(event["error"])
+            new = _num_tokens(event, len(times_s)) - len(times_s)
+            times_s.extend([self._now_s() - self._start_s] * new)
             for choice in event["choices"]:
-                times_s.append(self._now_s() - self._start_s)
                 if (reason := choice.get("finish_reason")) is not None:
                     end = _End(RequestStatus.FINISHED, _finish_reason(reason))
         return end
@@ -283,6 +287,16 @@ class _Run:
             token_times_s=tuple(times_s),
             end_s=self._now_s() - self._start_s,
         )
+
+
+def _num_tokens(event: Mapping[str, Any], num_before: int) -> int:
+    """Tokens so far, as the server counts them; where it does not, a choice is a token.
+
+    The last event of some servers has a count and nothing else.
+    """
+    usage = event.get("usage")
+    told = num_before + len(event["choices"]) if usage is None else usage["completion_tokens"]
+    return max(num_before, int(told))
 
 
 def _refusal(status: int, answer: bytes) -> _End:

@@ -11,6 +11,7 @@ from slosched.workload.slo import (
     parse_duration,
     parse_tier,
     parse_ttft,
+    seconds_of_ms,
 )
 from slosched.workload.synthetic import FITTED_KINDS, KINDS, synthesize
 from slosched.workload.trace import Clipped, Trace, TraceError, TraceRequest
@@ -36,6 +37,7 @@ __all__ = [
     "parse_ttft",
     "public_trace",
     "read_trace",
+    "seconds_of_ms",
     "synthesize",
     "write_trace",
 ]

@@ -39,6 +39,24 @@ def parse_duration(text: str | float) -> float:
     return seconds
 
 
+def seconds_of_ms(name: str, milliseconds: object) -> float:
+    """Seconds of the field or header `name` of a request.
+
+    Raises ValueError for anything but a positive, finite number of milliseconds, or its text.
+    """
+    try:
+        if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float | str):
+            raise ValueError
+        seconds = float(milliseconds) / 1000
+        if not 0 < seconds < math.inf:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{name} must be a positive, finite number of milliseconds, not {milliseconds!r:.100}"
+        ) from None
+    return seconds
+
+
 @dataclass(frozen=True, slots=True)
 class TTFTPromise:
     """A TTFT of `base_s`, plus `prefill_factor` times what the prompt takes on an idle device."""

@@ -137,6 +137,11 @@ def test_no_server_and_the_wrong_model() -> None:
 MODELS = b'{"data": [{"id": "m"}]}'
 FIRST_TOKEN = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
 LAST_TOKEN = b'data: {"choices": [{"text": "b", "finish_reason": "length"}]}\n\n'
+JOINED_TOKENS = (
+    b'data: {"choices": [{"text": "ab", "finish_reason": "length"}], '
+    b'"usage": {"completion_tokens": 2}}\n\n'
+)
+TOTAL = b'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\n'
 
 
 @contextmanager
@@ -177,6 +182,8 @@ def scripted_server(answer: bytes, content_type: bytes = b"text/event-stream") -
     [
         (FIRST_TOKEN + LAST_TOKEN + b"data: [DONE]\n\n", "finished", 2, None),
         (b": comment\n\n" + FIRST_TOKEN + LAST_TOKEN, "finished", 2, None),
+        (JOINED_TOKENS + b"data: [DONE]\n\n", "finished", 2, None),
+        (LAST_TOKEN + TOTAL + b"data: [DONE]\n\n", "finished", 2, None),
         (LAST_TOKEN + b"data: [DONE]\n\n", "finished", 1, "another number of tokens"),
         (FIRST_TOKEN, "aborted", 1, "stream ended"),
         (FIRST_TOKEN + b"data: [DONE]\n\n", "aborted", 1, "stream ended"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from slosched.core import SLO
 from slosched.engine.server.errors import ApiError
+from slosched.workload import seconds_of_ms
 
 TTFT_HEADER = "x-slo-ttft-ms"
 TPOT_HEADER = "x-slo-tpot-ms"
@@ -32,21 +32,8 @@ def _find(
 ) -> float:
     for name, value in ((field, body.get(field)), (header, headers.get(header))):
         if value is not None:
-            return _seconds(name, value)
+            try:
+                return seconds_of_ms(name, value)
+            except ValueError as error:
+                raise ApiError(400, str(error), param=name) from None
     return default_s
-
-
-def _seconds(name: str, value: object) -> float:
-    try:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError
-        seconds = float(value) / 1000
-        if not 0 < seconds < math.inf:
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise ApiError(
-            400,
-            f"{name} must be a positive, finite number of milliseconds, not {value!r:.100}",
-            param=name,
-        ) from None
-    return seconds

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slosched.core import NO_SLO, SLO, SloschedError
+from slosched.workload import seconds_of_ms
 
 TTFT_FIELD, TPOT_FIELD, TIER_FIELD = "slo_ttft_ms", "slo_tpot_ms", "slo_tier"
 
@@ -48,15 +48,8 @@ class Promises:
 
 
 def seconds_of(name: str, milliseconds: object) -> float:
-    """Seconds; BadPromiseError for anything but a positive, finite number of milliseconds."""
+    """Seconds of a request's time; BadPromiseError if it is none."""
     try:
-        if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float | str):
-            raise ValueError
-        seconds = float(milliseconds) / 1000
-        if not 0 < seconds < math.inf:
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise BadPromiseError(
-            f"{name} must be a positive, finite number of milliseconds, not {milliseconds!r:.100}"
-        ) from None
-    return seconds
+        return seconds_of_ms(name, milliseconds)
+    except ValueError as error:
+        raise BadPromiseError(str(error)) from None
