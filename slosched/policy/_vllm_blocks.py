@@ -138,13 +138,16 @@ class BlockManager:
 def _tables_of(
     requests: Iterable[Request], tables: Mapping[str, BlockTable], kv: KVView
 ) -> dict[str, BlockTable]:
+    known = ((request, tables.get(request.request_id)) for request in requests)
     return {
-        request.request_id: tables.get(request.request_id) or _derived(request, kv)
-        for request in requests
+        request.request_id: _derived(request, kv)
+        if table is None or table.num_slots < request.num_computed_tokens
+        else table
+        for request, table in known
     }
 
 
 def _derived(request: Request, kv: KVView) -> BlockTable:
-    """Of a request that another policy has admitted."""
+    """Of a request that another policy has admitted, or a decode that was one of a group since."""
     slots = request.num_computed_tokens if request.is_decode else request.num_tokens
     return BlockTable(slots, -(-slots // kv.block_size))

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 from slosched.batch import BatchBuilder
-from slosched.core import EndReason, PreemptionMode, Request, SchedulerOutput, SchedulerView
+from slosched.core import (
+    DecodeGroup,
+    EndReason,
+    PreemptionMode,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+)
 from slosched.policy._vllm_blocks import AllocStatus, BlockManager
 
 
@@ -22,7 +30,9 @@ class Step:
         running: Iterable[Request],
         waiting: Iterable[Request],
         blocks: BlockManager,
+        beside: DecodeGroup | None = None,
     ) -> None:
+        """`beside` are decodes that have their slots before anybody here is looked at."""
         self.running = deque(running)
         self.waiting = deque(waiting)
         self.swapped = deque(view.swapped)
@@ -35,7 +45,9 @@ class Step:
         self.swapped_decodes: list[Request] = []
         self.victims: list[Request] = []
         """Whom `schedule_running` has preempted, in that order."""
-        self._batch = BatchBuilder(view)
+        self._batch = BatchBuilder(view, beside=beside)
+        if beside is not None:
+            self.blocks.num_free_blocks -= beside.num_new_blocks
         self._limits = view.limits
         self._num_host_blocks = view.kv.num_held_host_blocks
         self._loras: set[str | None] = set()
@@ -126,6 +138,20 @@ class Step:
                 self.waiting.appendleft(victim)
             self.waiting.appendleft(head)
         self.waiting = deque(sorted(self.waiting, key=key))
+
+    @property
+    def is_recomputing(self) -> bool:
+        """True if some of those looked at had emitted tokens before they were computed anew."""
+        seen = (self.running, self.running_prefills, self.swapped_prefills, self.prefills)
+        return any(
+            r.num_preemptions and r.num_output_tokens and self.blocks.is_prefill(r)
+            for r in chain.from_iterable(seen)
+        )
+
+    @property
+    def has_room_to_spare(self) -> bool:
+        """Whether those it was made beside have a token each, and a block more than they fill."""
+        return self._batch.num_free_tokens >= 0 and self.blocks.num_free_blocks > 0
 
     def build(self) -> SchedulerOutput:
         """Prompts stand before decodes."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 
-from slosched.core import Policy, Request, SchedulerOutput, SchedulerView, tunable
-from slosched.policy._vllm_blocks import BlockManager, BlockTable
+from slosched.core import (
+    DecodeGroup,
+    Policy,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
+from slosched.policy._vllm_blocks import AllocStatus, BlockManager, BlockTable
 from slosched.policy._vllm_step import Step
 
 
@@ -75,20 +83,13 @@ class VLLMV0(Policy):
         """In vLLM's order, which is not that of admission when prompts are chunked."""
         self._waiting: list[str] = []
         """In vLLM's order, as the last step left it; kept under `priority` alone."""
+        self._is_recomputing = False
+        """What looks like a decode may be the end of a prompt with outputs, as vLLM sees it."""
         self._delay = _PromptDelay(self.delay_factor)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        step = Step(
-            view,
-            _in_order_of(self._running, view.running),
-            _in_order_of(self._waiting, view.waiting) if self._waiting else view.waiting,
-            BlockManager(
-                view,
-                self._tables,
-                watermark=self.watermark,
-                num_lookahead_slots=self.num_lookahead_slots,
-            ),
-        )
+        waiting = _in_order_of(self._waiting, view.waiting) if self._waiting else view.waiting
+        step = Step(view, _in_order_of(self._running, view.running), waiting, self._blocks(view))
         if self.enable_chunked_prefill:
             running = self._chunked(step, view)
         else:
@@ -97,8 +98,74 @@ class VLLMV0(Policy):
         if self.policy is SchedulingPolicy.PRIORITY:
             step.waiting.extendleft(step.victims)
             self._waiting = [r.request_id for r in step.waiting]
+        return self._planned(step)
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """While decodes stand first, no prompt drives them out of the step and blocks abound.
+
+        What is booked for a decode is what the KV cache holds for it, so nothing of it is kept.
+        """
+        if (
+            self._is_recomputing
+            or self.num_lookahead_slots
+            or self.delay_factor
+            or self.policy is SchedulingPolicy.PRIORITY
+        ):
+            return None
+        if self.enable_chunked_prefill:
+            return self._chunked_beside(decodes, view)
+        return self._decodes_only(decodes, view)
+
+    def _decodes_only(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If no prompt runs in this step, and none is refused."""
+        blocks = self._blocks(view)
+        head = next(iter(view.waiting), None)
+        if (
+            view.running
+            or (head is not None and not self._has_to_wait(head, decodes, view, blocks))
+            or decodes.num_decodes > view.limits.max_num_batched_tokens
+            or decodes.num_new_blocks >= blocks.num_free_blocks
+        ):
+            return None
+        return SchedulerOutput()
+
+    def _has_to_wait(
+        self, head: Request, decodes: DecodeGroup, view: SchedulerView, blocks: BlockManager
+    ) -> bool:
+        if head.num_uncomputed_tokens > self._prompt_limit(view):
+            return False
+        status, has_seat = blocks.can_allocate(head), decodes.num_decodes < view.limits.max_num_seqs
+        return status is AllocStatus.LATER or (status is AllocStatus.OK and not has_seat)
+
+    def _chunked_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If every prompt that has begun stands behind the decodes, and nobody is preempted."""
+        num_before = len(self._running) - len(view.running)
+        before, behind = self._running[:num_before], self._running[num_before:]
+        others = _in_order_of(behind, view.running)
+        if [r.request_id for r in others] != behind:
+            return None
+        step = Step(view, others, view.waiting, self._blocks(view), decodes)
+        if not step.has_room_to_spare:
+            return None
+        running = self._chunked(step, view)
+        if step.victims:
+            return None
+        started = [r.request_id for r in chain(*running, step.prefills)]
+        self._running = [*(r.request_id for r in step.running), *before, *started]
+        return self._planned(step)
+
+    def _planned(self, step: Step) -> SchedulerOutput:
+        self._is_recomputing = step.is_recomputing
         self._tables = step.blocks.tables
         return step.build()
+
+    def _blocks(self, view: SchedulerView) -> BlockManager:
+        return BlockManager(
+            view,
+            self._tables,
+            watermark=self.watermark,
+            num_lookahead_slots=self.num_lookahead_slots,
+        )
 
     def _default(self, step: Step, view: SchedulerView) -> tuple[list[Request], ...]:
         """Prompts or decodes; the running ones that are in the step, as they are to stand next."""
@@ -127,15 +194,18 @@ class VLLMV0(Policy):
         )
 
     def _prefill(self, step: Step, view: SchedulerView) -> None:
-        limit = self.max_model_len or float("inf")
-        if self.max_model_len and not self.enable_chunked_prefill:
-            limit = min(limit, view.limits.max_num_batched_tokens)
         step.schedule_prefills(
             enable_chunking=self.enable_chunked_prefill,
-            prompt_limit=limit,
+            prompt_limit=self._prompt_limit(view),
             may_go_on=lambda step: self._delay.has_passed(view.now_s, step),
         )
         self._delay.was_prompt = bool(step.prefills)
+
+    def _prompt_limit(self, view: SchedulerView) -> float:
+        limit = self.max_model_len or math.inf
+        if self.max_model_len and not self.enable_chunked_prefill:
+            limit = min(limit, view.limits.max_num_batched_tokens)
+        return limit
 
 
 class _PromptDelay:

@@ -63,6 +63,8 @@ SLOWER += (
     "slo_aware+early_rejection+past_future",
 )
 """On two replicas only."""
+GROUPED = ("vllm_v0", "vllm_v0:enable_chunked_prefill=True")
+"""Others that plan beside a group of decodes."""
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
     ("goodput", "roomy"): "c31cb49773077ed6",
@@ -167,7 +169,7 @@ def test_a_replay_is_what_it_always_was(spec: str, replica: str) -> None:
     assert digest(requests) == GOLDEN[spec, replica]
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", (*SPECS, *GROUPED))
 def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str) -> None:
     """Who watches gets every step; also on a device that is disturbed in every way, and learnt."""
     trace = make_trace(100, calm=10)
