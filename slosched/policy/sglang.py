@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
+    DecodeGroup,
     Policy,
     Request,
     SchedulerOutput,
@@ -104,6 +105,21 @@ class SGLang(Policy):
         if not self._turn(batch, view) and not batch.num_scheduled_tokens:
             self._go_on(batch, view)
         return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """A step of decodes, if SGLang would not even try to start a prompt."""
+        queues = self._queues
+        tries = bool(view.waiting) and (self.enable_priority_scheduling or not self._is_full)
+        if tries or view.running or queues.chunked is not None or queues.last.is_prefill:
+            return None
+        running = queues.running
+        if len(running) != decodes.num_decodes:
+            running = [request for request in running if not request.status.is_ended]
+        if not len(running) == decodes.num_decodes <= view.limits.max_num_batched_tokens:
+            return None
+        self._ratio.decay()
+        self._goes_on_with(running)
+        return SchedulerOutput()
 
     def _turn(self, batch: BatchBuilder, view: SchedulerView) -> bool:
         """Once round SGLang's loop; False if there is nothing to run."""
@@ -247,11 +263,16 @@ class SGLang(Policy):
         elif running:
             running = retract(running, has_room_for, release)
             self._ratio.learn_from(running)
-        self._is_full &= len(running) == len(queues.running)
-        queues.running, queues.last = running, LastBatch(running)
+        self._goes_on_with(running)
         present = [request for request in running if request.request_id in queues.present]
         batch.add_preempting(present, victims=list(present))
         return bool(running)
+
+    def _goes_on_with(self, running: list[Request]) -> None:
+        """The decodes of this step; if some of those before have left there may be room."""
+        queues = self._queues
+        self._is_full &= len(running) == len(queues.running)
+        queues.running, queues.last = running, LastBatch(running)
 
     def _go_on(self, batch: BatchBuilder, view: SchedulerView) -> None:
         """Serve somebody where SGLang would hang."""
