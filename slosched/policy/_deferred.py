@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from slosched.batch import BatchBuilder
-from slosched.core import Request
+from slosched.core import BatchShape, DecodeGroup, Request, SchedulerView
 
 
 def num_in_time(batch: BatchBuilder, decodes: Sequence[Request]) -> int:
@@ -48,6 +48,20 @@ def serve_something(
         if batch.num_scheduled_tokens:
             break
         batch.admit(request)
+
+
+def are_alone(decodes: DecodeGroup, view: SchedulerView, token_budget: float = math.inf) -> bool:
+    """True if nobody else is there, and tokens suffice for all of them."""
+    most = min(token_budget, view.limits.max_num_batched_tokens)
+    return not view.running and not view.waiting and decodes.num_decodes <= most
+
+
+def all_in_time(decodes: DecodeGroup, view: SchedulerView, limit_s: float) -> bool:
+    """True if a step of all of them alone is predicted to take less than `limit_s`."""
+    if limit_s == math.inf:
+        return True
+    model = view.latency_model
+    return model is not None and model.predict(BatchShape.of_decodes(decodes)) < limit_s
 
 
 def _predict_with(batch: BatchBuilder, contexts: Sequence[int]) -> float:

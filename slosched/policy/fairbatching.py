@@ -7,10 +7,16 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder
-from slosched.core import Policy, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.core import DecodeGroup, Policy, Request, SchedulerOutput, SchedulerView, tunable
 from slosched.policy._deadlines import Deadlines
 from slosched.policy._decode_first import add_prefills
-from slosched.policy._deferred import add_without_preempting, num_in_time, serve_something
+from slosched.policy._deferred import (
+    add_without_preempting,
+    all_in_time,
+    are_alone,
+    num_in_time,
+    serve_something,
+)
 from slosched.policy._drop import Drop, drop_late
 
 
@@ -66,6 +72,13 @@ class FairBatching(Policy):
         if not batch.num_scheduled_tokens:
             serve_something(batch, in_order)
         return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If they are alone and done in a TPOT, which the step may always last."""
+        limit_s = (1 - self.margin) * min(decodes.num_by_tpot_s)
+        if not (are_alone(decodes, view) and all_in_time(decodes, view, limit_s)):
+            return None
+        return SchedulerOutput()
 
     def _budget(
         self, view: SchedulerView, decodes: list[Request], first_due_s: float

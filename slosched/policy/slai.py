@@ -10,10 +10,10 @@ from enum import StrEnum
 from operator import attrgetter
 
 from slosched.batch import BatchBuilder
-from slosched.core import Policy, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.core import DecodeGroup, Policy, Request, SchedulerOutput, SchedulerView, tunable
 from slosched.policy._deadlines import Deadlines
 from slosched.policy._decode_first import add_prefills, check_token_budget
-from slosched.policy._deferred import serve_something
+from slosched.policy._deferred import are_alone, serve_something
 from slosched.policy._drop import Drop, drop_late
 
 
@@ -76,7 +76,7 @@ class SLAI(Policy):
         self._last_step_s: float | None = None
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        self._observe(view)
+        self._observe(view.now_s, has_work=bool(view.running or view.swapped))
         batch = BatchBuilder(view, token_budget=self.token_budget)
         view = drop_late(batch, view, self.drop)
         decodes, due_s = self.deadlines.in_order([r for r in view.running if r.is_decode])
@@ -92,13 +92,20 @@ class SLAI(Policy):
             serve_something(batch, in_order)
         return batch.build()
 
-    def _observe(self, view: SchedulerView) -> None:
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If they are alone: then critical or not, all of them run."""
+        if not are_alone(decodes, view, self.token_budget):
+            return None
+        self._observe(view.now_s, has_work=True)
+        return SchedulerOutput()
+
+    def _observe(self, now_s: float, *, has_work: bool) -> None:
         """The time since the last decision is that of a step if work was left over from it."""
-        if self._last_step_s is not None and (view.running or view.swapped):
+        if self._last_step_s is not None and has_work:
             self._num_steps += 1
-            step_s = view.now_s - self._last_step_s
+            step_s = now_s - self._last_step_s
             self._mean_step_s += (step_s - self._mean_step_s) / self._num_steps
-        self._last_step_s = view.now_s
+        self._last_step_s = now_s
 
     def _offset_steps(self, view: SchedulerView) -> float:
         num_held = view.kv.num_blocks - view.kv.num_free_blocks

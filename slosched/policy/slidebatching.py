@@ -13,6 +13,7 @@ import numpy.typing as npt
 from slosched.batch import BatchBuilder
 from slosched.core import (
     BatchShape,
+    DecodeGroup,
     LatencyModel,
     Policy,
     Request,
@@ -21,7 +22,7 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy._deadlines import Deadlines
-from slosched.policy._deferred import num_in_time, serve_something
+from slosched.policy._deferred import all_in_time, are_alone, num_in_time, serve_something
 from slosched.policy._drop import Drop, drop_late
 
 _Floats = npt.NDArray[np.float64]
@@ -95,6 +96,13 @@ class SlideBatching(Policy):
             batch.time_limit_s = (1 - self.margin) * step_s
             _Pack(batch, queue, order, self.min_chunk_tokens).fill()
         return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If they are alone and done in the time that a step may always last."""
+        limit_s = (1 - self.margin) * (self.floor * min(decodes.num_by_tpot_s))
+        if not (are_alone(decodes, view) and all_in_time(decodes, view, limit_s)):
+            return None
+        return SchedulerOutput()
 
     def _in_order(self, queue: _Queue, urgent_below_s: float) -> npt.NDArray[np.intp]:
         """Places in the queue, the first to be served first."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
+    DecodeGroup,
     EndReason,
     LatencyModel,
     Policy,
@@ -22,7 +23,7 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy._decode_first import add_prefills, may_start_new
-from slosched.policy._deferred import add_without_preempting, num_in_time
+from slosched.policy._deferred import add_without_preempting, all_in_time, are_alone, num_in_time
 from slosched.policy._feasible import PromisedLoad
 from slosched.policy._lengths import Floats, OutputLengths
 from slosched.policy._slosserve_dp import best_subset
@@ -100,6 +101,21 @@ class SLOsServe(Policy):
             if request in batch:
                 self._lengths.watch(request)
         return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If they are alone, and all done before the first is due, which still can be in time."""
+        model = view.latency_model
+        first_slack_s = decodes.first_deadline_s - view.now_s
+        if (
+            model is None
+            or not are_alone(decodes, view)
+            or first_slack_s <= model.predict_prefill(1)
+            or not all_in_time(decodes, view, (1 - self.margin) * first_slack_s)
+        ):
+            return None
+        self._lengths.update()
+        self._admitted = frozenset()
+        return SchedulerOutput()
 
     def _admit(
         self,
