@@ -11,6 +11,7 @@ import numpy as np
 from slosched.batch import BatchBuilder
 from slosched.core import (
     BatchShape,
+    DecodeGroup,
     LatencyModel,
     Policy,
     PreemptionMode,
@@ -101,8 +102,31 @@ class JITServe(Policy):
         if self._num_steps % self.frame_steps == 0:
             self._begin_frame(batch, view, model, pending)
         self._num_steps += 1
-        self._rate([r for r in pending if r.request_id not in self._densities], view, model)
+        if newcomers := self._newcomers(pending):
+            self._rate(newcomers, view, model, _token_s(view, model))
         self._pack(batch, view)
+        return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """Within a frame, in which every decode runs; unless a prompt with outputs is begun."""
+        model = view.latency_model
+        batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
+        if (
+            model is None
+            or batch.num_free_tokens < 0
+            or self._num_steps % self.frame_steps == 0
+            or any(r.num_output_tokens for r in view.running)
+        ):
+            return None
+        self._lengths.update()
+        view = drop_late(batch, view, self.drop)
+        self._num_steps += 1
+        if newcomers := self._newcomers((*view.running, *view.waiting)):
+            token_s = model.predict(BatchShape.of_decodes(decodes))
+            self._rate(newcomers, view, model, token_s)
+        num_running = decodes.num_decodes + len(view.running)
+        begun = sorted(view.running, key=self._density, reverse=True)
+        self._add_prompts(batch, begun, view.waiting, num_running)
         return batch.build()
 
     def _begin_frame(
@@ -113,7 +137,7 @@ class JITServe(Policy):
         pending: Sequence[Request],
     ) -> None:
         self._densities = {}
-        self._rate(pending, view, model)
+        self._rate(pending, view, model, _token_s(view, model))
         chosen = self._choose(pending, min(self.max_batch, view.limits.max_num_seqs))
         self._passed_over = frozenset(r.request_id for r in pending) - chosen
         if self._passed_over:
@@ -160,15 +184,23 @@ class JITServe(Policy):
         batch.add_preempting([r for r in victims if r.is_decode], victims)
         begun = [r for r in begun if not batch.has_left(r)]
         in_need = len(batch.preempted) + len(batch.swapped_out) > num_made_way
-        batch.num_free_seqs = min(batch.num_free_seqs, self.max_batch - len(victims))
-        waiting: list[Request] = []
-        if not in_need:
-            passed_over, densities = self._passed_over, self._densities
-            waiting = sorted(
-                (*view.swapped, *view.waiting),
-                key=lambda r: (r.request_id in passed_over, -densities[r.request_id]),
-            )
-        prefills = [*begun, *waiting]
+        waiting = () if in_need else (*view.swapped, *view.waiting)
+        self._add_prompts(batch, begun, waiting, len(victims))
+
+    def _add_prompts(
+        self,
+        batch: BatchBuilder,
+        begun: Sequence[Request],
+        waiting: Sequence[Request],
+        num_running: int,
+    ) -> None:
+        """Those that have begun, in order; then those that wait, the chosen ones first."""
+        batch.num_free_seqs = min(batch.num_free_seqs, self.max_batch - num_running)
+        passed_over, densities = self._passed_over, self._densities
+        prefills = [
+            *begun,
+            *sorted(waiting, key=lambda r: (r.request_id in passed_over, -densities[r.request_id])),
+        ]
         add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
         for request in prefills:
             if request in batch:
@@ -177,11 +209,17 @@ class JITServe(Policy):
     def _density(self, request: Request) -> float:
         return self._densities[request.request_id]
 
-    def _rate(self, requests: Sequence[Request], view: SchedulerView, model: LatencyModel) -> None:
+    def _newcomers(self, pending: Sequence[Request]) -> list[Request]:
+        return [r for r in pending if r.request_id not in self._densities]
+
+    def _rate(
+        self,
+        requests: Sequence[Request],
+        view: SchedulerView,
+        model: LatencyModel,
+        token_s: float,
+    ) -> None:
         """Value a second of each, until the frame ends."""
-        if not requests:
-            return
-        token_s = _token_s(view, model)
         emitted = np.array([r.num_output_tokens for r in requests], dtype=np.float64)
         most = np.array([r.max_tokens for r in requests], dtype=np.float64) - emitted
         left = np.minimum(self._lengths.upper_left(emitted, self.quantile), most)
