@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
@@ -478,6 +478,12 @@ class DecodeGroup(Protocol):
     @property
     def num_by_tpot_s(self) -> Mapping[float, int]:
         """How many of them were promised each TPOT; none with a count of zero."""
+
+    def num_by(self, key: Callable[[Request], Hashable]) -> Mapping[Hashable, int]:
+        """How many of them have each value of `key`, which is to be constant; none with zero.
+
+        Counted anew for each function, so hand in the same one in every step.
+        """
 
     @property
     def num_new_blocks(self) -> int:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import TypeVar
 
 from slosched.core import DeadlineRule, Request
 from slosched.kv import KVCache
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +42,7 @@ class GroupedDecodes:
         self.context_tokens = 0
         self.max_context_tokens = 0
         self._num_by_tpot_s: Counter[float] = Counter()
+        self._num_by: dict[Callable[[Request], Hashable], Counter[Hashable]] = {}
         self.are_oldest = True
         self._kv = kv
         self._rule = rule
@@ -62,6 +66,8 @@ class GroupedDecodes:
         context = request.num_computed_tokens + 1
         self.num_decodes += 1
         self._num_by_tpot_s[request.slo.tpot_s] += 1
+        for key, num_by in self._num_by.items():
+            num_by[key(request)] += 1
         self.context_tokens += context
         if context > self.max_context_tokens:
             self.max_context_tokens = context
@@ -76,6 +82,13 @@ class GroupedDecodes:
     @property
     def num_by_tpot_s(self) -> Mapping[float, int]:
         return self._num_by_tpot_s
+
+    def num_by(self, key: Callable[[Request], Hashable]) -> Mapping[Hashable, int]:
+        num_by = self._num_by.get(key)
+        if num_by is None:
+            num_by = Counter(key(member.request) for member in self._members.values())
+            self._num_by[key] = num_by
+        return num_by
 
     @property
     def first_deadline_s(self) -> float:
@@ -116,10 +129,9 @@ class GroupedDecodes:
         self._num_filling[residue] -= 1
         self._book(member)
         self.num_decodes -= 1
-        tpot_s = request.slo.tpot_s
-        self._num_by_tpot_s[tpot_s] -= 1
-        if not self._num_by_tpot_s[tpot_s]:
-            del self._num_by_tpot_s[tpot_s]
+        _take_one(self._num_by_tpot_s, request.slo.tpot_s)
+        for key, num_by in self._num_by.items():
+            _take_one(num_by, key(request))
         self.context_tokens -= request.num_computed_tokens + 1
 
     def _find_longest(self) -> None:
@@ -139,6 +151,12 @@ class GroupedDecodes:
             request.token_times_s += times_s
             request.deadline_s = self._rule.next_deadline_s(request)
             self._kv.grow_lent(request.request_id, request.num_computed_tokens)
+
+
+def _take_one(counter: Counter[_Key], key: _Key) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]
 
 
 class _Deadlines:

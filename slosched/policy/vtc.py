@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
 from slosched.batch import BatchBuilder
-from slosched.core import Policy, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.core import DecodeGroup, Policy, Request, SchedulerOutput, SchedulerView, tunable
 from slosched.policy._decode_first import add_decodes, add_prefills, check_token_budget
 from slosched.policy._drop import Drop, drop_late
 
@@ -73,6 +73,7 @@ class VTC(Policy):
         self.reset()
 
     def reset(self) -> None:
+        self._client_of = self.client.key
         self._counters: dict[Hashable, float] = {}
         self._waited: frozenset[Hashable] = frozenset()
         """Clients of which a request waited when the last step had been planned."""
@@ -84,17 +85,39 @@ class VTC(Policy):
         view = drop_late(batch, view, self.drop)
         queues = self._queues(view.waiting)
         begun, may_start = add_decodes(batch, view)
-        reserved = batch.blocks_promised(begun)
-        add_prefills(batch, begun, reserved_blocks=reserved)
-        started = self._start(batch, queues, batch.blocks_promised(begun)) if may_start else []
+        started = self._add_prompts(batch, begun, queues if may_start else {})
         self._waited = frozenset(client for client, queue in queues.items() if queue)
-        self._pay_for_outputs(batch, (*view.running, *view.swapped, *started))
+        self._pay(self._emitting(batch, (*view.running, *view.swapped, *started)))
         return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If the budget has a token for each of the decodes."""
+        batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
+        if batch.num_free_tokens < 0:
+            return None
+        view = drop_late(batch, view, self.drop)
+        queues = self._queues(view.waiting)
+        started = self._add_prompts(batch, view.running, queues)
+        self._waited = frozenset(client for client, queue in queues.items() if queue)
+        emitting = self._emitting(batch, (*view.running, *started))
+        emitting.update(decodes.num_by(self._client_of))
+        self._pay(emitting)
+        return batch.build()
+
+    def _add_prompts(
+        self,
+        batch: BatchBuilder,
+        begun: Sequence[Request],
+        queues: Mapping[Hashable, deque[Request]],
+    ) -> list[Request]:
+        """Those that have begun, then those whose turn it is; who of these starts."""
+        add_prefills(batch, begun, reserved_blocks=batch.blocks_promised(begun))
+        return self._start(batch, queues, batch.blocks_promised(begun))
 
     def _queues(self, waiting: Sequence[Request]) -> dict[Hashable, deque[Request]]:
         """What waits, by client; the counters of those that have begun to wait are lifted."""
         queues: dict[Hashable, deque[Request]] = {}
-        for request, client in zip(waiting, map(self.client.key, waiting), strict=True):
+        for request, client in zip(waiting, map(self._client_of, waiting), strict=True):
             queue = queues.get(client)
             if queue is None:
                 queues[client] = deque((request,))
@@ -113,7 +136,7 @@ class VTC(Policy):
         return queues
 
     def _start(
-        self, batch: BatchBuilder, queues: dict[Hashable, deque[Request]], reserved_blocks: int
+        self, batch: BatchBuilder, queues: Mapping[Hashable, deque[Request]], reserved_blocks: int
     ) -> list[Request]:
         started: list[Request] = []
         for client, request in self._in_turn(queues):
@@ -130,19 +153,22 @@ class VTC(Policy):
         return started
 
     def _in_turn(
-        self, queues: dict[Hashable, deque[Request]]
+        self, queues: Mapping[Hashable, deque[Request]]
     ) -> Iterator[tuple[Hashable, Request]]:
         """The earliest request of whose counter is least, as the counters are when asked."""
         while clients := [client for client, queue in queues.items() if queue]:
             client = min(clients, key=self._counters.__getitem__)
             yield client, queues[client][0]
 
-    def _pay_for_outputs(self, batch: BatchBuilder, requests: Iterable[Request]) -> None:
-        scheduled, client_of = batch.num_scheduled_tokens, self.client.key
-        paying = Counter(
+    def _emitting(self, batch: BatchBuilder, requests: Iterable[Request]) -> Counter[Hashable]:
+        """Output tokens that come out of the step, by client."""
+        scheduled, client_of = batch.num_scheduled_tokens, self._client_of
+        return Counter(
             client_of(request)
             for request in requests
             if scheduled.get(request.request_id) == request.num_uncomputed_tokens
         )
-        for client, num in paying.items():
+
+    def _pay(self, emitting: Mapping[Hashable, int]) -> None:
+        for client, num in emitting.items():
             self._counters[client] = self._counters.get(client, 0.0) + self.output_price * num
