@@ -319,7 +319,11 @@ class BatchBuilder:
             return False
         if request.status is RequestStatus.RUNNING:
             return True
-        return self.num_free_seqs > 0 and self._host_blocks(request) <= self.num_free_swap_blocks
+        if self.num_free_seqs <= 0:
+            return False
+        if request.status is RequestStatus.WAITING:
+            return True
+        return self._host_blocks(request) <= self.num_free_swap_blocks
 
     def _take(self, request: Request, n: int, num_new_blocks: int) -> None:
         """Book what `n` tokens of `request` cost."""
@@ -332,17 +336,19 @@ class BatchBuilder:
             self._loras.add(request.lora_id)
         if request.status is not RequestStatus.RUNNING:
             self.num_free_seqs -= 1
+            num_host_blocks = self._host_blocks(request)
+            self.shape.num_swapped_blocks += num_host_blocks
             if request.status is RequestStatus.SWAPPED:
-                num_host_blocks = self._host_blocks(request)
                 self.swapped_in.append(request.request_id)
                 self.num_free_swap_blocks -= num_host_blocks
-                self.shape.num_swapped_blocks += num_host_blocks
             else:
                 self._ledger.start(request.request_id)
 
     def _host_blocks(self, request: Request) -> int:
         """Blocks to copy back from the host before `request` can run."""
-        if request.status is not RequestStatus.SWAPPED:
+        if request.status is RequestStatus.WAITING:
+            return self._ledger.num_blocks_to_load(request.request_id)
+        if request.status is RequestStatus.RUNNING:
             return 0
         return self._view.kv.num_held_host_blocks(request.request_id)
 

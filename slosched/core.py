@@ -253,7 +253,8 @@ class Limits:
     max_num_seqs: int = 256
     """Requests that hold a seat (are RUNNING) at once."""
     max_num_swapped_blocks: int | None = None
-    """KV blocks copied between device and host in one step, both ways; None for no limit."""
+    """KV blocks of swapped requests copied between device and host in one step, both ways; None
+    for no limit."""
     max_loras: int | None = None
     """Different LoRA adapters in one step; None for no limit."""
     preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
@@ -300,6 +301,12 @@ class BlockLedger(Protocol):
         """Blocks of its computed tokens that need not be taken from the free ones.
 
         Of a running request all; of a waiting one those, of what is cached, that somebody holds.
+        """
+
+    def num_blocks_to_load(self, request_id: str) -> int:
+        """Blocks that are copied from the host when this waiting request starts.
+
+        They are counted among those that it takes from the free ones.
         """
 
     def start(self, request_id: str) -> None:
@@ -643,7 +650,8 @@ class ScheduledChunk(NamedTuple):
 class ScheduledBatch:
     """A plan that was accepted and whose blocks are allocated: what an executor runs.
 
-    Swap-outs are copied first, then swap-ins, then the chunks run in one forward pass.
+    Swap-outs are copied first, then swap-ins, then the chunks run in one forward pass.  Both are
+    those of swapped requests and of the prefix cache.
     """
 
     chunks: tuple[ScheduledChunk, ...]

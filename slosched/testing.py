@@ -37,7 +37,7 @@ from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.scheduling_time import SimulatedDevice
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
-from slosched.kv import KVCache, PrefixCaching
+from slosched.kv import NO_PREFIX_HOST, HostWrites, KVCache, PrefixCaching, PrefixHost
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.scheduler import Scheduler
 from slosched.workload import Trace, TraceRequest
@@ -77,6 +77,7 @@ class Scenario:
     disturbances: Disturbances = UNDISTURBED
     """Of the simulated device, in `simulated`."""
     prefix_cache: PrefixCaching = PrefixCaching.OFF
+    prefix_host: PrefixHost = NO_PREFIX_HOST
     prefix_block_tokens: int | None = None
     overlap: bool = False
     """Whether each step is planned while the one before it runs, in `play`."""
@@ -90,7 +91,9 @@ class Scenario:
 
     def empty_cache(self) -> KVCache:
         index = self.prefix_cache.new_index()
-        return KVCache(self.num_blocks, self.block_size, self.num_host_blocks, index)
+        return KVCache(
+            *(self.num_blocks, self.block_size, self.num_host_blocks, index, self.prefix_host)
+        )
 
     def simulated(
         self, policy: Policy, on_step: Callable[[StepRecord], None] | None = None
@@ -106,6 +109,7 @@ class Scenario:
         config = SimulationConfig(
             *(self.limits, self.num_blocks, self.block_size, self.num_host_blocks),
             prefix_cache=self.prefix_cache,
+            prefix_host=self.prefix_host,
             disturbances=self.disturbances,
         )
         trace = Trace.of(lines, "scenario", prefix_block_tokens=self.prefix_block_tokens)
@@ -176,10 +180,19 @@ def scenarios(draw: st.DrawFn, max_requests: int = 12) -> Scenario:
         limits=limits,
         max_tokens=max_tokens,
         prefix_cache=prefix_cache,
+        prefix_host=draw(prefix_hosts(longest, prefix_cache)),
         prefix_block_tokens=draw(st.sampled_from((8, 10, 16))),
         disturbances=draw(st.sampled_from((UNDISTURBED, _ALL_DISTURBANCES))),
         overlap=draw(st.booleans()),
     )
+
+
+def prefix_hosts(num_blocks: int, prefix_cache: PrefixCaching) -> st.SearchStrategy[PrefixHost]:
+    """Hosts for what the prefix cache evicts, if there is one: often none, or rather small."""
+    if prefix_cache is PrefixCaching.OFF:
+        return st.just(NO_PREFIX_HOST)
+    sizes = st.sampled_from((0, 1, num_blocks, 8 * num_blocks))
+    return st.builds(PrefixHost, sizes, st.sampled_from(HostWrites))
 
 
 def check_policy(make_policy: Callable[[], Policy], *, max_examples: int = 100) -> None:

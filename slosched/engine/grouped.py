@@ -134,6 +134,7 @@ class GroupedSteps:
         if batch is None:
             return 0
         group.take_blocks()
+        batch.shape.num_swapped_blocks += self._num_written()
         predicted_s = queued = None
         if self._on_row is not None:
             queued, model = self._queued(), scheduler.latency_model
@@ -165,6 +166,9 @@ class GroupedSteps:
                 break
             if not group.take_blocks():
                 break
+            shape.num_swapped_blocks = self._num_written()
+            if shape.num_swapped_blocks and model is not None and on_row is not None:
+                predicted_s = model.predict(shape)
             queued = self._queued() if on_row is not None else None
             now_s = self._pass_time(shape, start_s)
             finished = group.advance(now_s)
@@ -175,11 +179,17 @@ class GroupedSteps:
                 self._tell(start_s, shape, predicted_s, queued)
             if finished or now_s >= arrival_s:
                 break
+            shape.num_swapped_blocks = 0
             shape.decode_context_tokens += group.num_decodes
             shape.max_decode_context_tokens += 1
             shape.max_context_tokens += 1
             start_s = now_s
         return num_steps
+
+    def _num_written(self) -> int:
+        """Blocks that the prefix cache copies to the host in this step, to make room in it."""
+        to_host, _ = self._kv.take_copies()
+        return len(to_host)
 
     def _pass_time(self, shape: BatchShape, start_s: float) -> float:
         """Let a step's time pass and the model learn from it; when it ended."""

@@ -144,9 +144,10 @@ class Engine:
         except Exception:
             self.num_faults += 1
             now_s = self.clock.now_s()
-            hit = (*batch.output.num_scheduled_tokens, *batch.output.swapped_out)
-            for request_id in hit:
+            kv, output = self.scheduler.kv, batch.output
+            for request_id in (*output.num_scheduled_tokens, *output.swapped_out, *kv.loading):
                 self.scheduler.end(request_id, EndReason.FAULT, now_s)
+            kv.clear_prefix_host()
             raise
 
     def _note_idle_step(self, batch: ScheduledBatch) -> None:

@@ -13,7 +13,7 @@ from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.scheduling_time import ScheduleTime, SimulatedDevice, TakesTime
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
-from slosched.kv import KVCache, PrefixCaching
+from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
 from slosched.perfmodel import FittedModel, OnlineModel, scaled
 from slosched.scheduler import Scheduler
 from slosched.workload.trace import Trace
@@ -31,6 +31,8 @@ class SimulationConfig:
     """KV blocks in host memory, for preemption by swap."""
     prefix_cache: PrefixCaching = PrefixCaching.OFF
     """Whether requests share the KV blocks of what their traces' prefix hashes say is equal."""
+    prefix_host: PrefixHost = NO_PREFIX_HOST
+    """Host memory for what the prefix cache evicts."""
     disturbances: Disturbances = UNDISTURBED
     """What makes the device's steps take other times than its model says."""
     bias: float = 1.0
@@ -72,7 +74,9 @@ def simulate(
     policy.reset()
     clock = VirtualClock()
     index = config.prefix_cache.new_index()
-    kv = KVCache(config.num_blocks, config.block_size, config.num_host_blocks, index)
+    kv = KVCache(
+        *(config.num_blocks, config.block_size, config.num_host_blocks, index, config.prefix_host)
+    )
     predictor = _biased(scheduler_model or model, config.bias)
     if config.online:
         predictor = OnlineModel(predictor)

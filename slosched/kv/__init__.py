@@ -1,20 +1,24 @@
 """KV-cache bookkeeping: which block belongs to whom, and who may share it.  No tensors here."""
 
 from slosched.kv.cache import KVCache, KVCorruptionError
+from slosched.kv.host_tier import NO_PREFIX_HOST, HostWrites, PrefixHost
 from slosched.kv.keys import BlockKeys, Key, block_keys
 from slosched.kv.pool import BlockPool, OutOfBlocksError
 from slosched.kv.prefix import HashIndex, PrefixCaching, PrefixIndex
 from slosched.kv.radix_index import RadixIndex
 
 __all__ = [
+    "NO_PREFIX_HOST",
     "BlockKeys",
     "BlockPool",
     "HashIndex",
+    "HostWrites",
     "KVCache",
     "KVCorruptionError",
     "Key",
     "OutOfBlocksError",
     "PrefixCaching",
+    "PrefixHost",
     "PrefixIndex",
     "RadixIndex",
     "block_keys",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from slosched.core import BlockCopy, BlockLedger, Request, ScheduledChunk, SloschedError
+from slosched.kv.host_tier import NO_PREFIX_HOST, HostTier, PrefixHost
 from slosched.kv.ledger import OwnBlocks, SharedLedger
 from slosched.kv.pool import BlockPool, OutOfBlocksError
 from slosched.kv.prefix import PrefixIndex
@@ -23,7 +24,9 @@ class KVCache:
 
     With a `prefix_index`, full blocks are shared by requests that begin alike, and stay cached when
     nobody holds them any more, until their room is needed: they count as free.  Then on the device
-    empty + cached + lent + held = total, where a block that several hold counts once.
+    empty + cached + lent + held = total, where a block that several hold counts once.  With a
+    `prefix_host` what the device evicts of them stays in further blocks in host memory, which are
+    numbered after those for swapping.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class KVCache:
         block_size: int = 16,
         num_host_blocks: int = 0,
         prefix_index: PrefixIndex | None = None,
+        prefix_host: PrefixHost = NO_PREFIX_HOST,
     ) -> None:
         if num_blocks < 1:
             raise ValueError(f"the KV cache needs at least one block, not {num_blocks}")
@@ -44,7 +48,20 @@ class KVCache:
         self._host_tables: dict[str, list[int]] = {}
         self._lent: list[int] = []
         self._index = prefix_index
-        self._shared = None if prefix_index is None else SharedBlocks(prefix_index, block_size)
+        if prefix_host.num_blocks and prefix_index is None:
+            raise ValueError(
+                f"{prefix_host.num_blocks} host blocks for what a prefix cache evicts, but there "
+                "is no prefix cache: choose one, or set them to 0"
+            )
+        self._host_tier = None
+        if prefix_index is not None and prefix_host.num_blocks:
+            self._host_tier = HostTier(prefix_host, prefix_index)
+        self._shared = None
+        if prefix_index is not None:
+            self._shared = SharedBlocks(prefix_index, block_size, self._host_tier)
+        self._to_load: dict[str, list[int]] = {}
+        """Host blocks of who has started, for `load_started`."""
+        self._loads: list[BlockCopy] = []
 
     @property
     def num_blocks(self) -> int:
@@ -167,7 +184,37 @@ class KVCache:
     def start(self, request_id: str) -> None:
         """With a prefix cache: a waiting request holds from now on what is cached of it."""
         assert self._shared is not None
-        self._tables[request_id] = self._shared.start(request_id)
+        self._tables[request_id], on_host = self._shared.start(request_id)
+        if on_host:
+            self._to_load[request_id] = on_host
+
+    def load_started(self) -> None:
+        """Take device blocks for what those that have started find on the host."""
+        for request_id, on_host in self._to_load.items():
+            device = self._take(len(on_host))
+            self._tables[request_id] += device
+            pairs = zip(device, self._numbered(on_host), strict=True)
+            self._loads += [BlockCopy(*pair) for pair in pairs]
+        self._to_load.clear()
+
+    def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
+        """What the prefix cache wants copied in the next step: to the host, and then from it."""
+        if self._host_tier is None:
+            return [], []
+        loads, self._loads = self._loads, []
+        writes = self._host_tier.take_writes()
+        to_host = self._numbered(host for _, host in writes)
+        return [BlockCopy(d, h) for (d, _), h in zip(writes, to_host, strict=True)], loads
+
+    @property
+    def loading(self) -> Sequence[str]:
+        """Requests that have started with what the host has, in steps that have not ended yet."""
+        return () if self._host_tier is None else self._host_tier.pinning
+
+    def clear_prefix_host(self) -> None:
+        """A step has failed, maybe before its copies, and whoever was `loading` has ended."""
+        if self._shared is not None:
+            self._shared.clear_host()
 
     def note_computed(self, chunks: Iterable[ScheduledChunk]) -> None:
         """The tokens of these have been computed; full blocks are from now on there for others.
@@ -199,6 +246,12 @@ class KVCache:
         cached = {} if self._index is None else self._index.blocks()
         _check_pool("device", self._device, self._tables, self._lent, cached)
         _check_pool("host", self._host, self._host_tables, [], {})
+        if self._host_tier is not None and not self._host_tier.is_sound():
+            raise KVCorruptionError("the prefix cache's blocks on the host do not add up")
+
+    def _numbered(self, blocks: Iterable[int]) -> list[int]:
+        """Of the prefix cache's host blocks: their numbers among all host blocks."""
+        return [self._host.num_blocks + block for block in blocks]
 
     def _take(self, count: int) -> list[int]:
         """Blocks without content first, then those that were left longest ago."""

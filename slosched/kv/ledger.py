@@ -19,6 +19,9 @@ class OwnBlocks:
         self.num_ready_blocks = num_held_blocks
         self.leave = num_held_blocks
 
+    def num_blocks_to_load(self, request_id: str) -> int:  # noqa: ARG002  # nothing is cached
+        return 0
+
     def start(self, request_id: str) -> None:
         """It finds nothing in the cache."""
 
@@ -40,9 +43,13 @@ class SharedLedger:
         held = self._num_held_blocks(request_id)
         return held or self._num_held(*self._shared.matched(request_id))
 
+    def num_blocks_to_load(self, request_id: str) -> int:
+        keys, num = self._shared.matched(request_id)
+        return num - self._shared.num_on_device(keys, num)
+
     def start(self, request_id: str) -> None:
         keys, num = self._shared.matched(request_id)
-        self._more.update(keys[:num])
+        self._more.update(keys[: self._shared.num_on_device(keys, num)])
 
     def leave(self, request_id: str) -> int:
         keys, num = self._shared.held(request_id)

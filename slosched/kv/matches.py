@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from slosched.kv.keys import BlockKeys, Key
-from slosched.kv.prefix import PrefixIndex
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +31,8 @@ class Matches:
     who have the same two.
     """
 
-    def __init__(self, index: PrefixIndex) -> None:
+    def __init__(self, index: Container[Key]) -> None:
+        """`index` are the keys of what is cached."""
         self._index = index
         self._matches: dict[str, Match] = {}
         self._places: dict[Around, dict[str, Match]] = {}
@@ -123,7 +123,7 @@ def _around(match: Match, num: int) -> Around:
     return tuple(match.keys.first(stop)[num - 1 if num else 0 : stop])
 
 
-def _boundary(index: PrefixIndex, keys: Sequence[Key], low: int, high: int) -> int:
+def _boundary(index: Container[Key], keys: Sequence[Key], low: int, high: int) -> int:
     """The largest n in [low, high] whose first n keys are cached; those up to `low` are."""
     while low < high:
         middle = (low + high + 1) // 2

@@ -45,7 +45,10 @@ class PrefixIndex(Protocol):
         """
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
-        """Forget so many of the blocks that nobody holds, or more if they go together."""
+        """Forget so many of the blocks that nobody holds, or more if they go together.
+
+        In an order in which each comes after those that follow it.
+        """
 
     def blocks(self) -> dict[int, int]:
         """Every block, and how many hold it: for checks."""

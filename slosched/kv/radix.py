@@ -167,7 +167,7 @@ class RadixTree:
     def evict(self, num_tokens: int) -> list[int]:
         """Drop whole leaves, the least recently used first, until `num_tokens` have gone.
 
-        Returns their blocks; fewer if all that is left is locked.
+        Returns their blocks, each after those that follow it; fewer if all that is left is locked.
         """
         blocks: list[int] = []
         num_evicted = 0
@@ -180,7 +180,7 @@ class RadixTree:
                 self._queue(leaf)
                 continue
             num_evicted += len(leaf.tokens)
-            blocks += leaf.blocks
+            blocks += reversed(leaf.blocks)
             self._drop(leaf)
         return blocks
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 
 from slosched.core import Request
+from slosched.kv.host_tier import HostTier
 from slosched.kv.keys import BlockKeys, Key, block_keys
 from slosched.kv.matches import Match, Matches
 from slosched.kv.prefix import PrefixIndex
@@ -19,10 +22,12 @@ class SharedBlocks:
     request's own.  Only the rest is ever written to.
     """
 
-    def __init__(self, index: PrefixIndex, block_size: int) -> None:
+    def __init__(self, index: PrefixIndex, block_size: int, host: HostTier | None = None) -> None:
+        """`host` keeps what `index` evicts."""
         self.index = index
+        self._host = host
         self._block_size = block_size
-        self._matches = Matches(index)
+        self._matches = Matches(index if host is None else _BothTiers(index, host))
         self._keys: dict[str, BlockKeys] = {}
         self._num_indexed: dict[str, int] = {}
         """Blocks of a table that are in the index."""
@@ -65,25 +70,41 @@ class SharedBlocks:
         match = self._matches.get(request_id)
         return ((), 0) if match is None else (match.keys.first(match.num_blocks), match.num_blocks)
 
+    def num_on_device(self, keys: Sequence[Key], num: int) -> int:
+        """How many of the first `num` blocks, which are cached, need no copy from the host."""
+        if self._host is None:
+            return num
+        index = self.index
+        return bisect_left(keys, True, hi=num, key=lambda key: key not in index)
+
     def held(self, request_id: str) -> tuple[Sequence[Key], int]:
         """Keys of a request, and how many blocks of its table are in the index."""
         num = self._num_indexed.get(request_id, 0)
         return (self._keys[request_id].first(num), num) if num else ((), 0)
 
-    def start(self, request_id: str) -> list[int]:
-        """Hold what is cached of a waiting request; the blocks with which its table begins."""
-        keys, num = self.matched(request_id)
+    def start(self, request_id: str) -> tuple[list[int], list[int]]:
+        """Hold what is cached of a waiting request: the blocks with which its table begins.
+
+        Then those on the host, which are to be copied into the next ones of its table.
+        """
+        keys, num_matched = self.matched(request_id)
+        num = self.num_on_device(keys, num_matched)
         self._matches.remove(request_id)
         self._num_started += 1
         self._started[request_id] = self._num_started
         self._num_indexed[request_id] = num
         self._full_at[request_id] = (num + 1) * self._block_size
-        return self.index.lock(keys[:num])
+        on_host: list[int] = []
+        if self._host is not None and num < num_matched:
+            on_host = self._host.pin(request_id, keys[num:num_matched])
+        return self.index.lock(keys[:num]), on_host
 
     def leave(self, request_id: str, table: Sequence[int], *, at_end: bool) -> Sequence[int]:
         """The request gives up its table, `at_end` or not; which blocks of it nobody needs."""
         keys, num = self.held(request_id)
         self.index.unlock(keys[:num])
+        if self._host is not None:
+            self._host.unpin(request_id)
         if at_end and num:
             self._ended.append((self._started[request_id], keys[:num]))
         self._num_indexed.pop(request_id, None)
@@ -107,11 +128,32 @@ class SharedBlocks:
         own = table[num : len(keys)]
         table[num : len(keys)] = canonical = self.index.insert(keys, num, own)
         spare = [mine for mine, block in zip(own, canonical, strict=True) if mine != block]
-        self._matches.changed(keys[num + len(spare) :])
+        num_known = num + len(spare)
+        self._matches.changed(keys[num_known:])
+        if self._host is not None:
+            self._matches.changed(self._host.arrived(keys, num_known, own[len(spare) :]))
+            self._host.unpin(request_id)
         return spare
 
     def evict(self, count: int) -> list[int]:
-        """Blocks that were cached and are free now."""
+        """Blocks that were cached on the device and are free now."""
         gone = self.index.evict(count)
-        self._matches.changed([key for key, _ in gone])
+        lost = [key for key, _ in gone] if self._host is None else self._host.take_over(gone)
+        self._matches.changed(lost)
         return [block for _, block in gone]
+
+    def clear_host(self) -> None:
+        """Forget what is cached on the host alone."""
+        if self._host is not None:
+            self._matches.changed(self._host.clear())
+
+
+@dataclass(frozen=True, slots=True)
+class _BothTiers:
+    """What is cached anywhere."""
+
+    device: Container[Key]
+    host: Container[Key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.device or key in self.host

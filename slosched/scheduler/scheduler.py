@@ -224,12 +224,13 @@ class Scheduler:
             assert request is not None
             self._end(request, reason, now_s)
         self._preempt(output.preempted)
-        swap_out = self._swap_out(output.swapped_out) if output.swapped_out else ()
+        swap_out = self._swap_out(output.swapped_out)
         if self.kv.shares_prefixes:  # what they count on must not be evicted for anybody
             for request_id in output.num_scheduled_tokens:
                 if request_id in self.queues.waiting:
                     self.kv.start(request_id)
-        swap_in = self._swap_in(output.swapped_in) if output.swapped_in else ()
+            self.kv.load_started()
+        swap_in = self._swap_in(output.swapped_in)
         chunks = []
         running, tables, grow = self.queues.running, self.kv.block_tables, self.kv.grow
         block_size = self.kv.block_size
@@ -245,10 +246,17 @@ class Scheduler:
             else:
                 table = grow(request_id, computed)
             chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
-        shape = output.shape
+        to_host, from_host = self.kv.take_copies()
+        swap_out += to_host
+        swap_in += from_host
+        shape, num_copied = output.shape, len(swap_out) + len(swap_in)
         if shape is None:
             shape = BatchShape() if beside is None else BatchShape.of_decodes(beside)
-            _add_up(shape, chunks, len(swap_out) + len(swap_in))
+            _add_up(shape, chunks, num_copied)
+        elif shape.num_swapped_blocks != num_copied:
+            # No plan knows what the prefix cache writes to the host to make room for it.
+            shape = shape.copy()
+            shape.num_swapped_blocks = num_copied
         model = self.latency_model if beside is None else None
         return ScheduledBatch(
             chunks=tuple(chunks),

@@ -79,6 +79,9 @@ class RadixKV(KVCache):
             return 0
         return cached - self.tree.num_unprotected_tokens(self._node[request_id])
 
+    def num_blocks_to_load(self, request_id: str) -> int:
+        return 0
+
     def start(self, request_id: str) -> None:
         """Called when the plan admits it, and again when the plan is carried out."""
         if request_id not in self._tables:

@@ -95,6 +95,9 @@ class VLLMLedger:
             return held
         return sum(map(self._is_held, self._matched[request_id]))
 
+    def num_blocks_to_load(self, request_id: str) -> int:  # noqa: ARG002  # vLLM loads none
+        return 0
+
     def start(self, request_id: str) -> None:
         self._more.update(block.block_id for block in self._matched.get(request_id, ()))
 

@@ -1,0 +1,302 @@
+"""The prefix cache's host tier against a naive model: lists of prefixes, and what memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from slosched.core import Request, ScheduledChunk
+from slosched.kv import (
+    HashIndex,
+    HostWrites,
+    Key,
+    KVCache,
+    PrefixHost,
+    PrefixIndex,
+    RadixIndex,
+    block_keys,
+)
+
+NUM_BLOCKS, NUM_SWAP_BLOCKS, SIZE, MAX_TOKENS = 9, 3, 2, 9
+
+Prefix = tuple[int, ...]
+
+
+def make(tokens: Prefix, name: str = "") -> Request:
+    return Request(name, 0.0, len(tokens), 99, prompt_token_ids=tokens)
+
+
+def key_of(prefix: Prefix) -> Key:
+    return block_keys(make(prefix), SIZE).first(len(prefix))[-1]
+
+
+PREFIX_OF = {
+    key_of(prefix): prefix
+    for length in range(SIZE, MAX_TOKENS, SIZE)
+    for prefix in product((0, 1), repeat=length)
+}
+
+
+@dataclass
+class Running:
+    tokens: Prefix
+    num_computed: int
+    num_shared: int
+    """Tokens whose blocks it has from the cache, or has handed to it."""
+
+    def prefixes(self, num_tokens: int) -> list[Prefix]:
+        return [self.tokens[:end] for end in range(SIZE, num_tokens + 1, SIZE)]
+
+
+class HostMachine(RuleBasedStateMachine):
+    """Which block the device evicts is its index's affair; what becomes of it is checked here."""
+
+    new_index: Callable[[], PrefixIndex] = HashIndex
+    writes = HostWrites.BACK
+    num_host_blocks = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = self.new_index()
+        self.evicted: list[Prefix] = []
+        self.watch_evictions(self.index)
+        host = PrefixHost(self.num_host_blocks, self.writes)
+        self.kv = KVCache(NUM_BLOCKS, SIZE, NUM_SWAP_BLOCKS, self.index, host)
+        self.requests: dict[str, Request] = {}
+        self.waiting: dict[str, int] = {}
+        """How many tokens are said to be cached."""
+        self.running: dict[str, Running] = {}
+        self.on_device: set[Prefix] = set()
+        self.on_host: list[Prefix] = []
+        """In the order in which they will go, if they may."""
+        self.pinned: dict[str, list[Prefix]] = {}
+        self.memory: dict[int, Prefix] = {}
+        self.host_memory: dict[int, Prefix] = {}
+
+    def watch_evictions(self, index: PrefixIndex) -> None:
+        evict = index.evict
+
+        def evict_and_tell(count: int) -> list[tuple[Key, int]]:
+            gone = evict(count)
+            self.evicted += [PREFIX_OF[key] for key, _ in gone]
+            return gone
+
+        index.evict = evict_and_tell  # type: ignore[method-assign]
+
+    # The naive model.
+
+    def idle(self) -> list[Prefix]:
+        pinned = [prefix for prefixes in self.pinned.values() for prefix in prefixes]
+        return [p for p in self.on_host if p not in self.on_device and p not in pinned]
+
+    def keep_on_host(self, prefix: Prefix) -> None:
+        if len(self.on_host) == self.num_host_blocks and (idle := self.idle()):
+            self.on_host.remove(idle[0])
+        if len(self.on_host) < self.num_host_blocks:
+            self.on_host.append(prefix)
+
+    def follow_evictions(self) -> None:
+        for prefix in self.evicted:
+            self.on_device.remove(prefix)
+            if prefix in self.on_host:
+                self.on_host.remove(prefix)
+                self.on_host.append(prefix)
+            elif self.writes is HostWrites.BACK:
+                self.keep_on_host(prefix)
+        self.evicted.clear()
+
+    def cached(self, tokens: Prefix) -> list[Prefix]:
+        ends = range(SIZE, len(tokens), SIZE)
+        found = [tokens[:end] for end in ends if self.is_cached(tokens[:end])]
+        assert found == [tokens[:end] for end in ends[: len(found)]], "a gap in a prefix"
+        return found
+
+    def is_cached(self, prefix: Prefix) -> bool:
+        return prefix in self.on_device or prefix in self.on_host
+
+    # What can happen.
+
+    @rule(
+        prompts=st.lists(
+            st.lists(st.integers(0, 1), min_size=MAX_TOKENS - 4, max_size=MAX_TOKENS),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    def arrive(self, prompts: list[list[int]]) -> None:
+        for tokens in prompts:
+            name = f"r{len(self.requests)}"
+            self.requests[name] = make(tuple(tokens), name)
+            self.waiting[name] = 0
+            self.kv.watch(self.requests[name])
+
+    @precondition(lambda self: self.waiting or self.running)
+    @rule(data=st.data(), aborts=st.sampled_from((False, False, False, True)))
+    def step(self, data: st.DataObject, aborts: bool) -> None:
+        """Some start, some go on, some end; one of them may go away while the step runs."""
+        chunks = self.plan(data)
+        free_after = self.kv.num_free_blocks - sum(missing for _, missing in chunks.values())
+        starting = [name for name in chunks if name in self.waiting]
+        for name in starting:
+            self.start(name)
+        self.kv.load_started()
+        tables = {}
+        for name, (more, _) in chunks.items():
+            self.running[name].num_computed += more
+            tables[name] = self.kv.grow(name, self.running[name].num_computed)
+        assert self.kv.num_free_blocks == free_after
+        self.follow_evictions()
+        self.copy()
+        for name, (more, _) in chunks.items():
+            self.compute(name, more, tables[name])
+        if aborts and chunks:
+            self.leave(data.draw(st.sampled_from(sorted(chunks))))
+        for name, (more, _) in chunks.items():
+            if name in self.running:
+                self.note(name, more, tables[name])
+                if self.running[name].num_computed == self.requests[name].num_prompt_tokens:
+                    self.leave(name)
+
+    def plan(self, data: st.DataObject) -> dict[str, tuple[int, int]]:
+        """Tokens to compute, and blocks that it takes, by name; checks what the ledger says."""
+        ledger, num_free = self.kv.ledger(), self.kv.num_free_blocks
+        chunks = {}
+        for name in data.draw(st.permutations([*self.running, *self.waiting])):
+            tokens = self.requests[name].num_prompt_tokens
+            running = self.running.get(name)
+            prior = self.waiting[name] if running is None else running.num_computed
+            more = data.draw(st.just(tokens - prior) | st.integers(0, tokens - prior))
+            missing = -(-(prior + more) // SIZE) - ledger.num_ready_blocks(name)
+            if not more or missing > num_free:
+                continue
+            if running is None:
+                found = self.cached(self.requests[name].prompt_token_ids)  # type: ignore[arg-type]
+                on_host = [prefix for prefix in found if prefix not in self.on_device]
+                assert ledger.num_blocks_to_load(name) == len(on_host)
+                ledger.start(name)
+            num_free -= missing
+            chunks[name] = more, missing
+        return chunks
+
+    def start(self, name: str) -> None:
+        cached = self.waiting.pop(name)
+        tokens = tuple(self.requests[name].prompt_token_ids or ())
+        found = self.cached(tokens)
+        assert cached == len(found) * SIZE
+        self.pinned[name] = [prefix for prefix in found if prefix not in self.on_device]
+        shared = cached - len(self.pinned[name]) * SIZE
+        self.running[name] = Running(tokens, cached, shared)
+        self.kv.start(name)
+
+    def copy(self) -> None:
+        to_host, from_host = self.kv.take_copies()
+        host_blocks = [copy.host_block for copy in (*to_host, *from_host)]
+        assert all(b >= NUM_SWAP_BLOCKS for b in host_blocks), "a block that is for swapping"
+        for device_block, host_block in to_host:
+            self.host_memory[host_block] = self.memory[device_block]
+        for device_block, host_block in from_host:
+            self.memory[device_block] = self.host_memory[host_block]
+
+    def compute(self, name: str, more: int, table: Sequence[int]) -> None:
+        request = self.running[name]
+        first, after = request.num_computed - more, request.num_computed
+        for place in range(first // SIZE, -(-after // SIZE)):
+            self.memory[table[place]] = request.tokens[: min((place + 1) * SIZE, after)]
+
+    def note(self, name: str, more: int, table: Sequence[int]) -> None:
+        """A step has ended well: full blocks, copied or computed, are there for others."""
+        running, request = self.running[name], self.requests[name]
+        chunk = ScheduledChunk(request, more, running.num_computed - more, False, table)
+        self.kv.note_computed([chunk])
+        running.num_shared = running.num_computed // SIZE * SIZE
+        for prefix in running.prefixes(running.num_shared):
+            if prefix not in self.on_device:
+                self.on_device.add(prefix)
+                follows = len(prefix) == SIZE or prefix[:-SIZE] in self.on_host
+                if self.writes is HostWrites.THROUGH and prefix not in self.on_host and follows:
+                    self.keep_on_host(prefix)
+        self.unpin(name)
+
+    def unpin(self, name: str) -> None:
+        pinned = self.pinned.pop(name, [])
+        for prefix in reversed(pinned):
+            if prefix in self.idle():
+                self.on_host.remove(prefix)
+                self.on_host.append(prefix)
+
+    def leave(self, name: str) -> None:
+        self.kv.forget(name)
+        del self.running[name]
+        self.unpin(name)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        self.kv.free(name)
+        del self.running[name]
+        self.waiting[name] = 0
+        self.kv.watch(self.requests[name])
+
+    @precondition(lambda self: len(self.requests) > 30)
+    @rule()
+    def fault(self) -> None:
+        for name in self.kv.loading:
+            self.leave(name)
+        self.kv.clear_prefix_host()
+        self.on_host.clear()
+
+    # What is always true.
+
+    @invariant()
+    def blocks_add_up(self) -> None:
+        self.kv.check()
+        assert {p for key, p in PREFIX_OF.items() if key in self.index} == self.on_device
+        tier = self.kv._host_tier
+        assert tier is not None
+        assert {p for key, p in PREFIX_OF.items() if key in tier} == set(self.on_host)
+        assert tier.num_idle == len(self.idle())
+
+    @invariant()
+    def every_request_reads_its_own_tokens(self) -> None:
+        for name, running in self.running.items():
+            full = [self.memory[block] for block in self.kv.block_table(name)]
+            num_full = running.num_computed // SIZE
+            assert full[:num_full] == running.prefixes(running.num_computed)
+
+    @invariant()
+    def who_waits_is_told_what_is_cached(self) -> None:
+        self.waiting |= dict(self.kv.refresh_matches())
+        for name, num_tokens in self.waiting.items():
+            found = self.cached(tuple(self.requests[name].prompt_token_ids or ()))
+            assert num_tokens == len(found) * SIZE
+
+
+class ThroughMachine(HostMachine):
+    writes = HostWrites.THROUGH
+    num_host_blocks = 14
+
+
+class RadixMachine(HostMachine):
+    new_index = RadixIndex
+    num_host_blocks = 3
+
+
+for machine in (HostMachine, ThroughMachine, RadixMachine):
+    machine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestWriteBack = HostMachine.TestCase
+TestWriteThrough = ThroughMachine.TestCase
+TestRadixWriteBack = RadixMachine.TestCase
+
+
+def test_without_a_prefix_cache_there_is_nothing_to_keep() -> None:
+    with pytest.raises(ValueError, match="there is no prefix cache"):
+        KVCache(8, 4, 0, None, PrefixHost(4))
+    with pytest.raises(ValueError, match="-1 blocks"):
+        PrefixHost(-1)
