@@ -11,15 +11,24 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
-from slosched.core import SLO, DeadlineRule, Limits, PreemptionMode, Request
+from slosched.core import (
+    SLO,
+    DeadlineRule,
+    Limits,
+    PreemptionMode,
+    Request,
+    ScheduledBatch,
+)
 from slosched.engine.disturbances import Disturbances
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.policy.spec import make_policy
+from slosched.scheduler import Scheduler
 from slosched.workload.trace import Trace, TraceRequest
 
 TICK_S = 2.0**-16
@@ -63,7 +72,10 @@ SLOWER += (
     "slo_aware+early_rejection+past_future",
 )
 """On two replicas only."""
-GROUPED = ("vllm_v0", "vllm_v0:enable_chunked_prefill=True")
+GROUPED = (
+    *("vllm_v0", "vllm_v0:enable_chunked_prefill=True", "sglang", "vtc:client=priority"),
+    *("jitserve:frame_steps=10", "fairbatching", "slidebatching", "slosserve", "slai"),
+)
 """Others that plan beside a group of decodes."""
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
@@ -169,7 +181,7 @@ def test_a_replay_is_what_it_always_was(spec: str, replica: str) -> None:
     assert digest(requests) == GOLDEN[spec, replica]
 
 
-@pytest.mark.parametrize("spec", (*SPECS, *GROUPED))
+@pytest.mark.parametrize("spec", SPECS)
 def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str) -> None:
     """Who watches gets every step; also on a device that is disturbed in every way, and learnt."""
     trace = make_trace(100, calm=10)
@@ -181,6 +193,31 @@ def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str) -> None:
         in_one_go = simulate(trace, make_policy(spec), MODEL, config)
         assert digest(in_one_go) == digest(one_by_one)
         assert len(watched) > 500
+
+
+@pytest.mark.parametrize("spec", GROUPED)
+def test_planning_beside_grouped_decodes_changes_nothing(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where KV blocks run out now and then."""
+    schedule_beside, num_beside = Scheduler.schedule_beside, 0
+
+    def counted(self: Scheduler, *args: Any) -> ScheduledBatch | None:
+        nonlocal num_beside
+        batch = schedule_beside(self, *args)
+        num_beside += batch is not None
+        return batch
+
+    monkeypatch.setattr(Scheduler, "schedule_beside", counted)
+    trace, policy, replica = (
+        make_trace(40, calm=16),
+        make_policy(spec),
+        replace(TIGHT, num_blocks=200),
+    )
+    one_by_one = simulate(trace, policy, MODEL, replica, on_step=lambda _: None)
+    assert not num_beside
+    assert digest(simulate(trace, policy, MODEL, replica)) == digest(one_by_one)
+    assert num_beside > 10
 
 
 def test_most_steps_of_a_calm_replay_are_done_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
