@@ -9,7 +9,7 @@ FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get gl
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow test-vllm bench bench-simulator bench-accuracy arena robustness clean
+.PHONY: help setup demo test lint check-types test-slow test-vllm bench bench-simulator bench-accuracy arena robustness engines clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -68,6 +68,9 @@ arena: setup  ## Compare all policies in all scenarios (SCALE=full takes a night
 
 robustness: setup  ## Disturb every policy at its own knee (a quarter of an hour); make docs/robustness.md
 	$(BIN)/python -m experiments.robustness run
+
+engines: setup  ## Reproduce what is known of today's engines (some minutes); make docs/engines.md
+	$(BIN)/python -m experiments.engines run
 
 clean:  ## Remove .venv and results
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

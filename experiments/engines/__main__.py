@@ -1,0 +1,74 @@
+"""`python -m experiments.engines`: what is known of today's engines, reproduced; makes the page."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from experiments.command import start
+from experiments.engines import report, results
+from experiments.engines.budgets import BUDGETS
+from experiments.engines.overlapping import OVERLAPPING
+from experiments.engines.prefixes import PREFIXES
+from experiments.engines.pressure import PRESSURE
+from experiments.engines.stalls import STALLS
+from experiments.engines.study import Scale
+from slosched.cli.console import console, progress_bar
+
+STUDIES = (STALLS, BUDGETS, PREFIXES, PRESSURE, OVERLAPPING)
+_BY_NAME = {study.name: study for study in STUDIES}
+_DEFAULT = Scale()
+
+app = typer.Typer(
+    help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+)
+
+
+@app.command()
+def run(
+    only: Annotated[
+        str | None, typer.Option(metavar="NAME,…", help=f"Of {', '.join(_BY_NAME)}.")
+    ] = None,
+    windows: Annotated[
+        int, typer.Option(min=2, help="Parts of each trace that are played.")
+    ] = _DEFAULT.num_windows,
+    requests: Annotated[
+        int, typer.Option("--requests", "-n", min=30, help="Requests in each.")
+    ] = _DEFAULT.window_requests,
+) -> None:
+    """Play everything and make the page: some minutes on one core.
+
+    Example: `python -m experiments.engines run --only stalls`.
+    """
+    scale = Scale(windows, requests)
+    names = [name.strip() for name in only.split(",")] if only else list(_BY_NAME)
+    if unknown := [name for name in names if name not in _BY_NAME]:
+        raise ValueError(f"no study {', '.join(unknown)}; there are {', '.join(_BY_NAME)}")
+    with progress_bar() as progress:
+        for name in names:
+            study, begin_s = _BY_NAME[name], time.process_time()
+            num_cases = sum(1 for _ in study.cases(scale))
+            rows = progress.track(study.measure(scale), num_cases, description=study.title)
+            facts = {"num_windows": windows, "window_requests": requests}
+            results.write(name, list(rows), {**facts, "seconds": time.process_time() - begin_s})
+    _report()
+
+
+@app.command("report")
+def make_report() -> None:
+    """Make docs/engines.md and its figures of the committed results.
+
+    Example: `python -m experiments.engines report`.
+    """
+    _report()
+
+
+def _report() -> None:
+    report.write([study for study in STUDIES if results.path_of(study.name).exists()])
+    console.print(f"wrote {report.PAGE} and its figures")
+
+
+if __name__ == "__main__":
+    start(app)

@@ -1,0 +1,88 @@
+"""The page docs/engines.md: every number and every verdict of it is made of the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.arena.figures import save
+from experiments.engines import results
+from experiments.engines.study import Finding, Study
+
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+
+
+def write(studies: Sequence[Study], folder: Path = results.HERE, page: Path = PAGE) -> None:
+    """The page, and its figures in the folder of its name."""
+    parts = [_HEAD]
+    rows = []
+    for study in studies:
+        frame = results.read(study.name, folder)
+        findings = list(study.findings(frame))
+        save(study.figure(frame), page.with_suffix("") / f"{study.name}.svg")
+        rows.append((study, findings))
+        parts.append(_section(study, frame, findings, page, results.who_made(study.name, folder)))
+    parts.insert(1, _summary(rows))
+    page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+_HEAD = (
+    "# What is known of today's engines, reproduced\n\n"
+    "<!-- Made by `make engines`; edit experiments/engines instead. -->\n\n"
+    "slosched's `vllm_v0`, `vllm_v1`, `trtllm` and `sglang` decide as the engines' own code does, "
+    "step by step ([policies](policies/vllm_v0.md)). So what is known of the engines has to come "
+    "out of the simulator, too. Each section says what is known and from where, plays it with the "
+    "engine's own defaults on consecutive parts of a public trace, and says whether it came out. "
+    "Behind each ratio stands its 95 % interval (geometric mean over the parts, paired, Student's "
+    "t); curves are medians, bands the range over the parts. How to run it: "
+    "[experiments/engines](../experiments/engines/README.md)."
+)
+
+
+def _summary(rows: Sequence[tuple[Study, Sequence[Finding]]]) -> str:
+    lines = ["| what is known | reproduced |", "|---|---|"]
+    lines += [f"| [{s.title}](#{_anchor(s.title)}) | {_verdict(found)} |" for s, found in rows]
+    return "\n".join(lines)
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    num = sum(finding.agrees for finding in findings)
+    if num == len(findings):
+        return "yes"
+    return f"in {num} of {len(findings)} settings" if num else "no"
+
+
+def _section(
+    study: Study,
+    frame: pd.DataFrame,
+    findings: Sequence[Finding],
+    page: Path,
+    made: pd.Series,
+) -> str:
+    lines = [f"- {'' if f.agrees else '**Not so:** '}{f.text}" for f in findings]
+    return "\n\n".join(
+        [
+            f"## {study.title}",
+            f"**Known:** {study.statement} ({study.source.rstrip('.')}.)",
+            f"**Played:** {study.setup} {_parts(frame)}.",
+            f"**Reproduced:** {_verdict(findings)}.",
+            "\n".join(lines),
+            f"![{study.title}]({page.stem}/{study.name}.svg)",
+            f"`{made['command']}`, {made['seconds']:.0f} s; commit {made['git_hash']}, code "
+            f"{made['code_digest']}; {made['machine']}; {made['made']}; "
+            f"[numbers](../experiments/engines/results/{study.name}.csv).",
+        ]
+    )
+
+
+def _parts(frame: pd.DataFrame) -> str:
+    sizes = " or ".join(f"{size:,}" for size in sorted(set(frame["num_requests"])))
+    return f"{frame['window'].nunique()} parts of {sizes} requests"
+
+
+def _anchor(title: str) -> str:
+    """As GitHub makes it of a heading."""
+    kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
+    return kept.replace(" ", "-")

@@ -1,0 +1,46 @@
+"""Results as CSV files, one a study, with who made them: committed, and all of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.command import provenance
+
+HERE = Path(__file__).parent / "results"
+_MADE = "provenance"
+
+
+def path_of(name: str, folder: Path = HERE) -> Path:
+    return folder / f"{name}.csv"
+
+
+def read(name: str, folder: Path = HERE) -> pd.DataFrame:
+    """The rows of a study."""
+    path = path_of(name, folder)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: make it with `make engines`")
+    return pd.read_csv(path, keep_default_na=False)
+
+
+def write(
+    name: str,
+    rows: Iterable[Mapping[str, object]],
+    facts: Mapping[str, object],
+    folder: Path = HERE,
+) -> None:
+    """The rows of a study, and who made them: one line a study."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(list(rows)).to_csv(path_of(name, folder), index=False, float_format="%.6g")
+    made = pd.DataFrame([{"study": name, **facts, **provenance("engines")}])
+    if path_of(_MADE, folder).exists():
+        before = read(_MADE, folder)
+        made = pd.concat([before[before["study"] != name], made])
+    made.sort_values("study").to_csv(path_of(_MADE, folder), index=False)
+
+
+def who_made(name: str, folder: Path = HERE) -> pd.Series:
+    made = read(_MADE, folder)
+    return made[made["study"] == name].iloc[0]
