@@ -70,8 +70,10 @@ class LocalModel:
         )
 
 
-def open_local(model: ModelOptions, kv: KVOptions, seed: int = 0) -> LocalModel:
-    """Load the model and reserve its KV cache."""
+def open_local(
+    model: ModelOptions, kv: KVOptions, seed: int = 0, *, num_prefix_host_blocks: int = 0
+) -> LocalModel:
+    """Load the model and reserve its KV cache, with those host blocks beside `kv`'s."""
     try:
         from slosched.engine.torch import (  # seconds to import
             TorchExecutor,
@@ -97,7 +99,7 @@ def open_local(model: ModelOptions, kv: KVOptions, seed: int = 0) -> LocalModel:
             loaded,
             num_blocks=num_blocks,
             block_size=kv.block_size,
-            num_host_blocks=kv.num_host_blocks,
+            num_host_blocks=kv.num_host_blocks + num_prefix_host_blocks,
             seed=seed,
         )
     return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size)

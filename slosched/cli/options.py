@@ -11,7 +11,7 @@ import typer
 
 from slosched.cli.reading import make_up, read_part
 from slosched.core import NO_SLO, SLO, DeadlineRule, LatencyModel, Limits, PreemptionMode
-from slosched.kv import PrefixCaching
+from slosched.kv import HostWrites, PrefixCaching, PrefixHost
 from slosched.workload import (
     KINDS,
     Proportional,
@@ -263,6 +263,33 @@ PrefixCache = Annotated[
         "ended: found by block hashes, as in vLLM, or in a radix tree, as in SGLang."
     ),
 ]
+PrefixHostTokens = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Tokens in host memory for what --prefix-cache evicts from the device; found again "
+        "they are copied back.",
+    ),
+]
+PrefixHostWrites = Annotated[
+    HostWrites,
+    typer.Option(
+        help="When --prefix-host-tokens are written: as the device evicts them, or as they are "
+        "computed."
+    ),
+]
+
+
+def prefix_host(
+    prefix_cache: PrefixCaching, num_tokens: int, writes: HostWrites, block_size: int
+) -> PrefixHost:
+    """The host memory of the prefix cache, if there is one."""
+    if num_tokens and prefix_cache is PrefixCaching.OFF:
+        raise ValueError(
+            "--prefix-host-tokens keeps what a prefix cache evicts: choose one with "
+            "--prefix-cache hash or radix"
+        )
+    return PrefixHost(num_tokens // block_size, writes)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slosched.cli import options
+from slosched.cli import options, vllm
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError, LocalModel, open_local
@@ -22,7 +24,7 @@ from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
-from slosched.kv import KVCache, PrefixCaching
+from slosched.kv import HostWrites, KVCache, PrefixCaching
 from slosched.perfmodel import FittedModel, OnlineModel, fit, load_model, save_model
 from slosched.perfmodel.device import check_device
 from slosched.perfmodel.store import MODEL_FORMAT
@@ -72,12 +74,16 @@ def serve(
         typer.Option("--overlap", help="Plan each step while the one before it runs."),
     ] = False,
     prefix_cache: options.PrefixCache = PrefixCaching.OFF,
+    prefix_host_tokens: options.PrefixHostTokens = 0,
+    prefix_host_writes: options.PrefixHostWrites = HostWrites.BACK,
     drain_timeout: Annotated[
         float,
         typer.Option(
             parser=options.duration, metavar="TIME", help="How long a shutdown waits for answers."
         ),
     ] = 30.0,
+    engine: vllm.EngineName = vllm.Engine.TORCH,
+    words: vllm.Words = None,
 ) -> None:
     """Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
 
@@ -89,8 +95,19 @@ def serve(
     and the result is kept in the cache.
 
     Examples: `slosched serve --slo-ttft 1s --slo-tpot 100ms`,
-    `slosched serve --emulate rtx4090/llama-3.1-8b --policy edf:drop=expired`.
+    `slosched serve --emulate rtx4090/llama-3.1-8b --policy edf:drop=expired`, and inside vLLM
+    `slosched serve --engine vllm meta-llama/Llama-3.1-8B --latency-model h100/llama-3.1-8b
+    --slo-ttft 1s --slo-tpot 50ms -- --tensor-parallel-size 2`.
     """
+    name, rest = vllm.split(words, engine, model.model)
+    if engine is vllm.Engine.VLLM:
+        vllm.check_vllm(force=force)
+        command = vllm.serve_command(
+            name, policy, promise, limits, latency_model, emulate, (host, port), rest, force=force
+        )
+        console.print(f"running {shlex.join(command)}", markup=False)
+        os.execv(command[0], command)
+    model = replace(model, model=name)
     try:
         from slosched.engine import server as http  # starlette and uvicorn are an extra
     except ImportError as error:
@@ -98,15 +115,19 @@ def serve(
             f"serving needs the serve extra ({error}): pip install 'slosched[serve]'"
         ) from error
     chosen = make_policy(policy)
+    prefix_host = options.prefix_host(
+        prefix_cache, prefix_host_tokens, prefix_host_writes, kv.block_size
+    )
     http.check_can_listen(host, port)
     slo = promise.slo() or NO_SLO
     if emulate is not None:
         device = _emulated(emulate, kv)
     else:
         given = None if latency_model is None else load_model(latency_model, force=force)
-        device = _real(model, kv, limits.limits(), given, calibrate, force)
+        local = open_local(model, kv, num_prefix_host_blocks=prefix_host.num_blocks)
+        device = _real(local, limits.limits(), given, calibrate, force)
     index = prefix_cache.new_index()
-    cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index)
+    cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index, prefix_host)
     scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))
     engine = Engine(scheduler, device.executor, MonotonicClock())
     if overlap:
@@ -167,14 +188,12 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
 
 
 def _real(
-    model: options.ModelOptions,
-    kv: options.KVOptions,
+    local: LocalModel,
     limits: Limits,
     given: FittedModel | None,
     calibrate_s: float,
     force: bool,
 ) -> _Device:
-    local = open_local(model, kv)
     if given is not None and not force:
         check_device(given, local.provenance()["device"])
     return _Device(

@@ -17,7 +17,7 @@ from slosched.engine.disturbances import Disturbances
 from slosched.engine.scheduling_time import MEASURED, ScheduleTime
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, StepRow
-from slosched.kv import PrefixCaching
+from slosched.kv import HostWrites, PrefixCaching
 from slosched.perfmodel import DEFAULT_MODEL, FittedModel, load_model
 from slosched.workload import Trace
 
@@ -60,6 +60,8 @@ class Replica:
             "latency model": self.model_name,
             "kv_tokens": config.num_blocks * config.block_size,
             "prefix_cache": config.prefix_cache,
+            "prefix_host_tokens": config.prefix_host.num_blocks * config.block_size,
+            "prefix_host_writes": config.prefix_host.writes,
             **asdict(config.disturbances),
             "bias": config.bias,
             "online": config.online,
@@ -134,6 +136,8 @@ class ReplicaOptions:
         ),
     ] = False
     prefix_cache: options.PrefixCache = PrefixCaching.OFF
+    prefix_host_tokens: options.PrefixHostTokens = 0
+    prefix_host_writes: options.PrefixHostWrites = HostWrites.BACK
 
     def open(self, limits: Limits, kv: options.KVOptions, seed: int) -> Replica:
         """With a bundled GPU by default."""
@@ -143,12 +147,14 @@ class ReplicaOptions:
             disturbances = replace(disturbances, stall_s=lasts_s, stall_every_s=every_s)
         name = self.latency_model or DEFAULT_MODEL
         model = load_model(name)
+        host = (self.prefix_host_tokens, self.prefix_host_writes, kv.block_size)
         config = SimulationConfig(
             limits=limits,
             num_blocks=kv.num_blocks(kv_capacity_tokens(model)),
             block_size=kv.block_size,
             num_host_blocks=kv.num_host_blocks,
             prefix_cache=self.prefix_cache,
+            prefix_host=options.prefix_host(self.prefix_cache, *host),
             disturbances=disturbances,
             bias=self.bias,
             online=self.online,

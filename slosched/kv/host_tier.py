@@ -70,11 +70,6 @@ class HostTier:
     def __contains__(self, key: Key) -> bool:
         return key in self._block
 
-    @property
-    def num_idle(self) -> int:
-        """Blocks that are only here and may go."""
-        return len(self._idle)
-
     def pin(self, request_id: str, keys: Sequence[Key]) -> list[int]:
         """The request is about to copy these to the device; which blocks they are in."""
         self._pinned[request_id] = keys
@@ -158,15 +153,14 @@ class HostTier:
 
     def _write(self, key: Key, device_block: int, lost: list[Key]) -> bool:
         """Keep it here, too, if there is a block that is free or may be."""
-        if not self._pool.num_free and self._idle:
+        if self._pool.num_free:
+            [block] = self._pool.take(1)
+        elif self._idle:
             oldest, _ = self._idle.popitem(last=False)
             block = self._block.pop(oldest)
-            self._to_write.pop(block, None)
-            self._pool.give_back([block])
             lost.append(oldest)
-        if not self._pool.num_free:
+        else:
             return False
-        [block] = self._pool.take(1)
         self._block[key] = block
         self._to_write[block] = device_block
         return True

@@ -278,8 +278,26 @@ def test_what_the_prefix_cache_found_is_told(cli: Cli) -> None:
     run = read_records(Path("run/records.jsonl"))
     assert run.provenance["prefix_cache"] == "radix"
     assert sum(record.num_cached_tokens for record in run.records) > 0
+    assert run.provenance["prefix_host_tokens"] == 0
     said = cli("replay", "-n", "10", "--prefix-cache", "hash")
     assert "says nothing of shared prefixes" in said.out
+
+
+def test_what_the_device_evicts_is_found_in_host_memory(cli: Cli) -> None:
+    short = ("--trace", "sessions", "-n", "40", "--prefix-cache", "radix", "--kv-tokens", "12288")
+    host = ("--prefix-host-tokens", "200000", "--prefix-host-writes", "write_through")
+    found = {}
+    for out, more in (("device", ()), ("both", host)):
+        said = cli("replay", *short, *more, "-o", out)
+        assert said.status == 0, said.err
+        run = read_records(Path(out) / "records.jsonl")
+        found[out] = sum(record.num_cached_tokens for record in run.records)
+    assert run.provenance["prefix_host_tokens"] == 200_000
+    assert run.provenance["prefix_host_writes"] == "write_through"
+    assert found["both"] > 1.2 * found["device"] > 0
+    said = cli("replay", "-n", "10", *host)
+    assert said.status == 1
+    assert "--prefix-cache hash or radix" in said.err
 
 
 def test_the_time_of_a_decision_and_overlap_are_told_in_the_records(cli: Cli) -> None:

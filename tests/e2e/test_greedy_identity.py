@@ -1,12 +1,13 @@
 """Scheduling never changes greedy output: in float32 every token equals `generate`'s.
 
-Whatever the policy, however prompts are cut, whoever is preempted, recomputed or swapped.
+Whatever the policy, however prompts are cut, whoever is preempted, recomputed or swapped, whatever
+is found in a prefix cache, on the device or on the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
@@ -29,10 +30,11 @@ from slosched.core import (
 from slosched.engine.background import InBackground
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
-from slosched.kv import KVCache, PrefixCaching
+from slosched.kv import NO_PREFIX_HOST, HostWrites, KVCache, PrefixCaching, PrefixHost
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
+from slosched.testing import prefix_hosts
 
 if TYPE_CHECKING:
     from slosched.engine.torch import LoadedModel
@@ -54,6 +56,7 @@ class Replica:
     """Before which step each request arrives."""
     overlap: bool = False
     prefix_cache: PrefixCaching = PrefixCaching.OFF
+    prefix_host: PrefixHost = NO_PREFIX_HOST
 
 
 def serve(
@@ -70,10 +73,12 @@ def serve(
         model,
         num_blocks=replica.num_blocks,
         block_size=BLOCK_SIZE,
-        num_host_blocks=replica.num_host_blocks,
+        num_host_blocks=replica.num_host_blocks + replica.prefix_host.num_blocks,
     )
     index = replica.prefix_cache.new_index()
-    kv = KVCache(replica.num_blocks, BLOCK_SIZE, replica.num_host_blocks, index)
+    kv = KVCache(
+        *(replica.num_blocks, BLOCK_SIZE, replica.num_host_blocks, index, replica.prefix_host)
+    )
     scheduler = Scheduler(make_policy(replica.policy), kv, replica.limits, make_model())
     clock = MonotonicClock()
     engine = Engine(scheduler, executor, clock)
@@ -205,6 +210,7 @@ def patterns(draw: st.DrawFn) -> tuple[Replica, list[tuple[int, ...]]]:
     lengths = draw(st.lists(st.sampled_from([1, 2, 5, 11, 17, 30]), min_size=1, max_size=6))
     prompts = [tiny_prompt(length, alike=draw(st.booleans())) for length in lengths]
     longest = -(-(max(lengths) + TINY_MAX_TOKENS) // BLOCK_SIZE)
+    prefix_cache = draw(st.sampled_from(PrefixCaching))
     steps = draw(st.lists(st.integers(0, 6), min_size=len(lengths), max_size=len(lengths)))
     replica = Replica(
         policy=draw(st.sampled_from(sorted((*OFTEN_USED, *OTHERS, CHUNKED_TRTLLM)))),
@@ -217,7 +223,8 @@ def patterns(draw: st.DrawFn) -> tuple[Replica, list[tuple[int, ...]]]:
         num_host_blocks=draw(st.sampled_from([0, longest, 8 * longest])),
         arrival_steps=tuple(sorted(steps)),
         overlap=draw(st.booleans()),
-        prefix_cache=draw(st.sampled_from(PrefixCaching)),
+        prefix_cache=prefix_cache,
+        prefix_host=draw(prefix_hosts(longest, prefix_cache)),
     )
     return replica, prompts
 
@@ -249,6 +256,37 @@ def test_the_next_turn_of_a_conversation_finds_prompt_and_answer_in_the_cache(
     assert [r.output_token_ids for r in requests] == [tiny_output(first), tiny_output(second)]
     # All but the first's last token were computed, 41 of which 40 are in full blocks of 4.
     assert [r.num_cached_tokens for r in requests] == [0, 40]
+
+
+@pytest.mark.parametrize(
+    ("caching", "writes", "overlap"),
+    [
+        (PrefixCaching.RADIX, HostWrites.BACK, False),
+        (PrefixCaching.RADIX, HostWrites.THROUGH, True),
+        (PrefixCaching.HASH, HostWrites.BACK, True),
+    ],
+)
+def test_what_the_device_has_evicted_comes_back_from_the_host(
+    caching: PrefixCaching, writes: HostWrites, overlap: bool
+) -> None:
+    """Two conversations take turns in a cache that holds one of them."""
+    turns: list[tuple[int, ...]] = [tiny_prompt(30), tiny_prompt(29)]
+    for _ in range(2):
+        said = turns[-2]
+        turns.append((*said, *tiny_output(said), 5, 6, 7))
+    replica = Replica(
+        *("fcfs", Limits(), 15, 5, tuple(range(0, 80, 20))),
+        overlap=overlap,
+        prefix_cache=caching,
+    )
+    alone = serve(tiny(), replica, turns, TINY_MAX_TOKENS)
+    replica = replace(replica, prefix_host=PrefixHost(80, writes))
+    requests = serve(tiny(), replica, turns, TINY_MAX_TOKENS)
+    assert [r.output_token_ids for r in requests] == [tiny_output(prompt) for prompt in turns]
+    # All full blocks of the turn before, of which the last token was not computed.
+    known = [0, 0, *((len(said) + TINY_MAX_TOKENS - 1) // 4 * 4 for said in turns[:-2])]
+    assert [r.num_cached_tokens for r in requests] == known
+    assert sum(r.num_cached_tokens for r in alone) < sum(known) / 2
 
 
 def test_a_stop_token_ends_a_request_while_the_next_step_computes_on() -> None:

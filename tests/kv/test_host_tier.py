@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slosched.core import Request, ScheduledChunk
+from slosched.core import EndReason, Request, ScheduledChunk
 from slosched.kv import (
     HashIndex,
     HostWrites,
@@ -47,8 +47,6 @@ PREFIX_OF = {
 class Running:
     tokens: Prefix
     num_computed: int
-    num_shared: int
-    """Tokens whose blocks it has from the cache, or has handed to it."""
 
     def prefixes(self, num_tokens: int) -> list[Prefix]:
         return [self.tokens[:end] for end in range(SIZE, num_tokens + 1, SIZE)]
@@ -76,6 +74,8 @@ class HostMachine(RuleBasedStateMachine):
         self.on_host: list[Prefix] = []
         """In the order in which they will go, if they may."""
         self.pinned: dict[str, list[Prefix]] = {}
+        self.launched: list[ScheduledChunk] = []
+        """Of a step that still runs."""
         self.memory: dict[int, Prefix] = {}
         self.host_memory: dict[int, Prefix] = {}
 
@@ -137,37 +137,50 @@ class HostMachine(RuleBasedStateMachine):
             self.kv.watch(self.requests[name])
 
     @precondition(lambda self: self.waiting or self.running)
-    @rule(data=st.data(), aborts=st.sampled_from((False, False, False, True)))
-    def step(self, data: st.DataObject, aborts: bool) -> None:
-        """Some start, some go on, some end; one of them may go away while the step runs."""
-        chunks = self.plan(data)
-        free_after = self.kv.num_free_blocks - sum(missing for _, missing in chunks.values())
-        starting = [name for name in chunks if name in self.waiting]
-        for name in starting:
-            self.start(name)
+    @rule(data=st.data(), overlaps=st.booleans(), aborts=st.sampled_from((False, False, True)))
+    def step(self, data: st.DataObject, overlaps: bool, aborts: bool) -> None:
+        """Some start, some go on, one may be preempted, or go away while the step runs.
+
+        It may be planned while the one before it runs.
+        """
+        preempted = data.draw(st.none() | st.sampled_from(sorted(self.running) or [None]))
+        if preempted is not None:
+            self.preempt(preempted)
+        more = self.plan(data, but=preempted)
+        chunks = self.carry_out(more)
+        for chunk in chunks:
+            self.compute(chunk)
+        if aborts and chunks:
+            self.leave(data.draw(st.sampled_from(sorted(more))))
+        before, self.launched = self.launched, chunks
+        self.settle(before)
+        if not overlaps:
+            self.settle(chunks)
+            self.launched = []
+
+    def carry_out(self, more: dict[str, tuple[int, int]]) -> list[ScheduledChunk]:
+        free_after = self.kv.num_free_blocks - sum(missing for _, missing in more.values())
+        for name in more:
+            if name in self.waiting:
+                self.start(name)
         self.kv.load_started()
-        tables = {}
-        for name, (more, _) in chunks.items():
-            self.running[name].num_computed += more
-            tables[name] = self.kv.grow(name, self.running[name].num_computed)
+        chunks = []
+        for name, (num_new, _) in more.items():
+            prior = self.running[name].num_computed
+            table = self.kv.grow(name, prior + num_new)
+            self.running[name].num_computed += num_new
+            chunks.append(ScheduledChunk(self.requests[name], num_new, prior, False, table))
         assert self.kv.num_free_blocks == free_after
         self.follow_evictions()
         self.copy()
-        for name, (more, _) in chunks.items():
-            self.compute(name, more, tables[name])
-        if aborts and chunks:
-            self.leave(data.draw(st.sampled_from(sorted(chunks))))
-        for name, (more, _) in chunks.items():
-            if name in self.running:
-                self.note(name, more, tables[name])
-                if self.running[name].num_computed == self.requests[name].num_prompt_tokens:
-                    self.leave(name)
+        return chunks
 
-    def plan(self, data: st.DataObject) -> dict[str, tuple[int, int]]:
+    def plan(self, data: st.DataObject, but: str | None) -> dict[str, tuple[int, int]]:
         """Tokens to compute, and blocks that it takes, by name; checks what the ledger says."""
         ledger, num_free = self.kv.ledger(), self.kv.num_free_blocks
         chunks = {}
-        for name in data.draw(st.permutations([*self.running, *self.waiting])):
+        names = [name for name in (*self.running, *self.waiting) if name != but]
+        for name in data.draw(st.permutations(names)):
             tokens = self.requests[name].num_prompt_tokens
             running = self.running.get(name)
             prior = self.waiting[name] if running is None else running.num_computed
@@ -190,8 +203,7 @@ class HostMachine(RuleBasedStateMachine):
         found = self.cached(tokens)
         assert cached == len(found) * SIZE
         self.pinned[name] = [prefix for prefix in found if prefix not in self.on_device]
-        shared = cached - len(self.pinned[name]) * SIZE
-        self.running[name] = Running(tokens, cached, shared)
+        self.running[name] = Running(tokens, cached)
         self.kv.start(name)
 
     def copy(self) -> None:
@@ -203,19 +215,26 @@ class HostMachine(RuleBasedStateMachine):
         for device_block, host_block in from_host:
             self.memory[device_block] = self.host_memory[host_block]
 
-    def compute(self, name: str, more: int, table: Sequence[int]) -> None:
-        request = self.running[name]
-        first, after = request.num_computed - more, request.num_computed
-        for place in range(first // SIZE, -(-after // SIZE)):
-            self.memory[table[place]] = request.tokens[: min((place + 1) * SIZE, after)]
+    def compute(self, chunk: ScheduledChunk) -> None:
+        request, num_new, prior, _, table = chunk
+        tokens, after = self.running[request.request_id].tokens, prior + num_new
+        for place in range(prior // SIZE, -(-after // SIZE)):
+            self.memory[table[place]] = tokens[: min((place + 1) * SIZE, after)]
 
-    def note(self, name: str, more: int, table: Sequence[int]) -> None:
-        """A step has ended well: full blocks, copied or computed, are there for others."""
-        running, request = self.running[name], self.requests[name]
-        chunk = ScheduledChunk(request, more, running.num_computed - more, False, table)
-        self.kv.note_computed([chunk])
-        running.num_shared = running.num_computed // SIZE * SIZE
-        for prefix in running.prefixes(running.num_shared):
+    def settle(self, chunks: list[ScheduledChunk]) -> None:
+        """A step has ended well; who has computed all leaves."""
+        self.kv.note_computed(chunks)
+        for request, num_new, prior, _, _ in chunks:
+            name = request.request_id
+            if name in self.running:
+                self.note(name, prior + num_new)
+        for request, num_new, prior, _, _ in chunks:
+            if prior + num_new == request.num_prompt_tokens and request.request_id in self.running:
+                self.leave(request.request_id)
+
+    def note(self, name: str, num_computed: int) -> None:
+        """Full blocks, copied or computed, are there for others."""
+        for prefix in self.running[name].prefixes(num_computed):
             if prefix not in self.on_device:
                 self.on_device.add(prefix)
                 follows = len(prefix) == SIZE or prefix[:-SIZE] in self.on_host
@@ -231,16 +250,15 @@ class HostMachine(RuleBasedStateMachine):
                 self.on_host.append(prefix)
 
     def leave(self, name: str) -> None:
+        self.requests[name].end_reason = EndReason.CLIENT
         self.kv.forget(name)
         del self.running[name]
         self.unpin(name)
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def preempt(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.running)))
+    def preempt(self, name: str) -> None:
         self.kv.free(name)
         del self.running[name]
+        self.unpin(name)
         self.waiting[name] = 0
         self.kv.watch(self.requests[name])
 
@@ -261,7 +279,7 @@ class HostMachine(RuleBasedStateMachine):
         tier = self.kv._host_tier
         assert tier is not None
         assert {p for key, p in PREFIX_OF.items() if key in tier} == set(self.on_host)
-        assert tier.num_idle == len(self.idle())
+        assert [PREFIX_OF[key] for key in tier._idle] == self.idle()
 
     @invariant()
     def every_request_reads_its_own_tokens(self) -> None:
