@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slosched.cli import options, vllm
+from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError, LocalModel, open_local
@@ -82,8 +80,6 @@ def serve(
             parser=options.duration, metavar="TIME", help="How long a shutdown waits for answers."
         ),
     ] = 30.0,
-    engine: vllm.EngineName = vllm.Engine.TORCH,
-    words: vllm.Words = None,
 ) -> None:
     """Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
 
@@ -95,19 +91,8 @@ def serve(
     and the result is kept in the cache.
 
     Examples: `slosched serve --slo-ttft 1s --slo-tpot 100ms`,
-    `slosched serve --emulate rtx4090/llama-3.1-8b --policy edf:drop=expired`, and inside vLLM
-    `slosched serve --engine vllm meta-llama/Llama-3.1-8B --latency-model h100/llama-3.1-8b
-    --slo-ttft 1s --slo-tpot 50ms -- --tensor-parallel-size 2`.
+    `slosched serve --emulate rtx4090/llama-3.1-8b --policy edf:drop=expired`.
     """
-    name, rest = vllm.split(words, engine, model.model)
-    if engine is vllm.Engine.VLLM:
-        vllm.check_vllm(force=force)
-        command = vllm.serve_command(
-            name, policy, promise, limits, latency_model, emulate, (host, port), rest, force=force
-        )
-        console.print(f"running {shlex.join(command)}", markup=False)
-        os.execv(command[0], command)
-    model = replace(model, model=name)
     try:
         from slosched.engine import server as http  # starlette and uvicorn are an extra
     except ImportError as error:
