@@ -78,24 +78,28 @@ class Finals:
     @cached_property
     def _study(self) -> Study:
         plan = Plan(TARGETS, self.ring.scale.precision)
-        return self._judged(self._play(plan))
+        return self._judged(self._play(plan, self.ring.windows), self.ring.windows)
 
     @cached_property
     def _at_loads(self) -> dict[float, Sweep]:
         return {
-            load: self._play(Plan(TARGETS, _FINE, at_rate=load * self.knee[1])) for load in LOADS
+            load: self._play(
+                Plan(TARGETS, _FINE, at_rate=load * self.knee[1]), self.ring.overload_windows
+            )
+            for load in LOADS
         }
 
     @cached_property
     def _loaded(self) -> dict[float, Study]:
-        return {load: self._judged(sweep) for load, sweep in self._at_loads.items()}
+        windows = self.ring.overload_windows
+        return {load: self._judged(sweep, windows) for load, sweep in self._at_loads.items()}
 
-    def _play(self, plan: Plan) -> Sweep:
+    def _play(self, plan: Plan, windows: Sequence[Trace]) -> Sweep:
         contenders = [one.contender(self.ring) for one in self.tuned]
-        return self.ring.sweep(contenders, self.ring.windows, plan)
+        return self.ring.sweep(contenders, windows, plan)
 
-    def _judged(self, sweep: Sweep) -> Study:
-        return Study(list(sweep.measured.values()), self.ring.windows)
+    def _judged(self, sweep: Sweep, windows: Sequence[Trace]) -> Study:
+        return Study(list(sweep.measured.values()), windows)
 
     def _capacity(self, name: str, target: float) -> float:
         return self._study.capacity(name, target).requests_per_s
@@ -167,12 +171,13 @@ class Finals:
 
     def _deciles(self) -> Iterator[dict[str, object]]:
         """By prompt length, over the counted requests of all windows."""
-        lengths = np.concatenate([window.prompt_tokens for window in self.ring.windows])
+        windows = self.ring.overload_windows
+        lengths = np.concatenate([window.prompt_tokens for window in windows])
         decile = decile_of(lengths)
         for load in DECILE_LOADS:
             for name, measured in self._at_loads[load].measured.items():
                 for place in measured.complete:
-                    found = [measured.outcomes[place][i] for i in range(len(self.ring.windows))]
+                    found = [measured.outcomes[place][i] for i in range(len(windows))]
                     counted = np.concatenate([o.counted for o in found])
                     good = np.concatenate([o.good for o in found])
                     for i in range(int(decile.max()) + 1):

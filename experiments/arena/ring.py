@@ -33,7 +33,12 @@ class Ring:
     """That were run, not found in the store."""
 
     def __enter__(self) -> Self:
-        every = [*self.tuning_windows, *self.windows, *self.bound_windows]
+        every = [
+            *self.tuning_windows,
+            *self.windows,
+            *self.overload_windows,
+            *self.bound_windows,
+        ]
         bench = Bench.of(every, [self.model])
         self._executor = local_pool(self.jobs)(partial(start, bench))
         return self
@@ -61,6 +66,10 @@ class Ring:
     @cached_property
     def windows(self) -> list[Trace]:
         return self.scenario.windows(self.scale)
+
+    @cached_property
+    def overload_windows(self) -> list[Trace]:
+        return self.scenario.overload_windows(self.scale)
 
     @cached_property
     def bound_windows(self) -> list[Trace]:

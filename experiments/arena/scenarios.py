@@ -143,6 +143,10 @@ class Scale:
     num_windows: int
     """That contenders are judged on; each is one seed of the device's noise, too."""
     window_requests: int
+    num_overload_windows: int
+    """For goodput beyond the knee, where the queue must have become as long as it gets before a
+    replay counts: a window is over too soon if it lasts some seconds."""
+    overload_requests: int
     num_tuning_windows: int
     tuning_requests: int
     max_trials: int
@@ -155,9 +159,9 @@ class Scale:
     bound_requests: int
 
 
-QUICK = Scale("quick", 4, 800, 2, 400, 8, 1, 0.04, 1, 1000)
-MEDIUM = Scale("medium", 4, 2000, 2, 400, 8, 2, 0.04, 1, 1500)
-FULL = Scale("full", 5, 1200, 2, 1000, 40, None, 0.02, 2, 4000)
+QUICK = Scale("quick", 4, 800, 3, 2200, 2, 400, 8, 1, 0.04, 1, 1000)
+MEDIUM = Scale("medium", 4, 2000, 3, 2200, 2, 400, 8, 2, 0.04, 1, 1500)
+FULL = Scale("full", 5, 1200, 3, 2200, 2, 1000, 40, None, 0.02, 2, 4000)
 SCALES = {scale.name: scale for scale in (QUICK, MEDIUM, FULL)}
 
 
@@ -201,6 +205,10 @@ class Scenario:
     def windows(self, scale: Scale) -> list[Trace]:
         """The first of the trace, to judge on."""
         return self._windows(scale.window_requests, range(scale.num_windows))
+
+    def overload_windows(self, scale: Scale) -> list[Trace]:
+        """The first of the trace again, longer."""
+        return self._windows(scale.overload_requests, range(scale.num_overload_windows))
 
     def bound_windows(self, scale: Scale) -> list[Trace]:
         """The first requests again, as many as a bound needs to bite."""

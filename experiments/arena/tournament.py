@@ -18,6 +18,7 @@ from experiments.command import provenance
 from slosched.engine.simulate import simulate
 from slosched.evaluate.capacity import Store, window
 from slosched.policy.spec import make_policy
+from slosched.workload import Trace
 
 _SEARCH_RATES = 4
 """At which all windows are played for each target, once one window alone has found the knee."""
@@ -69,7 +70,7 @@ class Tournament:
         trials = sum(_num_trials(entry, scale) for entry in self.entries)
         references = 2 * (_SCOUT_RATES + _SEARCH_RATES * scale.num_tuning_windows)
         a_finalist = _TARGETS * (_SCOUT_RATES + _SEARCH_RATES * scale.num_windows)
-        a_finalist += len(LOADS) * (scale.num_windows + scale.num_bound_windows)
+        a_finalist += len(LOADS) * (scale.num_overload_windows + scale.num_bound_windows)
         return (
             references
             + (trials + len(self.entries)) * scale.num_tuning_windows
@@ -92,11 +93,11 @@ class Tournament:
         scale, factor = self.scale, scenario.size_factor
         tuning = scale.num_tuning_windows * scale.tuning_requests * factor
         finals = _TARGETS * (_SCOUT_RATES + _SEARCH_RATES * scale.num_windows)
-        finals += len(LOADS) * scale.num_windows
+        judged = finals * scale.window_requests
+        judged += len(LOADS) * scale.num_overload_windows * scale.overload_requests
         share = self._num_finalists / max(1, len(self.entries))
         total_s = sum(
-            seconds[entry.name]
-            * (_num_trials(entry, scale) * tuning + share * finals * scale.window_requests * factor)
+            seconds[entry.name] * (_num_trials(entry, scale) * tuning + share * judged * factor)
             for entry in self.entries
         )
         return total_s / num_jobs
@@ -125,7 +126,6 @@ class Tournament:
     def _run_row(self, ring: Ring, finals: Finals, seconds: float) -> pd.DataFrame:
         scenario, scale = ring.scenario, self.scale
         knee_of, knee = finals.knee
-        first, last = ring.windows[0], ring.tuning_windows[0]
         row: dict[str, object] = {
             "scenario": scenario.name,
             "scale": scale.name,
@@ -133,10 +133,10 @@ class Tournament:
             "trace": str(scenario.source),
             "promise": scenario.promise,
             "rule": scenario.rule.value,
-            "judged_on": f"{len(ring.windows)} x {len(first)}, seeds 0 to {len(ring.windows) - 1}",
-            "tuned_on": f"{len(ring.tuning_windows)} x {len(last)}, seeds -1 to "
-            f"{-len(ring.tuning_windows)}",
-            "bounds_on": f"{len(ring.bound_windows)} x {len(ring.bound_windows[0])}",
+            "judged_on": f"{_size(ring.windows)}, seeds 0 to {len(ring.windows) - 1}",
+            "overloaded_on": f"{_size(ring.overload_windows)}, from seed 0 on",
+            "tuned_on": f"{_size(ring.tuning_windows)}, seeds -1 to {-len(ring.tuning_windows)}",
+            "bounds_on": _size(ring.bound_windows),
             "knee_of": knee_of,
             "knee_requests_per_s": knee,
             "num_replays": ring.num_replays,
@@ -145,6 +145,10 @@ class Tournament:
             **provenance("arena"),
         }
         return pd.DataFrame([row])
+
+
+def _size(windows: Sequence[Trace]) -> str:
+    return f"{len(windows)} x {len(windows[0])}"
 
 
 def _num_trials(entry: Entry, scale: Scale) -> int:

@@ -13,6 +13,7 @@ from experiments.goodput import parts
 from experiments.goodput.plans import BankInPlan, Hurry
 from slosched.core import Policy
 from slosched.policy import goodput
+from slosched.policy._punctual import most_in_time
 from slosched.policy.goodput import Goodput
 from slosched.policy.past_future import PastFuture
 
@@ -104,17 +105,27 @@ IDEAS = (
     Idea(
         "no Moore-Hodgson",
         "all prompts by deadline",
-        parts={"most_in_time": parts.everyone_by_deadline},
+        parts={"best_order": parts.everyone_by_deadline},
+    ),
+    Idea(
+        "blind to seats",
+        "the number of requests that may run at once is not counted when prompts are planned",
+        parts={"best_order": parts.blind_to_seats},
+    ),
+    Idea(
+        "by deadline without seats",
+        "counted, but then prompts go by deadline all the same",
+        parts={"best_order": most_in_time},
     ),
     Idea(
         "shortest first",
         "when not all can be in time, prompts go by length, not by deadline",
-        parts={"most_in_time": parts.shortest_first},
+        parts={"best_order": parts.shortest_first},
     ),
     Idea(
         "least commitment",
         "then the shortest goes that makes no other late: long ones wait as long as they can",
-        parts={"most_in_time": parts.least_committed},
+        parts={"best_order": parts.least_committed},
     ),
     Idea(
         "reject when expired",

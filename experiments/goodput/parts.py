@@ -19,7 +19,7 @@ from slosched.core import (
     SchedulerView,
 )
 from slosched.policy._deferred import add_without_preempting, serve_something
-from slosched.policy._punctual import Order, Timed, are_in_time, most_in_time
+from slosched.policy._punctual import Order, Supply, Timed, are_in_time, most_in_time
 from slosched.policy.goodput import Goodput, _add_decodes, _merge, _Pace, _Pack
 
 
@@ -46,7 +46,7 @@ def only_due_now(
         serve_something(batch, decodes)
 
 
-def everyone_by_deadline(ordered: Sequence[Timed], *_: float) -> Order:
+def everyone_by_deadline(ordered: Sequence[Timed], _: Supply, __: float = 0.0) -> Order:
     """Instead of Moore and Hodgson's rule."""
     return Order([request for request, _ in ordered], [])
 
@@ -66,11 +66,14 @@ def reject_expired(
     return timed
 
 
-def shortest_first(
-    ordered: Sequence[Timed], start_s: float, share: float, fairness: float = 0.0
-) -> Order:
+def blind_to_seats(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
+    """Time is all that prompts want."""
+    return most_in_time(ordered, supply._replace(num_free_seats=math.inf), fairness)
+
+
+def shortest_first(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
     """The punctual ones by length, and then the late ones by length."""
-    found = most_in_time(ordered, start_s, share, fairness)
+    found = most_in_time(ordered, supply, fairness)
     alone_s = {r.request_id: alone_s for r, alone_s in ordered}
 
     def by_length(requests: list[Request]) -> list[Request]:
@@ -79,21 +82,20 @@ def shortest_first(
     return Order(by_length(found.in_time), by_length(found.late))
 
 
-def least_committed(
-    ordered: Sequence[Timed], start_s: float, share: float, fairness: float = 0.0
-) -> Order:
+def least_committed(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
     """The shortest of the punctual ones that can go ahead without making another late, and again.
 
     Long ones wait as long as they can, so that they are what is given up if more arrive.
     """
-    found = most_in_time(ordered, start_s, share, fairness)
+    found = most_in_time(ordered, supply, fairness)
     if not found.late:
         return found
     punctual = {r.request_id for r in found.in_time}
     left = [(r, alone_s) for r, alone_s in ordered if r.request_id in punctual]
     end_s = np.cumsum([alone_s for _, alone_s in left])
     slack_s = [
-        (r.deadline_s - start_s) * share - end for (r, _), end in zip(left, end_s, strict=True)
+        (r.deadline_s - supply.start_s) * supply.share - end
+        for (r, _), end in zip(left, end_s, strict=True)
     ]
     first = []
     while left:
@@ -166,8 +168,8 @@ class WithFloor(_Pace):
 class AlwaysGivesWay(Goodput):
     """Whenever a prompt waits or has begun."""
 
-    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], now_s: float) -> bool:
-        return not prompts and super()._is_enough_for_all(pace, prompts, now_s)
+    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
+        return not prompts and super()._is_enough_for_all(pace, prompts, supply)
 
 
 class AsksWhenLate(Goodput):
@@ -183,11 +185,11 @@ class AsksWhenLate(Goodput):
 class OwnPace(Goodput):
     """Gives way where prompts would be late beside decodes at the pace of their TPOTs."""
 
-    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], now_s: float) -> bool:
+    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
         if not prompts:
-            return super()._is_enough_for_all(pace, prompts, now_s)
-        share = max(self.min_share, 1 - pace.all_s * pace.steps_per_s)
-        return pace.all_s < self._step_s(pace) and are_in_time(prompts, now_s + pace.all_s, share)
+            return super()._is_enough_for_all(pace, prompts, supply)
+        paced = supply._replace(share=self._share(pace.all_s * pace.steps_per_s))
+        return pace.all_s < self._step_s(pace) and are_in_time(prompts, paced)
 
 
 class LongSteps(Goodput):

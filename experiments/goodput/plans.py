@@ -14,7 +14,7 @@ from experiments.goodput.parts import all_decodes_first
 from slosched.batch import BatchBuilder
 from slosched.core import DecodeGroup, Request, SchedulerOutput, SchedulerView
 from slosched.policy import goodput
-from slosched.policy._punctual import Order, Timed
+from slosched.policy._punctual import Order, Supply, Timed
 from slosched.policy.goodput import Goodput, _give_way, _Pace, _Pack
 
 
@@ -24,7 +24,7 @@ class BankInPlan(Goodput):
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         decodes = [r for r in view.running if r.is_decode]
         plan = partial(self._plan, decodes, view.now_s)
-        with patch.object(goodput, "most_in_time", plan):
+        with patch.object(goodput, "best_order", plan):
             return super().schedule(view)
 
     def _plan(
@@ -32,7 +32,7 @@ class BankInPlan(Goodput):
         decodes: Sequence[Request],
         now_s: float,
         ordered: Sequence[Timed],
-        start_s: float,
+        supply: Supply,
         *_: float,
     ) -> Order:
         until_s = np.array([r.deadline_s for r, _ in ordered]) - now_s
@@ -41,7 +41,7 @@ class BankInPlan(Goodput):
             due_s = np.array([r.deadline_s for r in decodes]) - now_s
             tpot_s = np.array([r.slo.tpot_s for r in decodes])
             owed = np.maximum(0.0, (until_s[:, np.newaxis] - due_s) / tpot_s + 1).sum(axis=1)
-            left_s = until_s - (start_s - now_s) / len(decodes) * owed
+            left_s = until_s - (supply.start_s - now_s) / len(decodes) * owed
         room_s = np.maximum.accumulate(np.maximum(left_s, self.min_share * until_s))
         return most_within(ordered, room_s.tolist())
 

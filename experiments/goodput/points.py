@@ -84,6 +84,7 @@ POINTS = (
     Point("conv tight 26/s", _TIGHT, 26),
     Point("conv tight 36/s", _TIGHT, 36),
     Point("conv medium 44/s", SCENARIOS["conv-medium"], 44, 800, -2),
+    Point("conv relaxed 50/s", SCENARIOS["conv-relaxed"], 50, 1600, 7),
     Point("conv mixed 32/s", SCENARIOS["conv-mixed"], 32),
     Point("code medium 3/s", SCENARIOS["code-medium"], 3, 400, -2),
     Point("Mooncake mixed 1.2/s", SCENARIOS["mooncake-mixed-h200"], 1.2, 160, 60),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import compress
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from slosched.batch import BatchBuilder
-from slosched.core import EndReason, LatencyModel, Request
+from slosched.core import EndReason, LatencyModel, Request, RequestStatus
 
 _MAX_ASKED = 256
 """Waiting prompts that a step looks at, the most urgent: a bound on its cost in deep overload."""
@@ -27,6 +28,34 @@ class Order(NamedTuple):
     """By deadline: if they run one after the other, none is late."""
     late: list[Request]
     """By deadline: those that have no time left beside the others."""
+
+
+class Supply(NamedTuple):
+    """What decodes leave for prompts: time, and seats, of which there are `max_num_seqs`."""
+
+    start_s: float
+    """When the prompts begin."""
+    share: float = 1.0
+    """Of the device, if decodes keep the pace of their TPOTs."""
+    num_free_seats: float = math.inf
+    seat_s: float = 0.0
+    """Time of decodes alone until one more of them ends and leaves its seat."""
+
+    def is_late(self, deadline_s: float, prefill_s: float, num_started: int) -> bool:
+        """For `prefill_s` of prompts, `num_started` of them without a seat: their last one."""
+        left_s = deadline_s - self.start_s
+        return prefill_s + max((1 - self.share) * left_s, self._seats_s(num_started)) > left_s
+
+    def is_short_of_seats(self, in_time: Sequence[Request]) -> bool:
+        """True if decodes have to run faster than their TPOTs ask, to leave theirs in time."""
+        if not in_time:
+            return False
+        left_s = in_time[-1].deadline_s - self.start_s
+        num_started = sum(map(_needs_seat, in_time))
+        return self._seats_s(num_started) > (1 - self.share) * left_s
+
+    def _seats_s(self, num_started: int) -> float:
+        return max(0, num_started - self.num_free_seats) * self.seat_s
 
 
 def most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
@@ -57,43 +86,70 @@ def by_deadline(prefills: Iterable[Timed]) -> list[Timed]:
     return sorted(prefills, key=lambda timed: timed[0].deadline_s)
 
 
-def are_in_time(ordered: Iterable[Timed], start_s: float, share: float) -> bool:
-    """True if `ordered`, one after the other from `start_s` on, are in time.  O(n)."""
+def are_in_time(ordered: Iterable[Timed], supply: Supply) -> bool:
+    """True if `ordered`, one after the other, are in time.  O(n)."""
+    prefill_s, num_started = 0.0, 0
     for request, alone_s in ordered:
-        start_s += alone_s / share
-        if start_s > request.deadline_s:
+        prefill_s += alone_s
+        num_started += _needs_seat(request)
+        if supply.is_late(request.deadline_s, prefill_s, num_started):
             return False
     return True
 
 
-def most_in_time(
-    ordered: Sequence[Timed], start_s: float, share: float, fairness: float = 0.0
-) -> Order:
+def best_order(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
+    """The most that can be in time, by deadline; if seats are what is scarce, by length.
+
+    Who has a seat then is in time for most of its stay: a short prompt takes least from others,
+    and those that arrive next are as short.
+    """
+    order = most_in_time(ordered, supply, fairness)
+    if not order.late or not supply.is_short_of_seats(order.in_time):
+        return order
+    cost = {request.request_id: _cost(request, alone_s, fairness) for request, alone_s in ordered}
+
+    def by_cost(requests: list[Request]) -> list[Request]:
+        return sorted(requests, key=lambda r: cost[r.request_id])
+
+    return Order(by_cost(order.in_time), by_cost(order.late))
+
+
+def most_in_time(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
     """Moore and Hodgson: of prompts in order of deadline, the most that can all be in time.
 
-    They run one after the other from `start_s` on, with `share` of the device.  Whenever one would
-    be late, the longest so far goes.  A share `fairness` of the requests, drawn by their names,
+    They run one after the other, as the supply of time and seats allows.  Whenever one would be
+    late, the longest so far goes.  A share `fairness` of the requests, drawn by their names,
     goes only if no other is left, and then the one that takes longest for its length: at 0 every
     request counts the same, at 1 about every token, and between some of the long ones are safe.
-    O(n log n).  Moore (1968), https://doi.org/10.1287/mnsc.15.1.102: exact for `fairness` 0.
+    O(n log n).  Moore (1968), https://doi.org/10.1287/mnsc.15.1.102: exact for `fairness` 0 while
+    seats are free; each prompt needs one, so that the longest is the one to give up there, too.
     """
-    # In the prefills' own time, which passes `share` times as fast.
-    end_s = 0.0
-    kept: list[tuple[bool, float, int]] = []
+    prefill_s, num_started = 0.0, 0
+    kept: list[tuple[tuple[bool, float], int]] = []
     is_late = [False] * len(ordered)
     for i, (request, alone_s) in enumerate(ordered):
-        due_s = (request.deadline_s - start_s) * share
-        is_safe = fairness > 0 and _draw(request) < fairness
-        cost = alone_s / request.num_prompt_tokens if is_safe else alone_s
-        heappush(kept, (is_safe, -cost, i))
-        more_s = alone_s
-        while end_s + more_s > due_s and kept:
+        is_unsafe, cost = _cost(request, alone_s, fairness)
+        heappush(kept, ((not is_unsafe, -cost), i))
+        prefill_s += alone_s
+        num_started += _needs_seat(request)
+        while kept and supply.is_late(request.deadline_s, prefill_s, num_started):
             longest = heappop(kept)[-1]
             is_late[longest] = True
-            more_s -= ordered[longest][1]
-        end_s += more_s
+            prefill_s -= ordered[longest][1]
+            num_started -= _needs_seat(ordered[longest][0])
     requests = [request for request, _ in ordered]
     return Order(list(compress(requests, map(not_, is_late))), list(compress(requests, is_late)))
+
+
+def _needs_seat(request: Request) -> bool:
+    return request.status is not RequestStatus.RUNNING
+
+
+def _cost(request: Request, alone_s: float, fairness: float) -> tuple[bool, float]:
+    """What its prefill takes from others: the greatest is given up first."""
+    if fairness > 0 and _draw(request) < fairness:
+        return False, alone_s / request.num_prompt_tokens
+    return True, alone_s
 
 
 def _draw(request: Request) -> float:

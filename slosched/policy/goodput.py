@@ -28,10 +28,11 @@ from slosched.policy._deferred import add_without_preempting, num_in_time, serve
 from slosched.policy._drop import without_rejected
 from slosched.policy._punctual import (
     Order,
+    Supply,
     Timed,
     are_in_time,
+    best_order,
     by_deadline,
-    most_in_time,
     most_urgent,
     reject_hopeless,
 )
@@ -52,8 +53,9 @@ class Goodput(Policy):
        prompts go by deadline.
     4. Otherwise decodes that are not due before the end of the step after this one may give way.
        Prompts are planned with the share of the device that decodes leave at the pace that their
-       TPOTs ask for: Moore and Hodgson's rule makes the most of them punctual, the others are
-       late.  The step takes the decodes that are due, the punctual prompts and the other decodes
+       TPOTs ask for, and with the seats (`max_num_seqs`) that decodes leave as they end: Moore and
+       Hodgson's rule makes the most of them punctual, the others are late.  If seats are scarcer
+       than time, prompts go by length from there on instead of by deadline.  The step takes the decodes that are due, the punctual prompts and the other decodes
        by deadline, then the late prompts (which are looked at anew in every step).
     5. A step that finishes a prompt ends before that one is due.  The first prompt that has to be
        cut ends with a whole tile of 64 tokens.
@@ -70,7 +72,7 @@ class Goodput(Policy):
     `OnlineModel`'s.  Output lengths are not known to it.
     """
 
-    margin: float = tunable(0.05, 0.0, 0.1)
+    margin: float = tunable(0.05, 0.1)
     """Share of the smallest TPOT by which a step ends before the first decode is due."""
     shortest: float = tunable(0.65, 0.9)
     """Share of the smallest TPOT that a step may always last."""
@@ -102,12 +104,13 @@ class Goodput(Policy):
             return batch.build()
         pace = _Pace.of(decodes, model, view.now_s)
         batch.time_limit_s = self._step_s(pace)
-        if self._is_enough_for_all(pace, prompts, view.now_s):
+        supply = self._supply(pace, batch, view.now_s, _seat_s(decodes, pace))
+        if self._is_enough_for_all(pace, prompts, supply):
             add_without_preempting(batch, decodes)
             _Pack(batch, view.now_s, prompts).add(r for r, _ in prompts)
             return batch.build()
-        share = max(self.min_share, 1 - pace.all_s * pace.steps_per_s)
-        order = most_in_time(prompts, view.now_s + pace.all_s, share, self.fairness)
+        paced = supply._replace(share=self._share(pace.all_s * pace.steps_per_s))
+        order = best_order(prompts, paced, self.fairness)
         _give_way(batch, view.now_s, decodes, order, _Pack(batch, view.now_s, prompts))
         return batch.build()
 
@@ -118,8 +121,11 @@ class Goodput(Policy):
             return None
         pace = _Pace.of_group(decodes, model, view.now_s, batch.shape)
         prompts = _prompts(batch, model, view, view.running)
+        if len(prompts) - len(view.running) > batch.num_free_seqs:
+            return None
         batch.time_limit_s = self._step_s(pace)
-        if not self._is_enough_for_all(pace, prompts, view.now_s):
+        supply = self._supply(pace, batch, view.now_s)
+        if not self._is_enough_for_all(pace, prompts, supply):
             return None
         _Pack(batch, view.now_s, prompts).add(r for r, _ in prompts)
         return batch.build()
@@ -141,12 +147,21 @@ class Goodput(Policy):
         slack_s = pace.first_slack_s - self.margin * pace.tpot_s
         return max(slack_s, self.shortest * pace.tpot_s)
 
-    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], now_s: float) -> bool:
+    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
         """True if steps have time for all decodes, and leave enough for all prompts."""
         if not prompts:
             return pace.all_s < self._longest_s(pace)
-        share = max(self.min_share, 1 - pace.all_s / pace.tpot_s)
-        return pace.all_s < self._step_s(pace) and are_in_time(prompts, now_s + pace.all_s, share)
+        return pace.all_s < self._step_s(pace) and are_in_time(prompts, supply)
+
+    def _supply(
+        self, pace: _Pace, batch: BatchBuilder, now_s: float, seat_s: float = 0.0
+    ) -> Supply:
+        """For prompts, while every step holds all decodes."""
+        share = self._share(pace.all_s / pace.tpot_s)
+        return Supply(now_s + pace.all_s, share, batch.num_free_seqs, seat_s)
+
+    def _share(self, of_decodes: float) -> float:
+        return max(self.min_share, 1 - of_decodes)
 
     def _serve_short_of_memory(
         self, batch: BatchBuilder, view: SchedulerView, model: LatencyModel, prompts: list[Timed]
@@ -183,6 +198,16 @@ def _prompts(
     timed = reject_hopeless(batch, model, begun, view.now_s)
     timed += reject_hopeless(batch, model, most_urgent(view.waiting), view.now_s)
     return by_deadline(timed)
+
+
+def _seat_s(decodes: Sequence[Request], pace: _Pace) -> float:
+    """Time of decodes alone until one of them ends.
+
+    Output lengths are not known, but in a steady state decodes have as many tokens before them as
+    behind them, on average.
+    """
+    num_emitted = sum(r.num_output_tokens for r in decodes)
+    return pace.all_s * num_emitted / max(1, len(decodes)) ** 2
 
 
 @dataclass(slots=True)

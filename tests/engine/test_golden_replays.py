@@ -80,7 +80,7 @@ GROUPED = (
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
     ("goodput", "roomy"): "c31cb49773077ed6",
-    ("goodput", "swapping"): "292cb35b5cf2cee3",
+    ("goodput", "swapping"): "5b8f1f2ddac1def0",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",

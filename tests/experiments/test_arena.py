@@ -38,7 +38,7 @@ from slosched.policy.spec import make_policy
 from slosched.workload import Tiers
 from slosched.workload.lengths import Lognormal
 
-TINY = Scale("tiny", 2, 100, 1, 60, 2, None, 0.25, 1, 40)
+TINY = Scale("tiny", 2, 100, 1, 120, 1, 60, 2, None, 0.25, 1, 40)
 BURST = MadeUp(Lognormal(800, 1.0), Lognormal(4, 0.5), cv=1.5)
 SMALL = Scenario("tiny", "h100/llama-3.1-8b", BURST, "medium")
 
@@ -96,7 +96,8 @@ def test_deciles_hold_all_counted_requests(played: Path) -> None:
         mine = [row for row in rows if row["contender"] == who and row["load"] == 1.0]
         assert [row["decile"] for row in mine] == list(range(1, 11))
         offered = sum(row["num_offered"] for row in mine)
-        assert TINY.window_requests <= offered <= 2 * TINY.window_requests
+        assert 0 < offered <= TINY.overload_requests
+        assert offered >= TINY.overload_requests // 2
 
 
 def test_a_second_call_finds_every_replay_and_the_same_results(played: Path) -> None:
@@ -205,20 +206,29 @@ def test_nobody_is_judged_on_what_he_was_tuned_on(scenario: Scenario) -> None:
         pytest.skip(f"no public traces in {TRACES}")
     source, factor = scenario.source, scenario.size_factor
     judged = source.windows(round(factor * scale.window_requests), range(scale.num_windows))
+    overloaded = source.windows(
+        round(factor * scale.overload_requests), range(scale.num_overload_windows)
+    )
     seeds = range(-1, -1 - scale.num_tuning_windows, -1)
     tuned = source.windows(round(factor * scale.tuning_requests), seeds)
     if isinstance(source, Recorded):
-        ids = [{r.request_id for w in windows for r in w.requests} for windows in (judged, tuned)]
-        assert not ids[0] & ids[1]
+        ids = [
+            {r.request_id for w in windows for r in w.requests}
+            for windows in (judged, overloaded, tuned)
+        ]
+        assert not (ids[0] | ids[1]) & ids[2]
+        assert len(ids[1]) == sum(len(window) for window in overloaded)
         assert len(ids[0]) == sum(len(window) for window in judged)
     else:
-        drawn = [window.provenance["seed"] for window in (*judged, *tuned)]
-        assert len(set(drawn)) == len(drawn)
+        for windows in (judged, overloaded):
+            drawn = [window.provenance["seed"] for window in (*windows, *tuned)]
+            assert len(set(drawn)) == len(drawn)
 
 
 def _num_requests(scale: Scale) -> int:
     judged = scale.num_windows * scale.window_requests
-    return judged + scale.num_tuning_windows * scale.tuning_requests
+    overloaded = scale.num_overload_windows * scale.overload_requests
+    return max(judged, overloaded) + scale.num_tuning_windows * scale.tuning_requests
 
 
 def test_every_promise_is_told_and_a_mixture_draws_from_all() -> None:

@@ -14,11 +14,12 @@ from experiments.goodput import report, results
 from experiments.goodput.ideas import BASE, IDEAS, Idea
 from experiments.goodput.plans import most_within
 from experiments.goodput.points import Point, shares
+from slosched.core import Limits
 from slosched.engine.disturbances import Disturbances
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import load_model
 from slosched.policy import goodput
-from slosched.policy._punctual import Timed, by_deadline, most_in_time
+from slosched.policy._punctual import Supply, Timed, by_deadline, most_in_time
 from slosched.workload.lengths import Lognormal
 
 SOURCE = MadeUp(Lognormal(1500, 1.2), Lognormal(150, 0.8), cv=2.5)
@@ -26,14 +27,19 @@ SCENARIO = Scenario("small", "rtx4090/llama-3.2-3b", SOURCE, "mixed")
 POINT = Point("busy", SCENARIO, 11, num_requests=100, first_window=0)
 RARE = {
     *("give way to the last", "no end for a prompt", "reject when expired"),
-    *("fairness 0.25", "fairness 0.5"),
+    *("fairness 0.25", "fairness 0.5", "late decodes do not count"),
 }
 """Ideas that do nothing within so few requests."""
 
 
 def token_times(idea: Idea) -> list[tuple[float, ...]]:
-    """Of a load that is too high for the device and for its cache."""
-    config = SimulationConfig(num_blocks=2500, disturbances=Disturbances(NOISE, tail=0.03), seed=1)
+    """Of a load that is too high for the device, for its cache and for its seats."""
+    config = SimulationConfig(
+        limits=Limits(max_num_seqs=12),
+        num_blocks=2500,
+        disturbances=Disturbances(NOISE, tail=0.03),
+        seed=1,
+    )
     with idea.in_place():
         requests = simulate(POINT.trace(0), idea.policy(), load_model(SCENARIO.model), config)
     return [tuple(r.token_times_s) for r in requests]
@@ -82,7 +88,7 @@ def test_with_even_room_the_plan_is_moore_and_hodgsons(jobs: list[tuple[int, int
         timed.append((request, float(alone_s)))
     ordered = by_deadline(timed)
     room_s = [0.5 * r.deadline_s for r, _ in ordered]
-    assert most_within(ordered, room_s) == most_in_time(ordered, 0.0, 0.5)
+    assert most_within(ordered, room_s) == most_in_time(ordered, Supply(0.0, 0.5))
 
 
 def test_the_page_is_made_of_the_results() -> None:

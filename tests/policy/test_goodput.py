@@ -14,7 +14,7 @@ from views import R, flat_model, view_of
 
 from slosched.core import BatchShape, DeadlineRule, EndReason, Limits, Request
 from slosched.perfmodel import LinearModel
-from slosched.policy._punctual import Timed, by_deadline, most_in_time
+from slosched.policy._punctual import Supply, Timed, best_order, by_deadline, most_in_time
 from slosched.policy.goodput import Goodput
 from slosched.policy.spec import PolicySpecError, make_policy
 
@@ -37,15 +37,15 @@ def names(requests: Iterable[Request]) -> list[str]:
 def test_moore_and_hodgson_send_the_longest_back() -> None:
     """10 ms due at 12, 30 due at 40, 20 due at 45: all three end at 60, without the 30 at 30."""
     view = view_of([R("a", 100, 0.012), R("b", 500, 0.040), R("c", 300, 0.045)])
-    order = most_in_time(timed(view.waiting), start_s=0.0, share=1.0)
+    order = most_in_time(timed(view.waiting), Supply(0.0))
     assert (names(order.in_time), names(order.late)) == (["a", "c"], ["b"])
 
 
 def test_fairness_sends_back_who_takes_longest_for_its_length() -> None:
     """10 ms for 100 tokens and 40 for 700, both due at 45: 0.10 and 0.057 ms a token."""
     view = view_of([R("short", 100, 0.045), R("long", 700, 0.045)])
-    assert names(most_in_time(timed(view.waiting), 0.0, 1.0).late) == ["long"]
-    assert names(most_in_time(timed(view.waiting), 0.0, 1.0, fairness=1.0).late) == ["short"]
+    assert names(most_in_time(timed(view.waiting), Supply(0.0)).late) == ["long"]
+    assert names(most_in_time(timed(view.waiting), Supply(0.0), fairness=1.0).late) == ["short"]
 
 
 @given(
@@ -62,9 +62,9 @@ def test_more_fairness_never_makes_a_safe_prompt_unsafe(
     drawn = {r.request_id: crc32(r.request_id.encode()) / 2**32 for r in requests}
     safe = {share: {i for i, draw in drawn.items() if draw < share} for share in (fairness, more)}
     assert safe[fairness] <= safe[more]
-    order = most_in_time(timed(requests), 0.0, 1.0, more)
+    order = most_in_time(timed(requests), Supply(0.0), more)
     alone = [r for r in requests if r.request_id in safe[more]]
-    least = most_in_time(timed(alone), 0.0, 1.0, 1.0)
+    least = most_in_time(timed(alone), Supply(0.0), 1.0)
     kept = [r for r in order.in_time if r.request_id in safe[more]]
     assert names(kept) == names(least.in_time)
 
@@ -77,29 +77,58 @@ def make_waiting(jobs: list[tuple[int, int]]) -> list[Request]:
     return requests
 
 
-def num_in_time(ordered: list[Request], share: float) -> int:
-    now_s, num = 0.0, 0
+def test_a_prompt_that_gets_no_seat_in_time_is_late() -> None:
+    """10 and 20 ms due at 45; the free seat is for the first, and the next comes after 20 ms."""
+    view = view_of([R("a", 100, 0.045), R("b", 300, 0.045)])
+    assert not most_in_time(timed(view.waiting), Supply(0.0, 1.0, 1, 0.015)).late
+    assert names(most_in_time(timed(view.waiting), Supply(0.0, 1.0, 1, 0.020)).late) == ["b"]
+
+
+def test_where_seats_are_scarce_prompts_go_by_length() -> None:
+    """All fit into the time, and only two find a seat before they are due."""
+    view = view_of([R("long", 500, 0.2), R("short", 100, 0.21), R("middle", 300, 0.22)])
+    order = best_order(timed(view.waiting), Supply(0.0, 1.0, 1, 0.1))
+    assert (names(order.in_time), names(order.late)) == (["short", "middle"], ["long"])
+    by_deadline_alone = best_order(timed(view.waiting), Supply(0.0, 1.0))
+    assert names(by_deadline_alone.in_time) == ["long", "short", "middle"]
+
+
+def test_a_prompt_that_has_begun_has_its_seat() -> None:
+    view = view_of([R("begun", 300, 0.045, done=200), R("waiting", 100, 0.046)])
+    prompts = [(view.running[0], 0.005), (view.waiting[0], 0.010)]
+    order = most_in_time(prompts, Supply(0.0, 1.0, 0, 0.035))
+    assert (names(order.in_time), names(order.late)) == (["begun"], ["waiting"])
+
+
+def num_in_time(ordered: list[Request], supply: Supply) -> int:
+    """One after the other; who would be late is passed over."""
+    prefill_s, num = 0.0, 0
     for request in ordered:
-        after_s = now_s + MODEL.predict_prefill(request.num_prompt_tokens) / share
-        if after_s <= request.deadline_s:
-            now_s, num = after_s, num + 1
+        after_s = prefill_s + MODEL.predict_prefill(request.num_prompt_tokens)
+        decodes_s = max(0, num + 1 - supply.num_free_seats) * supply.seat_s
+        left_s = request.deadline_s
+        if after_s <= supply.share * left_s and after_s + decodes_s <= left_s:
+            prefill_s, num = after_s, num + 1
     return num
+
+
+SUPPLIES = [Supply(0.0, share, *seats) for share in (0.25, 1.0) for seats in ((9, 0.0), (1, 0.02))]
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 800), st.integers(1, 120)), max_size=5),
-    st.sampled_from([0.25, 0.5, 1.0]),
+    st.sampled_from(SUPPLIES),
     st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_the_punctual_are_in_time_and_no_order_has_more(
-    jobs: list[tuple[int, int]], share: float, fairness: float
+    jobs: list[tuple[int, int]], supply: Supply, fairness: float
 ) -> None:
     requests = make_waiting(jobs)
-    order = most_in_time(timed(requests), 0.0, share, fairness)
+    order = most_in_time(timed(requests), supply, fairness)
     assert sorted(names(order.in_time + order.late)) == sorted(names(requests))
-    assert num_in_time(order.in_time, share) == len(order.in_time)
+    assert num_in_time(order.in_time, supply) == len(order.in_time)
     if not fairness:
-        best = max(num_in_time(list(each), share) for each in permutations(requests))
+        best = max(num_in_time(list(each), supply) for each in permutations(requests))
         assert len(order.in_time) == best
 
 
