@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
@@ -253,20 +254,21 @@ class SGLang(Policy):
             num_new = sum(1 for r in requests if not r.num_computed_tokens % block_size)
             return num_new <= batch.num_free_blocks
 
-        def release(victim: Request) -> None:
-            if victim.request_id in queues.present:
-                batch.preempt(victim)
-                queues.waiting.append(victim)
-
         if running and has_room_for(running):
             self._ratio.decay()
         elif running:
-            running = retract(running, has_room_for, release)
+            running = retract(running, has_room_for, partial(self._release, batch))
             self._ratio.learn_from(running)
         self._goes_on_with(running)
         present = [request for request in running if request.request_id in queues.present]
         batch.add_preempting(present, victims=list(present))
         return bool(running)
+
+    def _release(self, batch: BatchBuilder, victim: Request) -> None:
+        """Take its blocks, and let it wait behind all others; if its last token comes, it ends."""
+        if victim.request_id in self._queues.present:
+            batch.preempt(victim)
+            self._queues.waiting.append(victim)
 
     def _goes_on_with(self, running: list[Request]) -> None:
         """The decodes of this step; if some of those before have left there may be room."""

@@ -134,7 +134,7 @@ class RadixKV(KVCache):
                 num_known = self.tree.insert(ids, table, request.lora_id)
                 self._device.give_back(table[self._num_in_tree.pop(request_id) : num_known])
                 self.tree.unlock(self._node.pop(request_id))
-            elif emits_token and request_id in step.prompts:
+            elif emits_token and request_id in step.prompts and request_id in self._tables:
                 self.keep(request, num_prior + num_new)
         self._device.give_back(step.wasted + self._in_flight)
         self._in_flight = []
@@ -173,10 +173,17 @@ class SGLangHere(SGLang):
     """The policy, which tells the cache what SGLang's own steps do to it besides the plan."""
 
     kv: RadixKV
+    finishing: dict[str, Request]
+    """Of the scheduler: their last token is coming."""
+    retracted: list[str]
+    """In the last step."""
+    lost: list[Request]
+    """Of those, they had been finishing: SGLang throws that token away and computes them anew."""
     sorted: Counter[str]
     """How often `dfs-weight` found SGLang's order, which sorts what is equal by its own tree."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        self.retracted, self.lost = [], []
         chunked = self._queues.chunked
         if chunked is not None:
             self.kv.keep(chunked, chunked.num_computed_tokens)
@@ -217,6 +224,14 @@ class SGLangHere(SGLang):
         is_planned = super()._decode(batch, view)
         self.kv.num_kept = 0
         return is_planned
+
+    def _release(self, batch: BatchBuilder, victim: Request) -> None:
+        self.retracted.append(victim.request_id)
+        super()._release(batch, victim)
+        if victim.request_id in self.finishing:
+            self.lost.append(victim)
+            batch.num_free_blocks += self.kv.leave(victim.request_id)
+            self._queues.waiting.append(victim)
 
     def _drive_out_for(self, request: Request, adder: PrefillAdder) -> list[Request]:
         self.kv.num_kept = len(self._queues.running)
