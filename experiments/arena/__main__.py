@@ -13,6 +13,7 @@ import typer
 from experiments.arena import costs, report
 from experiments.arena.ceilings import ceilings
 from experiments.arena.contenders import chosen
+from experiments.arena.oracle import oracle
 from experiments.arena.results import Results
 from experiments.arena.scenarios import PROMISED, SCALES, SCENARIOS, Scale, Scenario
 from experiments.arena.tournament import Tournament
@@ -127,6 +128,22 @@ def make_ceilings(only: Only = None, scale: ScaleName = "quick") -> None:
             found = ceilings(scenario, _scale(scale))
         made = {"scenario": scenario.name, "scale": scale, **provenance("arena")}
         results.put("ceilings", scenario.name, pd.DataFrame({**made, **row} for row in found))
+        console.print(f"{scenario.name}: done")
+
+
+@app.command("oracle")
+def make_oracle(only: Only = None, scale: ScaleName = "quick") -> None:
+    """Play `goodput` once more, told how long answers get; a minute or two a scenario.
+
+    Example: `python -m experiments.arena oracle --only conv-tight`.  It takes rates and settings
+    from the results of `run`.
+    """
+    results = Results()
+    for scenario in _scenarios(only):
+        with console.status(f"{scenario.name}: playing"):
+            found = list(oracle(scenario, _scale(scale), results.tables()))
+        made = {"scenario": scenario.name, "scale": scale, **provenance("arena")}
+        results.put("oracle", scenario.name, pd.DataFrame({**made, **row} for row in found))
         console.print(f"{scenario.name}: done")
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.arena.ceilings import EVEN_STREAM, LASTING, ON_TIME
 from experiments.arena.figures import OTHERS, best_at, figures, save
+from experiments.arena.limits import what_bounds, what_lengths_are_worth
 from experiments.arena.results import Results
 from experiments.arena.rows import Row, Tables, best, pick
 from experiments.arena.scenarios import LOADS, NOISE, PROMISED, SCENARIOS
 from experiments.arena.targets import FLAGSHIP, RIVALS, hardest_rival, share_of_bound, verdicts
-from slosched.evaluate.capacity import TARGETS
+from experiments.markdown import table
 
 PAGE = Path(__file__).parents[2] / "docs" / "arena.md"
-_STRICT = max(TARGETS)
 _CAPTIONS = {
     "capacity_99": "Capacity at 99 % attainment over the best of each class, with 95 % intervals",
     "goodput_2x": "Good requests at twice the load over the best of each class",
@@ -42,7 +41,8 @@ def text_of(tables: Tables, drawn: Sequence[str]) -> str:
         "## Capacity",
         *_capacity(tables, order),
         *_figure("capacity_99", drawn),
-        *_what_bounds(tables, order),
+        *what_bounds(tables, order),
+        *what_lengths_are_worth(tables, order),
         "## Overload",
         *_overload(tables, order),
         *_figure("goodput_2x", drawn),
@@ -92,7 +92,7 @@ def _introduction(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         knee = f"{run['knee_requests_per_s']:.3g} ({run['knee_of']})"
         rows.append([name, run["model"], run["trace"], promise, f"`{run['rule']}`", knee])
     columns = ["scenario", "device", "requests", "promise (TTFT, TPOT)", "rule", "1× load"]
-    yield _table(columns, rows)
+    yield table(columns, rows)
     yield (
         "1× load is the best plain policy's capacity at 90 % attainment, in requests/s. Plain are "
         "`fcfs`, `sarathi`, `edf` and `sjf`; with dropping are the same four when they reject "
@@ -104,22 +104,22 @@ def _introduction(tables: Tables, order: Sequence[str]) -> Iterator[str]:
 def _targets(tables: Tables) -> str:
     rows = [[v.what, v.against, v.at_least, v.found, v.said] for v in verdicts(tables)]
     columns = [f"`{FLAGSHIP}`", "against", "at least", "found, where it is least", ""]
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _capacity(tables: Tables, order: Sequence[str]) -> Iterator[str]:
-    table, ratios = tables["capacity"], tables["ratios"]
+    capacities, ratios = tables["capacity"], tables["ratios"]
     yield (
         "The highest rate (requests/s) at which that share of the offered requests is good, with "
         "its 95 % interval; the best of each class by name. Ratios are paired: both policies in "
         "the same resampled requests."
     )
-    targets = sorted({row["target"] for row in table}, reverse=True)
+    targets = sorted({row["target"] for row in capacities}, reverse=True)
     for target in targets:
         yield f"### At {target:.0%} attainment"
         rows = []
         for name in order:
-            here = pick(table, scenario=name, target=target)
+            here = pick(capacities, scenario=name, target=target)
             cells = [_one_capacity(best(pick(here, contender=FLAGSHIP), "requests_per_s"))]
             cells += [_best_capacity(pick(here, class_=group)) for group in OTHERS]
             cells += [
@@ -128,47 +128,13 @@ def _capacity(tables: Tables, order: Sequence[str]) -> Iterator[str]:
             ]
             rows.append([name, *cells])
         columns = [f"÷ best {group}" for group in RIVALS]
-        yield _table(["scenario", FLAGSHIP, *(f"best {g}" for g in OTHERS), *columns], rows)
+        yield table(["scenario", FLAGSHIP, *(f"best {g}" for g in OTHERS), *columns], rows)
     if order and targets:
-        here = pick(table, scenario=order[0], target=targets[0])
+        here = pick(capacities, scenario=order[0], target=targets[0])
         here.sort(key=lambda row: -float(row["requests_per_s"]))
         yield f"All finalists of {order[0]}, at {targets[0]:.0%}:"
         rows = [[r["contender"], r["class"], _one_capacity(r), r["flags"]] for r in here]
-        yield _table(["contender", "class", "requests/s", "to be read with"], rows)
-
-
-def _what_bounds(tables: Tables, order: Sequence[str]) -> Iterator[str]:
-    """Nothing where no ceiling was computed."""
-    rows = []
-    for name in order:
-        known = {
-            row["bound"]: row["requests_per_s"]
-            for row in pick(tables["ceilings"], scenario=name)
-            if row["bound"] == EVEN_STREAM or row["target"] == _STRICT
-        }
-        here = pick(tables["capacity"], scenario=name, target=_STRICT)
-        mine = best(pick(here, contender=FLAGSHIP), "requests_per_s")
-        if not known or mine is None:
-            continue
-        rival = best(pick(here, class_=RIVALS[0]), "requests_per_s")
-        found, least = mine["requests_per_s"], known[ON_TIME]
-        most = "–" if rival is None else f"{least / rival['requests_per_s']:.2f}"
-        rates = [f"{known[bound]:.3g}" for bound in (ON_TIME, LASTING, EVEN_STREAM)]
-        rows.append([name, f"{found:.3g}", *rates, f"{found / least:.2f}", most])
-    if not rows:
-        return
-    yield "### What bounds it"
-    yield (
-        f"Requests/s at {_STRICT:.0%} attainment that no schedule exceeds without noise, whatever "
-        "it knows: L1 and L2 over the requests that judge; L5 if they came again and again for "
-        "ever, which they do not, so that a capacity above it is one that would not last "
-        "([bounds](bounds.md)). An even stream is no bound: the same mean requests, one like the "
-        "other and none in a burst, in steps that hold a token of each decode as seldom as the "
-        "promises allow. The last column is what L1 and L2 leave possible over the best with "
-        "dropping."
-    )
-    columns = ["scenario", FLAGSHIP, ON_TIME, LASTING, EVEN_STREAM]
-    yield _table([*columns, f"{FLAGSHIP} ÷ {ON_TIME}", "most ÷ dropping"], rows)
+        yield table(["contender", "class", "requests/s", "to be read with"], rows)
 
 
 def _best_capacity(rows: Sequence[Row]) -> str:
@@ -201,7 +167,7 @@ def _overload(tables: Tables, order: Sequence[str]) -> Iterator[str]:
             cells = [_good(row, named=i > 0) for i, row in enumerate(found)]
             rows.append([name if load == LOADS[0] else "", f"{load:g}×", *cells, _ratio(rival)])
     columns = ["scenario", "load", FLAGSHIP, *(f"best {group}" for group in OTHERS), "÷ rival"]
-    yield _table(columns, rows)
+    yield table(columns, rows)
 
 
 def _good(row: Row | None, *, named: bool) -> str:
@@ -230,7 +196,7 @@ def _bounds(bounds: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
             share = [f"{mine['attainment']:.1%}", f"{mine['of_bound']:.3f}", mine["bound"]]
             rows.append([name, f"{load:g}×", *share, said])
     columns = ["scenario", "load", f"{FLAGSHIP}: attainment", "÷ bound", "which", "best other"]
-    yield _table(columns, rows)
+    yield table(columns, rows)
 
 
 def _is_other(row: Row) -> bool:
@@ -249,7 +215,7 @@ def _who_pays(deciles: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
             shares = [f"{row['num_good'] / row['num_offered']:.2f}" for row in mine]
             if shares:
                 rows.append([name, f"{load:g}×", " ".join(shares)])
-    yield _table(["scenario", "load", "attainment"], rows)
+    yield table(["scenario", "load", "attainment"], rows)
 
 
 def _costs(cost: Sequence[Row]) -> Iterator[str]:
@@ -262,7 +228,7 @@ def _costs(cost: Sequence[Row]) -> Iterator[str]:
         f"{made['machine']}, at {made['git_hash']}, by `{made['command']}`:"
     )
     ordered = sorted(cost, key=lambda row: float(row["median_s"]))
-    yield _table(["policy", "ms"], [[r["policy"], f"{r['median_s'] * 1e3:.2f}"] for r in ordered])
+    yield table(["policy", "ms"], [[r["policy"], f"{r['median_s'] * 1e3:.2f}"] for r in ordered])
 
 
 def _settings(tuned: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
@@ -279,7 +245,7 @@ def _settings(tuned: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
             score = f"{row['good_requests_per_s']:.3g} of {row['rate']:.3g}"
             setting = f"`{row['tuned']}`{limits}"
             rows.append([name, row["contender"], setting, score, row["num_trials"]])
-    yield _table(["scenario", "contender", "best setting", "good/s of offered", "trials"], rows)
+    yield table(["scenario", "contender", "best setting", "good/s of offered", "trials"], rows)
 
 
 def _provenance(runs: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
@@ -292,7 +258,7 @@ def _provenance(runs: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
         "that of the device's noise, too."
     )
     rows = [[name, *(by_name[name][column] for column in columns)] for name in order]
-    yield _table(["scenario", *(column.replace("_", " ") for column in columns)], rows)
+    yield table(["scenario", *(column.replace("_", " ") for column in columns)], rows)
     for command in dict.fromkeys(by_name[name]["command"] for name in order):
         yield f"Made by `{command}`."
 
@@ -300,11 +266,3 @@ def _provenance(runs: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
 def _figure(name: str, drawn: Sequence[str]) -> Iterator[str]:
     if name in drawn:
         yield f"![{_CAPTIONS[name]}](arena/{name}.svg)"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    return "\n".join([_line(columns), "|---" * len(columns) + "|", *map(_line, rows)])
-
-
-def _line(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |"

@@ -78,6 +78,12 @@ def verdicts(tables: Tables) -> Iterator[Verdict]:
     yield _judge_cost(tables["cost"])
 
 
+def asked_of(scenario: str) -> float:
+    """Capacity at 99 % over the best with dropping that a target asks for; 1 where none does."""
+    mine = [t for t in _TARGETS if t.classes == _DROPPING and scenario in t.scenarios]
+    return max((target.at_least for target in mine), default=1.0)
+
+
 def hardest_rival(
     ratios: Sequence[Row], scenario: str, metric: str, classes: Sequence[str]
 ) -> Row | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from factories import make_request
 from typer.testing import CliRunner
 
 from experiments.arena import __main__ as command
@@ -16,6 +17,7 @@ from experiments.arena import report
 from experiments.arena.ceilings import EVEN_STREAM, ceilings
 from experiments.arena.contenders import Class, chosen, entries
 from experiments.arena.figures import figures
+from experiments.arena.oracle import by_all_it_takes, oracle
 from experiments.arena.results import HERE, KINDS, Results
 from experiments.arena.scenarios import (
     PROMISED,
@@ -34,6 +36,7 @@ from experiments.arena.tournament import Tournament
 from slosched.core import SLO
 from slosched.evaluate.capacity import Store
 from slosched.policy import POLICIES
+from slosched.policy._punctual import Supply
 from slosched.policy.spec import make_policy
 from slosched.workload import Tiers
 from slosched.workload.lengths import Lognormal
@@ -43,7 +46,7 @@ BURST = MadeUp(Lognormal(800, 1.0), Lognormal(4, 0.5), cv=1.5)
 SMALL = Scenario("tiny", "h100/llama-3.1-8b", BURST, "medium")
 
 
-APART = {"cost", "ceilings"}
+APART = {"cost", "ceilings", "oracle"}
 """Made by commands of their own."""
 
 
@@ -126,6 +129,21 @@ def test_the_page_of_a_tiny_arena(played: Path, tmp_path: Path) -> None:
     drawn = {path.stem for path in (tmp_path / "arena").glob("*.svg")}
     assert drawn == {"capacity_99", "goodput_2x", "overload", "deciles"}
     assert all(f"arena/{name}.svg" in text for name in drawn)
+
+
+def test_who_is_told_output_lengths_gives_up_the_long_answers(played: Path, tmp_path: Path) -> None:
+    tables = Results(played / "results").tables()
+    rows = list(oracle(SMALL, TINY, tables))
+    assert [row["at"] for row in rows] == ["asked", "2×"]
+    assert all(0 <= row[who] <= 1 for row in rows for who in ("blind", "told"))
+    jobs = [(make_request(name, 10), 1.0) for name in ("brief", "wordy")]
+    for request, _ in jobs:
+        request.deadline_s = 1.5
+    order = by_all_it_takes({"brief": 5, "wordy": 500}, 0.01, jobs, Supply(0.0))
+    assert [[r.request_id for r in part] for part in order] == [["brief"], ["wordy"]]
+    results = Results(shutil.copytree(played / "results", tmp_path / "results"))
+    results.put("oracle", SMALL.name, pd.DataFrame(rows).assign(scenario=SMALL.name))
+    assert "### What knowing output lengths" in report.text_of(results.tables(), [])
 
 
 def test_the_page_says_what_bounds_a_capacity(played: Path, tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""Parts of the page about what keeps a policy from doing better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from experiments.arena.ceilings import EVEN_STREAM, LASTING, ON_TIME
+from experiments.arena.oracle import OVERLOAD
+from experiments.arena.rows import Tables, best, pick
+from experiments.arena.targets import FLAGSHIP, RIVALS
+from experiments.markdown import table
+from slosched.evaluate.capacity import TARGETS
+
+_STRICT = max(TARGETS)
+
+
+def what_bounds(tables: Tables, order: Sequence[str]) -> Iterator[str]:
+    """Nothing where no ceiling was computed."""
+    rows = []
+    for name in order:
+        known = {
+            row["bound"]: row["requests_per_s"]
+            for row in pick(tables["ceilings"], scenario=name)
+            if row["bound"] == EVEN_STREAM or row["target"] == _STRICT
+        }
+        here = pick(tables["capacity"], scenario=name, target=_STRICT)
+        mine = best(pick(here, contender=FLAGSHIP), "requests_per_s")
+        if not known or mine is None:
+            continue
+        rival = best(pick(here, class_=RIVALS[0]), "requests_per_s")
+        found, least = mine["requests_per_s"], known[ON_TIME]
+        most = "–" if rival is None else f"{least / rival['requests_per_s']:.2f}"
+        rates = [f"{known[bound]:.3g}" for bound in (ON_TIME, LASTING, EVEN_STREAM)]
+        rows.append([name, f"{found:.3g}", *rates, f"{found / least:.2f}", most])
+    if not rows:
+        return
+    yield "### What bounds it"
+    yield (
+        f"Requests/s at {_STRICT:.0%} attainment that no schedule exceeds without noise, whatever "
+        "it knows: L1 and L2 over the requests that judge; L5 if they came again and again for "
+        "ever, which they do not, so that a capacity above it is one that would not last "
+        "([bounds](bounds.md)). An even stream is no bound: the same mean requests, one like the "
+        "other and none in a burst, in steps that hold a token of each decode as seldom as the "
+        "promises allow. The last column is what L1 and L2 leave possible over the best with "
+        "dropping."
+    )
+    columns = ["scenario", FLAGSHIP, ON_TIME, LASTING, EVEN_STREAM]
+    yield table([*columns, f"{FLAGSHIP} ÷ {ON_TIME}", "most ÷ dropping"], rows)
+
+
+def what_lengths_are_worth(tables: Tables, order: Sequence[str]) -> Iterator[str]:
+    """Nothing where nobody was told them."""
+    rows = []
+    for name in order:
+        for row in pick(tables["oracle"], scenario=name):
+            gain = 100 * (row["told"] - row["blind"])
+            shares = [f"{100 * row[who]:.1f}%" for who in ("blind", "told")]
+            rows.append([name, f"{row['at']} ({row['rate']:.3g}/s)", *shares, f"{gain:+.1f}"])
+    if not rows:
+        return
+    yield "### What knowing output lengths would be worth"
+    yield (
+        f"`{FLAGSHIP}` as it is, and the same told the output length of every request, so that "
+        "among prompts that compete it gives up those that take most of the device, decodes "
+        "counted. Attainment at the capacity that was asked for (the target's multiple of the "
+        f"best with dropping) and at {OVERLOAD:g}× load. It uses the lengths in one way, so that "
+        "this is no bound."
+    )
+    yield table(["scenario", "at", "not told", "told", "points"], rows)
