@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slosched.cli.console import console
 from slosched.cli.options import Format, KVOptions, ModelOptions
 from slosched.core import Limits, SloschedError
 from slosched.engine.profiling import ProfileLimits
+from slosched.perfmodel.device import cpu_name
 
 if TYPE_CHECKING:
     from slosched.engine.torch import LoadedModel, TorchExecutor
@@ -32,6 +31,10 @@ class LocalModel:
     block_size: int
 
     @property
+    def name(self) -> str:
+        return self.loaded.name
+
+    @property
     def max_model_len(self) -> int:
         """Longest context that model and KV cache allow."""
         return min(self.loaded.max_model_len, self.num_blocks * self.block_size)
@@ -45,7 +48,7 @@ class LocalModel:
         import torch  # torch only where a model runs
 
         is_gpu = self.loaded.device.type == "cuda"
-        device = torch.cuda.get_device_name(self.loaded.device) if is_gpu else _cpu_name()
+        device = torch.cuda.get_device_name(self.loaded.device) if is_gpu else cpu_name()
         return {
             "model": self.loaded.name,
             "device": device,
@@ -103,12 +106,3 @@ def open_local(
             seed=seed,
         )
     return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size)
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from slosched.cli.console import console, progress_bar
-from slosched.cli.local import LocalModel
-from slosched.core import Limits
+from slosched.core import Executor, Limits
 from slosched.engine.profiling import ProfileLimits, Progress, measure, plan_batches
 from slosched.perfmodel import Measurement, Profile, read_profile, write_profile
 from slosched.perfmodel.measurement import MeasurementError, append_measurement
@@ -33,7 +33,21 @@ class ProfileRun:
     overwrite: bool = False
 
 
-def run_profile(local: LocalModel, limits: Limits, out: Path, run: ProfileRun) -> Profile:
+class Measured(Protocol):
+    """A model on a device whose steps can be timed, in whatever engine."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def executor(self) -> Executor: ...
+    def provenance(self) -> dict[str, str]:
+        """What a measurement must say about itself."""
+
+    def profile_limits(self, limits: Limits, max_context_tokens: int | None) -> ProfileLimits:
+        """What a planned batch may need."""
+
+
+def run_profile(local: Measured, limits: Limits, out: Path, run: ProfileRun) -> Profile:
     """Measure a plan of batches; every row is in `out` as soon as it is taken.
 
     Goes on where `out` stopped, if that is a profile of the same model, device and plan, and
@@ -72,13 +86,13 @@ def _continued(out: Path, provenance: dict[str, str]) -> list[Measurement]:
 
 
 def _measure(
-    local: LocalModel, limits: ProfileLimits, out: Path, run: ProfileRun, known: list[Measurement]
+    local: Measured, limits: ProfileLimits, out: Path, run: ProfileRun, known: list[Measurement]
 ) -> list[Measurement]:
     plan = plan_batches(limits, num_batches=run.num_batches, seed=run.seed)
     done = Progress(len(plan))
     rows: list[Measurement] = []
     with progress_bar() as bar:
-        task = bar.add_task(f"profiling {local.loaded.name}", total=run.time_limit_s)
+        task = bar.add_task(f"profiling {local.name}", total=run.time_limit_s)
         taken = measure(
             local.executor,
             limits,
@@ -96,7 +110,7 @@ def _measure(
             bar.update(
                 task,
                 completed=max(elapsed_s, share * run.time_limit_s),
-                description=f"profiling {local.loaded.name}: {len(rows)} steps, "
+                description=f"profiling {local.name}: {len(rows)} steps, "
                 f"{done.num_stable} of {len(plan)} batches stable",
             )
             if elapsed_s > run.time_limit_s and len(known) + len(rows) >= MIN_ROWS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +12,16 @@ from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
 from slosched.cli.listing import ShowBundled
-from slosched.cli.local import open_local
+from slosched.cli.local import LocalModel, open_local
 from slosched.cli.measuring import ProfileRun, run_profile, summary
 from slosched.cli.record import RecordUrl, record_to
 from slosched.cli.sources import SourceOptions
+from slosched.cli.vllm import Engine, EngineName, VLLMModel, Words, check_vllm, open_vllm, split
 
 
 @grouped
 def profile(
+    context: typer.Context,
     out: Annotated[
         Path, typer.Option("--out", "-o", dir_okay=False, help="CSV file with one row a batch.")
     ] = Path("profile.csv"),
@@ -48,6 +51,8 @@ def profile(
     ] = False,
     source: SourceOptions = SourceOptions(),
     record: RecordUrl = None,
+    engine: EngineName = Engine.TORCH,
+    words: Words = None,
     seed: options.Seed = 0,
     _list: ShowBundled = False,
 ) -> None:
@@ -60,7 +65,10 @@ def profile(
     Examples: `slosched profile --model smollm2-135m --time-limit 2m -o profile.csv`, then
     `slosched fit profile.csv`; without a GPU, `slosched profile --from aiconfigurator
     --system h200_sxm --model meta-llama/Meta-Llama-3.1-8B -o h200.csv`; the traffic of a running
-    server, `slosched profile --record http://127.0.0.1:8000 --time-limit 60s -o traffic.csv`.
+    server, `slosched profile --record http://127.0.0.1:8000 --time-limit 60s -o traffic.csv`;
+    vLLM's own steps, with vLLM's own options behind `--`: `slosched profile --engine vllm
+    meta-llama/Llama-3.1-8B --max-num-batched-tokens 8192 --max-num-seqs 256 -o vllm.csv --
+    --tensor-parallel-size 2`.
     """
     if source.origin is not None:
         source.compose(model.model, out, seed, overwrite)
@@ -68,7 +76,13 @@ def profile(
     if record is not None:
         record_to(out, record, time_limit, overwrite)
         return
-    local = open_local(model, kv, seed)
+    name, rest = split(words, engine, model.model)
+    local: LocalModel | VLLMModel
+    if engine is Engine.VLLM:
+        check_vllm(context, force=True)
+        local = open_vllm(context, model, name, limits.limits(), kv, rest)
+    else:
+        local = open_local(replace(model, model=name), kv, seed)
     run = ProfileRun(batches, passes, time_limit, max_context_tokens, seed, overwrite)
     measured = run_profile(local, limits.limits(), out, run)
     console.print(f"wrote {out}: {summary(measured, local.block_bytes)}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slosched.cli import options
+from slosched.cli import options, vllm
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError, LocalModel, open_local
@@ -38,6 +40,7 @@ _QUICK_CONTEXT_TOKENS = 2048
 
 @grouped
 def serve(
+    context: typer.Context,
     policy: options.PolicyName = "slo_aware",
     promise: options.PromiseOptions = options.PromiseOptions(slo_ttft=1.0, slo_tpot=0.1),
     model: options.ModelOptions = options.ModelOptions(),
@@ -80,6 +83,8 @@ def serve(
             parser=options.duration, metavar="TIME", help="How long a shutdown waits for answers."
         ),
     ] = 30.0,
+    engine: vllm.EngineName = vllm.Engine.TORCH,
+    words: vllm.Words = None,
 ) -> None:
     """Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
 
@@ -91,8 +96,19 @@ def serve(
     and the result is kept in the cache.
 
     Examples: `slosched serve --slo-ttft 1s --slo-tpot 100ms`,
-    `slosched serve --emulate rtx4090/llama-3.1-8b --policy edf:drop=expired`.
+    `slosched serve --emulate rtx4090/llama-3.1-8b --policy edf:drop=expired`, and inside vLLM
+    `slosched serve --engine vllm meta-llama/Llama-3.1-8B --latency-model h100/llama-3.1-8b
+    --slo-ttft 1s --slo-tpot 50ms -- --tensor-parallel-size 2`.
     """
+    name, rest = vllm.split(words, engine, model.model)
+    if engine is vllm.Engine.VLLM:
+        vllm.check_vllm(context, force=force)
+        rule = limits.deadline_rule
+        settings = vllm.settings_of(policy, promise, rule, latency_model, emulate, force=force)
+        command = vllm.serve_command(context, name, (host, port), settings, rest)
+        console.print(f"running {shlex.join(command)}", markup=False)
+        os.execv(command[0], command)
+    model = replace(model, model=name)
     try:
         from slosched.engine import server as http  # starlette and uvicorn are an extra
     except ImportError as error:
@@ -114,10 +130,10 @@ def serve(
     index = prefix_cache.new_index()
     cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index, prefix_host)
     scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))
-    engine = Engine(scheduler, device.executor, MonotonicClock())
+    loop = Engine(scheduler, device.executor, MonotonicClock())
     if overlap:
-        engine = OverlappedEngine(scheduler, InBackground(device.executor), MonotonicClock())
-    worker = http.EngineWorker(engine)
+        loop = OverlappedEngine(scheduler, InBackground(device.executor), MonotonicClock())
+    worker = http.EngineWorker(loop)
     config = http.ServerConfig(
         device.name,
         max_model_len=device.max_model_len,

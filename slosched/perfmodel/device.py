@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
+from pathlib import Path
 
 from slosched.core import SloschedError
 from slosched.perfmodel.model import FittedModel
@@ -29,6 +31,16 @@ def check_device(model: FittedModel, device: str) -> None:
         f"the latency model is of {several}{measured}, but this device is {device}: its deadlines "
         "would be wrong; leave it out to have this device measured, or insist with --force"
     )
+
+
+def cpu_name() -> str:
+    """What the system calls its processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _words(name: str) -> set[str]:

@@ -57,7 +57,7 @@ def finished(steps: list[Any]) -> dict[str, Any]:
         ({"policy": "fcfs:margin=1"}, "no option"),
         ({"polcy": "fcfs"}, "did you mean policy"),
         ({"policy": "fcfs", "profile": "no/such-model"}, "no latency model"),
-        ({"policy": "fcfs", "profile": "rtx4090/llama-3.1-8b"}, "but this device is cpu"),
+        ({"policy": "fcfs", "profile": "rtx4090/llama-3.1-8b"}, "but this device is"),
         ({"policy": "goodput"}, "name a latency model as slosched.profile"),
         ({"policy": "fcfs", "slo_ttft_s": -1}, "slo_ttft_s"),
         ({"policy": "fcfs", "slo_tpot_s": "fast"}, "slo_tpot_s"),

@@ -12,16 +12,17 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus as Status
 
-from slosched.core import BatchShape, LatencyModel, Limits, SchedulerOutput
+from slosched.core import LatencyModel, Limits, SchedulerOutput
 from slosched.integrations.vllm.enact import Caps, narrowed, preempt
 from slosched.integrations.vllm.kv_view import VLLMBlocks
 from slosched.integrations.vllm.metrics import counter
 from slosched.integrations.vllm.mirror import Mirror
 from slosched.integrations.vllm.settings import Settings
-from slosched.integrations.vllm.steps import StepTimes
+from slosched.integrations.vllm.steps import Record, StepTimes
 from slosched.integrations.vllm.truth import Fallback, Truth
 from slosched.integrations.vllm.words import INVALID, REJECTED
 from slosched.perfmodel import OnlineModel
+from slosched.perfmodel.measurement import Chunk
 from slosched.scheduler.plan_check import PlanCheck
 
 _PATIENCE_S = 1.0
@@ -33,7 +34,9 @@ logger = logging.getLogger("vllm.slosched")
 class Driver:
     """What stands between vLLM's scheduler `host` and a policy."""
 
-    def __init__(self, host: Any, settings: Settings, device: str) -> None:
+    def __init__(
+        self, host: Any, settings: Settings, device: str, record: Record | None = None
+    ) -> None:
         self._host = host
         limits = Limits(
             max_num_batched_tokens=host.max_num_scheduled_tokens,
@@ -46,7 +49,7 @@ class Driver:
         self._policy = settings.make_policy(self._model, limits)
         self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size)
         self._mirror = Mirror(host, self._kv, settings.make_promises(), limits)
-        self._steps = StepTimes(self._model)
+        self._steps = StepTimes(self._model, record)
         self._ended: list[tuple[int, EngineCoreOutput]] = []
         self._busy_s = time.monotonic()
         self.caps = Caps()
@@ -71,7 +74,7 @@ class Driver:
             self._end_refused()
             plan = self._plan(begins_s)
         output = vllm_schedule() if plan is None else self._carry_out(plan, vllm_schedule)
-        self._steps.launched(self._shape(output), time.time())
+        self._steps.launched(self._chunks(output), time.time())
         return output
 
     def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:
@@ -180,9 +183,10 @@ class Driver:
             )
             self._ended.append((request.client_index, ended))
 
-    def _shape(self, output: Any) -> BatchShape:
+    def _chunks(self, output: Any) -> tuple[Chunk, ...]:
         """Of the step as vLLM executes it, draft tokens included."""
-        shape, requests = BatchShape(), self._host.requests
-        for request_id, n in output.num_scheduled_tokens.items():
-            shape.add(n, requests[request_id].num_computed_tokens - n)
-        return shape
+        requests = self._host.requests
+        return tuple(
+            (n, requests[request_id].num_computed_tokens - n)
+            for request_id, n in output.num_scheduled_tokens.items()
+        )

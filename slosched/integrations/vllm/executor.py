@@ -20,7 +20,6 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from slosched.core import BatchShape
 from slosched.integrations.vllm.settings import SettingsError, read_settings
-from slosched.perfmodel import load_model
 
 
 @dataclass(slots=True)
@@ -42,14 +41,15 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
 
     def _init_executor(self) -> None:
         settings = read_settings(self.vllm_config.additional_config)
-        if settings.emulate is None:
+        device = settings.make_device()
+        if device is None:
             raise SettingsError(
                 "EmulatedExecutor needs a device: name a latency model as slosched.emulate in "
                 "--additional-config (`slosched profile --list` shows the bundled ones)"
             )
         if self.speculative_config is not None:
             raise SettingsError("EmulatedExecutor drafts no tokens: leave out --speculative-config")
-        self._model = load_model(settings.emulate)
+        self._model = device
         # The CPU platform has forced it off by now; vLLM reads it again after this.
         self.scheduler_config.async_scheduling = settings.emulate_async
         self._sequences: dict[str, _Sequence] = {}

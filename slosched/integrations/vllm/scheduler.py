@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from slosched.integrations.vllm.driver import Driver
 from slosched.integrations.vllm.hooks import check_class, check_config, check_instance
+from slosched.integrations.vllm.record import device_name, provenance, recorder
 from slosched.integrations.vllm.settings import read_settings
 from slosched.integrations.vllm.truth import Truth
 
@@ -24,7 +24,10 @@ class _Scheduling:
         check_config(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]  # vLLM's
         check_instance(self)
-        self._driver = Driver(self, settings, current_platform.get_device_name())
+        device = device_name()
+        num_blocks = self.kv_cache_config.num_blocks  # type: ignore[attr-defined]  # vLLM's
+        record = recorder(settings, provenance(vllm_config, device, num_blocks))
+        self._driver = Driver(self, settings, device, record)
 
     @property
     def truth(self) -> Truth:

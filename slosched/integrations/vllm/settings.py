@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -21,7 +22,7 @@ from slosched.core import (
 )
 from slosched.integrations.vllm.slo import Promises
 from slosched.kv import KVCache
-from slosched.perfmodel import FittedModel, load_model
+from slosched.perfmodel import FittedModel, load_model, scaled
 from slosched.perfmodel.device import OtherDeviceError, check_device
 from slosched.policy.spec import make_policy
 from slosched.workload import parse_duration
@@ -52,8 +53,14 @@ class Settings:
     emulate: str | None = None
     """The latency model that an `EmulatedExecutor` takes for the device; the profile, if none is
     named."""
+    emulate_slowdown: float = 1.0
+    """How many times as slow the emulated device is: a small machine's API server and scheduler
+    keep up with a large GPU in slow motion."""
     emulate_async: bool = True
     """Whether vLLM plans ahead of an emulated device, as it does on GPUs."""
+    record: str | None = None
+    """A file to which every step is written, its batch and its time, as a profile for `slosched
+    fit`; one of the same model and device goes on."""
 
     def make_promises(self) -> Promises:
         default = _slo("slosched", self.slo_ttft_s, self.slo_tpot_s)
@@ -66,10 +73,9 @@ class Settings:
 
     def make_model(self, device: str) -> FittedModel | None:
         """The latency model; refused if it was measured on something else than `device`."""
-        name = self.profile or self.emulate
-        if name is None:
-            return None
-        model = load_model(name)
+        if self.profile is None:
+            return self.make_device()
+        model = load_model(self.profile)
         if not self.any_device and self.emulate is None:
             try:
                 check_device(model, device)
@@ -77,6 +83,13 @@ class Settings:
                 message = str(error).replace("--force", '"any_device": true')
                 raise SettingsError(f"slosched.profile: {message}") from error
         return model
+
+    def make_device(self) -> FittedModel | None:
+        """How long an emulated device's steps take; None if none is emulated."""
+        if self.emulate is None:
+            return None
+        device = load_model(self.emulate)
+        return device if self.emulate_slowdown == 1 else scaled(device, self.emulate_slowdown)
 
     def make_policy(self, model: LatencyModel | None, limits: Limits) -> Policy:
         """The policy, after its like had to plan a small step: one that cannot is refused."""
@@ -102,6 +115,9 @@ def read_settings(additional_config: object) -> Settings:
             f"{', '.join(DeadlineRule)}"
         ) from None
     settings = Settings(**{**section, "deadline_rule": rule})
+    slowdown = settings.emulate_slowdown
+    if not isinstance(slowdown, int | float) or not 0 < slowdown < math.inf:
+        raise SettingsError(f"slosched.emulate_slowdown must be a factor, as 4, not {slowdown!r}")
     settings.make_promises()
     return settings
 

@@ -1,0 +1,203 @@
+"""`--engine vllm`: vLLM in place of our own engine, to be measured or to serve."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slosched.cli.console import console
+from slosched.cli.local import ExtraMissingError
+from slosched.cli.options import KVOptions, ModelOptions, PromiseOptions
+from slosched.core import DeadlineRule, Limits
+from slosched.engine.profiling import ProfileLimits
+from slosched.integrations.vllm.hooks import installed_version
+
+if TYPE_CHECKING:
+    from slosched.integrations.vllm.stepping import VLLMSteps
+
+_PLUGIN = "slosched.integrations.vllm"
+_EMBEDDED = "smollm2-135m"
+_OURS_ALONE = (
+    "calibrate",
+    "device",
+    "drain_timeout",
+    "host_kv_tokens",
+    "overlap",
+    "preemption",
+    "prefix_cache",
+    "prefix_host_tokens",
+    "prefix_host_writes",
+    "threads",
+)
+"""Options of commands that mean nothing to vLLM."""
+
+
+class Engine(StrEnum):
+    """What runs the model."""
+
+    TORCH = "torch"
+    VLLM = "vllm"
+
+
+EngineName = Annotated[
+    Engine,
+    typer.Option(help="slosched's own engine, or vLLM, which must be installed beside slosched."),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL] [-- VLLM OPTIONS]",
+        help="The model, in place of --model; with --engine vllm any of vLLM's own options.",
+    ),
+]
+
+
+def split(words: Sequence[str] | None, engine: Engine, model: str) -> tuple[str, tuple[str, ...]]:
+    """The model and vLLM's own options, out of what stands behind a command's options."""
+    rest = list(words or ())
+    if rest and not rest[0].startswith("-"):
+        model = rest.pop(0)
+    if rest and engine is not Engine.VLLM:
+        raise ValueError(
+            f"{' '.join(rest)} is for --engine vllm; this engine has only the options above"
+        )
+    return model, tuple(rest)
+
+
+def check_vllm(context: typer.Context, *, force: bool) -> None:
+    """Raise unless a vLLM that was tested is installed here; with `force`, any."""
+    found = installed_version()
+    if found is None:
+        raise ExtraMissingError(
+            f"--engine vllm needs vLLM, which is not installed in {sys.prefix}: pip install vllm "
+            "(docs/vllm.md), or leave --engine out"
+        )
+    if not force:
+        found.check()
+    if given := [name for name in _OURS_ALONE if _is_given(context, name)]:
+        flag = "--" + given[0].replace("_", "-")
+        raise ValueError(f"{flag} is of slosched's own engine; vLLM's own options go behind --")
+
+
+def settings_of(
+    policy: str,
+    promise: PromiseOptions,
+    rule: DeadlineRule,
+    latency_model: str | None,
+    emulate: str | None,
+    *,
+    force: bool,
+) -> dict[str, Any]:
+    """The `slosched` part of vLLM's --additional-config."""
+    chosen = {
+        "policy": policy,
+        "deadline_rule": str(rule),
+        "profile": None if latency_model is None else _path_of(latency_model),
+        "emulate": None if emulate is None else _path_of(emulate),
+        "slo_ttft_s": promise.slo_ttft,
+        "slo_tpot_s": promise.slo_tpot,
+        "any_device": force or None,
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def serve_command(
+    context: typer.Context,
+    model: str,
+    address: tuple[str, int],
+    settings: Mapping[str, Any],
+    rest: Sequence[str],
+) -> list[str]:
+    """The long form of `slosched serve --engine vllm`: vLLM's server with our scheduler."""
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", model_path(model), "--served-model-name", model),
+        *("--host", address[0], "--port", str(address[1])),
+        *("--scheduler-cls", f"{_PLUGIN}.SLOScheduler"),
+        *("--middleware", f"{_PLUGIN}.SLOMiddleware"),
+        *("--additional-config", json.dumps({"slosched": settings})),
+    ]
+    if "emulate" in settings:
+        command += ["--distributed-executor-backend", f"{_PLUGIN}.EmulatedExecutor"]
+    for name in ("max_num_batched_tokens", "max_num_seqs", "dtype", "load_format", "block_size"):
+        if _is_given(context, name):
+            command += ["--" + name.replace("_", "-"), str(context.params[name])]
+    return [*command, *rest]
+
+
+@dataclass(frozen=True)
+class VLLMModel:
+    """A model in vLLM, ready for steps."""
+
+    name: str
+    executor: VLLMSteps
+    block_bytes: int = 0
+    """Of a block that is copied to the host: vLLM copies none."""
+
+    def provenance(self) -> dict[str, str]:
+        return self.executor.provenance() | {"model": self.name}
+
+    def profile_limits(self, limits: Limits, max_context_tokens: int | None) -> ProfileLimits:
+        steps = self.executor
+        # A token must be left that the last step of a request could emit.
+        longest = min(steps.max_model_len - 1, steps.num_blocks * steps.block_size)
+        return ProfileLimits(
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_context_tokens=min(longest, max_context_tokens or longest),
+            num_blocks=steps.num_blocks,
+            block_size=steps.block_size,
+        )
+
+
+def open_vllm(
+    context: typer.Context,
+    model: ModelOptions,
+    name: str,
+    limits: Limits,
+    kv: KVOptions,
+    rest: Sequence[str],
+) -> VLLMModel:
+    """Load the model `name` into a vLLM of this process."""
+    from slosched.integrations.vllm.stepping import EngineOptions, VLLMSteps  # vLLM: a minute
+
+    options = EngineOptions(
+        model_path(name),
+        limits.max_num_batched_tokens,
+        limits.max_num_seqs,
+        kv_tokens=kv.kv_tokens,
+        block_size=kv.block_size if _is_given(context, "block_size") else None,
+        dtype=model.dtype,
+        load_format=str(model.load_format),
+        others=tuple(rest),
+    )
+    with console.status(f"starting vLLM with {name}"):
+        return VLLMModel(name, VLLMSteps(options))
+
+
+def model_path(name: str) -> str:
+    """What vLLM knows the model by: the embedded one is a directory in the cache."""
+    if name != _EMBEDDED:
+        return name
+    from slosched.engine.torch.embedded import embedded_model_dir  # torch is a second
+
+    return str(embedded_model_dir())
+
+
+def _path_of(latency_model: str) -> str:
+    """Absolute, if it is a file: vLLM's processes may start elsewhere."""
+    path = Path(latency_model)
+    return str(path.absolute()) if path.is_file() else latency_model
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether the option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

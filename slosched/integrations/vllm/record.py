@@ -1,0 +1,70 @@
+"""Steps that vLLM executed, written down as a profile: what `slosched fit` reads."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm
+from vllm.platforms import current_platform
+
+from slosched.integrations.vllm.settings import Settings, SettingsError
+from slosched.integrations.vllm.steps import Record
+from slosched.perfmodel import Measurement, Profile, read_profile, write_profile
+from slosched.perfmodel.device import cpu_name
+from slosched.perfmodel.measurement import append_measurement
+
+_SAME = ("model", "device", "engine", "dtype")
+"""What a profile and its continuation have in common."""
+
+
+def device_name() -> str:
+    """What the system calls what vLLM runs on."""
+    return cpu_name() if current_platform.is_cpu() else str(current_platform.get_device_name())
+
+
+def provenance(config: Any, device: str, num_blocks: int) -> dict[str, str]:
+    """What measurements in a vLLM of this `VllmConfig` must say about themselves."""
+    block_size = config.cache_config.block_size
+    is_cpu = config.device_config.device_type == "cpu"
+    return {
+        "model": str(config.model_config.model),
+        "device": device,
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "threads": str(torch.get_num_threads()) if is_cpu else "",
+        "engine": f"vllm {vllm.__version__}",
+        "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
+        "block_size": str(block_size),
+        "kv_capacity_tokens": str(num_blocks * block_size),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def recorder(settings: Settings, facts: dict[str, str]) -> Record | None:
+    """What writes each step to `settings.record`; None if nothing is to be written.
+
+    Raises SettingsError if that file is something else than a profile of the same device.
+    """
+    if settings.record is None:
+        return None
+    path = Path(settings.record)
+    if settings.emulate is not None:
+        facts = facts | {"device": f"emulated {settings.emulate}, {settings.emulate_slowdown:g}x"}
+    if path.exists():
+        found = read_profile(path, may_be_empty=True).provenance
+        for name in _SAME:
+            if found.get(name) != facts[name]:
+                raise SettingsError(
+                    f"slosched.record: {path} is a profile with another {name} "
+                    f"({found.get(name)!r}, now {facts[name]!r}); name another file"
+                )
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_profile(Profile((), {**facts, "method": "recorded while vLLM served"}), path)
+
+    def record(step: Measurement) -> None:
+        append_measurement(step, path)
+
+    return record

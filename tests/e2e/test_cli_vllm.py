@@ -1,0 +1,103 @@
+"""`--engine vllm`: the command that it stands for, and what is refused; no vLLM is needed here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from command_line import Said
+
+from slosched.cli import vllm
+from slosched.integrations.vllm.hooks import TESTED_VERSIONS, Installed
+from slosched.integrations.vllm.settings import read_settings
+
+Cli = Callable[..., Said]
+Commands = list[list[str]]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """The commands in whose place this process would have gone; a tested vLLM seems installed."""
+    commands: Commands = []
+    tested = Installed("vllm", TESTED_VERSIONS[-1])
+    monkeypatch.setattr(vllm, "installed_version", lambda: tested)
+
+    def leave(_: str, command: list[str]) -> NoReturn:
+        commands.append(command)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execv", leave)
+    return commands
+
+
+def following(command: list[str], option: str) -> str:
+    return command[command.index(option) + 1]
+
+
+def test_serve_is_short_for_vllms_own_command(cli: Cli, ran: Commands, tmp_path: Path) -> None:
+    model = tmp_path / "h100.json"
+    model.write_text("{}")
+    typed = "serve --engine vllm org/model --slo-ttft 1s --slo-tpot 50ms --policy edf --port 8123 "
+    typed += "--latency-model h100.json --max-num-seqs 64 -- --tensor-parallel-size 2"
+    assert cli(*typed.split()).status == 0
+    [command] = ran
+    assert following(command, "--model") == "org/model"
+    assert following(command, "--port") == "8123"
+    assert following(command, "--scheduler-cls") == "slosched.integrations.vllm.SLOScheduler"
+    assert following(command, "--middleware") == "slosched.integrations.vllm.SLOMiddleware"
+    assert following(command, "--max-num-seqs") == "64"
+    assert "--max-num-batched-tokens" not in command, "what is not given is vLLM's to choose"
+    assert "--distributed-executor-backend" not in command
+    assert command[-2:] == ["--tensor-parallel-size", "2"]
+    settings = read_settings(json.loads(following(command, "--additional-config")))
+    assert (settings.policy, settings.slo_ttft_s, settings.slo_tpot_s) == ("edf", 1.0, 0.05)
+    assert settings.profile == str(model)
+
+
+def test_an_emulated_device_brings_its_executor(cli: Cli, ran: Commands) -> None:
+    typed = "serve --engine vllm --model org/model --emulate h100/llama-3.1-8b"
+    assert cli(*typed.split()).status == 0
+    assert following(ran[0], "--distributed-executor-backend").endswith(".EmulatedExecutor")
+    settings = read_settings(json.loads(following(ran[0], "--additional-config")))
+    assert settings.emulate == "h100/llama-3.1-8b"
+
+
+def test_an_untested_vllm_is_refused_unless_forced(
+    cli: Cli, ran: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "installed_version", lambda: Installed("vllm", "0.1"))
+    said = cli("serve", "--engine", "vllm", "org/model")
+    assert said.status == 1
+    assert "vllm 0.1 is not among" in said.complaint
+    assert not ran
+    assert cli("serve", "--engine", "vllm", "org/model", "--force").status == 0
+    assert ran
+
+
+@pytest.mark.parametrize("flag", ["--overlap", "--threads 2", "--prefix-cache hash"])
+def test_options_of_our_own_engine_are_refused(cli: Cli, ran: Commands, flag: str) -> None:
+    said = cli(*f"serve --engine vllm org/model {flag}".split())
+    assert said.status == 1
+    assert f"{flag.split()[0]} is of slosched's own engine" in said.complaint
+    assert not ran
+
+
+@pytest.mark.parametrize("command", ["serve", "profile"])
+def test_without_vllm_it_says_how_to_get_it(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr(vllm, "installed_version", lambda: None)
+    said = cli(command, "--engine", "vllm")
+    assert said.status == 1
+    assert "pip install vllm" in said.complaint
+
+
+@pytest.mark.parametrize("command", ["serve", "profile"])
+def test_vllms_options_are_for_vllm(cli: Cli, command: str) -> None:
+    said = cli(command, "tiny-random", "--", "--foo", "1")
+    assert said.status == 1
+    assert "--foo 1 is for --engine vllm" in said.complaint

@@ -1,0 +1,70 @@
+"""What is recorded inside vLLM's scheduler is what vLLM ran, and a profile as any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
+
+from real_vllm import Loop, make_config, make_scheduler, random_workload
+
+from slosched.core import SloschedError
+from slosched.integrations.vllm import SLOScheduler
+from slosched.perfmodel import load_model, read_profile
+from slosched.perfmodel.measurement import MeasurementError
+
+SEED = 3
+
+
+def run(settings: dict[str, Any], *, is_async: bool) -> list[Any]:
+    workload = random_workload(SEED)
+    config = make_config(workload, is_async=is_async, settings=settings)
+    return Loop(make_scheduler(SLOScheduler, config), workload, is_async).run()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_every_step_is_written_with_what_it_held(is_async: bool, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "steps.csv"
+    settings = {"policy": "fcfs", "record": str(path)}
+    steps = run(settings, is_async=is_async)
+    ran = [[n for _, n in step.scheduled] for step in steps if step.scheduled]
+    profile = read_profile(path)
+    assert [[new for new, _ in m.chunks] for m in profile.measurements] == ran
+    assert all(m.seconds > 0 for m in profile.measurements)
+    # Of each request's tokens every one is computed after those before it.
+    assert profile.measurements[0].chunks[0][1] == 0
+    assert any(prior for m in profile.measurements for _, prior in m.chunks)
+    assert profile.provenance["engine"].startswith("vllm ")
+    run(settings, is_async=is_async)
+    assert len(read_profile(path).measurements) == 2 * len(ran), "the same device goes on"
+
+
+def test_a_file_of_something_else_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text('# slosched profile {"model": "another"}\nbatch,seconds\n16@0,0.5\n')
+    before = path.read_text()
+    with pytest.raises(SloschedError, match="another model"):
+        run({"policy": "fcfs", "record": str(path)}, is_async=False)
+    path.write_text("shopping list\n")
+    with pytest.raises(MeasurementError, match="not a profile"):
+        run({"policy": "fcfs", "record": str(path)}, is_async=False)
+    assert before != path.read_text() == "shopping list\n"
+
+
+def test_a_slow_device_takes_so_many_times_as_long() -> None:
+    from slosched.core import BatchShape
+    from slosched.integrations.vllm.settings import SettingsError, read_settings
+
+    shape = BatchShape()
+    shape.add(100, 0)
+    name = "h100/llama-3.1-8b"
+    settings = read_settings({"slosched": {"emulate": name, "emulate_slowdown": 4}})
+    device = settings.make_device()
+    assert device is not None
+    assert device.predict(shape) == pytest.approx(4 * load_model(name).predict(shape))
+    assert settings.make_model("whatever") is not None
+    with pytest.raises(SettingsError, match="emulate_slowdown"):
+        read_settings({"slosched": {"emulate": name, "emulate_slowdown": 0}})
