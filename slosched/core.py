@@ -63,6 +63,8 @@ class EndReason(StrEnum):
     """Rejected: even alone on the device it would miss its TTFT deadline."""
     CASCADE = "cascade"
     """Rejected: serving it would make several queued requests late."""
+    QUEUE_FULL = "queue_full"
+    """Rejected: as many are waiting as may."""
     CLIENT = "client"
     """Aborted: the client went away or cancelled."""
     FAULT = "fault"

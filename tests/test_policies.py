@@ -37,6 +37,7 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
             "vllm_v1:prefill_schedule_interval=3,max_num_active_seqs=3",
             "slosserve:admission=dp",
             "sglang:enable_mixed_chunk=true,chunked_prefill_size=16,schedule_policy=lpm",
+            "sglang:enable_priority_scheduling=true,max_queued_requests=2",
             "sarathi:token_budget=24+early_rejection:prior_decode_s=0.05",
             "edf+past_future:prior_output_tokens=8",
             "slo_aware+past_future:prior_output_tokens=4,reserve=0.2+early_rejection:max_load=0.8",

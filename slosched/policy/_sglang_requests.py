@@ -6,7 +6,7 @@ lists keep the ended ones, and in overlapped steps those whose last token is on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slosched.core import Request, RequestStatus, SchedulerView
@@ -40,6 +40,8 @@ class Queues:
     last: LastBatch = field(default_factory=LastBatch)
     present: set[str] = field(default_factory=set)
     """Running requests that can be planned."""
+    newcomers: Sequence[Request] = ()
+    """Of those that wait: who was not known before, in the order of arrival."""
 
     def follow(self, view: SchedulerView) -> bool:
         """Take over what happened since the last step; True if SGLang's loop has idled since.
@@ -57,6 +59,30 @@ class Queues:
         last.requests = [r for r in last.requests if r is last.chunked or self._is_decode(r)]
         self._adopt_waiting(view, self._adopt_running(view))
         return has_idled
+
+    def turn_away(
+        self, limit: int, view: SchedulerView, urgency: Callable[[Request], int]
+    ) -> list[Request]:
+        """Who finds, or makes, the queue longer than `limit` as the newcomers join it in turn.
+
+        The least urgent goes, of equals the last; whoever has emitted tokens stays, and counts.
+        """
+        num_waiting = len(self.waiting) - len(self.newcomers)
+        if num_waiting + len(self.newcomers) <= limit:
+            return []
+        known = {id(r) for r in self.waiting[:num_waiting]}
+        by_time = [r for r in view.waiting if id(r) in known and not r.num_output_tokens]
+        away = []
+        for request in self.newcomers:
+            if not request.num_output_tokens:
+                by_time.append(request)
+            if num_waiting < limit or not by_time:
+                num_waiting += 1
+                continue
+            away.append(min(reversed(by_time), key=urgency))
+            by_time.remove(away[-1])
+        self.waiting = [r for r in self.waiting if r not in away]
+        return away
 
     def merge_last(self) -> bool:
         """Those whose prompts are done run from now on; True if that may have made room.
@@ -105,11 +131,12 @@ class Queues:
 
     def _adopt_waiting(self, view: SchedulerView, begun: Sequence[Request]) -> None:
         """Newcomers stand at the end."""
-        self.waiting = [r for r in self.waiting if r.status in _QUEUED]
+        self.waiting, self.newcomers = [r for r in self.waiting if r.status in _QUEUED], ()
         if len(self.waiting) < len(view.waiting) + len(view.swapped):
             known = set(map(id, self.waiting))
             queued = (*view.swapped, *view.waiting)
-            self.waiting += [r for r in queued if id(r) not in known]
+            self.newcomers = [r for r in queued if id(r) not in known]
+            self.waiting += self.newcomers
         if len(self.tried) > len(self.waiting):
             self.tried.intersection_update(r.request_id for r in self.waiting)
         if begun:

@@ -9,6 +9,7 @@ from functools import partial
 from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
+    EndReason,
     Policy,
     Request,
     SchedulerOutput,
@@ -39,13 +40,14 @@ class SGLang(Policy):
     host's KV cache says.  If the host preempts by swap, those retracted are swapped out.
 
     Source: SGLang 0.5.5 `managers/scheduler.py`, `schedule_batch.py` and `schedule_policy.py`.
-    Left out: speculation, grammars, pipelines, disaggregation, `max_queued_requests`.  Otherwise
-    here, because the engine may neither die nor hang:
+    Left out: speculation, grammars, pipelines, disaggregation.  Otherwise here, because the engine
+    may neither die nor hang, nor refuse whoever has emitted tokens:
 
     * A prompt longer than a step is computed in chunks, even if `chunked_prefill_size` is -1.
     * SGLang never starts a request that together with its `max_tokens` would fill the whole cache;
       here it runs alone.
     * SGLang dies when a cut prompt or mixed decodes find no room; here they wait.
+    * SGLang may abort whoever it retracts for `max_queued_requests`; here they only count.
     """
 
     schedule_policy: SchedulePolicy = tunable(
@@ -66,6 +68,9 @@ class SGLang(Policy):
     """Lower numbers are more urgent, as everywhere in slosched; by SGLang's default higher ones."""
     priority_scheduling_preemption_threshold: int = 10
     """A running request is driven out by one that is more urgent by more than this."""
+    max_queued_requests: int = 0
+    """So many may wait, 0 for no limit; a newcomer beyond is refused, or with priorities the least
+    urgent is."""
 
     def __post_init__(self) -> None:
         if not self.schedule_conservativeness > 0:
@@ -78,6 +83,11 @@ class SGLang(Policy):
             raise ValueError(
                 f"chunked_prefill_size must be >= 1, or -1 for none, "
                 f"not {self.chunked_prefill_size}"
+            )
+        if self.max_queued_requests < 0:
+            raise ValueError(
+                f"max_queued_requests must be >= 1, or 0 for no limit, "
+                f"not {self.max_queued_requests}"
             )
         plain = (SchedulePolicy.FCFS, SchedulePolicy.LOF)
         if self.enable_priority_scheduling and self.schedule_policy not in plain:
@@ -99,6 +109,9 @@ class SGLang(Policy):
             self._is_full = False
             self._ratio.reset()
         batch = BatchBuilder(view)
+        if self.max_queued_requests:
+            for request in self._queues.turn_away(self.max_queued_requests, view, self._rank):
+                batch.reject(request, EndReason.QUEUE_FULL)
         # A turn in which nothing runs may be what lets the next one start a prompt.
         if self._turn(batch, view) or self._queues.is_pending(view):
             return batch.build()
@@ -111,6 +124,7 @@ class SGLang(Policy):
         """A step of decodes, if SGLang would not even try to start a prompt."""
         queues = self._queues
         tries = bool(view.waiting) and (self.enable_priority_scheduling or not self._is_full)
+        tries |= bool(0 < self.max_queued_requests < len(view.waiting))
         if tries or view.running or queues.chunked is not None or queues.last.is_prefill:
             return None
         running = queues.running
@@ -229,6 +243,9 @@ class SGLang(Policy):
         adder.release(victims, request)
         queues.running = [r for r in queues.running if r not in victims]
         return victims
+
+    def _rank(self, request: Request) -> int:
+        return self._urgency(request) if self.enable_priority_scheduling else 0
 
     def _urgency(self, request: Request) -> int:
         sign = -1 if self.schedule_low_priority_values_first else 1

@@ -306,6 +306,45 @@ def test_it_takes_over_from_another_policy_in_the_middle() -> None:
     assert run.to_the_end() < 60
 
 
+@pytest.mark.parametrize(
+    ("spec", "refused"),
+    [
+        ("sglang:max_queued_requests=2", "c d e"),
+        (
+            "sglang:max_queued_requests=2,enable_priority_scheduling=true"
+            ",schedule_low_priority_values_first=false",
+            "b d e",
+        ),
+    ],
+)
+def test_who_finds_the_queue_full_is_refused_or_drives_out_the_least_urgent(
+    spec: str, refused: str
+) -> None:
+    """SGLang says so of what waits and what it is sent, before it starts anybody."""
+    run = Run(make_policy(spec), 1000, max_num_seqs=1)
+    priorities = {"a": 5, "b": 1, "c": 3, "d": 1, "e": 3}
+    arrivals = [req(name, 10, 30, priority=priority) for name, priority in priorities.items()]
+    run.step(req("first", 10, 3, priority=9))
+    run.step(*arrivals[:3])
+    run.step(*arrivals[3:])
+    run.to_the_end()
+    ended = {r.request_id: r.end_reason for r in run.scheduler.take_ended()}
+    away = [name for name, reason in ended.items() if reason is EndReason.QUEUE_FULL]
+    assert " ".join(sorted(away)) == refused
+    assert len(ended) == 6
+
+
+def test_who_was_retracted_counts_in_the_queue_but_stays() -> None:
+    run = Run(SGLang(schedule_conservativeness=0.1, max_queued_requests=1), 100)
+    run.steps(26, {i: [req(name, 10, 40)] for i, name in enumerate("abc")})
+    run.step()
+    assert run.preempted == ("c",)
+    run.step(req("d", 10, 5))
+    run.to_the_end()
+    ended = {r.request_id: r.end_reason for r in run.scheduler.take_ended()}
+    assert ended == {**dict.fromkeys("abc", EndReason.LENGTH), "d": EndReason.QUEUE_FULL}
+
+
 def test_somebody_gone_in_the_middle_of_a_chunk_leaves_nothing_behind() -> None:
     run = Run(SGLang(chunked_prefill_size=8), 1000)
     assert run.step(req("a", 40, 9), req("b", 10, 2)) == [("a", 8)]
@@ -319,6 +358,7 @@ def test_somebody_gone_in_the_middle_of_a_chunk_leaves_nothing_behind() -> None:
     [
         ("schedule_conservativeness=0", "positive, not 0"),
         ("max_prefill_tokens=0", "max_prefill_tokens must be >= 1, not 0"),
+        ("max_queued_requests=-1", "max_queued_requests must be >= 1, or 0"),
         ("chunked_prefill_size=0", "chunked_prefill_size must be >= 1, or -1"),
         ("schedule_policy=lpm,enable_priority_scheduling=true", "fcfs or lof, not lpm"),
         ("schedule_policy=srtf", "srtf"),

@@ -12,6 +12,7 @@ _WHY_REJECTED = {
     EndReason.EXPIRED: "its time-to-first-token deadline passed while it waited",
     EndReason.INFEASIBLE: "even alone on the device it would miss its time-to-first-token deadline",
     EndReason.CASCADE: "serving it would make several queued requests late",
+    EndReason.QUEUE_FULL: "as many requests are waiting as may, none of them less urgent",
 }
 
 
