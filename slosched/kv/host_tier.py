@@ -9,8 +9,8 @@ only after all that follow it.  So both tiers together are closed under prefixes
 index is: of a request's keys a first part is on the device, and a next part only here.
 
 Source: HiRadixCache of SGLang 0.5.5 (`--enable-hierarchical-cache`), whose copy of a block also
-stays when the block is on the device again.  Its write-through is a block's first use; it loads
-whole nodes of at least 10 tokens, and copies while the step before computes.
+stays when the block is on the device again.  It moves whole nodes of the tree, loads none of less
+than 10 tokens, and copies a layer while others are computed.
 """
 
 from __future__ import annotations
