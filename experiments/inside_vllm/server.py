@@ -1,0 +1,135 @@
+"""One real vLLM server: started, asked whether it is up, its processor time read, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slosched.core import SloschedError
+
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
+_START_LIMIT_S = 600.0
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+class ServerError(SloschedError):
+    """vLLM did not start, or died."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a server is started."""
+
+    model: Path
+    options: tuple[str, ...]
+    settings: Mapping[str, Any]
+    """The `slosched` part of its additional config."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, port: int) -> list[str]:
+        """Not `vllm serve`: in PyPI's CPU build that command looks for a package named "vllm"."""
+        return [
+            *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(self.model), "--served-model-name", "m"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            "--no-enable-prefix-caching",
+            *("--disable-uvicorn-access-log", "--no-enable-log-requests"),
+            *("--additional-config", json.dumps({"slosched": dict(self.settings)})),
+            *self.options,
+        ]
+
+
+@dataclass(frozen=True)
+class Server:
+    """One process, up or on its way."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def check(self) -> None:
+        """Raises ServerError if it has died."""
+        if self.process.poll() is not None:
+            raise ServerError(f"vLLM died; {self.log} ends with\n{_tail(self.log)}")
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor seconds so far: of the API server and of the engine's process."""
+        seconds = {"api_s": _cpu_s(self.process.pid), "engine_s": 0.0}
+        for child in _children(self.process.pid):
+            seconds["engine_s"] += _cpu_s(child)
+        return seconds
+
+    def await_up(self) -> None:
+        """Until it answers; raises ServerError if it never does."""
+        limit_s = time.monotonic() + _START_LIMIT_S
+        while not _is_up(self.url):
+            self.check()
+            if time.monotonic() > limit_s:
+                raise ServerError(f"vLLM is not up after {_START_LIMIT_S:g} s: {_tail(self.log)}")
+            time.sleep(1)
+
+
+@contextmanager
+def started(launch: Launch, log: Path) -> Iterator[Server]:
+    """A server that is starting; stopped at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        **launch.environment,
+    }
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            launch.command(port), stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+    try:
+        yield Server(f"http://127.0.0.1:{port}", process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _is_up(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-3000:]
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        # Behind the name, which may hold spaces: state, then user and system time as 12th and 13th.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(c) for task in tasks for c in (task / "children").read_text().split()]
+    except OSError:
+        return []

@@ -1,0 +1,192 @@
+"""What is compared: devices, traces, promises and loads, and the schedulers in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from experiments.inside_vllm.server import Launch
+from slosched.core import DeadlineRule, Limits
+from slosched.engine.simulate import SimulationConfig
+from slosched.evaluate.capacity.windows import window
+from slosched.perfmodel import FittedModel, load_model, scaled
+from slosched.workload import Proportional, Trace, read_trace
+
+TRACES = Path(__file__).parents[3] / "shared" / "traces"
+RULE = DeadlineRule.MEAN_TPOT
+MAX_NUM_SEQS = 256
+_MODEL_DIR = Path.home() / ".cache" / "slosched" / "models" / "smollm2-135m-v1"
+_PLUGIN = "slosched.integrations.vllm"
+
+
+@dataclass(frozen=True)
+class System:
+    """vLLM with its own scheduler, or with a policy of slosched's in front of it."""
+
+    max_num_batched_tokens: int
+    policy: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.policy or f"vLLM {self.max_num_batched_tokens}"
+
+    @property
+    def simulated_policy(self) -> str:
+        return self.policy or "vllm_v1"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One device under one trace.  Times and rates are the device's, not those of slow motion."""
+
+    name: str
+    title: str
+    trace: str
+    latency_model: str
+    """What policies predict with, and what an emulated device's steps take."""
+    rates: tuple[float, ...]
+    """Requests/s offered; vLLM at its best budget has its knee (90 % in time) near the first."""
+    budgets: tuple[int, ...]
+    """Values of `--max-num-batched-tokens` that vLLM's own scheduler is tried with."""
+    policy_budget: int
+    """What slosched's policies may at most put into a step."""
+    num_requests: int
+    """In one run."""
+    base_s: float
+    """A prompt's first token is promised in so long and twice its unloaded prefill."""
+    tpot_s: float
+    max_model_len: int
+    is_emulated: bool = True
+    slowdown: float = 1.0
+    length_scale: float = 1.0
+    """Of the trace's prompts and outputs, for devices that are small."""
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    policies: tuple[str, ...] = ("slo_aware", "goodput")
+
+    @cached_property
+    def model(self) -> FittedModel:
+        """In slow motion."""
+        return scaled(load_model(self.latency_model), self.slowdown)
+
+    @property
+    def untuned(self) -> tuple[System, ...]:
+        return tuple(System(budget) for budget in self.budgets)
+
+    def systems(self, best_budget: int) -> tuple[System, ...]:
+        ours = (System(self.policy_budget, policy) for policy in self.policies)
+        return (System(best_budget), *ours)
+
+    def load(self, rate: float, number: int) -> Trace:
+        """The `number`-th part of the trace at `rate`, as it is sent: in slow motion."""
+        whole = read_trace(TRACES / self.trace)
+        promise = Proportional(
+            self.model.predict_prefill,
+            2.0,
+            self.tpot_s * self.slowdown,
+            self.base_s * self.slowdown,
+        )
+        part = window(whole, self.num_requests, number)
+        if self.length_scale != 1.0:
+            part = part.with_lengths_scaled(self.length_scale)
+        part = part.scaled_to(rate / self.slowdown)
+        longest = self.max_model_len // 4
+        return part.clipped(self.max_model_len - longest, longest - 1).trace.with_slo(promise)
+
+    def launch(self, system: System, steps: Path) -> Launch:
+        """`steps` is where the steps of slosched's policies are recorded."""
+        settings: dict[str, Any] = {}
+        options = [
+            *("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(MAX_NUM_SEQS)),
+            *("--max-num-batched-tokens", str(system.max_num_batched_tokens)),
+            *("--middleware", f"{_PLUGIN}.SLOMiddleware"),
+            *self.options,
+        ]
+        if self.is_emulated:
+            options += ["--distributed-executor-backend", f"{_PLUGIN}.EmulatedExecutor"]
+            settings |= {"emulate": self.latency_model, "emulate_slowdown": self.slowdown}
+        if system.policy is not None:
+            options += ["--scheduler-cls", f"{_PLUGIN}.SLOScheduler"]
+            settings |= {"policy": system.policy, "record": str(steps)}
+            if not self.is_emulated:
+                settings |= {"profile": self.latency_model}
+        return Launch(_MODEL_DIR, tuple(options), settings, self.environment)
+
+    def simulation(self, system: System, schedule_s: float = 0.0) -> SimulationConfig:
+        """The same server, simulated: vLLM plans ahead of an emulated device, as of a GPU."""
+        capacity = int(self.model.provenance["kv_capacity_tokens"])
+        return SimulationConfig(
+            limits=Limits(
+                max_num_batched_tokens=system.max_num_batched_tokens,
+                max_num_seqs=MAX_NUM_SEQS,
+                deadline_rule=RULE,
+            ),
+            num_blocks=capacity // 16,
+            online=system.policy is not None,
+            schedule_s=schedule_s,
+            overlap=self.is_emulated,
+        )
+
+
+_EMULATED = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+_H100 = "h100/llama-3.1-8b"
+
+SETUPS = {
+    setup.name: setup
+    for setup in (
+        Setup(
+            name="conv-h100",
+            title="Azure's conversations on an emulated H100 (8B)",
+            trace="azure_conv_2023.csv",
+            latency_model=_H100,
+            rates=(20.0, 28.0, 40.0),
+            budgets=(512, 1024, 2048, 8192),
+            policy_budget=8192,
+            num_requests=200,
+            base_s=0.5,
+            tpot_s=0.025,
+            max_model_len=16_384,
+            slowdown=4.0,
+            options=("--block-size", "16"),
+            environment=_EMULATED,
+        ),
+        Setup(
+            name="code-h100",
+            title="Azure's code completions on an emulated H100 (8B)",
+            trace="azure_code_2023.csv",
+            latency_model=_H100,
+            rates=(3.0, 4.5, 6.0),
+            budgets=(256, 512, 1024, 2048, 8192),
+            policy_budget=8192,
+            num_requests=150,
+            base_s=0.5,
+            tpot_s=0.025,
+            max_model_len=16_384,
+            options=("--block-size", "16"),
+            environment=_EMULATED,
+        ),
+        Setup(
+            name="conv-cpu",
+            title="Azure's conversations, an eighth as long, on one core (SmolLM2-135M)",
+            trace="azure_conv_2023.csv",
+            latency_model="cpu/smollm2-135m",
+            rates=(1.0, 2.0),
+            budgets=(64, 128, 256),
+            policy_budget=256,
+            num_requests=24,
+            base_s=2.0,
+            tpot_s=0.3,
+            max_model_len=2048,
+            is_emulated=False,
+            length_scale=1 / 8,
+            options=(
+                *("--dtype", "float32", "--block-size", "16", "--num-gpu-blocks-override", "1025"),
+                "--enforce-eager",
+            ),
+            environment={"VLLM_CPU_OMP_THREADS_BIND": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
+        ),
+    )
+}

@@ -1,0 +1,158 @@
+"""What of the experiment inside vLLM needs no vLLM: its commands, its bookkeeping, its page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.inside_vllm import report, results
+from experiments.inside_vllm.compare import gains, mean_of, prediction_errors, same_ranking
+from experiments.inside_vllm.heats import Heat, Row, scores
+from experiments.inside_vllm.predict import predicted
+from experiments.inside_vllm.setups import SETUPS, TRACES, System
+from slosched.core import SLO, EndReason, RequestStatus
+from slosched.evaluate.metrics import RequestRecord
+from slosched.integrations.vllm.settings import read_settings
+
+CONV = SETUPS["conv-h100"]
+needs_traces = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} is not there")
+
+
+def row(system: str, window: int, num_good: int, *, late_s: float = 0.0, rate: float = 20.0) -> Row:
+    return {
+        "setup": CONV.name,
+        "rate": rate,
+        "window": window,
+        "system": system,
+        "num_offered": 100,
+        "num_good": num_good,
+        "num_rejected": 0,
+        "num_aborted": 0,
+        "attainment": num_good / 100,
+        "good_requests_per_s": rate * num_good / 100,
+        "ttft_p50_s": 0.1,
+        "ttft_p99_s": 0.2,
+        "tpot_p50_s": 0.01,
+        "tpot_p99_s": 0.02,
+        "tokens_per_s": 1.0,
+        "num_late_sends": 0,
+        "max_lateness_s": late_s,
+        "errors": "",
+        "api_busy": 0.1,
+        "engine_busy": 0.1,
+        "wall_s": 1.0,
+        "slowdown": CONV.slowdown,
+        "max_num_batched_tokens": 2048,
+        "code_digest": "abc",
+        "made": "2026-01-01",
+    }
+
+
+@pytest.mark.parametrize("name", SETUPS)
+def test_every_server_is_started_with_settings_that_slosched_reads(name: str) -> None:
+    setup = SETUPS[name]
+    for system in (*setup.untuned, *setup.systems(setup.budgets[0])):
+        command = setup.launch(system, Path("steps.csv")).command(8000)
+        said = json.loads(command[command.index("--additional-config") + 1])
+        settings = read_settings(said)
+        assert ("--scheduler-cls" in command) is (system.policy is not None)
+        assert (settings.emulate is not None) is setup.is_emulated
+        if system.policy is not None:
+            assert settings.policy == system.policy
+            assert settings.make_model("Intel(R) Xeon(R) Processor @ 2.50GHz") is not None
+        budget = command[command.index("--max-num-batched-tokens") + 1]
+        assert int(budget) == system.max_num_batched_tokens
+
+
+@needs_traces
+def test_slow_motion_changes_nothing_but_the_clock() -> None:
+    fast, slow = (replace(CONV, slowdown=factor, num_requests=30) for factor in (1.0, 4.0))
+    ours, slowed = fast.load(20.0, 1), slow.load(20.0, 1)
+    assert slowed.duration_s == pytest.approx(4 * ours.duration_s)
+    for a, b in zip(ours.requests, slowed.requests, strict=True):
+        assert (a.num_prompt_tokens, a.num_output_tokens) == (
+            b.num_prompt_tokens,
+            b.num_output_tokens,
+        )
+        assert b.slo.ttft_s == pytest.approx(4 * a.slo.ttft_s)
+        assert b.slo.tpot_s == pytest.approx(4 * a.slo.tpot_s)
+    system = System(2048)
+    rows = [predicted(Heat(setup, 20.0, 1), system, setup.model) for setup in (fast, slow)]
+    for name in ("num_good", "good_requests_per_s", "ttft_p99_s", "tpot_p99_s"):
+        assert rows[1][name] == pytest.approx(rows[0][name], rel=1e-6)
+
+
+def test_scores_are_the_devices() -> None:
+    slo = SLO(1.0, 1.0)
+    done = RequestStatus.FINISHED, EndReason.LENGTH
+    records = [
+        RequestRecord(f"r{i}", float(i), 8, 2, slo, *done, (i + 0.4, i + 0.8), i + 0.8)
+        for i in range(5)
+    ]
+    found = scores(CONV, records)
+    assert found["num_good"] == 5
+    assert found["ttft_p50_s"] == pytest.approx(0.1)
+    assert found["good_requests_per_s"] == pytest.approx(4.0)
+
+
+def test_what_is_measured_is_kept_and_what_a_busy_machine_made_does_not_count(
+    tmp_path: Path,
+) -> None:
+    measured = tmp_path, results.RUNS, CONV.name, 20.0
+    folder, table, *key = measured
+    assert not results.has(table, *key, 0, folder)
+    results.keep(table, [row("goodput", 0, 90), row("vLLM 2048", 0, 50)], folder)
+    results.keep(table, [row("goodput", 1, 80, late_s=0.3), row("vLLM 2048", 1, 50)], folder)
+    assert results.has(table, *key, 0, folder)
+    assert not results.has(table, *key, 1, folder), "one late client spoils the whole heat"
+    results.keep(table, [row("goodput", 1, 85), row("vLLM 2048", 1, 55)], folder)
+    assert results.has(table, *key, 1, folder)
+    assert len(results.read(table, folder)) == 4
+
+
+def test_the_best_budget_is_that_of_the_best_mean(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not tuned"):
+        results.best_budget(CONV.name, tmp_path)
+    rows = []
+    for budget, rate, num_good in [(512, 20, 80), (512, 40, 60), (2048, 20, 95), (2048, 40, 50)]:
+        one = row(f"vLLM {budget}", 20, num_good, rate=rate)
+        rows.append(one | {"max_num_batched_tokens": budget})
+    results.keep(results.TUNING, rows, tmp_path)
+    assert results.best_budget(CONV.name, tmp_path) == 2048
+
+
+def test_gains_are_paired_and_predictions_are_compared() -> None:
+    rows = []
+    for window, (own, ours) in enumerate([(10, 31), (50, 70), (90, 99)]):
+        rows += [row("vLLM 2048", window, own), row("goodput", window, ours)]
+    runs = pd.DataFrame(rows)
+    [gain] = gains(runs)
+    assert (gain.rate, gain.system) == (20.0, "goodput")
+    assert gain.more.value == pytest.approx(20 * (0.21 + 0.20 + 0.09) / 3)
+    assert gain.times == pytest.approx(200 / 150)
+    spread = mean_of(runs[runs["system"] == "goodput"]["good_requests_per_s"].to_numpy(float))
+    assert gain.more.reach < spread.reach, "the parts differ more than the schedulers"
+    guesses = pd.DataFrame([r | {"attainment": float(str(r["attainment"])) - 0.04} for r in rows])
+    errors = prediction_errors(runs, guesses)
+    assert errors["points"].to_list() == pytest.approx([-4.0, -4.0])
+    assert same_ranking(errors)
+    errors["attainment_predicted"] = 1 - errors["attainment_predicted"]
+    assert not same_ranking(errors)
+
+
+def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing is measured"):
+        report.write(tmp_path / "page.md", tmp_path)
+    for window in range(3):
+        rows = [row("vLLM 2048", window, 50 + window), row("goodput", window, 90 + window)]
+        results.keep(results.RUNS, rows, tmp_path)
+        results.keep(results.PREDICTIONS, rows, tmp_path)
+    report.write(tmp_path / "page.md", tmp_path)
+    page = (tmp_path / "page.md").read_text()
+    assert "surely more" in page
+    assert "2 of 2 mean attainments are within 5 points" in page
+    assert (tmp_path / "page" / "goodput.svg").stat().st_size > 1000
