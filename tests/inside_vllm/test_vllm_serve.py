@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
 
+from smollm2 import smollm2
+
+from experiments.inside_vllm.server import Launch, started
+
 pytestmark = pytest.mark.e2e
 
-START_LIMIT_S = 840
 SETTINGS = {
     "policy": "edf:drop=expired",
     "emulate": "h100/llama-3.1-8b",
@@ -31,64 +28,22 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    """A directory with a tokenizer; its weights are not looked at."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    directory = Path(os.environ.get("SLOSCHED_CACHE", cache / "slosched"))
-    directory = directory / "models" / "smollm2-135m-v1"
-    if not directory.exists():
-        pytest.skip(f"{directory} is not there: `make test` fetches the model")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A running server; what it said is in the assertion if it dies."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A running server."""
     folder = tmp_path_factory.mktemp("vllm")
-    log = folder / "log.txt"
     metrics = folder / "metrics"
     metrics.mkdir()
-    # Not `vllm serve`: in PyPI's CPU build that command looks for a package named "vllm".
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(model), "--served-model-name", "m"),
-        *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "4096"),
+    options = (
+        *("--max-model-len", "4096"),
         *("--scheduler-cls", "slosched.integrations.vllm.SLOScheduler"),
         *("--distributed-executor-backend", "slosched.integrations.vllm.EmulatedExecutor"),
         *("--middleware", "slosched.integrations.vllm.SLOMiddleware"),
-        *("--additional-config", json.dumps({"slosched": SETTINGS})),
-    ]
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "PROMETHEUS_MULTIPROC_DIR": str(metrics),
-    }
-    with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    try:
-        base = f"http://127.0.0.1:{port}"
-        limit_s = time.monotonic() + START_LIMIT_S
-        while not is_up(base):
-            assert server.poll() is None, log.read_text()[-4000:]
-            assert time.monotonic() < limit_s, log.read_text()[-4000:]
-            time.sleep(1)
-        yield base
-        assert server.poll() is None, log.read_text()[-4000:]
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-def is_up(base: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{base}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    )
+    environment = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
+    with started(Launch(smollm2(), options, SETTINGS, environment), folder / "log.txt") as server:
+        server.await_up()
+        yield server.url
+        server.check()
 
 
 def complete(base: str, headers: dict[str, str] | None = None, **fields: Any) -> tuple[int, Any]:

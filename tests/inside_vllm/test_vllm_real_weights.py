@@ -1,0 +1,118 @@
+"""Real weights in real vLLM servers: the same words with slosched's scheduler as without.
+
+A request that runs alone is in the same batches under either scheduler, so its tokens must be the
+same.  Requests that run together are not: kernels sum in another order in another batch, and where
+two tokens are nearly equally likely, the other one may win.  There the outputs must be the same up
+to the first such place.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
+
+from smollm2 import smollm2
+
+from experiments.inside_vllm.server import Launch, Server, started
+
+pytestmark = pytest.mark.e2e
+
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):",
+    "Once upon a time, in a village by the sea, there lived",
+    "Water boils at",
+    "The three laws of motion are",
+    "Dear Sir or Madam, I am writing to",
+)
+NUM_TOKENS = 24
+TIE = 0.05
+"""Log-probabilities that are nearer than this may change places from batch to batch."""
+OPTIONS = (
+    *("--dtype", "float32", "--max-model-len", "1024", "--num-gpu-blocks-override", "64"),
+    "--enforce-eager",
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    tokens: list[str]
+    gaps: list[float]
+    """Log-probability of each token over the runner-up's."""
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """vLLM as it is, and with a policy that orders and cuts as vLLM would not."""
+    folder = tmp_path_factory.mktemp("vllm")
+    ours = (*OPTIONS, "--scheduler-cls", "slosched.integrations.vllm.SLOScheduler")
+    policy = {"policy": "sjf:token_budget=16", "slo_ttft_s": 30, "slo_tpot_s": 5}
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    launches = (
+        Launch(smollm2(), OPTIONS, {}, environment),
+        Launch(smollm2(), ours, policy, environment),
+    )
+    with ExitStack() as stack:
+        both = [
+            stack.enter_context(started(launch, folder / f"{i}.log"))
+            for i, launch in enumerate(launches)
+        ]
+        for server in both:
+            server.await_up()
+        yield both[0], both[1]
+        for server in both:
+            server.check()
+
+
+def ask(server: Server, prompt: str) -> Answer:
+    body = {
+        "model": "m",
+        "prompt": prompt,
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "logprobs": 2,
+        "ignore_eos": True,
+    }
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        [choice] = json.load(answer)["choices"]
+    said = choice["logprobs"]
+    ranked = [sorted(place.values(), reverse=True) for place in said["top_logprobs"]]
+    return Answer(said["tokens"], [best - second for best, second, *_ in ranked])
+
+
+def test_alone_every_token_is_the_same(servers: tuple[Server, Server]) -> None:
+    for prompt in PROMPTS:
+        expected, found = (ask(server, prompt).tokens for server in servers)
+        assert len(expected) == NUM_TOKENS
+        assert found == expected
+
+
+def test_together_they_part_only_where_two_tokens_are_as_likely(
+    servers: tuple[Server, Server],
+) -> None:
+    def all_at_once(server: Server) -> list[Answer]:
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            return list(pool.map(lambda prompt: ask(server, prompt), PROMPTS))
+
+    alone = [ask(servers[0], prompt) for prompt in PROMPTS]
+    num_same = 0
+    for server in servers:
+        for expected, found in zip(alone, all_at_once(server), strict=True):
+            pairs = list(zip(expected.tokens, found.tokens, strict=True))
+            parted = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+            num_same += parted is None
+            assert parted is None or expected.gaps[parted] < TIE
+    assert num_same >= len(PROMPTS), "nearly all are the same to the end"
