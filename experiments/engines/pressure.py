@@ -90,6 +90,7 @@ def _figure(frame: pd.DataFrame) -> Figure:
             )
         log_axis(axes, "x")
         axes.set_xticks(_KV_TOKENS, [f"{tokens // 1024} k" for tokens in _KV_TOKENS])
+        axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_title(label, fontsize=10)
         axes.set_xlabel("KV cache, tokens")

@@ -24,7 +24,7 @@ from experiments.engines.study import (
 )
 from slosched.core import Limits
 from slosched.engine.simulate import SimulationConfig
-from slosched.evaluate.plots.style import WIDTH_IN, legend_above, look, tidy
+from slosched.evaluate.plots.style import WIDTH_IN, legend_above, log_axis, look, tidy
 
 _MODEL = "h100/llama-3.1-8b"
 _MAX_MODEL_LEN = 16384
@@ -81,7 +81,7 @@ def _figure(frame: pd.DataFrame) -> Figure:
             style = look(i)
             axes.plot(places, middle, label=mode, **style.line())
             axes.fill_between(places, low, high, color=style.colour, alpha=0.15, linewidth=0)
-        axes.set_yscale("log")
+        log_axis(axes, "y")
         axes.set_title(f"{trace}, {rate:g}/s", fontsize=10)
         axes.set_xticks(places, ["50 %", "90 %", "99 %", "99.9 %", "99.99 %", "all"], rotation=40)
     grid[0].set_ylabel("gap between tokens, ms")
