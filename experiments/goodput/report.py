@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 import pandas as pd
 
 from experiments.goodput import results
 from experiments.goodput.ideas import BASE, FAIRNESS, IDEAS
+from experiments.markdown import table
 
 PAGE = results.HERE / "README.md"
 CLEAR_POINTS = 0.5
@@ -16,16 +15,16 @@ CLEAR_POINTS = 0.5
 
 def text() -> str:
     """The page in Markdown."""
-    table = results.read(results.RESULTS)
+    frame = results.read(results.RESULTS)
     made = results.read(results.PROVENANCE).iloc[0]
     parts = [
         "# goodput: what was tried",
         "<!-- Made by `python -m experiments.goodput report`; edit the other two .md. -->",
         _written("introduction"),
         "## Attainment",
-        _attainment(table),
+        _attainment(frame),
         "## Long prompts",
-        _fairness(table),
+        _fairness(frame),
         "## What it tells",
         _written("findings"),
         "## Where this comes from",
@@ -40,21 +39,21 @@ def _written(name: str) -> str:
     return (results.HERE / f"{name}.md").read_text(encoding="utf-8").strip()
 
 
-def _attainment(table: pd.DataFrame) -> str:
-    by_window = table.pivot(index="idea", columns=["point", "window"], values="attainment") * 100
+def _attainment(frame: pd.DataFrame) -> str:
+    by_window = frame.pivot(index="idea", columns=["point", "window"], values="attainment") * 100
     base = by_window.loc[BASE.name]
-    points = list(dict.fromkeys(table["point"]))
+    points = list(dict.fromkeys(frame["point"]))
     what = {idea.name: idea.what for idea in IDEAS}
     rows = [
         [f"**{BASE.name}**", BASE.what, *(_of_windows(base[point]) for point in points), ""],
     ]
-    for name in dict.fromkeys(table["idea"]):
+    for name in dict.fromkeys(frame["idea"]):
         if name != BASE.name:
             gains = by_window.loc[name] - base
             cells = [_gain(gains[point]) for point in points]
             mean = gains.groupby(level="point").mean().mean()
             rows.append([str(name), what.get(str(name), ""), *cells, f"{mean:+.1f}"])
-    return _table(["idea", "what is different", *points, "mean"], rows)
+    return table(["idea", "what is different", *points, "mean"], rows, num_texts=2)
 
 
 def _of_windows(percent: pd.Series) -> str:
@@ -67,22 +66,17 @@ def _gain(points: pd.Series) -> str:
     return f"**{said}**" if is_clear else said
 
 
-def _fairness(table: pd.DataFrame) -> str:
+def _fairness(frame: pd.DataFrame) -> str:
     kinds = {
         "attainment": "good requests",
         "good_prompt_tokens": "good prompt tokens",
         "longest_tenth": "good of the longest tenth",
     }
     names = [BASE.name, *(idea.name for idea in FAIRNESS)]
-    mean = table.groupby(["point", "idea"], sort=False)[list(kinds)].mean() * 100
+    mean = frame.groupby(["point", "idea"], sort=False)[list(kinds)].mean() * 100
     rows = []
-    for point in dict.fromkeys(table["point"]):
+    for point in dict.fromkeys(frame["point"]):
         for column, said in kinds.items():
             cells = [f"{mean.loc[(point, name), column]:.1f}" for name in names]
             rows.append([str(point) if column == "attainment" else "", said, *cells])
-    return _table(["point", "% of", *names], rows)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * 2 + ["---:"] * (len(heads) - 2), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return table(["point", "% of", *names], rows, num_texts=2)

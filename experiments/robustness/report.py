@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from experiments.arena.figures import save
+from experiments.markdown import table
 from experiments.robustness.figures import loss_figure, short
 from experiments.robustness.kinds import WARM_UP_SHARE, Kind, kinds
 from experiments.robustness.results import Results
@@ -78,7 +79,7 @@ def _rates(rates: pd.DataFrame) -> str:
     return (
         "## At which load\n\nRequests/s of each policy, and the attainment that it reaches there "
         "undisturbed (in the search for the knee, which counts other requests).\n\n"
-        + _table(["policy", *workloads], rows)
+        + table(["policy", *workloads], rows, num_texts=1)
     )
 
 
@@ -91,7 +92,7 @@ def _summary(losses: pd.DataFrame) -> str:
     return (
         "## The worst of each kind\n\nThe largest loss in points over all strengths, variants and "
         f"workloads. **Bold**: surely more than {LEAST_POINTS:g} point.\n\n"
-        + _table(["policy", *heads], rows)
+        + table(["policy", *heads], rows, num_texts=1)
     )
 
 
@@ -151,7 +152,7 @@ def _details(kind: Kind, losses: pd.DataFrame) -> str:
             found = of_policy.to_dict("records")
             heads[1:] = [f"{one['variant']} {kind.label(one['strength'])}".strip() for one in found]
             rows.append([f"`{short(str(policy))}`", *(_cell(one) for one in found)])
-        parts.append(f"{workload}\n\n{_table(heads, rows)}")
+        parts.append(f"{workload}\n\n{table(heads, rows, num_texts=1)}")
     return _folded("All losses, with their intervals", "\n\n".join(parts))
 
 
@@ -176,11 +177,6 @@ def _by_kind(losses: pd.DataFrame) -> Iterator[tuple[Kind, pd.DataFrame]]:
 
 def _present(losses: pd.DataFrame) -> list[Kind]:
     return [kind for kind in _KINDS if kind.name in set(losses["kind"])]
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---", *("---:" for _ in heads[1:])], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _folded(title: str, inside: str) -> str:
