@@ -27,8 +27,10 @@ class BatchBuilder:
 
     __slots__ = (
         "_block_size",
+        "_found",
         "_ledger",
         "_loras",
+        "_num_lent",
         "_num_ready_blocks",
         "_out",
         "_predict",
@@ -71,6 +73,9 @@ class BatchBuilder:
         self._num_ready_blocks = self._ledger.num_ready_blocks
         self._loras: set[str] = set()
         self._out: set[str] = set()
+        self._found: dict[str, int] = {}
+        """Tokens by waiting request that `find` was called for."""
+        self._num_lent = 0 if beside is None else beside.num_new_blocks
         self.num_free_tokens = limits.max_num_batched_tokens
         if token_budget is not None:
             self.num_free_tokens = min(self.num_free_tokens, token_budget)
@@ -115,11 +120,30 @@ class BatchBuilder:
 
     def predict_with_rest_of(self, request: Request) -> float:
         """Predicted time of the step if it computed all that is left of `request` as well."""
-        return self._predict_with(request.num_uncomputed_tokens, request.num_computed_tokens)
+        prior = self._num_prior_tokens(request)
+        return self._predict_with(request.num_tokens - prior, prior)
+
+    def find(self, request: Request) -> int:
+        """How many tokens of a waiting request are uncomputed, if it starts after all in the step.
+
+        Others that start later in the step are then no longer sure of what is cached of them, but
+        find what the step computes for those before them; ask for each of them.  Nobody may leave
+        the step's requests from now on.  O(log), and O(1) for each that was added since.
+        """
+        found = self._ledger.find(request.request_id, self.num_scheduled_tokens, self._num_lent)
+        if found is None:
+            return request.num_uncomputed_tokens
+        self._found[request.request_id] = found
+        return request.num_tokens - found
+
+    def _num_prior_tokens(self, request: Request) -> int:
+        if not self._found:
+            return request.num_computed_tokens
+        return self._found.get(request.request_id, request.num_computed_tokens)
 
     def blocks_missing(self, request: Request, num_new_tokens: int) -> int:
         """Device blocks that computing `num_new_tokens` more would take from the free ones."""
-        tokens = request.num_computed_tokens + num_new_tokens
+        tokens = self._num_prior_tokens(request) + num_new_tokens
         return -(-tokens // self._block_size) - self._num_ready_blocks(request.request_id)
 
     def add(
@@ -176,7 +200,8 @@ class BatchBuilder:
 
     def fits_whole(self, request: Request, reserved_blocks: int = 0) -> bool:
         """True if the free blocks hold all the request's known tokens and `reserved_blocks`."""
-        missing = self.blocks_missing(request, request.num_uncomputed_tokens)
+        num_left = request.num_tokens - self._num_prior_tokens(request)
+        missing = self.blocks_missing(request, num_left)
         return missing <= self.num_free_blocks - reserved_blocks
 
     def blocks_promised(self, requests: Iterable[Request]) -> int:
@@ -300,11 +325,14 @@ class BatchBuilder:
             swapped_out=tuple(self.swapped_out),
             swapped_in=tuple(self.swapped_in),
             rejected=self.rejected,
+            num_found_tokens={
+                name: n for name, n in self._found.items() if name in self.num_scheduled_tokens
+            },
             shape=self.shape,
         )
 
     def _tokens_wanted(self, request: Request, max_new_tokens: int | None) -> int:
-        n = request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
+        n = request.num_prompt_tokens + request.num_output_tokens - self._num_prior_tokens(request)
         if max_new_tokens is not None and max_new_tokens < n:
             n = max_new_tokens
         if n > self.num_free_tokens:
@@ -327,7 +355,7 @@ class BatchBuilder:
 
     def _take(self, request: Request, n: int, num_new_blocks: int) -> None:
         """Book what `n` tokens of `request` cost."""
-        self.shape.add(n, request.num_computed_tokens)
+        self.shape.add(n, self._num_prior_tokens(request))
         self.num_free_tokens -= n
         if num_new_blocks > 0:
             self.num_free_blocks -= num_new_blocks
@@ -356,7 +384,7 @@ class BatchBuilder:
         """How many of the `n` tokens do not fit into the free blocks."""
         block_size = self._view.kv.block_size
         blocks = (missing - self.num_free_blocks) - 1
-        last = (request.num_computed_tokens + n) % block_size or block_size
+        last = (self._num_prior_tokens(request) + n) % block_size or block_size
         return min(n, blocks * block_size + last)
 
     def _fit_time(self, request: Request, n: int, least: int) -> int:
@@ -366,7 +394,7 @@ class BatchBuilder:
         """
         if n < least:
             return 0
-        prior = request.num_computed_tokens
+        prior = self._num_prior_tokens(request)
         host_blocks = self._host_blocks(request)
         self.shape.num_swapped_blocks += host_blocks
         try:

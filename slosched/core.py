@@ -311,8 +311,16 @@ class BlockLedger(Protocol):
         They are counted among those that it takes from the free ones.
         """
 
+    def find(self, request_id: str, planned: Mapping[str, int], num_lent: int = 0) -> int | None:
+        """Tokens of a waiting request that will be cached when it starts after those `planned`.
+
+        `planned` are the tokens by request of the plan so far, in its order, and only ever grow;
+        before them `num_lent` blocks go to decodes beside the plan.  None if it is what the
+        request says, whatever is planned.
+        """
+
     def start(self, request_id: str) -> None:
-        """A waiting request holds what is cached of it."""
+        """A waiting request holds what is cached of it, or was found last."""
 
     def leave(self, request_id: str) -> int:
         """A running request gives up its blocks; how many of them become free."""
@@ -559,6 +567,9 @@ class SchedulerOutput:
     swapped_in: tuple[str, ...] = ()
     rejected: Mapping[str, EndReason] = field(default_factory=dict)
     """Requests that have emitted nothing yet and never will, with the reason."""
+    num_found_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of new requests that take from the prefix cache what it has when their turn comes: how many
+    tokens that is.  All others hold what is cached of them before anybody gets a block."""
     shape: BatchShape | None = None
     """The shape of the step, if whoever planned it has summed it up already."""
 

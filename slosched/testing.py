@@ -343,8 +343,9 @@ def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> No
     for request_id, n in output.num_scheduled_tokens.items():
         request = requests[request_id]
         _require(request_id not in leaving, "a request that leaves is scheduled")
-        _require(0 < n <= request.num_uncomputed_tokens, f"{n} tokens are not uncomputed")
-        computed, block_size = request.num_computed_tokens, view.kv.block_size
+        computed = output.num_found_tokens.get(request_id, request.num_computed_tokens)
+        _require(0 < n <= request.num_tokens - computed, f"{n} tokens are not uncomputed")
+        block_size = view.kv.block_size
         has = max(view.kv.num_held_blocks(request_id), computed // block_size)
         held += max(0, -(-(computed + n) // block_size) - has)
         running.add(request_id)
@@ -400,6 +401,9 @@ def _renamed(output: SchedulerOutput, names: dict[str, str]) -> list[object]:
         new(output.swapped_out),
         new(output.swapped_in),
         list(zip(new(list(output.rejected)), output.rejected.values(), strict=True)),
+        list(
+            zip(new(list(output.num_found_tokens)), output.num_found_tokens.values(), strict=True)
+        ),
     ]
 
 

@@ -133,8 +133,6 @@ class GroupedSteps:
         batch = scheduler.schedule_beside(group, self._others.values(), start_s)
         if batch is None:
             return 0
-        group.take_blocks()
-        batch.shape.num_swapped_blocks += self._num_written()
         predicted_s = queued = None
         if self._on_row is not None:
             queued, model = self._queued(), scheduler.latency_model

@@ -145,8 +145,11 @@ class Engine:
             self.num_faults += 1
             now_s = self.clock.now_s()
             kv, output = self.scheduler.kv, batch.output
-            for request_id in (*output.num_scheduled_tokens, *output.swapped_out, *kv.loading):
+            failed = {chunk.request for chunk in batch.chunks}
+            hit = (*output.num_scheduled_tokens, *output.swapped_out, *kv.loading)
+            for request_id in (*hit, *kv.spoilt_by(failed)):
                 self.scheduler.end(request_id, EndReason.FAULT, now_s)
+            kv.discard_unfinished(failed)
             kv.clear_prefix_host()
             raise
 

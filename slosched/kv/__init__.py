@@ -1,10 +1,12 @@
 """KV-cache bookkeeping: which block belongs to whom, and who may share it.  No tensors here."""
 
-from slosched.kv.cache import KVCache, KVCorruptionError
+from slosched.kv.cache import KVCache
+from slosched.kv.checks import KVCorruptionError
+from slosched.kv.hash_index import HashIndex
 from slosched.kv.host_tier import NO_PREFIX_HOST, HostWrites, PrefixHost
 from slosched.kv.keys import BlockKeys, Key, block_keys
 from slosched.kv.pool import BlockPool, OutOfBlocksError
-from slosched.kv.prefix import HashIndex, PrefixCaching, PrefixIndex
+from slosched.kv.prefix import PrefixCaching, PrefixIndex
 from slosched.kv.radix_index import RadixIndex
 
 __all__ = [

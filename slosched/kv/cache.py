@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
-from slosched.core import BlockCopy, BlockLedger, Request, ScheduledChunk, SloschedError
+from slosched.core import BlockCopy, BlockLedger, Request, ScheduledChunk
+from slosched.kv.checks import KVCorruptionError, check_pool
+from slosched.kv.forecast import Forecast
+from slosched.kv.hash_index import HashIndex
 from slosched.kv.host_tier import NO_PREFIX_HOST, HostTier, PrefixHost
 from slosched.kv.ledger import OwnBlocks, SharedLedger
 from slosched.kv.pool import BlockPool, OutOfBlocksError
 from slosched.kv.prefix import PrefixIndex
 from slosched.kv.sharing import SharedBlocks
-
-
-class KVCorruptionError(SloschedError):
-    """Blocks were lost or are held twice: a bug in the bookkeeping."""
 
 
 class KVCache:
@@ -168,7 +166,9 @@ class KVCache:
         """For a plan in the making: which blocks it would free and take."""
         if self._shared is None:
             return OwnBlocks(self.num_held_blocks)
-        return SharedLedger(self._shared, self.num_held_blocks)
+        if isinstance(self._index, HashIndex) and self._host_tier is None:
+            return Forecast(self._shared, self._index, self._tables, self._device.num_free)
+        return SharedLedger(self._shared, self._tables)
 
     def watch(self, request: Request) -> None:
         """`request` waits from now on: `refresh_matches` tells how much of it is cached."""
@@ -179,12 +179,17 @@ class KVCache:
         """Waiting requests, and how many of their tokens are cached, where it has changed."""
         if self._shared is None:
             return ()
-        return ((m.request_id, m.num_blocks * self.block_size) for m in self._shared.refresh())
+        size = self.block_size
+        return [(match.request_id, match.num_blocks * size) for match in self._shared.refresh()]
 
-    def start(self, request_id: str) -> None:
-        """With a prefix cache: a waiting request holds from now on what is cached of it."""
+    def start(self, request_id: str, num_tokens: int | None = None) -> None:
+        """With a prefix cache: a waiting request holds from now on what is cached of it.
+
+        `num_tokens`, if given, are those that the plan has found when its turn came.
+        """
         assert self._shared is not None
-        self._tables[request_id], on_host = self._shared.start(request_id)
+        num_blocks = None if num_tokens is None else num_tokens // self.block_size
+        self._tables[request_id], on_host = self._shared.start(request_id, num_blocks)
         if on_host:
             self._to_load[request_id] = on_host
 
@@ -216,6 +221,20 @@ class KVCache:
         if self._shared is not None:
             self._shared.clear_host()
 
+    def note_planned(self, chunks: Iterable[ScheduledChunk]) -> None:
+        """A step will compute these; steps that are planned from now on run after it.
+
+        So their full blocks may be found by others, as far as their tokens are known.
+        """
+        if self._shared is None or self._shared.unfinished is None:
+            return
+        for request, num_new, num_prior, _, _ in chunks:
+            num_known = request.num_tokens - request.num_output_placeholders
+            table = self._tables[request.request_id]
+            self._shared.fill(
+                *(request.request_id, min(num_prior + num_new, num_known), table), by=request
+            )
+
     def note_computed(self, chunks: Iterable[ScheduledChunk]) -> None:
         """The tokens of these have been computed; full blocks are from now on there for others.
 
@@ -224,11 +243,30 @@ class KVCache:
         """
         if self._shared is None:
             return
+        unfinished = self._shared.unfinished
         for request, num_new, num_prior, _, _ in chunks:
+            if unfinished is not None:
+                unfinished.note_computed(request, (num_prior + num_new) // self.block_size)
             table = self._tables.get(request.request_id)
             if table is not None and request.end_reason is None:
                 spare = self._shared.fill(request.request_id, num_prior + num_new, table)
                 self._device.give_back(reversed(spare))
+
+    def spoilt_by(self, requests: Container[Request]) -> list[str]:
+        """Who counts on blocks that the steps of these were to compute."""
+        if self._shared is None or self._shared.unfinished is None:
+            return []
+        blocks = frozenset(self._shared.unfinished.of(requests))
+        return [name for name, table in self._tables.items() if not blocks.isdisjoint(table)]
+
+    def discard_unfinished(self, requests: Iterable[Request]) -> None:
+        """A step of these has failed, and all who count on their blocks have ended.
+
+        What nobody holds of all that was not computed is no longer found.
+        """
+        if self._shared is not None and self._shared.unfinished is not None:
+            blocks = self._shared.unfinished.note_failed(requests)
+            self._device.give_back(self._shared.discard(blocks))
 
     def forget(self, request_id: str) -> None:
         """The request has ended; what it has computed stays cached."""
@@ -244,8 +282,8 @@ class KVCache:
     def check(self) -> None:
         """Raise KVCorruptionError unless every block is accounted for."""
         cached = {} if self._index is None else self._index.blocks()
-        _check_pool("device", self._device, self._tables, self._lent, cached)
-        _check_pool("host", self._host, self._host_tables, [], {})
+        check_pool("device", self._device, self._tables, self._lent, cached)
+        check_pool("host", self._host, self._host_tables, [], {})
         if self._host_tier is not None and not self._host_tier.is_sound():
             raise KVCorruptionError("the prefix cache's blocks on the host do not add up")
 
@@ -270,33 +308,3 @@ class KVCache:
         )
         self._device.give_back(reversed(own))
         return table
-
-
-def _check_pool(
-    name: str,
-    pool: BlockPool,
-    tables: Mapping[str, list[int]],
-    lent: list[int],
-    cached: Mapping[int, int],
-) -> None:
-    """`cached` says of the blocks that may be shared how many are thought to hold each."""
-    free = pool.free_blocks
-    holders = Counter(block for table in tables.values() for block in table)
-    holders.update(lent)
-    wrong = {b: n for b, n in holders.items() if cached.get(b, 1) != n} | {
-        b: n for b, n in cached.items() if holders.get(b, 0) != n
-    }
-    distinct = free | holders.keys() | cached.keys()
-    num_held = sum(holders.values())
-    num_idle = sum(1 for block in cached if block not in holders)
-    if (
-        wrong
-        or len(free) != pool.num_free
-        or len(free) + num_idle + len(holders) != pool.num_blocks
-        or distinct != frozenset(range(pool.num_blocks))
-    ):
-        raise KVCorruptionError(
-            f"{name} KV blocks do not add up: {pool.num_free} free + {num_held} held"
-            f"{f' + {num_idle} cached' if cached else ''}, {len(distinct)} distinct, "
-            f"of {pool.num_blocks}{f'; not held as often as thought: {wrong}' if wrong else ''}"
-        )

@@ -15,16 +15,17 @@ Key = Hashable
 class BlockKeys:
     """The keys of one request's full blocks, found as they are asked for; none known here."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("known",)
 
     def __init__(self) -> None:
-        self._known: list[Key] = []
+        self.known: list[Key] = []
+        """The first ones, as far as they have been asked for.  Live: read, never keep."""
 
     def first(self, count: int) -> Sequence[Key]:
         """At least the first `count` keys, or all that can be known.  Live: read, never keep."""
-        if len(self._known) < count:
+        if len(self.known) < count:
             self._extend(count)
-        return self._known
+        return self.known
 
     def _extend(self, count: int) -> None:
         """Find what can be known up to `count` of them."""
@@ -45,7 +46,7 @@ class TokenKeys(BlockKeys):
         self._block_size = block_size
 
     def _extend(self, count: int) -> None:
-        request, size, known = self._request, self._block_size, self._known
+        request, size, known = self._request, self._block_size, self.known
         prompt, outputs = request.prompt_token_ids, request.output_token_ids
         assert prompt is not None
         num_prompt = len(prompt)
@@ -80,7 +81,7 @@ class TraceKeys(BlockKeys):
         hashes, of_trace, chain = request.prefix_hashes, request.prefix_block_tokens, self._chain
         assert of_trace is not None
         num_tokens = min(request.num_prompt_tokens, len(hashes) * of_trace)
-        known, stop = self._known, min(count, num_tokens // size)
+        known, stop = self.known, min(count, num_tokens // size)
         while len(known) < stop:
             last = ((len(known) + 1) * size - 1) // of_trace
             while len(chain) <= last:

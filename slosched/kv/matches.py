@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from slosched.kv.keys import BlockKeys, Key
@@ -64,22 +64,27 @@ class Matches:
             for around in list(concerned.get(key, ())):
                 self._woken.update(self._close(around))
 
-    def refresh(self) -> Iterator[Match]:
+    def refresh(self) -> list[Match]:
         """Match again whom a change concerns; those that were."""
-        woken, self._woken = self._woken, {}
-        guess, last, begin = 0, None, None
-        for match in woken.values():
-            first = match.keys.first(1)[:1]
+        woken, self._woken = list(self._woken.values()), {}
+        guess, before, after, place = 0, None, None, dict[str, Match]()
+        for match in woken:
+            known = match.keys.known
             # Many wait for the same: then it is where the one before it is.
-            around = _around(match, guess) if first == begin else None
-            if around is None or around != last:
+            if not (
+                guess < match.most_blocks
+                and guess < len(known)
+                and known[guess] == after
+                and known[guess - 1] == before
+            ):
                 guess = self._found(match, guess)
-                last = around = _around(match, guess)
-                begin = list(first)
+                around = _around(match, guess)
+                before, after = around if guess and len(around) > 1 else (None, None)
+                found = self._places.get(around)
+                place = self._open(around) if found is None else found
             match.num_blocks = guess
-            place = self._places.get(around)
-            (self._open(around) if place is None else place)[match.request_id] = match
-            yield match
+            place[match.request_id] = match
+        return woken
 
     def _open(self, around: Around) -> dict[str, Match]:
         for key in around:

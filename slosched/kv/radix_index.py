@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from slosched.kv.keys import Key
@@ -15,6 +15,8 @@ class RadixIndex:
     A prefix counts as used when a request starts with it, computes more of it or leaves it, not
     while one that would match it waits.
     """
+
+    finds_planned = False
 
     def __init__(self) -> None:
         self._tree = RadixTree(page_size=1)
@@ -33,13 +35,23 @@ class RadixIndex:
     def num_holders(self, key: Key) -> int:
         return self._holders.get(key, 0)
 
+    def block(self, key: Key) -> int | None:
+        return self._block.get(key)
+
+    def twins_in(
+        self,
+        keys: Sequence[Key],  # noqa: ARG002
+        num: int,  # noqa: ARG002
+    ) -> Iterator[tuple[int, Mapping[int, int]]]:
+        return iter(())
+
     def lock(self, keys: Sequence[Key]) -> list[int]:
         if keys:
             self._tree.lock(self._node(keys))
         self._hold(keys)
         return [self._block[key] for key in keys]
 
-    def unlock(self, keys: Sequence[Key]) -> None:
+    def unlock(self, keys: Sequence[Key], blocks: Sequence[int]) -> None:  # noqa: ARG002
         if keys:
             self._tree.unlock(self._node(keys))
         for key in keys:
@@ -47,7 +59,7 @@ class RadixIndex:
             if not self._holders[key]:
                 del self._holders[key]
 
-    def requeue(self, keys: Sequence[Key]) -> None:
+    def requeue(self, keys: Sequence[Key], blocks: Sequence[int]) -> None:  # noqa: ARG002
         self._tree.match(_path(keys))
 
     def insert(self, keys: Sequence[Key], num_held: int, blocks: Sequence[int]) -> list[int]:
@@ -69,6 +81,10 @@ class RadixIndex:
             del self._block[key]
             gone.append((key, block))
         return gone
+
+    def discard(self, blocks: Sequence[int]) -> list[tuple[Key, int]]:
+        assert not blocks, "only what is computed is in the tree"
+        return []
 
     def blocks(self) -> dict[int, int]:
         self._tree.check()

@@ -31,7 +31,7 @@ def admit(
         if not batch.has_lora_slot(request):
             passed_over.append(request.request_id)
             continue
-        n = request.num_uncomputed_tokens
+        num_left = n = batch.find(request)
         if max_chunk_tokens is not None:
             n = min(n, max_chunk_tokens)
         # What is longer than any step would wait for ever: vLLM refuses to be set up so.
@@ -39,7 +39,7 @@ def admit(
         if not may_chunk and whole > batch.num_free_tokens:
             break
         n = min(n, batch.num_free_tokens)
-        must_fit = request.num_uncomputed_tokens if must_fit_whole else n
+        must_fit = num_left if must_fit_whole else n
         is_first = batch.num_free_seqs == view.limits.max_num_seqs
         left_free = 0 if is_first else num_watermark_blocks
         if batch.blocks_missing(request, must_fit) > batch.num_free_blocks - left_free:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slosched.core import (
+    BlockLedger,
     DecodeGroup,
     IllegalPlanError,
     KVView,
@@ -26,7 +27,7 @@ class PlanCheck:
 
     def __call__(self, output: SchedulerOutput, decodes: DecodeGroup | None = None) -> None:
         """`decodes`, if any, are served in the same step; the plan is then for all others."""
-        num_tokens = num_started = num_left = 0
+        num_tokens = num_started = num_left = num_lent = 0
         num_blocks, ledger = self.kv.num_free_blocks, self.kv.ledger()
         if output.rejected or output.preempted or output.swapped_out or output.swapped_in:
             leaving = self._leaving(output)
@@ -34,21 +35,22 @@ class PlanCheck:
             num_left = sum(1 for name in leaving if name in self.queues.running)
         if decodes is not None:
             num_tokens += decodes.num_decodes
-            num_blocks -= decodes.num_new_blocks
+            num_lent = decodes.num_new_blocks
+            num_blocks -= num_lent
             if output.preempted or output.swapped_out or output.swapped_in:
                 raise IllegalPlanError("a plan beside grouped decodes preempts or swaps")
         running, block_size = self.queues.running, self.kv.block_size
-        num_ready = ledger.num_ready_blocks
+        num_ready, turns = ledger.num_ready_blocks, _Turns(output, ledger, num_lent)
         for request_id, n in output.num_scheduled_tokens.items():
             request = running.get(request_id)
             if request is None:
                 request = self._startable(request_id, output.swapped_in)
                 num_started += 1
-            computed = request.num_computed_tokens
+            computed = turns.num_prior_tokens(request, n)
             if not 0 < n <= request.num_prompt_tokens + request.num_output_tokens - computed:
                 raise IllegalPlanError(
                     f"{request_id!r} is scheduled for {n} tokens, "
-                    f"but has {request.num_uncomputed_tokens} uncomputed ones"
+                    f"but has {request.num_tokens - computed} uncomputed ones"
                 )
             num_tokens += n
             if n == 1 and computed % block_size and request.status is RequestStatus.RUNNING:
@@ -126,3 +128,26 @@ class PlanCheck:
         loras = {r.lora_id for r in requests if r is not None} - {None}
         if len(loras) > limit:
             raise IllegalPlanError(f"{len(loras)} LoRA adapters are used, the limit is {limit}")
+
+
+class _Turns:
+    """Who takes from the prefix cache what it has when their turn comes, in the plan's order."""
+
+    def __init__(self, output: SchedulerOutput, ledger: BlockLedger, num_lent: int) -> None:
+        self._found = output.num_found_tokens
+        self._ledger = ledger
+        self._num_lent = num_lent
+        self._planned: dict[str, int] = {}
+
+    def num_prior_tokens(self, request: Request, num_new_tokens: int) -> int:
+        """Of the next one, which is to compute so many."""
+        if not self._found:
+            return request.num_computed_tokens
+        request_id = request.request_id
+        num = self._found.get(request_id, request.num_computed_tokens)
+        if request_id in self._found and num != self._ledger.find(
+            request_id, self._planned, self._num_lent
+        ):
+            raise IllegalPlanError(f"{request_id!r} does not find {num} tokens at its turn")
+        self._planned[request_id] = num_new_tokens
+        return num

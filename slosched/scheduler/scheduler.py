@@ -226,26 +226,14 @@ class Scheduler:
         self._preempt(output.preempted)
         swap_out = self._swap_out(output.swapped_out)
         if self.kv.shares_prefixes:  # what they count on must not be evicted for anybody
-            for request_id in output.num_scheduled_tokens:
+            for request_id in output.num_scheduled_tokens.keys() - output.num_found_tokens.keys():
                 if request_id in self.queues.waiting:
                     self.kv.start(request_id)
             self.kv.load_started()
         swap_in = self._swap_in(output.swapped_in)
-        chunks = []
-        running, tables, grow = self.queues.running, self.kv.block_tables, self.kv.grow
-        block_size = self.kv.block_size
-        # The named tuple's own constructor is a Python function; this one is not.
-        new_tuple, chunk_type = tuple.__new__, ScheduledChunk
-        for request_id, n in output.num_scheduled_tokens.items():
-            request = running.get(request_id) or self._start(request_id, started_s)
-            prior = request.num_computed_tokens
-            computed = request.num_computed_tokens = prior + n
-            emits_token = computed == request.num_prompt_tokens + request.num_output_tokens
-            if n == 1 and prior % block_size:
-                table = tables[request_id]  # the token goes into a block that it holds
-            else:
-                table = grow(request_id, computed)
-            chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
+        if beside is not None:
+            self.kv.lend(beside.num_new_blocks)
+        chunks = self._chunks(output, started_s)
         to_host, from_host = self.kv.take_copies()
         swap_out += to_host
         swap_in += from_host
@@ -266,6 +254,34 @@ class Scheduler:
             output=output,
             predicted_s=None if model is None else model.predict(shape),
         )
+
+    def _chunks(self, output: SchedulerOutput, started_s: float | None) -> list[ScheduledChunk]:
+        """What is scheduled, with its blocks."""
+        chunks: list[ScheduledChunk] = []
+        num_noted, found = 0, output.num_found_tokens
+        kv, running, tables = self.kv, self.queues.running, self.kv.block_tables
+        grow, block_size = kv.grow, kv.block_size
+        # The named tuple's own constructor is a Python function; this one is not.
+        new_tuple, chunk_type = tuple.__new__, ScheduledChunk
+        for request_id, n in output.num_scheduled_tokens.items():
+            request = running.get(request_id)
+            if request is None:
+                if request_id in found:
+                    kv.note_planned(chunks[num_noted:])
+                    num_noted = len(chunks)
+                    kv.start(request_id, found[request_id])
+                    self.queues.waiting[request_id].num_computed_tokens = found[request_id]
+                request = self._start(request_id, started_s)
+            prior = request.num_computed_tokens
+            computed = request.num_computed_tokens = prior + n
+            emits_token = computed == request.num_prompt_tokens + request.num_output_tokens
+            if n == 1 and prior % block_size:
+                table = tables[request_id]  # the token goes into a block that it holds
+            else:
+                table = grow(request_id, computed)
+            chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
+        kv.note_planned(chunks[num_noted:])
+        return chunks
 
     def _start(self, request_id: str, started_s: float | None) -> Request:
         request = self.queues.running[request_id] = self.queues.waiting.pop(request_id)

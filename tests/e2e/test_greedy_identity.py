@@ -289,6 +289,21 @@ def test_what_the_device_has_evicted_comes_back_from_the_host(
     assert sum(r.num_cached_tokens for r in alone) < sum(known) / 2
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "vllm_v1"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_prompts_of_one_step_share_what_the_first_of_them_computes(
+    policy: str, overlap: bool
+) -> None:
+    """In every layer all keys of a step are written before any are read."""
+    prompts = [tiny_prompt(30), (*tiny_prompt(30)[:20], 5, 6), tiny_prompt(30)]
+    replica = Replica(
+        *(policy, Limits(), 64, 0, (0, 0, 0)), overlap=overlap, prefix_cache=PrefixCaching.HASH
+    )
+    requests = serve(tiny(), replica, prompts, TINY_MAX_TOKENS)
+    assert [r.output_token_ids for r in requests] == list(map(tiny_output, prompts))
+    assert [r.num_cached_tokens for r in requests] == [0, 20, 28]
+
+
 def test_a_stop_token_ends_a_request_while_the_next_step_computes_on() -> None:
     output = tiny_output(tiny_prompt(11))
     stop = next(i for i, token in enumerate(output) if i >= 3 and token not in output[:i])

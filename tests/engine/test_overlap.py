@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -17,6 +17,7 @@ from slosched.core import (
     IllegalPlanError,
     Limits,
     Policy,
+    Request,
     RequestStatus,
     ScheduledBatch,
     SchedulerOutput,
@@ -92,12 +93,40 @@ def make_engine(
     lengths: dict[str, int] | None = None,
     schedule_s: float = 0.0,
     limits: Limits | None = None,
+    prefix_cache: PrefixCaching = PrefixCaching.OFF,
 ) -> tuple[OverlappedEngine, Device]:
     host, clock, model = VirtualClock(), VirtualClock(), steps_of_a_second()
-    kv = KVCache(num_blocks=16, block_size=4, num_host_blocks=16)
+    kv = KVCache(16, 4, num_host_blocks=16, prefix_index=prefix_cache.new_index())
     scheduler = Scheduler(TakesTime(policy or FCFS(), host, schedule_s), kv, limits, model)
     device = Device(SimulatedExecutor(model, clock, lengths or {}), clock, host)
     return OverlappedEngine(scheduler, device, host), device
+
+
+def make_prompt(name: str, prompt: Sequence[int]) -> Request:
+    return Request(name, 0.0, len(prompt), max_tokens=2, prompt_token_ids=prompt)
+
+
+def test_who_counts_on_what_a_failed_step_was_to_compute_ends_with_it() -> None:
+    """Its own step was launched already, and would read what was never written."""
+    engine, device = make_engine(
+        limits=Limits(max_num_batched_tokens=8), prefix_cache=PrefixCaching.HASH
+    )
+    device.broken_steps = {0}
+    prompt = list(range(8))
+    requests = [make_prompt("a", prompt), make_prompt("b", [*prompt, 1]), make_prompt("c", [5, 6])]
+    for request in requests:
+        engine.scheduler.add_request(request)
+    with pytest.raises(DeviceError):
+        engine.step()
+    assert requests[1].num_cached_tokens == 8, "what a step that runs computes is found"
+    engine.scheduler.kv.check()
+    run_to_end(engine)
+    ends = [request.end_reason for request in requests]
+    assert ends == [EndReason.FAULT, EndReason.FAULT, EndReason.LENGTH]
+    again = make_prompt("d", [*prompt, 2])
+    engine.scheduler.add_request(again)
+    run_to_end(engine)
+    assert (again.num_cached_tokens, again.end_reason) == (0, EndReason.LENGTH)
 
 
 def run_to_end(engine: Engine) -> None:

@@ -84,7 +84,8 @@ class HostMachine(RuleBasedStateMachine):
 
         def evict_and_tell(count: int) -> list[tuple[Key, int]]:
             gone = evict(count)
-            self.evicted += [PREFIX_OF[key] for key, _ in gone]
+            last = reversed(dict.fromkeys(key for key, _ in reversed(gone)))
+            self.evicted += [PREFIX_OF[key] for key in last if key not in index]
             return gone
 
         index.evict = evict_and_tell  # type: ignore[method-assign]

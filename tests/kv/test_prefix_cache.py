@@ -1,16 +1,17 @@
-"""The prefix cache against a naive model: a set of all prefixes, in any order of operations."""
+"""The prefix cache against a naive model: what each block holds, in any order of operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slosched.core import EndReason, Request, ScheduledChunk
+from slosched.core import EndReason, Request, RequestStatus, ScheduledChunk
 from slosched.kv import (
     HashIndex,
     KVCache,
@@ -25,15 +26,6 @@ NUM_BLOCKS, NUM_HOST_BLOCKS, SIZE = 14, 10, 2
 Prefix = tuple[int, ...]
 
 
-@dataclass
-class Held:
-    """What a request that runs has on the device."""
-
-    num_computed: int = 0
-    num_noted: int = 0
-    """Of these tokens the full blocks were handed to the cache."""
-
-
 def make(name: str, tokens: Prefix, num_prompt: int) -> Request:
     """With so many of its tokens a prompt, the others its output."""
     request = Request(name, 0.0, num_prompt, 99, prompt_token_ids=tokens[:num_prompt])
@@ -42,8 +34,21 @@ def make(name: str, tokens: Prefix, num_prompt: int) -> Request:
     return request
 
 
+@dataclass
+class Step:
+    """What one request computes; several may be planned before the first has run."""
+
+    chunk: ScheduledChunk
+    blocks: set[int]
+    """Of these the content is found from now on."""
+
+
 class PrefixMachine(RuleBasedStateMachine):
-    """Few different tokens, so that most requests share a part with others."""
+    """Few different tokens, so that most requests share a part with others.
+
+    This is vLLM's cache: a block is found as soon as it is planned, twins are kept, what was left
+    first goes first.
+    """
 
     new_index: Callable[[], PrefixIndex] = HashIndex
 
@@ -55,50 +60,68 @@ class PrefixMachine(RuleBasedStateMachine):
         self.requests: dict[str, Request] = {}
         self.waiting: dict[str, int] = {}
         """How many tokens were said to be cached."""
-        self.running: dict[str, Held] = {}
-        self.swapped: dict[str, Held] = {}
-        self.left_at: dict[Prefix, int] = {}
-        """Every cached prefix, and when it was left last."""
+        self.running: dict[str, Request] = {}
+        self.swapped: dict[str, Request] = {}
+        self.cached: dict[int, Prefix] = {}
+        """What can be found where, the oldest first."""
+        self.left: list[int] = []
+        """Of these the blocks that nobody holds, as they were left."""
         self.memory: dict[int, Prefix] = {}
         """What each block holds: its tokens and all before them."""
         self.host_memory: dict[int, Prefix] = {}
-        self.num_left = 0
+        self.steps: list[Step] = []
+        """Planned, and not run yet."""
 
     # The naive model.
 
     def prefixes(self, name: str, num_tokens: int) -> list[Prefix]:
         return [self.tokens[name][:n] for n in range(SIZE, num_tokens + 1, SIZE)]
 
-    def held(self) -> set[Prefix]:
-        return {p for name, h in self.running.items() for p in self.prefixes(name, h.num_noted)}
-
-    def num_own(self) -> int:
-        return sum(-(-h.num_computed // SIZE) - h.num_noted // SIZE for h in self.running.values())
+    def held(self, *without: str) -> set[int]:
+        return {b for n in self.running if n not in without for b in self.kv.block_table(n)}
 
     def num_free(self) -> int:
-        return NUM_BLOCKS - len(self.held()) - self.num_own()
+        return NUM_BLOCKS - len(self.held())
 
-    def make_room(self, num_blocks: int) -> None:
-        """What was left first goes first, but only where no block without content is left."""
-        held, num_empty = self.held(), NUM_BLOCKS - len(self.left_at) - self.num_own()
-        idle = [prefix for prefix in self.left_at if prefix not in held]
-        for prefix in self.to_go(idle, max(0, num_blocks - num_empty)):
-            del self.left_at[prefix]
+    def num_empty(self) -> int:
+        return NUM_BLOCKS - len(self.held() | self.cached.keys())
 
-    def to_go(self, idle: list[Prefix], count: int) -> list[Prefix]:
-        return sorted(idle, key=self.left_at.__getitem__)[:count]
+    def found(self, name: str) -> list[int]:
+        """The blocks that it would share."""
+        blocks: list[int] = []
+        for prefix in self.prefixes(name, len(self.tokens[name]) - 1):
+            block = next((b for b, p in self.cached.items() if p == prefix), None)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def evict(self, count: int) -> None:
+        for _ in range(count):
+            self.drop(self.left[0])
+
+    def drop(self, block: int) -> None:
+        self.left.remove(block)
+        del self.cached[block]
+        for step in self.steps:
+            step.blocks.discard(block)
 
     def leave(self, name: str) -> None:
-        noted = self.prefixes(name, self.running.pop(name).num_noted)
-        for prefix in reversed(noted):
-            if prefix not in self.held():
-                self.num_left += 1
-                self.left_at[prefix] = self.num_left
+        """Its tail first."""
+        blocks = [b for b in self.kv.block_table(name) if b in self.cached]
+        self.left += [b for b in reversed(blocks) if b not in self.held(name)]
+        del self.running[name]
 
-    def cached_tokens(self, name: str) -> int:
-        found = [p for p in self.prefixes(name, len(self.tokens[name]) - 1) if p in self.left_at]
-        assert found == self.prefixes(name, len(found) * SIZE), "a gap in a prefix"
-        return len(found) * SIZE
+    def notice(self, name: str, more: int, prior: int) -> None:
+        """A step is planned, or has run: what is full can be found."""
+        request, table = self.requests[name], self.kv.block_table(name)
+        chunk = ScheduledChunk(request, more, prior, False, table)
+        self.kv.note_planned([chunk])
+        new = set()
+        for block, prefix in zip(table, self.prefixes(name, prior + more), strict=False):
+            if self.cached.setdefault(block, prefix) is prefix:
+                new.add(block)
+        self.steps.append(Step(chunk, new))
 
     # What can happen.
 
@@ -109,56 +132,87 @@ class PrefixMachine(RuleBasedStateMachine):
         name = f"r{len(self.tokens)}"
         self.tokens[name] = tuple(tokens)
         self.requests[name] = make(name, tuple(tokens), min(num_prompt, len(tokens)))
-        self.waiting[name] = 0
-        self.kv.watch(self.requests[name])
+        self.wait(name)
 
-    @precondition(lambda self: self.waiting)
+    def wait(self, name: str) -> None:
+        request = self.requests[name]
+        request.status, request.num_computed_tokens = RequestStatus.WAITING, 0
+        self.waiting[name] = 0
+        self.kv.watch(request)
+
+    def startable(self, queue: dict[str, Any]) -> list[str]:
+        """Nobody is preempted and starts again while a step of it runs."""
+        return sorted(queue.keys() - {s.chunk.request.request_id for s in self.steps})
+
+    @precondition(lambda self: self.startable(self.waiting))
     @rule(data=st.data(), more=st.integers(1, 9))
     def start(self, data: st.DataObject, more: int) -> None:
-        name = data.draw(st.sampled_from(sorted(self.waiting)))
-        cached = self.waiting[name]
-        more = min(more, len(self.tokens[name]) - cached)
-        ledger = self.kv.ledger()
-        missing = -(-(cached + more) // SIZE) - ledger.num_ready_blocks(name)
-        held = self.held() | set(self.prefixes(name, cached))
-        assert (
-            missing == len(held) - len(self.held()) + -(-(cached + more) // SIZE) - cached // SIZE
-        )
+        name = data.draw(st.sampled_from(self.startable(self.waiting)))
+        more = min(more, len(self.tokens[name]) - self.waiting[name])
+        missing = self.num_blocks(self.waiting[name] + more)
+        missing -= self.kv.ledger().num_ready_blocks(name)
+        self.try_to_start(name, more, missing, None)
+
+    def try_to_start(self, name: str, more: int, missing: int, num_found: int | None) -> None:
+        found, cached = self.found(name), self.waiting[name] if num_found is None else num_found
+        new = self.num_blocks(cached + more) - len(found)
+        assert missing == len({*found} - self.held()) + new
         if missing > self.num_free():
             return
+        self.kv.start(name, num_found)
+        assert self.kv.block_table(name) == found
+        self.left = [b for b in self.left if b not in found]
+        request = self.running[name] = self.requests[name]
+        request.status, request.num_computed_tokens = RequestStatus.RUNNING, cached
         del self.waiting[name]
-        self.kv.start(name)
-        self.running[name] = Held(cached, cached)
         self.compute(name, more)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), more=st.integers(1, 9))
     def go_on(self, data: st.DataObject, more: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.running)))
-        more = min(more, len(self.tokens[name]) - self.running[name].num_computed)
+        more = min(more, len(self.tokens[name]) - self.running[name].num_computed_tokens)
         if more:
             self.compute(name, more)
 
     def compute(self, name: str, more: int) -> None:
-        held = self.running[name]
-        prior, after = held.num_computed, held.num_computed + more
-        missing = -(-after // SIZE) - -(-prior // SIZE)
+        prior = self.running[name].num_computed_tokens
+        after = prior + more
+        missing = self.num_blocks(after) - self.kv.num_held_blocks(name)
         if missing > self.num_free():
             with pytest.raises(OutOfBlocksError):
                 self.kv.grow(name, after)
             return
+        self.evict(max(0, missing - self.num_empty()))
         table, tokens = self.kv.grow(name, after), self.tokens[name]
-        self.make_room(missing)
-        others = {b for n in self.running if n != name for b in self.kv.block_table(n)}
-        for i in range(prior // SIZE, -(-after // SIZE)):
-            assert table[i] not in others, "a block is written that somebody shares"
+        for i in range(prior // SIZE, self.num_blocks(after)):
+            assert table[i] not in self.held(name), "a block is written that somebody shares"
             self.memory[table[i]] = tokens[: min((i + 1) * SIZE, after)]
-        held.num_computed = after
-        request = self.requests[name]
-        self.kv.note_computed([ScheduledChunk(request, more, prior, False, table)])
-        held.num_noted = after // SIZE * SIZE
-        for prefix in self.prefixes(name, held.num_noted):
-            self.left_at.setdefault(prefix, 0)
+        self.running[name].num_computed_tokens = after
+        self.notice(name, more, prior)
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // SIZE)
+
+    @precondition(lambda self: self.steps)
+    @rule()
+    def run_a_step(self) -> None:
+        self.kv.note_computed([self.steps.pop(0).chunk])
+
+    @precondition(lambda self: self.steps)
+    @rule()
+    def fail_a_step(self) -> None:
+        """Who counts on what it was to compute ends, and nobody finds that any more."""
+        failed = self.steps[0].chunk.request
+        spoilt = self.kv.spoilt_by({failed})
+        own = {b for s in self.steps if s.chunk.request is failed for b in s.blocks}
+        assert {n for n in self.running if own & {*self.kv.block_table(n)}} <= {*spoilt}
+        self.finish([failed.request_id, *spoilt])
+        self.kv.discard_unfinished({failed})
+        unfinished = {b for s in self.steps for b in s.blocks}
+        for block in unfinished - self.held():
+            self.drop(block)
+        self.steps = [step for step in self.steps if step.chunk.request is not failed]
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -166,19 +220,24 @@ class PrefixMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.running)))
         self.leave(name)
         self.kv.free(name)
-        self.waiting[name] = 0
-        self.kv.watch(self.requests[name])
+        self.wait(name)
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         names = sorted(self.waiting) + sorted(self.running) + sorted(self.swapped)
         if names:
-            name = data.draw(st.sampled_from(names))
+            self.finish([data.draw(st.sampled_from(names))])
+            self.kv.settle_ends()
+
+    def finish(self, names: Sequence[str]) -> None:
+        for name in names:
             if name in self.running:
                 self.leave(name)
             self.waiting.pop(name, None)
             self.swapped.pop(name, None)
-            self.kv.forget(name)
+            if self.requests[name].end_reason is None:
+                self.kv.forget(name)
+                self.requests[name].end_reason = EndReason.CLIENT
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -186,24 +245,25 @@ class PrefixMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.running)))
         if self.kv.num_held_blocks(name) > self.kv.num_free_host_blocks:
             return
-        held = self.running[name]
+        request = self.running[name]
         self.leave(name)
         for copy in self.kv.swap_out(name):
             self.host_memory[copy.host_block] = self.memory[copy.device_block]
-        self.swapped[name] = Held(held.num_computed, 0)
+        request.status = RequestStatus.SWAPPED
+        self.swapped[name] = request
 
-    @precondition(lambda self: self.swapped)
+    @precondition(lambda self: self.startable(self.swapped))
     @rule(data=st.data())
     def swap_in(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.swapped)))
+        name = data.draw(st.sampled_from(self.startable(self.swapped)))
         num_blocks = self.kv.num_held_host_blocks(name)
         if num_blocks > self.num_free():
             return
-        copies = self.kv.swap_in(name)
-        self.make_room(num_blocks)
-        for copy in copies:
+        self.evict(max(0, num_blocks - self.num_empty()))
+        for copy in self.kv.swap_in(name):
             self.memory[copy.device_block] = self.host_memory[copy.host_block]
-        self.running[name] = self.swapped.pop(name)
+        request = self.running[name] = self.swapped.pop(name)
+        request.status = RequestStatus.RUNNING
 
     @precondition(lambda self: len(self.running) + len(self.waiting) > 1)
     @rule(data=st.data())
@@ -219,51 +279,111 @@ class PrefixMachine(RuleBasedStateMachine):
             else:
                 num_free -= self.waiting[name] // SIZE - ledger.num_ready_blocks(name)
                 ledger.start(name)
-        staying = [(n, h.num_noted) for n, h in self.running.items() if n not in leaving]
-        staying += [(n, self.waiting[n]) for n in starting]
-        held = {p for name, num in staying for p in self.prefixes(name, num)}
-        own = sum(
-            -(-h.num_computed // SIZE) - h.num_noted // SIZE
-            for n, h in self.running.items()
-            if n not in leaving
-        )
-        assert num_free == NUM_BLOCKS - len(held) - own
+        held = self.held(*leaving).union(*map(self.found, starting))
+        assert num_free == NUM_BLOCKS - len(held)
 
     # What is always true.
 
+    def forget_what_went(self) -> None:
+        """Here it is known before."""
+
     @invariant()
     def blocks_add_up(self) -> None:
+        self.forget_what_went()
         self.kv.check()
         assert self.kv.num_free_blocks == self.num_free()
-        assert self.kv.num_cached_blocks == len(self.left_at.keys() - self.held())
+        assert self.index.blocks().keys() == self.cached.keys()
 
     @invariant()
     def every_request_reads_its_own_tokens(self) -> None:
-        for name, held in self.running.items():
+        for name, request in self.running.items():
+            num = request.num_computed_tokens
             full = [self.memory[block] for block in self.kv.block_table(name)]
-            assert full[: held.num_computed // SIZE] == self.prefixes(name, held.num_computed)
+            assert full[: num // SIZE] == self.prefixes(name, num)
 
     @invariant()
     def who_waits_is_told_what_is_cached(self) -> None:
         self.waiting |= dict(self.kv.refresh_matches())
-        assert self.waiting == {name: self.cached_tokens(name) for name in self.waiting}
+        for name, num_tokens in self.waiting.items():
+            assert num_tokens == len(self.found(name)) * SIZE
+            self.requests[name].num_computed_tokens = num_tokens
+
+
+class HashMachine(PrefixMachine):
+    """What is only true of vLLM's cache."""
+
+    @precondition(lambda self: self.running or self.waiting)
+    @rule(data=st.data())
+    def plan_in_order(self, data: st.DataObject) -> None:
+        """What waits finds what the plan has left and computed when its turn comes."""
+        leaving = data.draw(st.sets(st.sampled_from(sorted(self.running)))) if self.running else ()
+        names = [
+            n for n in (*sorted(self.running), *self.startable(self.waiting)) if n not in leaving
+        ]
+        ledger, num_free = self.kv.ledger(), self.kv.num_free_blocks
+        for name in sorted(leaving):
+            num_free += ledger.leave(name)
+        planned: dict[str, int] = {}
+        found: dict[str, int] = {}
+        costs: dict[str, int] = {}
+        for name in data.draw(st.permutations(names)):
+            prior = self.requests[name].num_computed_tokens
+            if name in self.waiting:
+                prior = ledger.find(name, planned)
+                assert prior is not None
+            more = min(data.draw(st.integers(1, 9)), len(self.tokens[name]) - prior)
+            missing = self.num_blocks(prior + more) - ledger.num_ready_blocks(name)
+            if more and missing <= num_free:
+                num_free -= missing
+                planned[name], costs[name] = more, missing
+                if name in self.waiting:
+                    found[name] = prior
+                    ledger.start(name)
+        for name in sorted(leaving):
+            self.leave(name)
+            self.kv.free(name)
+        for name, more in planned.items():
+            if name in found:
+                assert found[name] == len(self.found(name)) * SIZE
+                self.try_to_start(name, more, costs[name], found[name])
+            else:
+                self.compute(name, more)
+        for name in sorted(leaving):
+            self.wait(name)
+        assert self.kv.num_free_blocks == num_free
 
 
 class RadixMachine(PrefixMachine):
-    """Which leaves go is the tree's to say (tests/kv/test_radix.py): here, what may go."""
+    """What is found is computed, once; which leaves go is the tree's to say (test_radix.py)."""
 
     new_index = RadixIndex
 
-    def to_go(self, idle: list[Prefix], count: int) -> list[Prefix]:
-        gone = [
-            p for p in idle if block_keys(make("", p, len(p)), SIZE).first(99)[-1] not in self.index
-        ]
-        assert len(gone) >= count
-        assert gone or not count
-        return gone
+    def evict(self, count: int) -> None:
+        """After the fact: here, only what may go."""
+
+    def notice(self, name: str, more: int, prior: int) -> None:
+        request, table = self.requests[name], self.kv.block_table(name)
+        self.kv.note_computed([ScheduledChunk(request, more, prior, False, table)])
+        self.forget_what_went()
+        for block, prefix in zip(table, self.prefixes(name, prior + more), strict=False):
+            if prefix not in self.cached.values():
+                self.cached[block] = prefix
+            assert self.cached[block] == prefix
+
+    def forget_what_went(self) -> None:
+        here = self.index.blocks()
+        gone = [b for b in self.cached if b not in here or self.key_at(b) not in self.index]
+        held = self.held()
+        assert not held.intersection(gone)
+        for block in gone:
+            del self.cached[block]
+
+    def key_at(self, block: int) -> object:
+        prefix = self.cached[block]
+        return block_keys(make("", prefix, len(prefix)), SIZE).first(99)[-1]
 
 
-TestPrefixCache = PrefixMachine.TestCase
+TestPrefixCache = HashMachine.TestCase
 TestPrefixCache.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestRadixCache = RadixMachine.TestCase
 TestRadixCache.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -9,7 +9,7 @@ does it; queues, plans and their check are those of the real Scheduler.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from slosched.batch import BatchBuilder
@@ -81,6 +81,9 @@ class RadixKV(KVCache):
 
     def num_blocks_to_load(self, request_id: str) -> int:
         return 0
+
+    def find(self, request_id: str, planned: Mapping[str, int], num_lent: int = 0) -> None:
+        return None
 
     def start(self, request_id: str) -> None:
         """Called when the plan admits it, and again when the plan is carried out."""

@@ -98,6 +98,14 @@ class VLLMLedger:
     def num_blocks_to_load(self, request_id: str) -> int:  # noqa: ARG002  # vLLM loads none
         return 0
 
+    def find(
+        self,
+        request_id: str,
+        planned: Mapping[str, int],
+        num_lent: int = 0,
+    ) -> None:
+        """Requests know what was cached before the plan."""
+
     def start(self, request_id: str) -> None:
         self._more.update(block.block_id for block in self._matched.get(request_id, ()))
 
