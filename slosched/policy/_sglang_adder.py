@@ -99,8 +99,8 @@ class PrefillAdder:
         if total >= self._total_left - self._num_locked_by(request, n):
             return AddResult.NO_TOKEN
         num_outputs = num_promised(request)
-        if is_cut := n > self._chunk_left:
-            n, num_outputs = self._cut(), 0
+        if is_cut := self._pages(n) > self._chunk_left and n > (cut := self._cut()):
+            n, num_outputs = cut, 0
             if n <= 0:
                 return AddResult.OTHER
         if not self._admit(request, n):

@@ -296,6 +296,15 @@ def test_a_prompt_longer_than_a_step_is_computed_in_chunks() -> None:
     assert got == [[("a", 16)], [("a", 16)], [("a", 8)], decodes("a")]
 
 
+def test_a_chunk_is_of_whole_pages() -> None:
+    """Beside one decode 7 tokens are left of the chunk, which hold one page of 4."""
+    policy = SGLang(enable_mixed_chunk=True, chunked_prefill_size=8)
+    run = Run(policy, KVCache(100, block_size=4))
+    run.step(req("a", 4, 30))
+    assert run.step(req("b", 6, 5)) == [("b", 4), ("a", 1)]
+    assert run.step() == [("b", 2), ("a", 1)]
+
+
 def test_it_takes_over_from_another_policy_in_the_middle() -> None:
     """Of several prompts that have begun one goes on after the other."""
     run = Run(FCFS(), 1000, max_num_batched_tokens=16)
