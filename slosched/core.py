@@ -184,6 +184,9 @@ class Request:
     priority: int = 0
     """Lower is served earlier (vLLM's convention); only some policies look at it."""
     lora_id: str | None = None
+    cache_salt: str | None = None
+    """Prompts are looked up in the prefix cache among those of the same salt alone: a secret that
+    one tenant's requests share, so that no other can tell what they ask (vLLM's field)."""
     prefix_hashes: Sequence[int] = ()
     """What a simulated request, which has no tokens, says of its prompt: one hash a block of
     `prefix_block_tokens` tokens.  Those that agree in the first n have the same n blocks."""

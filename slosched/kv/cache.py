@@ -228,12 +228,13 @@ class KVCache:
         """
         if self._shared is None or self._shared.unfinished is None:
             return
+        full_at = self._shared.full_at
         for request, num_new, num_prior, _, _ in chunks:
-            num_known = request.num_tokens - request.num_output_placeholders
-            table = self._tables[request.request_id]
-            self._shared.fill(
-                *(request.request_id, min(num_prior + num_new, num_known), table), by=request
-            )
+            request_id, num_tokens = request.request_id, num_prior + num_new
+            if num_tokens >= full_at.get(request_id, 0):
+                num_known = request.num_tokens - request.num_output_placeholders
+                table = self._tables[request_id]
+                self._shared.fill(request_id, min(num_tokens, num_known), table, by=request)
 
     def note_computed(self, chunks: Iterable[ScheduledChunk]) -> None:
         """The tokens of these have been computed; full blocks are from now on there for others.

@@ -101,5 +101,9 @@ def block_keys(request: Request, block_size: int) -> BlockKeys:
 
 
 def _namespace(request: Request) -> bytes:
-    """What must be equal besides the tokens: an adapter changes every key and value."""
-    return b"" if request.lora_id is None else request.lora_id.encode()
+    """What must be equal besides the tokens.
+
+    An adapter changes every key and value; a salt keeps apart what tenants ask.
+    """
+    names = (request.lora_id, request.cache_salt)
+    return b"" if names == (None, None) else repr(names).encode()

@@ -67,19 +67,14 @@ class Matches:
     def refresh(self) -> list[Match]:
         """Match again whom a change concerns; those that were."""
         woken, self._woken = list(self._woken.values()), {}
-        guess, before, after, place = 0, None, None, dict[str, Match]()
+        guess, after, place = 0, None, dict[str, Match]()
         for match in woken:
             known = match.keys.known
-            # Many wait for the same: then it is where the one before it is.
-            if not (
-                guess < match.most_blocks
-                and guess < len(known)
-                and known[guess] == after
-                and known[guess - 1] == before
-            ):
+            # Many wait for the same, which the next key tells: then it is where the last one is.
+            if guess >= match.most_blocks or guess >= len(known) or known[guess] != after:
                 guess = self._found(match, guess)
                 around = _around(match, guess)
-                before, after = around if guess and len(around) > 1 else (None, None)
+                after = around[-1] if guess < match.most_blocks and around else None
                 found = self._places.get(around)
                 place = self._open(around) if found is None else found
             match.num_blocks = guess

@@ -35,7 +35,7 @@ class SharedBlocks:
         self._keys: dict[str, BlockKeys] = {}
         self._num_indexed: dict[str, int] = {}
         """Blocks of a table that are in the index."""
-        self._full_at: dict[str, float] = {}
+        self.full_at: dict[str, float] = {}
         """When so many tokens are computed, the table has another block for the index."""
         self._num_started = 0
         self._started: dict[str, int] = {}
@@ -115,7 +115,7 @@ class SharedBlocks:
         self._num_started += 1
         self._started[request_id] = self._num_started
         self._num_indexed[request_id] = num
-        self._full_at[request_id] = (num + 1) * self.block_size
+        self.full_at[request_id] = (num + 1) * self.block_size
         on_host: list[int] = []
         if self._host is not None and num < num_matched:
             on_host = self._host.pin(request_id, keys[num:num_matched])
@@ -131,7 +131,7 @@ class SharedBlocks:
         if at_end and num:
             self._ended.append((self._started[request_id], keys, blocks))
         self._num_indexed.pop(request_id, None)
-        self._full_at.pop(request_id, None)
+        self.full_at.pop(request_id, None)
         return table[num:]
 
     def fill(
@@ -142,13 +142,13 @@ class SharedBlocks:
         These held what was in the index already; the table has the blocks from there instead.
         `by` is given if a step that is planned is yet to compute them.
         """
-        if num_tokens < self._full_at.get(request_id, 0):
+        if num_tokens < self.full_at.get(request_id, 0):
             return ()
         num, num_full = self._num_indexed.get(request_id, 0), num_tokens // self.block_size
         keys = self._keys[request_id].first(num_full)[:num_full]
         self._num_indexed[request_id] = len(keys)
         is_all = len(keys) < num_full  # what follows has no keys
-        self._full_at[request_id] = math.inf if is_all else (num_full + 1) * self.block_size
+        self.full_at[request_id] = math.inf if is_all else (num_full + 1) * self.block_size
         if len(keys) <= num:
             return ()
         num_known = num + sum(key in self.index for key in keys[num:])

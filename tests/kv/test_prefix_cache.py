@@ -409,10 +409,16 @@ def test_outputs_have_keys_as_prompts_do_and_a_part_of_a_block_has_none() -> Non
     assert len(keys_of(make("a", tokens, 3))) == 2
 
 
-def test_an_adapter_has_keys_of_its_own() -> None:
-    request, other = make("a", tuple(range(8)), 8), make("b", tuple(range(8)), 8)
-    other.lora_id = "styled"
-    assert not {*keys_of(request)} & {*keys_of(other)}
+def test_an_adapter_and_a_salt_have_keys_of_their_own() -> None:
+    """Of the same name, too."""
+    requests = [make(name, tuple(range(8)), 8) for name in "abcd"]
+    requests[1].lora_id = requests[2].cache_salt = "styled"
+    requests[3].lora_id = requests[3].cache_salt = "styled"
+    keys = [key for request in requests for key in keys_of(request)]
+    assert len({*keys}) == len(keys) == 8
+    again = make("e", tuple(range(8)), 8)
+    again.cache_salt = "styled"
+    assert keys_of(again) == keys_of(requests[2])
 
 
 def traced(hashes: tuple[int, ...], num_tokens: int, block_tokens: int = 10) -> Request:

@@ -140,6 +140,7 @@ class _Api:
             prompt_token_ids=prompt,
             sampling=options.sampling,
             priority=options.priority,
+            cache_salt=options.cache_salt,
         )
         try:
             generation = self._worker.submit(request)

@@ -50,6 +50,7 @@ class Options:
     sampling: SamplingParams
     stops: tuple[str, ...]
     priority: int
+    cache_salt: str | None
     is_streaming: bool
     include_usage: bool
 
@@ -76,6 +77,7 @@ def parse_options(body: Body, default_temperature: float, vocab_size: int) -> Op
         ),
         stops=_stops(body),
         priority=_integer(body, "priority", 0, _MIN_PRIORITY, _MAX_PRIORITY),
+        cache_salt=_cache_salt(body),
         is_streaming=_flag(body, "stream"),
         include_usage=_flag(stream_options, "include_usage"),
     )
@@ -170,6 +172,13 @@ def _seed(body: Body) -> int | None:
     if body.get("seed") is None:
         return None
     return _integer(body, "seed", 0, _MIN_SEED, _MAX_SEED)
+
+
+def _cache_salt(body: Body) -> str | None:
+    salt = body.get("cache_salt")
+    if salt is None or (isinstance(salt, str) and salt):
+        return salt
+    raise _wrong("cache_salt", salt, "a string that is not empty")
 
 
 def _integer(body: Body, name: str, default: int, low: int, high: float = math.inf) -> int:

@@ -181,6 +181,8 @@ WRONG = [
     ({"stop": [1]}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop_token_ids": [999]}, "stop_token_ids"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": 7}, "cache_salt"),
     ({"stream": "yes"}, "stream"),
     ({"stream_options": [1]}, "stream_options"),
     ({"ignore_eos": 1}, "ignore_eos"),
