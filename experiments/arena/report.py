@@ -157,7 +157,10 @@ def _ratio(row: Row | None) -> str:
 def _overload(tables: Tables, order: Sequence[str]) -> Iterator[str]:
     yield (
         "Good requests/s at multiples of the 1× load (in brackets the attainment), and the paired "
-        f"ratio of `{FLAGSHIP}` to the best other that may drop."
+        f"ratio of `{FLAGSHIP}` to the best other that may drop. The second half of a window counts, "
+        "and windows of 800 requests are short for that: while a queue still grows, who serves "
+        "everybody is punished in that half and who gives up at once is not. Newer runs have longer "
+        "ones ([which](#who-made-it))."
     )
     rows = []
     for name in order:
@@ -249,8 +252,8 @@ def _settings(tuned: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
 
 
 def _provenance(runs: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
-    columns = ["scale", "judged_on", "tuned_on", "bounds_on", "num_replays", "seconds"]
-    columns += ["git_hash", "code_digest", "machine", "made"]
+    columns = ["scale", "judged_on", "overloaded_on", "tuned_on", "bounds_on"]
+    columns += ["num_replays", "seconds", "git_hash", "code_digest", "machine", "made"]
     by_name = {row["scenario"]: row for row in runs}
     yield (
         "Windows are given as number x requests. Seeds from 0 on count from the beginning of a "
