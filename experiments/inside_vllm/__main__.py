@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated
 
@@ -83,14 +85,12 @@ def simulate(
     device = load_model(path)
     runs = results.valid(results.read(results.RUNS))
     runs = runs[runs["setup"] == name]
-    budget = results.best_budget(name)
-    systems = {system.name: system for system in setup.systems(budget)}
     with progress_bar() as progress:
         for row in progress.track(runs.to_dict("records"), description=f"simulating {name}"):
-            if row["system"] in systems:
-                heat = Heat(setup, float(row["rate"]), int(row["window"]))
-                found = predicted(heat, systems[row["system"]], device)
-                results.keep(results.PREDICTIONS, [found])
+            policy = None if row["system"].startswith("vLLM ") else row["system"]
+            system = System(int(row["max_num_batched_tokens"]), policy)
+            heat = Heat(setup, float(row["rate"]), int(row["window"]))
+            results.keep(results.PREDICTIONS, [predicted(heat, system, device)])
 
 
 @app.command("report")
@@ -127,7 +127,8 @@ def measure(table: str, heats: Sequence[Heat], servers: Mapping[System, Server])
     """Each row is kept as soon as its heat is over."""
     facts = {"code_digest": tree_digest()[:16]}
     budgets = {system.name: system.max_num_batched_tokens for system in servers}
-    with progress_bar() as progress:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(len(servers), context) as clients, progress_bar() as progress:
         for heat in progress.track(heats, description=heats[0].setup.name):
             made = datetime.now(UTC).isoformat(timespec="seconds")
             rows = [
@@ -135,7 +136,7 @@ def measure(table: str, heats: Sequence[Heat], servers: Mapping[System, Server])
                 | {"max_num_batched_tokens": budgets[str(row["system"])]}
                 | {"slowdown": heat.setup.slowdown, "made": made}
                 | facts
-                for row in run(heat, servers)
+                for row in run(heat, servers, clients)
             ]
             results.keep(table, rows)
             for row in rows:

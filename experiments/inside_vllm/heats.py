@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from experiments.inside_vllm.server import Server
 from experiments.inside_vllm.setups import RULE, Setup, System
-from slosched.engine.client import ReplayOptions, ReplayReport, replay_async
+from slosched.engine.client import ReplayOptions, ReplayReport, replay
 from slosched.evaluate.metrics import RequestRecord, Summary, summarize
 from slosched.workload import Trace
 
@@ -27,36 +27,46 @@ class Heat:
     window: int
 
 
-def run(heat: Heat, servers: Mapping[System, Server]) -> list[Row]:
-    """A row a system.  Whoever is first in one heat is last in the next."""
+def run(heat: Heat, servers: Mapping[System, Server], clients: Executor) -> list[Row]:
+    """A row a system; each has a process of `clients` to itself, so that none holds up another."""
     trace = heat.setup.load(heat.rate, heat.window)
-    order = list(servers)
-    order = order[heat.window % len(order) :] + order[: heat.window % len(order)]
-    return asyncio.run(_run(heat, trace, {system: servers[system] for system in order}))
-
-
-async def _run(heat: Heat, trace: Trace, servers: Mapping[System, Server]) -> list[Row]:
-    runs = [_measured(heat, system, server, trace) for system, server in servers.items()]
     if heat.setup.is_emulated:
-        return list(await asyncio.gather(*runs))
-    return [await each for each in runs]
+        started = [_Run(heat, s, server, trace, clients) for s, server in servers.items()]
+        return [each.row() for each in started]
+    # Whoever is first in one heat is last in the next.
+    turn = heat.window % len(servers)
+    order = [*servers.items()][turn:] + [*servers.items()][:turn]
+    return [_Run(heat, system, server, trace, clients).row() for system, server in order]
 
 
-async def _measured(heat: Heat, system: System, server: Server, trace: Trace) -> Row:
-    server.check()
-    cpu_s, begin_s = server.cpu_s(), time.monotonic()
-    report = await replay_async(trace, server.url, _OPTIONS)
-    server.check()
-    wall_s = time.monotonic() - begin_s
-    busy = {name: round((s - cpu_s[name]) / wall_s, 3) for name, s in server.cpu_s().items()}
-    return {
-        **identity(heat, system),
-        **scores(heat.setup, report.records),
-        **_health(report),
-        "api_busy": busy["api_s"],
-        "engine_busy": busy["engine_s"],
-        "wall_s": round(wall_s, 1),
-    }
+class _Run:
+    """One replay under way."""
+
+    def __init__(
+        self, heat: Heat, system: System, server: Server, trace: Trace, clients: Executor
+    ) -> None:
+        server.check()
+        self._heat, self._system, self._server = heat, system, server
+        self._used, self._begin_s = server.used(), time.monotonic()
+        self._report = clients.submit(replay, trace, server.url, _OPTIONS)
+
+    def row(self) -> Row:
+        """When it is over."""
+        report = self._report.result()
+        self._server.check()
+        wall_s = time.monotonic() - self._begin_s
+        busy: Row = {}
+        for name, used in self._server.used().items():
+            before = self._used[name]
+            busy[f"{name}_busy"] = round((used.ran_s - before.ran_s) / wall_s, 3)
+            busy[f"{name}_waited"] = round((used.waited_s - before.waited_s) / wall_s, 3)
+        return {
+            **identity(self._heat, self._system),
+            **scores(self._heat.setup, report.records),
+            **_health(report),
+            **busy,
+            "wall_s": round(wall_s, 1),
+        }
 
 
 def identity(heat: Heat, system: System) -> Row:

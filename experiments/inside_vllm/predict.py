@@ -13,7 +13,7 @@ from slosched.evaluate.metrics import RequestRecord
 from slosched.perfmodel import FitReport, FittedModel, Measurement, Profile, fit, read_profile
 from slosched.policy.spec import make_policy
 
-_MAX_FITTED = 1500
+_MAX_FITTED = 400
 """Steps of a recording that are fitted; thousands more tell the same."""
 
 

@@ -110,7 +110,12 @@ def _tuned(tuning: pd.DataFrame) -> str:
         return "vLLM's budget was not tuned by measurement here."
     means = tuning.groupby("max_num_batched_tokens")["attainment"].mean()
     said = ", ".join(f"{budget}: {share:.1%}" for budget, share in means.items())
-    return f"vLLM's own scheduler, in time over all rates by `--max-num-batched-tokens`: {said}."
+    rates = ", ".join(f"{rate:g}" for rate in sorted(tuning["rate"].unique()))
+    return (
+        "vLLM's own scheduler on a part of the trace that is not measured below, in time by "
+        f"`--max-num-batched-tokens` (at {rates}/s; other heats were too disturbed to count): "
+        f"{said}."
+    )
 
 
 def _table(runs: pd.DataFrame, predictions: pd.DataFrame) -> str:
@@ -136,11 +141,14 @@ def _table(runs: pd.DataFrame, predictions: pd.DataFrame) -> str:
                 f"{rows['ttft_p99_s'].mean():.2f} s",
                 f"{1000 * rows['tpot_p99_s'].mean():.0f} ms",
                 f"{rows['num_rejected'].sum() / rows['num_offered'].sum():.1%}",
-                f"{rows['api_busy'].mean():.2f}",
-                f"{rows['engine_busy'].mean():.2f}",
+                f"{rows['api_busy'].mean():.2f} ({rows['api_waited'].mean():.2f})",
+                f"{rows['engine_busy'].mean():.2f} ({rows['engine_waited'].mean():.2f})",
             ]
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n\nAPI server, engine: cores that each kept busy."
+    return "\n".join(lines) + (
+        "\n\nAPI server, engine: the share of the time in which its main thread ran, and in which "
+        "it waited for a core."
+    )
 
 
 def _gains(runs: pd.DataFrame) -> str:

@@ -18,7 +18,6 @@ from slosched.core import SloschedError
 
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 _START_LIMIT_S = 600.0
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class ServerError(SloschedError):
@@ -49,6 +48,14 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Used:
+    """What a process had of the processors: how long it ran, and how long it waited to."""
+
+    ran_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True)
 class Server:
     """One process, up or on its way."""
 
@@ -61,12 +68,13 @@ class Server:
         if self.process.poll() is not None:
             raise ServerError(f"vLLM died; {self.log} ends with\n{_tail(self.log)}")
 
-    def cpu_s(self) -> dict[str, float]:
-        """Processor seconds so far: of the API server and of the engine's process."""
-        seconds = {"api_s": _cpu_s(self.process.pid), "engine_s": 0.0}
-        for child in _children(self.process.pid):
-            seconds["engine_s"] += _cpu_s(child)
-        return seconds
+    def used(self) -> dict[str, Used]:
+        """So far, by the API server and by the engine's process."""
+        engine = [_used(child) for child in _children(self.process.pid)]
+        return {
+            "api": _used(self.process.pid),
+            "engine": Used(sum(u.ran_s for u in engine), sum(u.waited_s for u in engine)),
+        }
 
     def await_up(self) -> None:
         """Until it answers; raises ServerError if it never does."""
@@ -118,13 +126,13 @@ def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
 
 
-def _cpu_s(pid: int) -> float:
+def _used(pid: int) -> Used:
+    """Of the main thread, which does the work."""
     try:
-        # Behind the name, which may hold spaces: state, then user and system time as 12th and 13th.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ran_ns, waited_ns, *_ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_A_SECOND
+        return Used(0.0, 0.0)
+    return Used(int(ran_ns) / 1e9, int(waited_ns) / 1e9)
 
 
 def _children(pid: int) -> list[int]:

@@ -44,6 +44,8 @@ def row(system: str, window: int, num_good: int, *, late_s: float = 0.0, rate: f
         "errors": "",
         "api_busy": 0.1,
         "engine_busy": 0.1,
+        "api_waited": 0.0,
+        "engine_waited": 0.0,
         "wall_s": 1.0,
         "slowdown": CONV.slowdown,
         "max_num_batched_tokens": 2048,
