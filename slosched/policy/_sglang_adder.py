@@ -68,6 +68,8 @@ class PrefillAdder:
         self._current_offset = num_mixed
         self._input_left = max_prefill_tokens - num_mixed
         self._chunk_left = chunk_tokens - num_mixed
+        self._has_tiny_chunks = chunk_tokens < self._page_size
+        """Smaller than a page, which SGLang forbids: a prompt would never come to an end."""
         self.admitted: list[Request] = []
         self.new_chunked: Request | None = None
         """One whose prompt was cut in this step."""
@@ -137,9 +139,9 @@ class PrefillAdder:
 
     def _cut(self) -> int:
         """Whole pages of a prompt that is longer than what is left of the chunk."""
-        n = self._chunk_left - self._chunk_left % self._page_size
-        # A step smaller than a page, which SGLang forbids, would never come to an end.
-        return n or (0 if self.admitted else self._chunk_left)
+        if self._has_tiny_chunks and not self.admitted:
+            return self._chunk_left
+        return self._chunk_left - self._chunk_left % self._page_size
 
     def _admit(self, request: Request, n: int) -> bool:
         num_locked = self._num_locked_by(request, n)

@@ -1,16 +1,22 @@
-"""Records decisions of SGLang 0.5.5's own scheduler: what made `sglang055_more.jsonl.gz`.
+"""Records decisions of SGLang 0.5.5's own scheduler: what made `sglang055_more.jsonl.gz`, and
+`sglang055_paged.jsonl.gz`.
 
     pip download sglang==0.5.5 --no-deps && pip install torch numpy transformers
     python -m zipfile -e sglang-0.5.5-*.whl unpacked
-    python record_sglang055.py unpacked sglang055_more.jsonl.gz [sglang055.jsonl.gz]
+    python record_sglang055.py unpacked more sglang055_more.jsonl.gz [sglang055.jsonl.gz]
+    python record_sglang055.py unpacked paged sglang055_paged.jsonl.gz
 
 Scheduler, batches, radix cache and memory pools are SGLang's; what they import for other ends
-(models, kernels, sockets) is stood in for, and the forward pass emits the token 7.  With a third
+(models, kernels, sockets) is stood in for, and the forward pass emits the token 7.  With a fourth
 argument the first workloads of that recording are played again, and must come out as recorded.
 
 In SGLang those that are driven out queue up in the order of a Python `set`, which is no order;
 here in that of the running batch.  A recording ends before SGLang drives out a request that has
-ended, which frees its memory twice, or loses those driven out for somebody who then does not fit.
+ended, which frees its memory twice, or loses those driven out for somebody who then does not fit;
+and before it dies for want of memory.
+
+`paged` are pages of more tokens, without the radix cache; the two kernels that write down a batch's
+slots are rewritten here, since they run on no CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import gzip
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +33,6 @@ from typing import Any
 import torch
 from sglang055_alone import InRunningOrder, Mode, prepare
 
-NUM_WORKLOADS = 160
 MAX_STEPS = 200
 NUM_AGAIN = 12
 
@@ -55,10 +60,8 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
             for module in (sglang.scheduler, sglang.common):
                 module.get_global_server_args = lambda: args
             pool = sglang.pools.ReqToTokenPool(64, 512, "cpu", enable_memory_saver=False)
-            allocator = sglang.allocator.TokenToKVPoolAllocator(
-                config["kv"], torch.float16, "cpu", None, need_sort=False
-            )
-            tree = sglang.radix.RadixCache(pool, allocator, page_size=1)
+            page_size = config.get("page", 1)
+            allocator, tree = make_memory(sglang, pool, config["kv"], page_size)
             first = min(0.7 * config["conserv"], 1.0)
             least = min(first * 0.14, 1.0)
             self.__dict__.update(
@@ -93,7 +96,8 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
                     False,
                 ),
                 **dict.fromkeys(("forward_ct", "forward_ct_decode", "num_generated_tokens"), 0),
-                **dict.fromkeys(("page_size", "pp_size", "decode_mem_cache_buf_multiplier"), 1),
+                page_size=page_size,
+                **dict.fromkeys(("pp_size", "decode_mem_cache_buf_multiplier"), 1),
                 max_prefill_tokens=config["max_prefill"],
                 chunked_prefill_size=chunk if chunk > 0 else None,
                 is_mixed_chunk=config["mixed"] and chunk > 0,
@@ -219,6 +223,79 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
     return Recorded
 
 
+def make_memory(sglang: SimpleNamespace, pool: Any, num_tokens: int, page_size: int) -> Any:
+    """Slots for so many tokens, and what knows their content."""
+    memory = (torch.float16, "cpu", None)
+    if page_size == 1:
+        allocator = sglang.allocator.TokenToKVPoolAllocator(num_tokens, *memory, need_sort=False)
+        return allocator, sglang.radix.RadixCache(pool, allocator, page_size=1)
+    sglang.allocator.alloc_extend_kernel = OnCPU(write_extended)
+    sglang.allocator.alloc_decode_kernel = OnCPU(write_decoded)
+    allocator = sglang.allocator.PagedTokenToKVPoolAllocator(
+        num_tokens, page_size, *memory, need_sort=False
+    )
+    return allocator, sglang.chunk.ChunkCache(pool, allocator, page_size)
+
+
+class OnCPU:
+    """A kernel that is launched over a batch."""
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self.run = run
+
+    def __getitem__(self, _: Any) -> Callable[..., None]:
+        return self.run
+
+
+def write_extended(  # a kernel's
+    before: Any, after: Any, last: Any, free_pages: Any, out: Any, _: int, page_size: int, __: int
+) -> None:
+    """The slots of each request's new tokens: behind its last one, then in the next free pages."""
+    slots, pages = [], iter(free_pages.tolist())
+    for start, stop, slot in zip(before.tolist(), after.tolist(), last.tolist(), strict=True):
+        for position in range(start, stop):
+            is_new = position % page_size == 0
+            slot = next(pages, 0) * page_size if is_new else slot + 1
+            slots.append(slot)
+    out[:] = torch.tensor(slots, dtype=out.dtype)
+
+
+def write_decoded(after: Any, last: Any, free_pages: Any, out: Any, _: int, page_size: int) -> None:
+    write_extended(after - 1, after, last, free_pages, out, 0, page_size, 0)
+
+
+def make_paged_workload(seed: int) -> dict[str, Any]:
+    rng = random.Random(seed)
+    page = rng.choice([2, 4, 8, 16])
+    config: dict[str, Any] = {
+        "kv": rng.choice([96, 128, 192, 256]),
+        "page": page,
+        "max_running": rng.choice([2, 4, 8]),
+        "chunk": rng.choice([-1, -1, page, 2 * page, 3 * page]),
+        "max_prefill": rng.choice([16384, 64, 32]),
+        "policy": rng.choice(["fcfs", "fcfs", "lof"]),
+        "mixed": rng.random() < 0.3,
+        "priority": False,
+        "threshold": 10,
+        "conserv": rng.choice([0.1, 0.3, 1.0]),
+    }
+    arrivals = [
+        {
+            "step": rng.choice([0, rng.randint(0, 30)]),
+            "id": f"r{index}",
+            "len": rng.randint(1, 40),
+            "family": 1,
+            "shared_len": 0,
+            "max_tokens": rng.randint(1, 30),
+            "priority": 0,
+        }
+        for index in range(rng.randint(4, 14))
+    ]
+    arrivals.sort(key=lambda arrival: arrival["step"])
+    base = {"engine": "sglang", "version": "0.5.5", "seed": seed}
+    return {**base, "config": config, "arrivals": arrivals}
+
+
 def make_workload(seed: int) -> dict[str, Any]:
     """A fourth each: driving out, adapters, depth first, long prefixes in common."""
     rng = random.Random(seed)
@@ -276,7 +353,7 @@ def play(sglang: SimpleNamespace, recorded: type, workload: dict[str, Any]) -> I
                 scheduler._add_request_to_queue(make_request(sglang, place, arrival))
         try:
             decision = scheduler.step()
-        except StopRecordingError:
+        except (StopRecordingError, RuntimeError, AssertionError):
             return
         yield decision
         has_ended = decision["mode"] is None and not decision["waiting"]
@@ -314,16 +391,17 @@ def check_again(sglang: SimpleNamespace, recorded: type, path: Path) -> None:
 def main() -> None:
     sglang = prepare(Path(sys.argv[1]))
     recorded = make_scheduler_class(sglang)
-    for path in map(Path, sys.argv[3:]):
+    for path in map(Path, sys.argv[4:]):
         check_again(sglang, recorded, path)
-    num_steps = 0
-    with gzip.open(sys.argv[2], "wt") as file:
-        for seed in range(NUM_WORKLOADS):
-            workload = make_workload(seed)
+    kinds = {"more": (160, make_workload), "paged": (35, make_paged_workload)}
+    num_steps, (num_workloads, make) = 0, kinds[sys.argv[2]]
+    with gzip.open(sys.argv[3], "wt") as file:
+        for seed in range(num_workloads):
+            workload = make(seed)
             workload["steps"] = list(play(sglang, recorded, workload))
             num_steps += len(workload["steps"])
             file.write(json.dumps(workload) + "\n")
-    sys.stdout.write(f"{NUM_WORKLOADS} workloads, {num_steps} steps\n")
+    sys.stdout.write(f"{num_workloads} workloads, {num_steps} steps\n")
 
 
 if __name__ == "__main__":

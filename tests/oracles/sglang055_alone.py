@@ -147,6 +147,7 @@ def prepare(unpacked: Path) -> SimpleNamespace:
         "policy": "managers.schedule_policy",
         "output": "managers.scheduler_output_processor_mixin",
         "radix": "mem_cache.radix_cache",
+        "chunk": "mem_cache.chunk_cache",
         "allocator": "mem_cache.allocator",
         "pools": "mem_cache.memory_pool",
         "common": "mem_cache.common",

@@ -18,7 +18,8 @@ from sglang_host import RadixKV, SGLangHere, Step
 
 from slosched.batch import BatchBuilder
 from slosched.core import EndReason, Limits, Request, RequestStatus, ScheduledBatch, StepResult
-from slosched.policy.sglang import SchedulePolicy
+from slosched.kv import KVCache
+from slosched.policy.sglang import SchedulePolicy, SGLang
 from slosched.scheduler import Scheduler
 
 ORACLES = Path(__file__).parents[1] / "oracles"
@@ -54,6 +55,14 @@ def test_every_step_with_driving_out_adapters_and_long_prefixes() -> None:
     assert (seen["like SGLang"], seen["but for ties"]) == (358, 13)
 
 
+def test_every_step_with_pages_of_more_tokens() -> None:
+    """Recorded by `record_sglang055.py` without a prefix cache, so slosched's own serves here."""
+    seen: Counter[str] = Counter()
+    for workload in recorded("sglang055_paged"):
+        seen += PagedReplay(workload).run()
+    assert (seen["workloads"], seen["steps"]) == (35, 2924)
+
+
 def test_every_recorded_call_of_the_overlap_loop() -> None:
     seen: Counter[str] = Counter()
     for workload in recorded("sglang055_overlap"):
@@ -72,25 +81,21 @@ def test_every_recorded_call_of_the_overlap_loop_where_requests_are_retracted() 
 class Replay:
     """One recorded workload, played with the policy."""
 
+    policy: Any
+
     def __init__(self, workload: dict[str, Any]) -> None:
         self.workload = workload
-        config = workload["config"]
-        self.policy = SGLangHere(
-            schedule_policy=SchedulePolicy(config["policy"]),
-            schedule_conservativeness=config["conserv"],
-            max_prefill_tokens=config["max_prefill"],
-            chunked_prefill_size=config["chunk"],
-            enable_mixed_chunk=config["mixed"],
-            enable_priority_scheduling=config["priority"],
-            schedule_low_priority_values_first=config.get("low_first", False),
-            priority_scheduling_preemption_threshold=config["threshold"],
-        )
-        self.kv = self.policy.kv = RadixKV(config["kv"])
-        limits = Limits(NO_LIMIT, config["max_running"], max_loras=config.get("max_loras"))
-        self.scheduler = Scheduler(self.policy, self.kv, limits)
-        self.policy.finishing = self.scheduler.queues.finishing
+        self.make_host(workload["config"])
         self.where = ""
         self.seen = Counter(workloads=1)
+
+    def make_host(self, config: dict[str, Any]) -> None:
+        """With SGLang's own cache."""
+        self.policy = SGLangHere(**options(config))
+        self.kv = RadixKV(config["kv"])
+        limits = Limits(NO_LIMIT, config["max_running"], max_loras=config.get("max_loras"))
+        self.scheduler = Scheduler(self.policy, self.kv, limits)
+        self.policy.kv, self.policy.finishing = self.kv, self.scheduler.queues.finishing
 
     def run(self) -> Counter[str]:
         """Compare every step; how many there were of what."""
@@ -119,8 +124,11 @@ class Replay:
         batch = self.scheduler.schedule(now_s)
         emitted = {c.request.request_id: 7 for c in batch.chunks if c.emits_token}
         self.scheduler.update(batch, StepResult(emitted), now_s + 1)
-        self.kv.settle(batch, self.kv.launched)
+        self.settle(batch)
         return batch
+
+    def settle(self, batch: ScheduledBatch) -> None:
+        self.kv.settle(batch, self.kv.launched)
 
     def compare(self, batch: ScheduledBatch, expected: dict[str, Any]) -> None:
         assert [
@@ -143,18 +151,40 @@ class Replay:
         return chunk.num_prior_tokens
 
     def compare_state(self, expected: dict[str, Any]) -> None:
-        queues, tree = self.policy._queues, self.kv.tree
+        queues = self.policy._queues
         chunked = queues.chunked
+        num_empty, num_evictable = self.num_empty_and_evictable_tokens
         got = {
             "waiting": [r.request_id for r in queues.waiting],
             "running": [r.request_id for r in queues.running],
             "chunked": None if chunked is None else chunked.request_id,
             "full": self.policy._is_full,
             "ratio": round(self.policy._ratio.value, 5),
-            "avail": self.kv.num_empty_blocks,
-            "evictable": tree.num_evictable_tokens,
+            "avail": num_empty,
+            "evictable": num_evictable,
         }
         assert got == {name: expected[name] for name in got}, self.where
+
+    @property
+    def num_empty_and_evictable_tokens(self) -> tuple[int, int]:
+        return self.kv.num_empty_blocks, self.kv.tree.num_evictable_tokens
+
+
+class PagedReplay(Replay):
+    """In slosched's own KV cache, without prefixes."""
+
+    def make_host(self, config: dict[str, Any]) -> None:
+        page = config["page"]
+        self.policy = SGLang(**options(config))
+        self.cache = KVCache(config["kv"] // page, page)
+        self.scheduler = Scheduler(self.policy, self.cache, Limits(NO_LIMIT, config["max_running"]))
+
+    def settle(self, batch: ScheduledBatch) -> None:
+        self.cache.check()
+
+    @property
+    def num_empty_and_evictable_tokens(self) -> tuple[int, int]:
+        return self.cache.num_free_blocks * self.cache.block_size, 0
 
 
 class OverlapReplay(Replay):
@@ -229,6 +259,20 @@ class OverlapReplay(Replay):
         for name in (emitted.keys() & self.scheduler.queues.waiting.keys()) - lost:
             drop_last_token(self.scheduler.queues.waiting[name])
             self.seen["dropped"] += 1
+
+
+def options(config: dict[str, Any]) -> dict[str, Any]:
+    """Of the policy."""
+    return {
+        "schedule_policy": SchedulePolicy(config["policy"]),
+        "schedule_conservativeness": config["conserv"],
+        "max_prefill_tokens": config["max_prefill"],
+        "chunked_prefill_size": config["chunk"],
+        "enable_mixed_chunk": config["mixed"],
+        "enable_priority_scheduling": config["priority"],
+        "schedule_low_priority_values_first": config.get("low_first", False),
+        "priority_scheduling_preemption_threshold": config["threshold"],
+    }
 
 
 def drop_last_token(request: Request) -> None:
