@@ -26,7 +26,7 @@ from slosched.core import (
 )
 from slosched.engine.checked_memory import WrongBlockError
 from slosched.engine.decodes import GroupedDecodes
-from slosched.kv import KVCache, KVCorruptionError, OutOfBlocksError
+from slosched.kv import KVCache, KVCorruptionError
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
 from slosched.testing import LawBrokenError, Scenario, check_laws, scenarios
@@ -170,7 +170,7 @@ def test_a_block_that_the_group_of_decodes_takes_late_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(GroupedDecodes, "num_new_blocks", 0)
-    breaks(FCFS, (*NOTICED, OutOfBlocksError, StalledError))
+    breaks(FCFS, (*NOTICED, KVCorruptionError))
 
 
 def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

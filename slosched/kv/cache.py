@@ -135,6 +135,8 @@ class KVCache:
         table = self._tables[request_id]
         missing = -(-num_tokens // self.block_size) - len(table)
         if missing > 0:
+            if missing > len(self._lent):
+                raise KVCorruptionError(f"{request_id!r} grows by blocks that were not lent")
             table += self._lent[-missing:]
             del self._lent[-missing:]
 
