@@ -104,15 +104,18 @@ def test_scores_are_the_devices() -> None:
 def test_what_is_measured_is_kept_and_what_a_busy_machine_made_does_not_count(
     tmp_path: Path,
 ) -> None:
-    measured = tmp_path, results.RUNS, CONV.name, 20.0
-    folder, table, *key = measured
-    assert not results.has(table, *key, 0, folder)
+    folder, table = tmp_path, results.RUNS
+
+    def has(window: int) -> bool:
+        return results.has(table, CONV.name, 20.0, window, folder)
+
+    assert not has(0)
     results.keep(table, [row("goodput", 0, 90), row("vLLM 2048", 0, 50)], folder)
     results.keep(table, [row("goodput", 1, 80, late_s=0.3), row("vLLM 2048", 1, 50)], folder)
-    assert results.has(table, *key, 0, folder)
-    assert not results.has(table, *key, 1, folder), "one late client spoils the whole heat"
+    assert has(0)
+    assert not has(1), "one late client spoils the whole heat"
     results.keep(table, [row("goodput", 1, 85), row("vLLM 2048", 1, 55)], folder)
-    assert results.has(table, *key, 1, folder)
+    assert has(1)
     assert len(results.read(table, folder)) == 4
 
 
