@@ -157,10 +157,10 @@ def _ratio(row: Row | None) -> str:
 def _overload(tables: Tables, order: Sequence[str]) -> Iterator[str]:
     yield (
         "Good requests/s at multiples of the 1× load (in brackets the attainment), and the paired "
-        f"ratio of `{FLAGSHIP}` to the best other that may drop. The second half of a window counts, "
-        "and windows of 800 requests are short for that: while a queue still grows, who serves "
-        "everybody is punished in that half and who gives up at once is not. Newer runs have longer "
-        "ones ([which](#who-made-it))."
+        f"ratio of `{FLAGSHIP}` to the best other that may drop. The second half of a window "
+        "counts, and windows of 800 requests are short for that: while a queue still grows, who "
+        "serves everybody is punished in that half and who gives up at once is not. Newer runs "
+        "have longer ones ([which](#who-made-it))."
     )
     rows = []
     for name in order:
