@@ -49,8 +49,8 @@ _HEAD = (
     "policies in front of it. All of them are up at the same time and get the same requests, on a "
     "machine that others used, too: whoever waits for a core looks worse than it is. Good requests "
     "are those served as promised (TTFT, and TPOT as `vllm bench serve --goodput` has it); "
-    "rejected ones are not good. Intervals are 95 %, by Student's t over the parts of the trace. How it is "
-    "done: [experiments/inside_vllm](../experiments/inside_vllm/README.md)."
+    "rejected ones are not good. Intervals are 95 %, by Student's t over the parts of the trace. "
+    "How it is done: [experiments/inside_vllm](../experiments/inside_vllm/README.md)."
 )
 
 
