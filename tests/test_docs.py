@@ -71,6 +71,8 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         while hasattr(command, "commands") and words and not words[0].startswith("-"):
             assert words[0] in command.commands, words
             command, words = command.commands[words[0]], words[1:]
+        if "--" in words:  # what follows is another program's
+            words = words[: words.index("--")]
         known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
         used = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
         assert set(used) <= known, words

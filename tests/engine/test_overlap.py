@@ -30,7 +30,7 @@ from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.scheduling_time import MEASURED, SimulatedDevice, TakesTime
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.engine.simulated import SimulatedExecutor, VirtualClock
-from slosched.kv import KVCache, PrefixCaching
+from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching
 from slosched.perfmodel import LinearModel
 from slosched.policy import FCFS, POLICIES
 from slosched.scheduler import Scheduler
@@ -399,7 +399,11 @@ def test_where_nothing_is_a_surprise_overlap_changes_nothing(name: str) -> None:
             -(-(r.num_prompt_tokens + r.num_output_tokens) // scenario.block_size) for r in requests
         )
         scenario = replace(
-            scenario, requests=requests, num_blocks=plenty, prefix_cache=PrefixCaching.OFF
+            scenario,
+            requests=requests,
+            num_blocks=plenty,
+            prefix_cache=PrefixCaching.OFF,
+            prefix_host=NO_PREFIX_HOST,
         )
         plain = play(POLICIES[name](), replace(scenario, overlap=False))
         overlapped = play(POLICIES[name](), replace(scenario, overlap=True))
