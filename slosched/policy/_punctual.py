@@ -41,21 +41,14 @@ class Supply(NamedTuple):
     seat_s: float = 0.0
     """Time of decodes alone until one more of them ends and leaves its seat."""
 
-    def is_late(self, deadline_s: float, prefill_s: float, num_started: int) -> bool:
-        """For `prefill_s` of prompts, `num_started` of them without a seat: their last one."""
-        left_s = deadline_s - self.start_s
-        return prefill_s + max((1 - self.share) * left_s, self._seats_s(num_started)) > left_s
-
     def is_short_of_seats(self, in_time: Sequence[Request]) -> bool:
         """True if decodes have to run faster than their TPOTs ask, to leave theirs in time."""
         if not in_time:
             return False
         left_s = in_time[-1].deadline_s - self.start_s
-        num_started = sum(map(_needs_seat, in_time))
-        return self._seats_s(num_started) > (1 - self.share) * left_s
-
-    def _seats_s(self, num_started: int) -> float:
-        return max(0, num_started - self.num_free_seats) * self.seat_s
+        num_started = sum(r.status is not RequestStatus.RUNNING for r in in_time)
+        num_short = num_started - self.num_free_seats
+        return num_short * self.seat_s > (1 - self.share) * left_s
 
 
 def most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
@@ -88,11 +81,13 @@ def by_deadline(prefills: Iterable[Timed]) -> list[Timed]:
 
 def are_in_time(ordered: Iterable[Timed], supply: Supply) -> bool:
     """True if `ordered`, one after the other, are in time.  O(n)."""
-    prefill_s, num_started = 0.0, 0
+    start_s, share, num_free_seats, seat_s = supply
+    prefill_s, num_short = 0.0, -num_free_seats
     for request, alone_s in ordered:
+        left_s = request.deadline_s - start_s
         prefill_s += alone_s
-        num_started += _needs_seat(request)
-        if supply.is_late(request.deadline_s, prefill_s, num_started):
+        num_short += request.status is not RequestStatus.RUNNING
+        if prefill_s > share * left_s or prefill_s + num_short * seat_s > left_s:
             return False
     return True
 
@@ -106,12 +101,13 @@ def best_order(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) 
     order = most_in_time(ordered, supply, fairness)
     if not order.late or not supply.is_short_of_seats(order.in_time):
         return order
-    cost = {request.request_id: _cost(request, alone_s, fairness) for request, alone_s in ordered}
+    ranks = _ranks(ordered, fairness)
+    rank = {r.request_id: rank[:2] for rank, (r, _) in zip(ranks, ordered, strict=True)}
 
-    def by_cost(requests: list[Request]) -> list[Request]:
-        return sorted(requests, key=lambda r: cost[r.request_id])
+    def last_given_up(requests: list[Request]) -> list[Request]:
+        return sorted(requests, key=lambda r: rank[r.request_id], reverse=True)
 
-    return Order(by_cost(order.in_time), by_cost(order.late))
+    return Order(last_given_up(order.in_time), last_given_up(order.late))
 
 
 def most_in_time(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
@@ -124,32 +120,37 @@ def most_in_time(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0
     O(n log n).  Moore (1968), https://doi.org/10.1287/mnsc.15.1.102: exact for `fairness` 0 while
     seats are free; each prompt needs one, so that the longest is the one to give up there, too.
     """
-    prefill_s, num_started = 0.0, 0
-    kept: list[tuple[tuple[bool, float], int]] = []
+    # Written out, for it is what a step costs in overload.  While seats are free `num_short` is
+    # below zero, and then the other condition is the stricter one.
+    start_s, share, num_free_seats, seat_s = supply
+    prefill_s, num_short = 0.0, -num_free_seats
+    needs_seat = [request.status is not RequestStatus.RUNNING for request, _ in ordered]
+    kept: list[tuple[bool, float, int]] = []
     is_late = [False] * len(ordered)
-    for i, (request, alone_s) in enumerate(ordered):
-        is_unsafe, cost = _cost(request, alone_s, fairness)
-        heappush(kept, ((not is_unsafe, -cost), i))
+    for rank, (request, alone_s) in zip(_ranks(ordered, fairness), ordered, strict=True):
+        left_s = request.deadline_s - start_s
+        heappush(kept, rank)
         prefill_s += alone_s
-        num_started += _needs_seat(request)
-        while kept and supply.is_late(request.deadline_s, prefill_s, num_started):
-            longest = heappop(kept)[-1]
+        num_short += needs_seat[rank[2]]
+        while kept and (prefill_s > share * left_s or prefill_s + num_short * seat_s > left_s):
+            longest = heappop(kept)[2]
             is_late[longest] = True
             prefill_s -= ordered[longest][1]
-            num_started -= _needs_seat(ordered[longest][0])
+            num_short -= needs_seat[longest]
     requests = [request for request, _ in ordered]
     return Order(list(compress(requests, map(not_, is_late))), list(compress(requests, is_late)))
 
 
-def _needs_seat(request: Request) -> bool:
-    return request.status is not RequestStatus.RUNNING
-
-
-def _cost(request: Request, alone_s: float, fairness: float) -> tuple[bool, float]:
-    """What its prefill takes from others: the greatest is given up first."""
-    if fairness > 0 and _draw(request) < fairness:
-        return False, alone_s / request.num_prompt_tokens
-    return True, alone_s
+def _ranks(ordered: Sequence[Timed], fairness: float) -> list[tuple[bool, float, int]]:
+    """By what each prefill takes from others, and its place: the least is given up first."""
+    if not fairness:
+        return [(False, -alone_s, i) for i, (_, alone_s) in enumerate(ordered)]
+    return [
+        (True, -alone_s / request.num_prompt_tokens, i)
+        if _draw(request) < fairness
+        else (False, -alone_s, i)
+        for i, (request, alone_s) in enumerate(ordered)
+    ]
 
 
 def _draw(request: Request) -> float:

@@ -96,10 +96,13 @@ class Goodput(Policy):
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch, model = _builder(view), _model(view)
-        begun = (r for r in view.running if not r.is_decode)
+        begun: list[Request] = []
+        decodes: list[Request] = []
+        for request in view.running:
+            (decodes if request.is_decode else begun).append(request)
         prompts = _prompts(batch, model, view, begun)
         view = without_rejected(batch, view)
-        decodes = sorted((r for r in view.running if r.is_decode), key=attrgetter("deadline_s"))
+        decodes.sort(key=attrgetter("deadline_s"))
         if view.swapped or batch.num_free_blocks < len(decodes):
             self._serve_short_of_memory(batch, view, model, prompts)
             return batch.build()
