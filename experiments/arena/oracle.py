@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from heapq import heappop, heappush
 from unittest.mock import patch
 
 from experiments.arena.rows import Row, Tables, best, pick
 from experiments.arena.scenarios import Scale, Scenario
 from experiments.arena.targets import FLAGSHIP, asked_of
-from slosched.core import BatchShape, Request, RequestStatus
+from slosched.core import BatchShape
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import FittedModel
 from slosched.policy import goodput
-from slosched.policy._punctual import Order, Supply, Timed, best_order
+from slosched.policy._punctual import Order, Supply, Timed, best_order, most_by_rank
 from slosched.policy.spec import make_policy
 from slosched.workload import Trace
 
@@ -54,27 +53,8 @@ def by_all_it_takes(
     _: float = 0.0,
 ) -> Order:
     """Moore and Hodgson's order, but that the one goes which takes most, decodes counted."""
-    prefill_s = 0.0
-    num_started = 0
-    kept: list[tuple[float, int]] = []
-    late: set[int] = set()
-    for i, (request, alone_s) in enumerate(ordered):
-        heappush(kept, (-alone_s - lengths[request.request_id] * decode_s, i))
-        prefill_s += alone_s
-        num_started += _needs_seat(request)
-        while kept and supply.is_late(request.deadline_s, prefill_s, num_started):
-            longest = heappop(kept)[-1]
-            late.add(longest)
-            prefill_s -= ordered[longest][1]
-            num_started -= _needs_seat(ordered[longest][0])
-    requests = [request for request, _ in ordered]
-    return Order(
-        [r for i, r in enumerate(requests) if i not in late], [requests[i] for i in sorted(late)]
-    )
-
-
-def _needs_seat(request: Request) -> bool:
-    return request.status is not RequestStatus.RUNNING
+    takes_s = (alone_s + lengths[r.request_id] * decode_s for r, alone_s in ordered)
+    return most_by_rank(ordered, supply, [(False, -all_s, i) for i, all_s in enumerate(takes_s)])
 
 
 def _attainment(

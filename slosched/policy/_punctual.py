@@ -21,6 +21,10 @@ Timed = tuple[Request, float]
 """A prompt, and how long what is left of its prefill takes alone on the device."""
 
 
+Rank = tuple[bool, float, int]
+"""Whether a prompt is safe, less what it takes from others, its place: the least is given up."""
+
+
 class Order(NamedTuple):
     """Prompts in the order in which they should run."""
 
@@ -120,14 +124,22 @@ def most_in_time(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0
     O(n log n).  Moore (1968), https://doi.org/10.1287/mnsc.15.1.102: exact for `fairness` 0 while
     seats are free; each prompt needs one, so that the longest is the one to give up there, too.
     """
+    return most_by_rank(ordered, supply, _ranks(ordered, fairness))
+
+
+def most_by_rank(ordered: Sequence[Timed], supply: Supply, ranks: Sequence[Rank]) -> Order:
+    """Of prompts in order of deadline, those left once, whenever one is late, the least rank goes.
+
+    `ranks` are of the same prompts in the same order.
+    """
     # Written out, for it is what a step costs in overload.  While seats are free `num_short` is
     # below zero, and then the other condition is the stricter one.
     start_s, share, num_free_seats, seat_s = supply
     prefill_s, num_short = 0.0, -num_free_seats
     needs_seat = [request.status is not RequestStatus.RUNNING for request, _ in ordered]
-    kept: list[tuple[bool, float, int]] = []
+    kept: list[Rank] = []
     is_late = [False] * len(ordered)
-    for rank, (request, alone_s) in zip(_ranks(ordered, fairness), ordered, strict=True):
+    for rank, (request, alone_s) in zip(ranks, ordered, strict=True):
         left_s = request.deadline_s - start_s
         heappush(kept, rank)
         prefill_s += alone_s
@@ -141,7 +153,7 @@ def most_in_time(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0
     return Order(list(compress(requests, map(not_, is_late))), list(compress(requests, is_late)))
 
 
-def _ranks(ordered: Sequence[Timed], fairness: float) -> list[tuple[bool, float, int]]:
+def _ranks(ordered: Sequence[Timed], fairness: float) -> list[Rank]:
     """By what each prefill takes from others, and its place: the least is given up first."""
     if not fairness:
         return [(False, -alone_s, i) for i, (_, alone_s) in enumerate(ordered)]
