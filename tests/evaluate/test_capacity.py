@@ -35,6 +35,7 @@ from slosched.evaluate.capacity.code import _PACKAGE, _policy_sources, _replayed
 from slosched.evaluate.capacity.point import model_digest, trace_digest
 from slosched.evaluate.capacity.windows import blocks_of
 from slosched.perfmodel import load_model, scaled
+from slosched.policy.spec import policy_classes
 from slosched.workload import Trace, TraceError, read_trace, synthesize
 from slosched.workload.request import TraceRequest
 
@@ -311,10 +312,10 @@ def test_another_policy_is_other_code() -> None:
 
 
 def test_a_policys_code_is_its_own_and_that_of_its_parts() -> None:
-    ours = set(_policy_sources("goodput"))
+    ours = set(_policy_sources(policy_classes("goodput")))
     assert {"slosched.policy.goodput", "slosched.policy._punctual"} <= ours
     assert not any("sglang" in module for module in ours)
-    wrapped = set(_policy_sources("edf+early_rejection"))
+    wrapped = set(_policy_sources(policy_classes("edf+early_rejection")))
     assert {"slosched.policy.edf", "slosched.policy.early_rejection"} <= wrapped
     package = {f"policy/{m.rpartition('.')[2]}.py" for m in ours if m.startswith("slosched.policy")}
     assert not package & set(_replayed())

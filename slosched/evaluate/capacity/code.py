@@ -7,10 +7,11 @@ import hashlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from slosched.core import Policy
 from slosched.policy.spec import policy_classes
 
 _PACKAGE = Path(__file__).parents[2]
@@ -39,10 +40,7 @@ def code_digest(policy: str) -> str:
     Finer than a commit: an edit that is not committed counts, one to the documentation, to another
     policy or to a part of it does not, and it works where there is no git.
     """
-    summed = hashlib.sha256(_package_digest().encode())
-    for name, source in sorted(_policy_sources(policy).items()):
-        summed.update(name.encode() + b"\0" + source.encode() + b"\0")
-    return summed.hexdigest()
+    return _digest_with(tuple(policy_classes(policy)))
 
 
 @cache
@@ -65,9 +63,16 @@ def git_hash() -> str:
     return ran.stdout.strip()
 
 
-def _policy_sources(policy: str) -> dict[str, str]:
-    """By module, of the policy's classes and of what these import from `slosched.policy`."""
-    classes = policy_classes(policy)
+@cache  # By class, which a module that was edited and loaded again has anew.
+def _digest_with(classes: tuple[type[Policy], ...]) -> str:
+    summed = hashlib.sha256(_package_digest().encode())
+    for name, source in sorted(_policy_sources(classes).items()):
+        summed.update(name.encode() + b"\0" + source.encode() + b"\0")
+    return summed.hexdigest()
+
+
+def _policy_sources(classes: Sequence[type[Policy]]) -> dict[str, str]:
+    """By module, of these classes and of what they import from `slosched.policy`."""
     pending = [ancestor.__module__ for one in classes for ancestor in one.__mro__[:-1]]
     sources: dict[str, str] = {}
     while pending:
