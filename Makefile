@@ -50,7 +50,7 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/inside_vllm/requirements.txt tests/ins
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") $(VLLM_VENV)/bin/uv pip install \
-		--python $(VLLM_VENV)/bin/python -e . \
+		--compile-bytecode --python $(VLLM_VENV)/bin/python -e . \
 		-r tests/inside_vllm/requirements.txt --overrides tests/inside_vllm/overrides.txt
 	@touch $@
 

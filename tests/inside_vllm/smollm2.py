@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from slosched.engine.torch.embedded import ModelUnavailableError, embedded_model_dir
+
+vllm_is_installed = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed here: run `make test-vllm`"
+)
+"""For tests that start servers: to import vLLM here as well would take as long as a server."""
 
 
 def smollm2() -> Path:

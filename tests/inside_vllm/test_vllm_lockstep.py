@@ -22,16 +22,17 @@ NUM_WORKLOADS = 100
 MAX_DIVERGED_SHARE = 0.002
 
 
+@pytest.mark.parametrize("caches_prefixes", [False, True], ids=["plain", "prefix_cache"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_fcfs_decides_every_step_as_vllm_does(
-    is_async: bool, record_property: Callable[[str, object], None]
+    is_async: bool, caches_prefixes: bool, record_property: Callable[[str, object], None]
 ) -> None:
     num_steps = num_preemptions = num_outputs = 0
     for seed in range(NUM_WORKLOADS):
-        workload = random_workload(seed)
-        config = make_config(workload, is_async=is_async)
+        workload = random_workload(seed, shares_prefixes=caches_prefixes)
+        config = make_config(workload, is_async=is_async, caches_prefixes=caches_prefixes)
         theirs = make_scheduler(AsyncScheduler if is_async else Scheduler, config)
-        config = make_config(workload, is_async=is_async, settings={"policy": "fcfs"})
+        config.additional_config = {"slosched": {"policy": "fcfs"}}
         ours = make_scheduler(SLOScheduler, config)
         assert isinstance(ours, AsyncScheduler) is is_async
         expected = Loop(theirs, workload, is_async).run()
@@ -40,6 +41,7 @@ def test_fcfs_decides_every_step_as_vllm_does(
             assert right == left, f"seed {seed}, call {call}"
         assert not ours.truth.fallbacks
         assert not ours.truth.divergences
+        assert not ours.truth.num_deeper_matches
         num_steps += len(expected)
         num_preemptions += sum(len(step.preempted) for step in expected)
         num_outputs += sum(len(step.outputs) for step in expected)

@@ -10,14 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
-
-from smollm2 import smollm2
+from smollm2 import smollm2, vllm_is_installed
 
 from experiments.inside_vllm.server import Launch, started
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, vllm_is_installed]
 
 SETTINGS = {
     "policy": "edf:drop=expired",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
@@ -47,7 +48,7 @@ class Driver:
         fitted = settings.make_model(device)
         self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
         self._policy = settings.make_policy(self._model, limits)
-        self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size)
+        self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
         self._mirror = Mirror(host, self._kv, settings.make_promises(), limits)
         self._steps = StepTimes(self._model, record)
         self._ended: list[tuple[int, EngineCoreOutput]] = []
@@ -74,7 +75,11 @@ class Driver:
             self._end_refused()
             plan = self._plan(begins_s)
         output = vllm_schedule() if plan is None else self._carry_out(plan, vllm_schedule)
-        self._steps.launched(self._chunks(output), time.time())
+        is_as_planned = plan is not None and (
+            output.num_scheduled_tokens == plan.num_scheduled_tokens
+        )
+        shape = plan.shape if plan is not None and is_as_planned else None
+        self._steps.launched(self._chunks(output), shape, time.time())
         return output
 
     def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:
@@ -152,18 +157,19 @@ class Driver:
         preempt(host, plan.preempted)
         with self.caps.of(planned), narrowed(host, planned):
             output = vllm_schedule()
-        self.truth.compare(planned, output, self._has_reached)
+        self.truth.compare(planned, output, partial(self._has_reached, plan.num_found_tokens))
         return output
 
-    def _has_reached(self, request_id: str, num_planned: int) -> bool:
+    def _has_reached(self, found: Mapping[str, int], request_id: str, num_planned: int) -> bool:
         """Whether vLLM computed as far as planned, wherever it began.
 
-        The mirror still shows the request as it was planned.
+        The mirror still shows the request as it was planned, and `found` what it was to find.
         """
         ours = self._mirror.queues.find(request_id)
         assert ours is not None, f"{request_id!r} was planned but is in no queue"
+        num_prior = found.get(request_id, ours.num_computed_tokens)
         theirs = self._host.requests[request_id]
-        return bool(theirs.num_computed_tokens >= ours.num_computed_tokens + num_planned)
+        return bool(theirs.num_computed_tokens >= num_prior + num_planned)
 
     def _end_refused(self) -> None:
         for request_id, why in list(self._mirror.refused.items()):
@@ -183,10 +189,8 @@ class Driver:
             )
             self._ended.append((request.client_index, ended))
 
-    def _chunks(self, output: Any) -> tuple[Chunk, ...]:
+    def _chunks(self, output: Any) -> Iterator[Chunk]:
         """Of the step as vLLM executes it, draft tokens included."""
         requests = self._host.requests
-        return tuple(
-            (n, requests[request_id].num_computed_tokens - n)
-            for request_id, n in output.num_scheduled_tokens.items()
-        )
+        for request_id, n in output.num_scheduled_tokens.items():
+            yield n, requests[request_id].num_computed_tokens - n

@@ -10,6 +10,8 @@ from typing import Any
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.request import RequestStatus as Status
 
+_RUNNING = Status.RUNNING
+
 
 class Caps:
     """How many tokens each planned request may compute in this step; none without a plan."""
@@ -55,10 +57,15 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
     admission, those that started behind them, and whom vLLM preempted at the front of the queue.
     """
     running, waiting = host.running, host.waiting
-    requests = [host.requests[request_id] for request_id in planned]
-    host.running = [request for request in requests if request.status is Status.RUNNING]
-    host.waiting = FCFSRequestQueue(r for r in requests if r.status is not Status.RUNNING)
-    startable = set(host.waiting)
+    shown: list[Any] = []
+    startable: dict[Any, None] = {}
+    for request_id in planned:
+        request = host.requests[request_id]
+        if request.status is _RUNNING:
+            shown.append(request)
+        else:
+            startable[request] = None
+    host.running, host.waiting = shown, FCFSRequestQueue(startable)
     reserves_whole = host.scheduler_reserve_full_isl
     host.scheduler_reserve_full_isl = False  # whether a prompt may start has been decided
     try:
@@ -67,7 +74,7 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
         host.scheduler_reserve_full_isl = reserves_whole
         left = host.waiting
         started = [request for request in host.running if request in startable]
-        host.running = [r for r in running if r.status is Status.RUNNING] + started
+        host.running = [request for request in running if request.status is _RUNNING] + started
         host.waiting = waiting
         if started:
             waiting.remove_requests(set(started))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from slosched.integrations.vllm.forecast import Forecast, can_forecast
+from slosched.integrations.vllm.ledger import VLLMLedger, num_held_blocks
 
 
 class VLLMBlocks:
@@ -17,17 +19,17 @@ class VLLMBlocks:
 
     num_free_host_blocks = 0
 
-    def __init__(self, kv_cache_manager: Any, block_size: int) -> None:
-        """`block_size` is in tokens."""
+    def __init__(self, kv_cache_manager: Any, block_size: int, requests: Mapping[str, Any]) -> None:
+        """`block_size` is in tokens; `requests` are vLLM's by id."""
         self._manager = kv_cache_manager
+        self._requests = requests
         self._pool = kv_cache_manager.block_pool
         self._tables = [
             manager.req_to_blocks for manager in kv_cache_manager.coordinator.single_type_managers
         ]
-        self._table = self._tables[0]
         self._num_groups = len(self._tables)
+        self._forecasts = can_forecast(kv_cache_manager)
         self._matched: dict[str, Sequence[Any]] = {}
-        """vLLM's cached blocks that a waiting request could use, of its first group."""
         self.block_size = block_size
 
     @property
@@ -40,16 +42,16 @@ class VLLMBlocks:
         return int(self._pool.get_num_free_blocks()) // self._num_groups
 
     def num_held_blocks(self, request_id: str) -> int:
-        if self._num_groups > 1:
-            return max(len(table.get(request_id, ())) for table in self._tables)
-        return len(self._table.get(request_id, ()))
+        return num_held_blocks(self._tables, request_id)
 
     def num_held_host_blocks(self, request_id: str) -> int:  # noqa: ARG002  # there are none
         return 0
 
     def ledger(self) -> VLLMLedger:
         """For one plan, before anything of it is entered."""
-        return VLLMLedger(self._table, self._matched, self.num_held_blocks, self.caches_prefixes)
+        if self._forecasts:
+            return Forecast(self._manager, self._requests, self._matched, self.block_size)
+        return VLLMLedger(self._tables, self._matched, caches_prefixes=self.caches_prefixes)
 
     @property
     def caches_prefixes(self) -> bool:
@@ -67,54 +69,3 @@ class VLLMBlocks:
     def forget(self, request_id: str) -> None:
         """The request waits no longer."""
         self._matched.pop(request_id, None)
-
-
-class VLLMLedger:
-    """What a plan does to the free blocks; a `core.BlockLedger`.
-
-    vLLM counts a cached block that nobody holds as free: to use it takes one of the free ones.
-    """
-
-    def __init__(
-        self,
-        table: Mapping[str, Sequence[Any]],
-        matched: Mapping[str, Sequence[Any]],
-        num_held_blocks: Callable[[str], int],
-        caches_prefixes: bool,
-    ) -> None:
-        self._table = table
-        self._matched = matched
-        self._num_held_blocks = num_held_blocks
-        self._caches_prefixes = caches_prefixes
-        self._more: Counter[int] = Counter()
-        """Holders by block id that the plan adds, or takes away."""
-
-    def num_ready_blocks(self, request_id: str) -> int:
-        held = self._num_held_blocks(request_id)
-        if held or request_id not in self._matched:
-            return held
-        return sum(map(self._is_held, self._matched[request_id]))
-
-    def num_blocks_to_load(self, request_id: str) -> int:  # noqa: ARG002  # vLLM loads none
-        return 0
-
-    def find(
-        self,
-        request_id: str,
-        planned: Mapping[str, int],
-        num_lent: int = 0,
-    ) -> None:
-        """Requests know what was cached before the plan."""
-
-    def start(self, request_id: str) -> None:
-        self._more.update(block.block_id for block in self._matched.get(request_id, ()))
-
-    def leave(self, request_id: str) -> int:
-        if not self._caches_prefixes:
-            return self._num_held_blocks(request_id)
-        blocks = self._table.get(request_id, ())
-        self._more.subtract(block.block_id for block in blocks)
-        return len(blocks) - sum(map(self._is_held, blocks))
-
-    def _is_held(self, block: Any) -> bool:
-        return bool(block.ref_cnt + self._more[block.block_id] > 0)

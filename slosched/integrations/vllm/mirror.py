@@ -49,6 +49,7 @@ class Mirror:
         self._limits = limits
         self._requests: dict[str, Request] = {}
         self._theirs: dict[str, Any] = {}
+        self._max_model_len: int = host.max_model_len
         self._waiting: list[Any] = []
         """vLLM's queue when it was read last."""
         self.queues = Queues()
@@ -85,33 +86,41 @@ class Mirror:
 
         Tokens that are on their way count as emitted at `begins_s`, when the next step begins.
         """
-        host, queues = self._host, self.queues
+        queues, known = self.queues, self._requests
         running: dict[str, Request] = {}
         finishing: dict[str, Request] = {}
-        for theirs in host.running:
-            ours = self._find(theirs)
+        for theirs in self._host.running:
+            request_id = theirs.request_id
+            ours = known.get(request_id) or self._find(theirs)
             if ours is None:
                 continue
             ours.status = RequestStatus.RUNNING
             ours.num_computed_tokens = theirs.num_computed_tokens
-            self._foresee(ours, theirs.num_output_placeholders, begins_s)
+            num_placeholders = theirs.num_output_placeholders
+            if num_placeholders or ours.num_output_placeholders:
+                self._foresee(ours, num_placeholders, begins_s)
             shown = finishing if self._has_nothing_to_compute(theirs) else running
-            shown[theirs.request_id] = ours
+            shown[request_id] = ours
         queues.running, queues.finishing = running, finishing
         queues.waiting = self._read_waiting(begins_s)
 
     def note_tokens(self, request_ids: Iterable[str], now_s: float) -> None:
         """Tokens of these requests may have come out; stamp them."""
         next_deadline_s = self._limits.deadline_rule.next_deadline_s
+        requests, theirs_of = self._requests, self._theirs
         for request_id in request_ids:
-            theirs, ours = self._theirs.get(request_id), self._requests.get(request_id)
-            if ours is not None and theirs is not None:
-                times = ours.token_times_s
+            ours = requests.get(request_id)
+            if ours is None:
+                continue
+            times, num_tokens = ours.token_times_s, theirs_of[request_id].num_output_tokens
+            if ours.num_output_placeholders:
                 del times[ours.num_output_tokens - ours.num_output_placeholders :]
-                times += [now_s] * (theirs.num_output_tokens - len(times))
                 ours.num_output_placeholders = 0
-                ours.num_output_tokens = len(times)
-                ours.deadline_s = next_deadline_s(ours)
+            elif num_tokens == ours.num_output_tokens:
+                continue  # a chunk that was not the last
+            times += [now_s] * (num_tokens - len(times))
+            ours.num_output_tokens = num_tokens
+            ours.deadline_s = next_deadline_s(ours)
 
     def note_ends(
         self, request_ids: Iterable[str], now_s: float, reason: EndReason | None = None
@@ -143,7 +152,7 @@ class Mirror:
             theirs.arrival_time,
             theirs.num_prompt_tokens,
             max_tokens=max(
-                1, min(theirs.max_tokens, self._host.max_model_len - theirs.num_prompt_tokens)
+                1, min(theirs.max_tokens, self._max_model_len - theirs.num_prompt_tokens)
             ),
             slo=self._promises.of(theirs.sampling_params.extra_args),
             prompt_token_ids=theirs.prompt_token_ids,
@@ -155,27 +164,27 @@ class Mirror:
 
     def _foresee(self, ours: Request, num_placeholders: int, begins_s: float) -> None:
         """So many tokens of it are on their way, and will be there at `begins_s`."""
-        if not (num_placeholders or ours.num_output_placeholders):
-            return
         times = ours.token_times_s
         num_known = ours.num_output_tokens - ours.num_output_placeholders
-        times[num_known:] = [begins_s] * num_placeholders
+        if num_placeholders == 1 and not ours.num_output_placeholders:  # nearly always
+            times.append(begins_s)
+        else:
+            times[num_known:] = [begins_s] * num_placeholders
         ours.num_output_placeholders = num_placeholders
         ours.num_output_tokens = num_known + num_placeholders
         ours.deadline_s = self._limits.deadline_rule.next_deadline_s(ours)
 
     def _has_nothing_to_compute(self, theirs: Any) -> bool:
         """vLLM's own rules for passing over a running request."""
-        host, computed = self._host, theirs.num_computed_tokens
-        placeholders = theirs.num_output_placeholders
+        computed, placeholders = theirs.num_computed_tokens, theirs.num_output_placeholders
         if placeholders and computed + 2 - placeholders >= (
             theirs.num_prompt_tokens + theirs.max_tokens
         ):
             return True
         return bool(
             theirs.num_tokens_with_spec + placeholders <= computed
-            or computed + 1 >= host.max_model_len
-            or host.current_step + 1 < theirs.next_decode_eligible_step
+            or computed + 1 >= self._max_model_len
+            or self._host.current_step + 1 < theirs.next_decode_eligible_step
         )
 
     def _read_waiting(self, begins_s: float) -> OrderedDict[str, Request]:

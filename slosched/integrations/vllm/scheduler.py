@@ -52,6 +52,8 @@ class _Scheduling:
         num_new_tokens = super()._reserve_prefill_lookahead(  # type: ignore[misc]
             request, num_computed_tokens, num_new_tokens
         )
+        if num_new_tokens <= 1:  # hundreds of decodes, that no plan cuts
+            return num_new_tokens
         return self._driver.caps(request, num_computed_tokens, num_new_tokens)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from slosched.core import BatchShape, LatencyModel
 from slosched.perfmodel import Measurement
@@ -11,6 +12,15 @@ from slosched.perfmodel.measurement import Chunk
 
 Record = Callable[[Measurement], None]
 """Told of every step that held something."""
+
+
+class _Step(NamedTuple):
+    chunks: tuple[Chunk, ...]
+    """None, unless steps are recorded."""
+    shape: BatchShape
+    """Of nothing, if there is no latency model."""
+    launched_s: float
+    expected_s: float
 
 
 class StepTimes:
@@ -22,8 +32,7 @@ class StepTimes:
     def __init__(self, model: LatencyModel | None, record: Record | None = None) -> None:
         self._model = model
         self._record = record
-        self._in_flight: deque[tuple[tuple[Chunk, ...], BatchShape, float, float]] = deque()
-        """What is in it, when it was launched, how long it is expected to take."""
+        self._in_flight: deque[_Step] = deque()
         self._last_end_s = 0.0
 
     @property
@@ -33,27 +42,37 @@ class StepTimes:
     def next_begins_s(self, now_s: float) -> float:
         """When a step that is planned now will begin: after all that are in flight."""
         begins_s = self._last_end_s
-        for _, _, launched_s, expected_s in self._in_flight:
-            begins_s = max(begins_s, launched_s) + expected_s
+        for step in self._in_flight:
+            begins_s = max(begins_s, step.launched_s) + step.expected_s
         return max(begins_s, now_s)
 
-    def launched(self, chunks: tuple[Chunk, ...], now_s: float) -> None:
-        """A step goes to the device; an empty one, too, since vLLM returns those as well."""
-        shape = BatchShape()
-        for num_new_tokens, num_prior_tokens in chunks:
-            shape.add(num_new_tokens, num_prior_tokens)
-        is_known = self._model is not None and shape.num_tokens
-        expected_s = self._model.predict(shape) if is_known and self._model else 0.0
-        self._in_flight.append((chunks, shape, now_s, expected_s))
+    def launched(self, chunks: Iterable[Chunk], shape: BatchShape | None, now_s: float) -> None:
+        """A step goes to the device; an empty one, too, since vLLM returns those as well.
+
+        `shape` is that of the chunks, if somebody has summed it up already: there are hundreds.
+        """
+        held = () if self._record is None else tuple(chunks)
+        expected_s = 0.0
+        if self._model is None:
+            shape = BatchShape()
+        else:
+            shape = shape or _shape_of(held or chunks)
+            expected_s = self._model.predict(shape) if shape.num_tokens else 0.0
+        self._in_flight.append(_Step(held, shape, now_s, expected_s))
 
     def returned(self, now_s: float) -> None:
         """The oldest step is back; what it took teaches the latency model."""
-        chunks, shape, launched_s, _ = self._in_flight.popleft()
-        began_s = max(launched_s, self._last_end_s)
+        step = self._in_flight.popleft()
+        took_s = now_s - max(step.launched_s, self._last_end_s)
         self._last_end_s = now_s
-        if not chunks:
-            return
-        if self._model is not None:
-            self._model.observe(shape, now_s - began_s)
-        if self._record is not None and now_s > began_s:
-            self._record(Measurement(chunks, now_s - began_s))
+        if self._model is not None and step.shape.num_tokens:
+            self._model.observe(step.shape, took_s)
+        if self._record is not None and step.chunks and took_s > 0:
+            self._record(Measurement(step.chunks, took_s))
+
+
+def _shape_of(chunks: Iterable[Chunk]) -> BatchShape:
+    shape = BatchShape()
+    for num_new_tokens, num_prior_tokens in chunks:
+        shape.add(num_new_tokens, num_prior_tokens)
+    return shape

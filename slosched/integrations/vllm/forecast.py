@@ -1,0 +1,159 @@
+"""What vLLM's prefix cache will hold when the turn of a waiting request comes, in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import RequestStatus as Status
+
+from slosched.integrations.vllm.ledger import Matched, VLLMLedger
+
+
+class _Found(NamedTuple):
+    """What a waiting request finds when it starts."""
+
+    cached: Sequence[Any]
+    """vLLM's blocks that are in the cache now."""
+    num_filled: int
+    """Blocks behind those, that the step itself computes for requests before it."""
+
+
+def can_forecast(manager: Any) -> bool:
+    """Whether vLLM's `KVCacheManager` finds prefixes by the one rule that is known here.
+
+    That is one group of full attention, whose cached blocks are found whole and to their end.
+    """
+    coordinator = manager.coordinator
+    return (
+        bool(manager.enable_caching)
+        and type(coordinator) is UnitaryKVCacheCoordinator
+        and type(coordinator.single_type_managers[0]) is FullAttentionManager
+        and not coordinator.eagle_group_ids
+        and coordinator.dcp_world_size == coordinator.pcp_world_size == 1
+    )
+
+
+class Forecast(VLLMLedger):
+    """A ledger that goes through the plan in its order, as vLLM's `schedule` will.
+
+    Whoever is planned takes blocks from the front of vLLM's free ones, of which what was cached
+    in them is lost, and fills blocks that those planned after it find.  Whoever leaves does so
+    before anybody is looked for.
+    """
+
+    def __init__(
+        self, manager: Any, requests: Mapping[str, Any], matched: Matched, block_size: int
+    ) -> None:
+        """`requests` are vLLM's by id; `can_forecast(manager)` holds."""
+        [group] = manager.coordinator.single_type_managers
+        super().__init__((group.req_to_blocks,), matched, caches_prefixes=True)
+        self._requests = requests
+        self._block_size = block_size
+        self._num_cached_of: Mapping[str, int] = group.num_cached_block
+        pool = manager.block_pool
+        self._cache = pool.cached_block_hash_to_block._cache
+        """A block, or a dict of several with the same content, by key."""
+        self._num_entered = 0
+        """Requests of the plan."""
+        self._found: dict[str, _Found] = {}
+        self._filled: set[Any] = set()
+        """Keys of the blocks that those that were entered fill."""
+        self._taken: set[int] = set()
+        """Ids of the blocks that they took."""
+        self._num_left_empty = 0
+        self._left: list[Any] = []
+        """Blocks with content that nobody holds any more, in the order in which they were left."""
+        self._free = self._in_order(pool.free_block_queue)
+
+    def find(self, request_id: str, planned: Mapping[str, int], num_lent: int = 0) -> int | None:  # noqa: ARG002  # nothing is lent inside vLLM
+        """O(blocks) for a request, and O(1) for each that was planned since the last time."""
+        for name, num_new_tokens in islice(planned.items(), self._num_entered, None):
+            self._enter(name, num_new_tokens)
+        self._num_entered = len(planned)
+        theirs = self._requests[request_id]
+        if theirs.num_computed_tokens:  # it kept its blocks, and vLLM does not look
+            return None
+        found = self._found[request_id] = self._look_up(theirs)
+        return (len(found.cached) + found.num_filled) * self._block_size
+
+    def num_ready_blocks(self, request_id: str) -> int:
+        found = self._found.get(request_id)
+        if found is None:
+            return super().num_ready_blocks(request_id)
+        return sum(map(self._is_held, found.cached)) + found.num_filled
+
+    def leave(self, request_id: str) -> int:
+        blocks = self._table.get(request_id, ())
+        num_freed = super().leave(request_id)
+        freed = [block for block in reversed(blocks) if not self._is_held(block)]
+        self._left += [block for block in freed if block.block_hash is not None]
+        self._num_left_empty += sum(block.block_hash is None for block in freed)
+        return num_freed
+
+    def _found_by(self, request_id: str) -> Sequence[Any]:
+        found = self._found.get(request_id)
+        return super()._found_by(request_id) if found is None else found.cached
+
+    def _look_up(self, theirs: Any) -> _Found:
+        if theirs.skip_reading_prefix_cache:
+            return _Found((), 0)
+        cached: list[Any] = []
+        num_filled = 0
+        # The last token is always computed, for what comes after it.
+        for key in islice(theirs.block_hashes, (theirs.num_tokens - 1) // self._block_size):
+            block = None if num_filled else self._cached(key)
+            if block is not None:
+                cached.append(block)
+            elif key in self._filled:
+                num_filled += 1
+            else:
+                break
+        return _Found(cached, num_filled)
+
+    def _cached(self, key: Any) -> Any:
+        found = self._cache.get(make_block_hash_with_group_id(key, 0))
+        if found is None:
+            return None
+        blocks = found.values() if isinstance(found, dict) else (found,)
+        return next((block for block in blocks if block.block_id not in self._taken), None)
+
+    def _enter(self, request_id: str, num_new_tokens: int) -> None:
+        """It takes its blocks, and computes what is in them."""
+        theirs, block_size = self._requests[request_id], self._block_size
+        if theirs.status is Status.RUNNING:
+            prior = theirs.num_computed_tokens
+            num_held = len(self._table.get(request_id, ()))
+            num_known = self._num_cached_of.get(request_id, 0)
+        else:
+            num_held = num_known = len(self._found_by(request_id))
+            if request_id in self._found:
+                num_held = num_known = num_known + self._found[request_id].num_filled
+            prior = num_known * block_size
+        after = prior + num_new_tokens
+        for _ in range(-(-after // block_size) - num_held):
+            self._take()
+        num_full = min(after, theirs.num_tokens) // block_size
+        if num_full > num_known:
+            self._filled.update(islice(theirs.block_hashes, num_known, num_full))
+
+    def _take(self) -> None:
+        if self._num_left_empty:
+            self._num_left_empty -= 1
+        elif (block := next(self._free, None)) is not None:
+            self._taken.add(block.block_id)
+
+    def _in_order(self, queue: Any) -> Iterator[Any]:
+        """Free blocks as vLLM takes them; the plan's new requests may hold some by then."""
+        block = queue.fake_free_list_head.next_free_block
+        while block is not None and block is not queue.fake_free_list_tail:
+            if not self._is_held(block):
+                yield block
+            block = block.next_free_block
+        for block in self._left:
+            if not self._is_held(block):
+                yield block

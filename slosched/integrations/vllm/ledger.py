@@ -1,0 +1,67 @@
+"""What a plan does to vLLM's free blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Tables = Sequence[Mapping[str, Sequence[Any]]]
+"""vLLM's blocks by request, of each group of layers."""
+Matched = Mapping[str, Sequence[Any]]
+"""vLLM's cached blocks that a waiting request could use, of its first group."""
+
+
+def num_held_blocks(tables: Tables, request_id: str) -> int:
+    """Of the group with the most."""
+    if len(tables) == 1:
+        return len(tables[0].get(request_id, ()))
+    return max(len(table.get(request_id, ())) for table in tables)
+
+
+class VLLMLedger:
+    """A `core.BlockLedger` for which requests find what is cached before the plan.
+
+    vLLM counts a cached block that nobody holds as free: to use it takes one of the free ones.
+    """
+
+    def __init__(self, tables: Tables, matched: Matched, *, caches_prefixes: bool) -> None:
+        self._tables = tables
+        self._table = tables[0]
+        self._matched = matched
+        self._caches_prefixes = caches_prefixes
+        self._more: Counter[int] = Counter()
+        """Holders by block id that the plan adds, or takes away."""
+
+    def num_ready_blocks(self, request_id: str) -> int:
+        held = num_held_blocks(self._tables, request_id)
+        return held or sum(map(self._is_held, self._found_by(request_id)))
+
+    def num_blocks_to_load(self, request_id: str) -> int:  # noqa: ARG002  # vLLM loads none
+        return 0
+
+    def find(
+        self,
+        request_id: str,  # noqa: ARG002
+        planned: Mapping[str, int],  # noqa: ARG002
+        num_lent: int = 0,  # noqa: ARG002
+    ) -> int | None:
+        """Requests know what was cached before the plan."""
+        return None
+
+    def start(self, request_id: str) -> None:
+        self._more.update(block.block_id for block in self._found_by(request_id))
+
+    def leave(self, request_id: str) -> int:
+        if not self._caches_prefixes:
+            return num_held_blocks(self._tables, request_id)
+        blocks = self._table.get(request_id, ())
+        self._more.subtract(block.block_id for block in blocks)
+        return len(blocks) - sum(map(self._is_held, blocks))
+
+    def _found_by(self, request_id: str) -> Sequence[Any]:
+        """Cached blocks that a waiting request takes when it starts."""
+        return self._matched.get(request_id, ())
+
+    def _is_held(self, block: Any) -> bool:
+        return bool(block.ref_cnt + self._more[block.block_id] > 0)
