@@ -208,10 +208,11 @@ def _seat_s(decodes: Sequence[Request], pace: _Pace) -> float:
     """Time of decodes alone until one of them ends.
 
     Output lengths are not known, but in a steady state decodes have as many tokens before them as
-    behind them, on average.
+    behind them, on average: twice what they have emitted is how long they stay, and of n decodes
+    one ends with each n-th part of that.
     """
-    num_emitted = sum(r.num_output_tokens for r in decodes)
-    return pace.all_s * num_emitted / max(1, len(decodes)) ** 2
+    stay_tokens = 2 * sum(r.num_output_tokens for r in decodes) / max(1, len(decodes))
+    return pace.all_s * stay_tokens / max(1, len(decodes))
 
 
 @dataclass(slots=True)

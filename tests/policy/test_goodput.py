@@ -15,7 +15,7 @@ from views import R, flat_model, view_of
 from slosched.core import BatchShape, DeadlineRule, EndReason, Limits, Request
 from slosched.perfmodel import LinearModel
 from slosched.policy._punctual import Supply, Timed, best_order, by_deadline, most_in_time
-from slosched.policy.goodput import Goodput
+from slosched.policy.goodput import Goodput, _Pace, _seat_s
 from slosched.policy.spec import PolicySpecError, make_policy
 
 MODEL = flat_model()
@@ -91,6 +91,14 @@ def test_where_seats_are_scarce_prompts_go_by_length() -> None:
     assert (names(order.in_time), names(order.late)) == (["short", "middle"], ["long"])
     by_deadline_alone = best_order(timed(view.waiting), Supply(0.0, 1.0))
     assert names(by_deadline_alone.in_time) == ["long", "short", "middle"]
+
+
+def test_seats_come_free_as_often_as_decodes_that_follow_one_another_end() -> None:
+    """100 of them, each two tokens ahead of the next, stay for 200: one ends every other step."""
+    decodes = [R(f"d{i}", 2 + 2 * i, 1.0, out=1 + 2 * i) for i in range(100)]
+    pace = _Pace.of(view_of(decodes).running, MODEL, 0.0)
+    assert _seat_s(view_of(decodes).running, pace) == pytest.approx(2 * pace.all_s)
+    assert _seat_s([], _Pace.of([], MODEL, 0.0)) == 0.0
 
 
 def test_a_prompt_that_has_begun_has_its_seat() -> None:
