@@ -48,6 +48,10 @@ def run(
     keep_tuning: Annotated[
         bool, typer.Option("--keep-tuning", help="Take the settings of tuned.csv as they are.")
     ] = False,
+    retune: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,…", help="Tune these alone, the others as --keep-tuning."),
+    ] = None,
     anew: Annotated[
         bool, typer.Option("--anew", help="Also what this code has measured already.")
     ] = False,
@@ -58,12 +62,14 @@ def run(
     Example: `python -m experiments.arena run --only conv-tight --scale quick --jobs 2`.
 
     Stop it with Ctrl-C and run it again: it goes on where it was.  Every edit to the code that a
-    replay runs makes all replays new, so run it from a tree in which nobody works.
+    replay runs makes all replays new, so run it from a tree in which nobody works.  An edit to one
+    policy is of that one alone: `--retune NAME` plays again what it changes.
     """
     results = Results()
     with Store(store) as kept:
         field = chosen(_names(policies))
-        tournament = Tournament(field, _scale(scale), results, kept, jobs, keep_tuning)
+        retuned = _retuned(keep_tuning, retune, [entry.name for entry in field])
+        tournament = Tournament(field, _scale(scale), results, kept, jobs, retuned)
         wanted = _scenarios(only)
         pending = [s for s in wanted if anew or not tournament.is_done(s)]
         for scenario in wanted:
@@ -186,6 +192,14 @@ def _play(tournament: Tournament, pending: Sequence[Scenario], jobs: int | None)
 
 def _names(text: str | None) -> list[str]:
     return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _retuned(keep: bool, text: str | None, field: Sequence[str]) -> list[str] | None:
+    """Who is tuned; None for everybody.  Raises ValueError for who does not take part."""
+    names = _names(text)
+    if unknown := [name for name in names if name not in field]:
+        raise ValueError(f"no contender {', '.join(unknown)}; there are {', '.join(field)}")
+    return names if keep or names else None
 
 
 def _scenarios(only: str | None) -> list[Scenario]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -59,6 +59,13 @@ def tune_all(ring: Ring, entries: Sequence[Entry]) -> list[Settled]:
     rates = _rates(ring, {REFERENCES[entry.group] for entry in entries})
     tuned = [_tune(ring, entry, rates[REFERENCES[entry.group]]) for entry in entries]
     return _calmer(ring, tuned)
+
+
+def tune_again(ring: Ring, kept: Sequence[Settled], names: Collection[str]) -> list[Settled]:
+    """These contenders anew, each at the rate that it was tuned at; the others as they are."""
+    again = [_tune(ring, one.entry, one.rate) for one in kept if one.entry.name in names]
+    by_name = {one.entry.name: one for one in _calmer(ring, again)}
+    return [by_name.get(one.entry.name, one) for one in kept]
 
 
 def finalists(ring: Ring, tuned: Sequence[Settled]) -> list[Settled]:

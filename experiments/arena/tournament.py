@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from experiments.arena.contenders import Class, Entry
 from experiments.arena.finals import Finals
-from experiments.arena.heats import Settled, finalists, frame, settled, tune_all
+from experiments.arena.heats import Settled, finalists, frame, settled, tune_again, tune_all
 from experiments.arena.results import Results
 from experiments.arena.ring import OnReplay, Ring
 from experiments.arena.scenarios import LOADS, Scale, Scenario
@@ -37,7 +37,8 @@ class Tournament:
     results: Results
     store: Store
     jobs: int | None = None
-    keep_tuning: bool = False
+    retuned: Collection[str] | None = None
+    """Contenders that are tuned, the others keep their settings; None for everybody."""
 
     def is_done(self, scenario: Scenario) -> bool:
         """True if this code has measured it with these contenders at this scale."""
@@ -117,9 +118,11 @@ class Tournament:
         return sum(others) + groups.count(Class.OURS)
 
     def _tuned(self, ring: Ring) -> list[Settled]:
-        if self.keep_tuning:
-            return settled(self.results.of("tuned", ring.scenario.name), self.entries)
-        tuned = tune_all(ring, self.entries)
+        if self.retuned is None:
+            tuned = tune_all(ring, self.entries)
+        else:
+            kept = settled(self.results.of("tuned", ring.scenario.name), self.entries)
+            tuned = tune_again(ring, kept, self.retuned)
         self.results.put("tuned", ring.scenario.name, frame(ring.scenario.name, tuned))
         return tuned
 

@@ -50,9 +50,9 @@ APART = {"cost", "ceilings", "oracle"}
 """Made by commands of their own."""
 
 
-def tournament(folder: Path, store: Store, *, keep_tuning: bool = False) -> Tournament:
+def tournament(folder: Path, store: Store, retuned: list[str] | None = None) -> Tournament:
     field = chosen(["edf", "goodput"])
-    return Tournament(field, TINY, Results(folder), store, jobs=1, keep_tuning=keep_tuning)
+    return Tournament(field, TINY, Results(folder), store, jobs=1, retuned=retuned)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_deciles_hold_all_counted_requests(played: Path) -> None:
 def test_a_second_call_finds_every_replay_and_the_same_results(played: Path) -> None:
     before = {path.name: path.read_text() for path in (played / "results").iterdir()}
     with Store(played / "points.sqlite") as store:
-        again = tournament(played / "again", store, keep_tuning=False)
+        again = tournament(played / "again", store)
         assert not again.is_done(SMALL)
         num_replays = 0
 
@@ -119,6 +119,25 @@ def test_a_second_call_finds_every_replay_and_the_same_results(played: Path) -> 
     assert num_replays == 0
     for kind in set(KINDS) - {"runs"} - APART:
         assert (played / "again" / f"{kind}.csv").read_text() == before[f"{kind}.csv"]
+
+
+def test_who_is_tuned_again_leaves_the_others_as_they_were(played: Path) -> None:
+    before = pd.read_csv(played / "results" / "tuned.csv")
+    before.loc[before.contender == "goodput", "tuned"] = "goodput:margin=0.3"
+    folder = played / "retuned"
+    folder.mkdir()
+    before.to_csv(folder / "tuned.csv", index=False)
+    with Store(played / "points.sqlite") as store:
+        num_before = len(store.frame())
+        tournament(folder, store, ["edf"]).play(SMALL)
+        policies = set(store.frame()["policy"])
+        assert len(store.frame()) > num_before
+    assert "goodput:margin=0.3" in policies
+    after = pd.read_csv(folder / "tuned.csv")
+    assert list(after.contender) == list(before.contender)
+    others = before.contender != "edf"
+    pd.testing.assert_frame_equal(after[others], before[others])
+    assert after.tuned[~others].item() == before.tuned[~others].item()
 
 
 def test_the_page_of_a_tiny_arena(played: Path, tmp_path: Path) -> None:
