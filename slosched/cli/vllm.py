@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -166,7 +167,10 @@ def open_vllm(
     rest: Sequence[str],
 ) -> VLLMModel:
     """Load the model `name` into a vLLM of this process."""
-    from slosched.integrations.vllm.stepping import EngineOptions, VLLMSteps  # vLLM: a minute
+    # Its hundred lines of news would push the progress bar around; warnings still come.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    with console.status("importing vLLM"):
+        from slosched.integrations.vllm.stepping import EngineOptions, VLLMSteps
 
     options = EngineOptions(
         model_path(name),
@@ -178,7 +182,7 @@ def open_vllm(
         load_format=str(model.load_format),
         others=tuple(rest),
     )
-    with console.status(f"starting vLLM with {name}"):
+    with console.status(f"starting vLLM with {name}: it may compile the model first, for minutes"):
         return VLLMModel(name, VLLMSteps(options))
 
 
@@ -188,7 +192,13 @@ def model_path(name: str) -> str:
         return name
     from slosched.engine.torch.embedded import embedded_model_dir  # torch is a second
 
-    return str(embedded_model_dir())
+    try:
+        return str(embedded_model_dir())
+    except ModuleNotFoundError as error:  # slosched was installed for vLLM alone
+        raise ExtraMissingError(
+            f"unpacking {_EMBEDDED} needs {error.name}, this once: pip install {error.name}; or "
+            "name a model that vLLM knows"
+        ) from error
 
 
 def _path_of(latency_model: str) -> str:

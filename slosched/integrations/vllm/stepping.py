@@ -44,8 +44,9 @@ class EngineOptions:
     def config(self) -> Any:
         """A `VllmConfig`; an option that vLLM does not know ends the process, as in vLLM."""
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-        args = EngineArgs.from_cli_args(parser.parse_args(list(self.others)))
-        args.model = self.model
+        # The model is among the words, for vLLM looks for it, or for its default, at once.
+        words = [*self.others, "--model", self.model]
+        args = EngineArgs.from_cli_args(parser.parse_args(words))
         args.max_num_batched_tokens = self.max_num_batched_tokens
         args.max_num_seqs = self.max_num_seqs
         args.dtype = self.dtype
