@@ -67,9 +67,12 @@ class PrefillAdder:
         self._total_offset = num_mixed + wanted
         self._current_offset = num_mixed
         self._input_left = max_prefill_tokens - num_mixed
-        self._chunk_left = chunk_tokens - num_mixed
+        self.chunk_left = chunk_tokens - num_mixed
+        """Tokens that this step may still take up."""
         self._has_tiny_chunks = chunk_tokens < self._page_size
         """Smaller than a page, which SGLang forbids: a prompt would never come to an end."""
+        self._goes_on_cut = False
+        """Whether the prompt that was cut before will be so after this step: only one may be."""
         self.admitted: list[Request] = []
         self.new_chunked: Request | None = None
         """One whose prompt was cut in this step."""
@@ -79,16 +82,18 @@ class PrefillAdder:
         """KV tokens for which nobody running has a claim."""
         return self._num_free - self._total_offset
 
-    def add_chunked(self, request: Request) -> bool:
-        """Go on with the prompt that was cut; True if all of it is computed now.
+    def add_chunked(self, request: Request, limit: int | None = None) -> bool:
+        """Go on with the prompt that was cut, by `limit` at most; True if all of it is computed.
 
         SGLang breaks if there is no room; here it waits.
         """
         want = request.num_uncomputed_tokens
-        n = min(want, self._chunk_left, int(self._total_left))
+        n = min(want, self.chunk_left, int(self._total_left))
+        n = n if limit is None else min(n, limit)
         if n > 0 and self._admit(request, n):
             self._charge(n, 0 if n < want else num_promised(request))
-        return n >= want
+        self._goes_on_cut = n < want
+        return not self._goes_on_cut
 
     def add(self, request: Request) -> AddResult:
         """Admit a waiting request, the first of them even if it is too long for the step."""
@@ -101,9 +106,9 @@ class PrefillAdder:
         if total >= self._total_left - self._num_locked_by(request, n):
             return AddResult.NO_TOKEN
         num_outputs = num_promised(request)
-        if is_cut := self._pages(n) > self._chunk_left and n > (cut := self._cut()):
+        if is_cut := self._pages(n) > self.chunk_left and n > (cut := self._cut()):
             n, num_outputs = cut, 0
-            if n <= 0:
+            if n <= 0 or self._goes_on_cut:
                 return AddResult.OTHER
         if not self._admit(request, n):
             return AddResult.NO_TOKEN
@@ -140,8 +145,8 @@ class PrefillAdder:
     def _cut(self) -> int:
         """Whole pages of a prompt that is longer than what is left of the chunk."""
         if self._has_tiny_chunks and not self.admitted:
-            return self._chunk_left
-        return self._chunk_left - self._chunk_left % self._page_size
+            return self.chunk_left
+        return self.chunk_left - self.chunk_left % self._page_size
 
     def _admit(self, request: Request, n: int) -> bool:
         num_locked = self._num_locked_by(request, n)
@@ -156,12 +161,12 @@ class PrefillAdder:
         self._total_offset += num_tokens + num_outputs
         self._current_offset += num_tokens
         self._input_left -= num_tokens
-        self._chunk_left -= num_tokens
+        self.chunk_left -= num_tokens
 
     def _state(self) -> AddResult:
         if self._total_left <= 0 or self._num_free - self._current_offset <= 0:
             return AddResult.NO_TOKEN
-        if self._input_left <= 0 or self._chunk_left <= 0:
+        if self._input_left <= 0 or self.chunk_left <= 0:
             return AddResult.OTHER
         return AddResult.CONTINUE
 

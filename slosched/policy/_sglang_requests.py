@@ -23,6 +23,8 @@ class LastBatch:
     is_prefill: bool = False
     chunked: Request | None = None
     """The one whose prompt it cut."""
+    num_tokens: int = 0
+    """Of prompts, and of decodes that were mixed in."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class Queues:
     last: LastBatch = field(default_factory=LastBatch)
     present: set[str] = field(default_factory=set)
     """Running requests that can be planned."""
+    num_founding_tokens: int = 0
+    """Of the step that held prompts of `running` when nobody else ran."""
     newcomers: Sequence[Request] = ()
     """Of those that wait: who was not known before, in the order of arrival."""
 
@@ -95,6 +99,8 @@ class Queues:
         excluded = (self.chunked, last.chunked)
         done = [r for r in last.requests if r not in excluded and not has_ended(r)]
         has_room = len(done) < len(last.requests) or (bool(done) and not self.running)
+        if done and not self.running:
+            self.num_founding_tokens = last.num_tokens
         self.running += done
         return has_room
 

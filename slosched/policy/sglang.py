@@ -18,10 +18,10 @@ from slosched.core import (
 )
 from slosched.policy._sglang_adder import AddResult, PrefillAdder, num_promised
 from slosched.policy._sglang_decode import NewTokenRatio, retract
-from slosched.policy._sglang_order import SchedulePolicy, Shuffle, sort
+from slosched.policy._sglang_order import MAX_WAITING_FOR_PREFIXES, Order, SchedulePolicy
 from slosched.policy._sglang_requests import LastBatch, Queues, has_ended
 
-__all__ = ["SGLang", "SchedulePolicy"]
+__all__ = ["MAX_WAITING_FOR_PREFIXES", "SGLang", "SchedulePolicy"]
 
 
 @dataclass
@@ -53,7 +53,11 @@ class SGLang(Policy):
     schedule_policy: SchedulePolicy = tunable(
         SchedulePolicy.FCFS, SchedulePolicy.LPM, SchedulePolicy.LOF
     )
-    """The order in which waiting requests are tried; `lpm` and `dfs-weight` need a prefix cache."""
+    """The order in which waiting requests are tried; `lpm` and `dfs-weight` need a prefix cache.
+
+    `hrrn` and `shortest-prefill-first` are those of SGLang 0.5.23."""
+    max_waiting_for_prefixes: int = MAX_WAITING_FOR_PREFIXES
+    """With more waiting `lpm` and `hrrn` give way to `fcfs`; a constant in SGLang."""
     schedule_conservativeness: float = tunable(1.0, 0.3, 1.5)
     """Scales the share of `max_tokens` that running requests are first expected to use."""
     max_prefill_tokens: int = 16384
@@ -77,8 +81,9 @@ class SGLang(Policy):
             raise ValueError(
                 f"schedule_conservativeness must be positive, not {self.schedule_conservativeness}"
             )
-        if self.max_prefill_tokens < 1:
-            raise ValueError(f"max_prefill_tokens must be >= 1, not {self.max_prefill_tokens}")
+        for name in ("max_prefill_tokens", "max_waiting_for_prefixes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, not {getattr(self, name)}")
         if self.chunked_prefill_size < 1 and self.chunked_prefill_size != -1:
             raise ValueError(
                 f"chunked_prefill_size must be >= 1, or -1 for none, "
@@ -102,7 +107,7 @@ class SGLang(Policy):
         self._is_full = False
         """No prompt is tried until somebody has left: SGLang's `batch_is_full`."""
         self._ratio = NewTokenRatio(self.schedule_conservativeness)
-        self._shuffle = Shuffle()
+        self._order = Order(self.schedule_policy, self.max_waiting_for_prefixes)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         if self._queues.follow(view):
@@ -133,7 +138,7 @@ class SGLang(Policy):
         if not len(running) == decodes.num_decodes <= view.limits.max_num_batched_tokens:
             return None
         self._ratio.decay()
-        self._goes_on_with(running)
+        self._goes_on_with(running, view.waiting)
         return SchedulerOutput()
 
     def _turn(self, batch: BatchBuilder, view: SchedulerView) -> bool:
@@ -159,22 +164,31 @@ class SGLang(Policy):
         self._sort(queues.waiting)
         adder = self._make_adder(batch, view)
         chunked, queues.chunked = queues.chunked, None
-        if chunked is not None and not adder.add_chunked(chunked):
-            queues.chunked = chunked
+        if chunked is not None:
+            limit = self._order.chunk_limit(
+                chunked, queues.waiting, adder.chunk_left, view.kv.block_size
+            )
+            if not adder.add_chunked(chunked, limit):
+                queues.chunked = chunked
         num_before = len(adder.admitted)
         victims = self._admit(adder, view, max_running_requests)
         del queues.waiting[: len(adder.admitted) - num_before]  # nobody is passed over
+        self._order.leave(adder.admitted)
         queues.waiting += victims
         if not adder.admitted:
             return False
         queues.chunked = adder.new_chunked or queues.chunked
         decodes = self._mix(batch) if self._mixes else []
-        queues.last = LastBatch([*adder.admitted, *decodes], True, queues.chunked)
+        num_tokens = sum(batch.num_scheduled_tokens[r.request_id] for r in adder.admitted)
+        num_tokens += len(decodes)
+        self._order.num_prefilled += num_tokens
+        queues.last = LastBatch([*adder.admitted, *decodes], True, queues.chunked, num_tokens)
         return True
 
     def _sort(self, waiting: list[Request]) -> None:
         urgency = self._urgency if self.enable_priority_scheduling else None
-        sort(waiting, self.schedule_policy, urgency, self._shuffle)
+        self._order.follow(waiting)
+        self._order.sort(waiting, urgency)
 
     @property
     def _mixes(self) -> bool:
@@ -276,7 +290,7 @@ class SGLang(Policy):
         elif running:
             running = retract(running, has_room_for, partial(self._release, batch))
             self._ratio.learn_from(running)
-        self._goes_on_with(running)
+        self._goes_on_with(running, queues.waiting)
         present = [request for request in running if request.request_id in queues.present]
         batch.add_preempting(present, victims=list(present))
         return bool(running)
@@ -287,9 +301,11 @@ class SGLang(Policy):
             batch.preempt(victim)
             self._queues.waiting.append(victim)
 
-    def _goes_on_with(self, running: list[Request]) -> None:
+    def _goes_on_with(self, running: list[Request], waiting: Sequence[Request]) -> None:
         """The decodes of this step; if some of those before have left there may be room."""
         queues = self._queues
+        self._order.follow(waiting)
+        self._order.num_prefilled += queues.num_founding_tokens if running else 0
         self._is_full &= len(running) == len(queues.running)
         queues.running, queues.last = running, LastBatch(running)
 

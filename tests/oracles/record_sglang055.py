@@ -1,10 +1,14 @@
-"""Records decisions of SGLang 0.5.5's own scheduler: what made `sglang055_more.jsonl.gz`, and
-`sglang055_paged.jsonl.gz`.
+"""Records decisions of SGLang 0.5.5's own scheduler: what made `sglang055_more.jsonl.gz`, and those
+of the names `paged`, `pages` and `newer`.
 
     pip download sglang==0.5.5 --no-deps && pip install torch numpy transformers
     python -m zipfile -e sglang-0.5.5-*.whl unpacked
     python record_sglang055.py unpacked more sglang055_more.jsonl.gz [sglang055.jsonl.gz]
     python record_sglang055.py unpacked paged sglang055_paged.jsonl.gz
+    python record_sglang055.py unpacked pages sglang055_pages.jsonl.gz
+    python record_sglang055.py unpacked newer sglang055_newer.jsonl.gz
+
+The last also wants 0.5.23's package, unpacked into a folder `newer` beside the first.
 
 Scheduler, batches, radix cache and memory pools are SGLang's; what they import for other ends
 (models, kernels, sockets) is stood in for, and the forward pass emits the token 7.  With a fourth
@@ -13,10 +17,12 @@ argument the first workloads of that recording are played again, and must come o
 In SGLang those that are driven out queue up in the order of a Python `set`, which is no order;
 here in that of the running batch.  A recording ends before SGLang drives out a request that has
 ended, which frees its memory twice, or loses those driven out for somebody who then does not fit;
-and before it dies for want of memory.
+before it goes on with a prompt that was cut by no token or fewer; and before it dies for want of
+memory.
 
-`paged` are pages of more tokens, without the radix cache; the two kernels that write down a batch's
-slots are rewritten here, since they run on no CPU.
+`paged` are pages of more tokens, without the radix cache, `pages` with it; the two kernels that write
+down a batch's slots are rewritten here, since they run on no CPU.  `newer` are two orders of SGLang
+0.5.23, with pages of one token and more (`sglang0523_orders.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from sglang0523_orders import ORDERS, load_orders, make_adder_class, make_policy, note_queued
 from sglang055_alone import InRunningOrder, Mode, prepare
 
 MAX_STEPS = 200
@@ -61,7 +68,9 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
                 module.get_global_server_args = lambda: args
             pool = sglang.pools.ReqToTokenPool(64, 512, "cpu", enable_memory_saver=False)
             page_size = config.get("page", 1)
-            allocator, tree = make_memory(sglang, pool, config["kv"], page_size)
+            allocator, tree = make_memory(
+                sglang, pool, config["kv"], page_size, config.get("radix", page_size == 1)
+            )
             first = min(0.7 * config["conserv"], 1.0)
             least = min(first * 0.14, 1.0)
             self.__dict__.update(
@@ -77,9 +86,6 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
                 req_to_token_pool=pool,
                 token_to_kv_pool_allocator=allocator,
                 tree_cache=tree,
-                policy=sglang.policy.SchedulePolicy(
-                    config["policy"], tree, False, config["priority"], low_first
-                ),
                 running_batch=sglang.batch.ScheduleBatch(reqs=[], batch_is_full=False),
                 **dict.fromkeys(("chunked_req", "last_batch", "truncation_align_size")),
                 waiting_queue=[],
@@ -111,7 +117,17 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
                 new_token_ratio_decay=(first - least) / 600,
                 retracted=[],
                 driven_out=[],
+                num_processed=0,
             )
+            name = config["policy"]
+            if name in ORDERS:
+                self.policy = make_policy(sglang, sglang.newer, self, name)
+                self.adder = make_adder_class(sglang.adder, self.policy, name)
+            else:
+                self.policy = sglang.policy.SchedulePolicy(
+                    name, tree, False, config["priority"], low_first
+                )
+                self.adder = sglang.adder
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(name)  # its stood-in bases would make up everything
@@ -136,13 +152,17 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
                 self.retracted.append(request.rid)
             elif request.output_ids:
                 self.driven_out.append(request.rid)
+            if self.adder is not sglang.adder:
+                note_queued(request, self.num_processed)
             super()._add_request_to_queue(request, is_retracted)
 
         def step(self) -> dict[str, Any]:
             """One round of `event_loop_normal`, and what came of it."""
             self.retracted: list[str] = []
             self.driven_out: list[str] = []
+            sglang.scheduler.PrefillAdder = self.adder
             batch = self.next_batch()
+            self.num_processed += (batch.extend_num_tokens or 0) if batch else 0
             decision: dict[str, Any] = {"mode": None, "batch": []}
             if batch is None:
                 self.new_token_ratio = self.first_ratio
@@ -199,6 +219,8 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
                 adder.preempt_to_schedule = preempt
             if len(released) > len(self.retracted) + len(self.driven_out):
                 raise StopRecordingError
+            if batch and any(r.extend_input_len < 1 for r in batch.reqs):
+                raise StopRecordingError
             return batch
 
         def process(self, batch: Any, is_decode: bool) -> None:
@@ -223,7 +245,9 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
     return Recorded
 
 
-def make_memory(sglang: SimpleNamespace, pool: Any, num_tokens: int, page_size: int) -> Any:
+def make_memory(
+    sglang: SimpleNamespace, pool: Any, num_tokens: int, page_size: int, has_tree: bool
+) -> Any:
     """Slots for so many tokens, and what knows their content."""
     memory = (torch.float16, "cpu", None)
     if page_size == 1:
@@ -234,6 +258,8 @@ def make_memory(sglang: SimpleNamespace, pool: Any, num_tokens: int, page_size: 
     allocator = sglang.allocator.PagedTokenToKVPoolAllocator(
         num_tokens, page_size, *memory, need_sort=False
     )
+    if has_tree:
+        return allocator, sglang.radix.RadixCache(pool, allocator, page_size=page_size)
     return allocator, sglang.chunk.ChunkCache(pool, allocator, page_size)
 
 
@@ -294,6 +320,34 @@ def make_paged_workload(seed: int) -> dict[str, Any]:
     arrivals.sort(key=lambda arrival: arrival["step"])
     base = {"engine": "sglang", "version": "0.5.5", "seed": seed}
     return {**base, "config": config, "arrivals": arrivals}
+
+
+def make_pages_workload(seed: int) -> dict[str, Any]:
+    """With prefixes in common that end within a page."""
+    return with_prefixes(make_paged_workload(seed), ["fcfs", "lpm", "lpm", "dfs-weight"])
+
+
+def make_newer_workload(seed: int) -> dict[str, Any]:
+    """The newer orders, half of them with pages of one token."""
+    workload = with_prefixes(make_paged_workload(seed), list(ORDERS))
+    config = workload["config"]
+    if seed % 2:
+        config["page"] = 1
+    if seed % 4 < 2:
+        config["chunk"] = config["page"] * 4
+    return workload
+
+
+def with_prefixes(workload: dict[str, Any], orders: list[str]) -> dict[str, Any]:
+    rng = random.Random(-1 - workload["seed"])
+    workload["config"] |= {"policy": rng.choice(orders), "radix": True}
+    for arrival in workload["arrivals"]:
+        arrival["family"] = rng.randint(1, 3)
+        if rng.random() < 0.3:
+            most = workload["config"]["kv"] - arrival["max_tokens"]
+            arrival["len"] = min(arrival["len"] + 30, most)
+        arrival["shared_len"] = min(arrival["len"], rng.choice([0, 7, 16, 21, 35]))
+    return workload
 
 
 def make_workload(seed: int) -> dict[str, Any]:
@@ -390,10 +444,18 @@ def check_again(sglang: SimpleNamespace, recorded: type, path: Path) -> None:
 
 def main() -> None:
     sglang = prepare(Path(sys.argv[1]))
+    sglang.adder = sglang.policy.PrefillAdder
+    if sys.argv[2] == "newer":
+        sglang.newer = load_orders(Path(sys.argv[1]).parent / "newer")
     recorded = make_scheduler_class(sglang)
     for path in map(Path, sys.argv[4:]):
         check_again(sglang, recorded, path)
-    kinds = {"more": (160, make_workload), "paged": (35, make_paged_workload)}
+    kinds = {
+        "more": (160, make_workload),
+        "paged": (35, make_paged_workload),
+        "pages": (60, make_pages_workload),
+        "newer": (60, make_newer_workload),
+    }
     num_steps, (num_workloads, make) = 0, kinds[sys.argv[2]]
     with gzip.open(sys.argv[3], "wt") as file:
         for seed in range(num_workloads):

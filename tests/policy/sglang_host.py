@@ -17,9 +17,14 @@ from slosched.core import Request, ScheduledBatch, ScheduledChunk, SchedulerOutp
 from slosched.kv import KVCache
 from slosched.kv.radix import Node, RadixTree
 from slosched.policy._sglang_adder import AddResult, PrefillAdder
-from slosched.policy._sglang_order import MAX_WAITING_FOR_PREFIXES, content, sort_depth_first
+from slosched.policy._sglang_order import content, sort_depth_first
 from slosched.policy._sglang_requests import has_ended
 from slosched.policy.sglang import SchedulePolicy, SGLang
+
+BY_PREFIX = (
+    *(SchedulePolicy.LPM, SchedulePolicy.DFS_WEIGHT),
+    *(SchedulePolicy.HRRN, SchedulePolicy.SHORTEST_PREFILL_FIRST),
+)
 
 
 class Step(NamedTuple):
@@ -30,14 +35,14 @@ class Step(NamedTuple):
 
 
 class RadixKV(KVCache):
-    """Pages of one token; `SGLangHere` and `settle` tell it when SGLang would do what."""
+    """A block is a page; `SGLangHere` and `settle` tell it when SGLang would do what."""
 
     shares_prefixes = True
 
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__(num_tokens, block_size=1)
-        self.tree = RadixTree()
-        self.num_kept = 0
+    def __init__(self, num_tokens: int, page_size: int = 1) -> None:
+        super().__init__(num_tokens // page_size, page_size)
+        self.tree = RadixTree(page_size)
+        self.kept: list[Request] = []
         """Decodes of which some may be retracted, or driven out, in this step."""
         self._requests: dict[str, Request] = {}
         self._node: dict[str, Node] = {}
@@ -48,11 +53,11 @@ class RadixKV(KVCache):
 
     @property
     def num_free_blocks(self) -> int:
-        return self._device.num_free + self.tree.num_evictable_tokens
+        return self._device.num_free + self.tree.num_evictable_tokens // self.block_size
 
     @property
-    def num_empty_blocks(self) -> int:
-        return self._device.num_free
+    def num_empty_tokens(self) -> int:
+        return self._device.num_free * self.block_size
 
     def ledger(self) -> RadixKV:
         return self
@@ -77,7 +82,8 @@ class RadixKV(KVCache):
         cached = self._requests[request_id].num_computed_tokens
         if not cached:
             return 0
-        return cached - self.tree.num_unprotected_tokens(self._node[request_id])
+        num_free = self.tree.num_unprotected_tokens(self._node[request_id])
+        return (cached - num_free) // self.block_size
 
     def num_blocks_to_load(self, request_id: str) -> int:
         return 0
@@ -94,7 +100,7 @@ class RadixKV(KVCache):
             )
             self.tree.lock(node)
             self._tables[request_id] = self.tree.blocks_of(node) if num_tokens else []
-            self._num_in_tree[request_id] = num_tokens
+            self._num_in_tree[request_id] = num_tokens // self.block_size
 
     def leave(self, request_id: str) -> int:
         """Retract or drive out: nothing of it is kept that was not in the tree before."""
@@ -102,16 +108,25 @@ class RadixKV(KVCache):
             return 0
         before = self.num_free_blocks
         self._release(request_id)
-        if self.num_kept:
-            self.num_kept -= 1
-            self.need(20 * self.num_kept)
-            self.need(self.num_kept)
+        if self.kept:
+            self.kept = [r for r in self.kept if r.request_id != request_id]
+            self.need(20 * len(self.kept))
+            self.need_for_decodes()
         return self.num_free_blocks - before
 
     def need(self, num_tokens: int, num_taken: int = 0) -> None:
         """Evict as many as are needed, not as many as are short."""
-        if self._device.num_free - num_taken < num_tokens:
+        if self.num_empty_tokens - num_taken < num_tokens:
             self._device.give_back(self.tree.evict(num_tokens))
+
+    def need_for_prompts(self, num_tokens: int, num_prompts: int) -> None:
+        """Where pages are longer, as if each prompt took one more."""
+        self.need(num_tokens + (num_prompts * self.block_size if self.block_size > 1 else 0))
+
+    def need_for_decodes(self) -> None:
+        """Of those that are kept, each that begins a page."""
+        starts = [r for r in self.kept if r.num_computed_tokens % self.block_size == 0]
+        self.need(len(starts) * self.block_size)
 
     def launch(self, prompts: Iterable[Request], num_wasted: int) -> None:
         """A step begins; some of its slots are for tokens that nobody wants any more."""
@@ -134,8 +149,9 @@ class RadixKV(KVCache):
             if request.status.is_ended:
                 table = self._tables.pop(request_id)
                 ids = content(request)[0][: request.num_tokens - 1]
-                num_known = self.tree.insert(ids, table, request.lora_id)
-                self._device.give_back(table[self._num_in_tree.pop(request_id) : num_known])
+                num_known = self.tree.insert(ids, table, request.lora_id) // self.block_size
+                twins = table[self._num_in_tree.pop(request_id) : num_known]
+                self._device.give_back(twins + table[len(ids) // self.block_size :])
                 self.tree.unlock(self._node.pop(request_id))
             elif emits_token and request_id in step.prompts and request_id in self._tables:
                 self.keep(request, num_prior + num_new)
@@ -146,13 +162,14 @@ class RadixKV(KVCache):
         """Its first tokens are cached from now on, and of two copies one is dropped."""
         request_id, ids = request.request_id, content(request)[0][:num_tokens]
         table, num_before = self._tables[request_id], self._num_in_tree[request_id]
-        num_known = self.tree.insert(ids, table, request.lora_id)
+        num_known = self.tree.insert(ids, table, request.lora_id) // self.block_size
         self._device.give_back(table[num_before:num_known])
         num_tokens, node = self.tree.match(ids, request.lora_id)
         self.tree.unlock(self._node[request_id])
         self.tree.lock(node)
-        self._node[request_id], self._num_in_tree[request_id] = node, num_tokens
-        table[:num_tokens] = self.tree.blocks_of(node)
+        num_pages = num_tokens // self.block_size
+        self._node[request_id], self._num_in_tree[request_id] = node, num_pages
+        table[:num_pages] = self.tree.blocks_of(node)
 
     def _release(self, request_id: str) -> None:
         table, num_shared = self._tables.pop(request_id), self._num_in_tree.pop(request_id)
@@ -210,10 +227,13 @@ class SGLangHere(SGLang):
         self._mixed: list[Request] = []
         if not super()._prefill(batch, view):
             return False
-        num_tokens = sum(batch.num_scheduled_tokens[r.request_id] for r in self.prompts())
-        self.kv.need(num_tokens)
+        prompts = self.prompts()
+        new = [(r.num_computed_tokens, batch.num_scheduled_tokens[r.request_id]) for r in prompts]
+        self.kv.need_for_prompts(sum(n for _, n in new), len(prompts))
         if self._mixed:
-            self.kv.need(len(self._mixed), num_tokens)
+            pages, size = self.kv.num_blocks_for, self.kv.block_size
+            num_taken = sum(pages(prior + n) - pages(prior) for prior, n in new) * size
+            self.kv.need(len(self._mixed) * size, num_taken)
         return True
 
     def _mix(self, batch: BatchBuilder) -> list[Request]:
@@ -221,11 +241,12 @@ class SGLangHere(SGLang):
         return self._mixed
 
     def _decode(self, batch: BatchBuilder, view: SchedulerView) -> bool:
-        self.kv.num_kept = sum(not has_ended(r) for r in self._queues.running)
-        if self.kv.num_kept:
-            self.kv.need(self.kv.num_kept)
+        self.kv.kept = [r for r in self._queues.running if not has_ended(r)]
+        if self.kv.kept:
+            self.kv.need_for_decodes()
         is_planned = super()._decode(batch, view)
-        self.kv.num_kept = 0
+        self.kv.need(len(self._queues.running) * self.kv.block_size)
+        self.kv.kept = []
         return is_planned
 
     def _release(self, batch: BatchBuilder, victim: Request) -> None:
@@ -237,20 +258,18 @@ class SGLangHere(SGLang):
             self._queues.waiting.append(victim)
 
     def _drive_out_for(self, request: Request, adder: PrefillAdder) -> list[Request]:
-        self.kv.num_kept = len(self._queues.running)
+        self.kv.kept = list(self._queues.running)
         victims = super()._drive_out_for(request, adder)
-        self.kv.num_kept = 0
+        self.kv.kept = []
         return victims
 
     def _sort(self, waiting: list[Request]) -> None:
-        by_prefix = self.schedule_policy in (SchedulePolicy.LPM, SchedulePolicy.DFS_WEIGHT)
-        by_prefix &= len(waiting) <= MAX_WAITING_FOR_PREFIXES
-        if by_prefix:
+        if self.schedule_policy in BY_PREFIX:
             for request in waiting:
                 self.kv.match(request, request.num_tokens)
         found = waiting.copy()
         super()._sort(waiting)
-        if by_prefix and self.schedule_policy is SchedulePolicy.DFS_WEIGHT:
+        if self.schedule_policy is SchedulePolicy.DFS_WEIGHT:
             ours = waiting.copy()
             waiting[:] = found
             sort_depth_first(waiting, self.kv.nodes_of(waiting), self.kv.tree)

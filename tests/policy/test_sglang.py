@@ -13,7 +13,7 @@ from sglang_host import RadixKV, SGLangHere
 from slosched.core import EndReason, Limits, Policy, Request, StepResult
 from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS
-from slosched.policy._sglang_order import SchedulePolicy, Shuffle, sort
+from slosched.policy._sglang_order import Order, SchedulePolicy
 from slosched.policy.sglang import SGLang
 from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.scheduler import Scheduler
@@ -169,6 +169,7 @@ def test_the_largest_max_tokens_first() -> None:
     assert run.step(req("a", 10, 5), req("b", 10, 50), req("c", 10, 20)) == [("b", 10), ("c", 10)]
 
 
+SPF = SchedulePolicy.SHORTEST_PREFILL_FIRST
 SEED = tuple(range(40))
 
 
@@ -196,16 +197,16 @@ def test_a_prompt_that_begins_like_an_earlier_one_waits_for_it(num_shared: int, 
         *(req("p", 45, 1, shared=shared), req("r", 45, 1, shared=shared), req("q", 10, 1)),
         req("s", 45, 1, shared=shared),
     ]
-    sort(waiting, SchedulePolicy.LPM, None, Shuffle())
+    Order(SchedulePolicy.LPM).sort(waiting)
     assert " ".join(r.request_id for r in waiting) == order
 
 
 def test_random_is_the_same_disorder_in_every_run() -> None:
     orders = []
     for _ in range(2):
-        waiting, shuffle = [req(f"{i}", 1, 1) for i in range(50)], Shuffle()
+        waiting, order = [req(f"{i}", 1, 1) for i in range(50)], Order(SchedulePolicy.RANDOM)
         for _ in range(2):
-            sort(waiting, SchedulePolicy.RANDOM, None, shuffle)
+            order.sort(waiting)
             orders.append([r.request_id for r in waiting])
     assert orders[:2] == orders[2:]
     assert orders[0] != orders[1]
@@ -218,16 +219,26 @@ def test_prefix_hashes_of_a_trace_say_who_begins_alike() -> None:
         request.prompt_token_ids, request.prefix_hashes = None, hashes
         request.prefix_block_tokens = 16
     waiting[1:] = reversed(waiting[1:])
-    sort(waiting, SchedulePolicy.LPM, None, Shuffle())
+    Order(SchedulePolicy.LPM).sort(waiting)
     assert [r.request_id for r in waiting] == ["p", "q", "r"]
 
 
 @pytest.mark.parametrize("num_waiting", [128, 129])
-def test_beyond_128_waiting_requests_nobody_looks_for_prefixes(num_waiting: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "gives_up"),
+    [("lpm", True), ("dfs-weight", False), ("hrrn", True), ("shortest-prefill-first", False)],
+)
+def test_beyond_128_waiting_requests_two_orders_no_longer_look_for_prefixes(
+    num_waiting: int, policy: str, gives_up: bool
+) -> None:
     waiting = [req(f"w{i}", 10, 1) for i in range(num_waiting)]
     waiting[-1].num_computed_tokens = 9
-    sort(waiting, SchedulePolicy.LPM, None, Shuffle())
-    assert waiting[0].num_computed_tokens == (9 if num_waiting == 128 else 0)
+    order = Order(SchedulePolicy(policy))
+    order.follow(waiting)
+    order.num_prefilled += 100
+    order.sort(waiting)
+    is_fcfs = gives_up and num_waiting > 128
+    assert waiting[0].num_computed_tokens == (0 if is_fcfs else 9)
 
 
 def test_depth_first_goes_where_most_requests_wait() -> None:
@@ -239,8 +250,57 @@ def test_depth_first_goes_where_most_requests_wait() -> None:
         request = req(name, len(prefix) + 1, 1, shared=prefix)
         request.num_computed_tokens = len(prefix)
         waiting.append(request)
-    sort(waiting, SchedulePolicy.DFS_WEIGHT, None, Shuffle())
+    Order(SchedulePolicy.DFS_WEIGHT).sort(waiting)
     assert [r.request_id for r in waiting] == ["a2x", "a2y", "a1", "b1"]
+
+
+def test_the_highest_response_ratio_first() -> None:
+    """What has been computed since they came, over what is not cached of them: 2, 4 and 2."""
+    order, waiting = Order(SchedulePolicy.HRRN), [req("a", 300, 1)]
+    order.follow(waiting)
+    order.num_prefilled += 200
+    waiting += [req("b", 110, 1), req("c", 200, 1)]
+    waiting[1].num_computed_tokens = 10
+    order.follow(waiting)
+    order.num_prefilled += 400
+    order.sort(waiting)
+    assert [r.request_id for r in waiting] == ["b", "a", "c"]
+    waiting[2].num_computed_tokens = 150  # c: 400 over 50
+    order.sort(waiting)
+    assert [r.request_id for r in waiting] == ["c", "b", "a"]
+
+
+def test_what_comes_back_to_the_queue_has_waited_for_nothing_yet() -> None:
+    order, waiting = Order(SchedulePolicy.HRRN), [req("a", 100, 1), req("b", 100, 1)]
+    order.follow(waiting)
+    order.num_prefilled += 100
+    order.leave(waiting[:1])
+    order.follow(waiting)
+    order.sort(waiting)
+    assert [r.request_id for r in waiting] == ["b", "a"]
+
+
+def test_the_fewest_tokens_that_are_not_cached_first() -> None:
+    """Whoever begins like an earlier one goes last, however short; equals go as they came."""
+    order = Order(SPF)
+    waiting = [req("a", 100, 1), req("b", 90, 1), req("c", 60, 1), req("d", 40, 1)]
+    waiting += [req("e", 45, 1, shared=SEED), req("f", 50, 1, shared=SEED)]
+    waiting[0].num_computed_tokens = 60
+    order.follow(waiting)
+    waiting.reverse()  # f stands before e now
+    order.sort(waiting)
+    assert [r.request_id for r in waiting] == ["a", "d", "f", "c", "b", "e"]
+
+
+def test_the_cut_prompt_leaves_room_to_shorter_ones() -> None:
+    """Of 32 tokens b and c take 10 and 12; what is left would cut d, but only one may be cut."""
+    run = Run(SGLang(schedule_policy=SPF, chunked_prefill_size=32), 1000)
+    assert run.step(req("a", 100, 9)) == [("a", 32)]
+    arrivals = [req("d", 40, 9), req("c", 12, 9), req("b", 10, 9)]
+    assert run.step(*arrivals) == [("a", 10), ("b", 10), ("c", 12)]
+    assert run.step() == [("a", 32)]
+    assert run.step() == [("a", 26), ("d", 6)]
+    assert run.step() == [("d", 32)]
 
 
 def priorities() -> SGLangHere:
@@ -367,6 +427,7 @@ def test_somebody_gone_in_the_middle_of_a_chunk_leaves_nothing_behind() -> None:
     [
         ("schedule_conservativeness=0", "positive, not 0"),
         ("max_prefill_tokens=0", "max_prefill_tokens must be >= 1, not 0"),
+        ("max_waiting_for_prefixes=0", "max_waiting_for_prefixes must be >= 1, not 0"),
         ("max_queued_requests=-1", "max_queued_requests must be >= 1, or 0"),
         ("chunked_prefill_size=0", "chunked_prefill_size must be >= 1, or -1"),
         ("schedule_policy=lpm,enable_priority_scheduling=true", "fcfs or lof, not lpm"),

@@ -63,6 +63,22 @@ def test_every_step_with_pages_of_more_tokens() -> None:
     assert (seen["workloads"], seen["steps"]) == (35, 2924)
 
 
+def test_every_step_with_pages_of_more_tokens_and_prefixes() -> None:
+    """What is found, kept and evicted are whole pages."""
+    seen: Counter[str] = Counter()
+    for workload in recorded("sglang055_pages"):
+        seen += Replay(workload).run()
+    assert (seen["workloads"], seen["steps"], seen["hits"]) == (60, 5643, 1408)
+
+
+def test_every_step_in_the_orders_of_sglang_0_5_23() -> None:
+    """Its functions that sort, in the scheduler of 0.5.5: see `sglang0523_orders.py`."""
+    seen: Counter[str] = Counter()
+    for workload in recorded("sglang055_newer"):
+        seen += Replay(workload).run()
+    assert (seen["workloads"], seen["steps"], seen["hits"]) == (60, 6067, 1923)
+
+
 def test_every_recorded_call_of_the_overlap_loop() -> None:
     seen: Counter[str] = Counter()
     for workload in recorded("sglang055_overlap"):
@@ -92,7 +108,7 @@ class Replay:
     def make_host(self, config: dict[str, Any]) -> None:
         """With SGLang's own cache."""
         self.policy = SGLangHere(**options(config))
-        self.kv = RadixKV(config["kv"])
+        self.kv = RadixKV(config["kv"], config.get("page", 1))
         limits = Limits(NO_LIMIT, config["max_running"], max_loras=config.get("max_loras"))
         self.scheduler = Scheduler(self.policy, self.kv, limits)
         self.policy.kv, self.policy.finishing = self.kv, self.scheduler.queues.finishing
@@ -167,7 +183,7 @@ class Replay:
 
     @property
     def num_empty_and_evictable_tokens(self) -> tuple[int, int]:
-        return self.kv.num_empty_blocks, self.kv.tree.num_evictable_tokens
+        return self.kv.num_empty_tokens, self.kv.tree.num_evictable_tokens
 
 
 class PagedReplay(Replay):
