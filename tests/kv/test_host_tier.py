@@ -22,6 +22,7 @@ from slosched.kv import (
     RadixIndex,
     block_keys,
 )
+from slosched.kv.host_tier import HostTier
 
 NUM_BLOCKS, NUM_SWAP_BLOCKS, SIZE, MAX_TOKENS = 9, 3, 2, 9
 
@@ -312,6 +313,74 @@ for machine in (HostMachine, ThroughMachine, RadixMachine):
 TestWriteBack = HostMachine.TestCase
 TestWriteThrough = ThroughMachine.TestCase
 TestRadixWriteBack = RadixMachine.TestCase
+
+
+class TierAloneMachine(RuleBasedStateMachine):
+    """The tier itself, where blocks come and go faster than any schedule moves them.
+
+    A block that somebody is copying from here may come to the device by another's doing, and be
+    evicted there again, before the copy is made.
+    """
+
+    num_blocks = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device: set[Key] = set()
+        self.tier = HostTier(PrefixHost(self.num_blocks), self.device)
+        self.pins: dict[str, Key] = {}
+        self.num_pinned = 0
+
+    @rule(key=st.sampled_from("abcd"))
+    def come_or_go(self, key: str) -> None:
+        """On the device."""
+        if key in self.device:
+            self.device.remove(key)
+            lost = self.tier.take_over([(key, ord(key))])
+        else:
+            self.device.add(key)
+            lost = self.tier.arrived([key], 0, [ord(key)])
+        assert self.device.isdisjoint(lost)
+        assert not any(key in self.tier for key in lost)
+
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        here = [key for key in "abcd" if key in self.tier and key not in self.device]
+        if here:
+            name = f"r{self.num_pinned}"
+            self.pins[name] = data.draw(st.sampled_from(here))
+            self.num_pinned += 1
+            self.tier.pin(name, [self.pins[name]])
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.pins)))
+        del self.pins[name]
+        self.tier.unpin(name)
+
+    @invariant()
+    def what_is_pinned_stays(self) -> None:
+        assert self.tier.is_sound()
+        assert all(key in self.tier for key in self.pins.values())
+
+
+TierAloneMachine.TestCase.settings = settings(max_examples=50, deadline=None)
+TestTierAlone = TierAloneMachine.TestCase
+
+
+def test_a_block_that_is_pinned_stays_though_the_device_has_had_it_meanwhile() -> None:
+    device: set[Key] = set()
+    tier = HostTier(PrefixHost(1), device)
+    assert tier.take_over([("a", 1)]) == []
+    tier.pin("r", ["a"])
+    device.add("a")
+    tier.arrived(["a"], 0, [2])
+    device.remove("a")
+    assert tier.take_over([("a", 2)]) == []
+    assert tier.take_over([("b", 3)]) == ["b"], "there is room, but it is being read"
+    tier.unpin("r")
+    assert tier.take_over([("c", 4)]) == ["a"]
 
 
 def test_without_a_prefix_cache_there_is_nothing_to_keep() -> None:
