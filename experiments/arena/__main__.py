@@ -11,10 +11,11 @@ import pandas as pd
 import typer
 
 from experiments.arena import costs, report
-from experiments.arena.ceilings import ceilings
+from experiments.arena.ceilings import ceilings, lasting
 from experiments.arena.contenders import chosen
 from experiments.arena.oracle import oracle
 from experiments.arena.results import Results
+from experiments.arena.rows import knee_of
 from experiments.arena.scenarios import PROMISED, SCALES, SCENARIOS, Scale, Scenario
 from experiments.arena.tournament import Tournament
 from experiments.command import provenance, start
@@ -124,16 +125,22 @@ def estimate(
 
 @app.command("ceilings")
 def make_ceilings(only: Only = None, scale: ScaleName = "quick") -> None:
-    """Find the rates above which no schedule keeps an attainment up; a minute or two a scenario.
+    """Find the rates above which no schedule keeps an attainment up, and the most in overload.
 
-    Example: `python -m experiments.arena ceilings --only conv-tight`.
+    Example: `python -m experiments.arena ceilings --only conv-tight`.  A minute or two a scenario,
+    which must have been measured.
     """
     results = Results()
     for scenario in _scenarios(only):
+        knee = knee_of(results.tables(), scenario.name)
         with console.status(f"{scenario.name}: solving"):
-            found = ceilings(scenario, _scale(scale))
+            found = {
+                "ceilings": ceilings(scenario, _scale(scale)),
+                "lasting": lasting(scenario, _scale(scale), knee),
+            }
         made = {"scenario": scenario.name, "scale": scale, **provenance("arena")}
-        results.put("ceilings", scenario.name, pd.DataFrame({**made, **row} for row in found))
+        for kind, rows in found.items():
+            results.put(kind, scenario.name, pd.DataFrame({**made, **row} for row in rows))
         console.print(f"{scenario.name}: done")
 
 

@@ -3,6 +3,8 @@
 Two bounds, neither of which any schedule exceeds on a device without noise: L1 and L2 over the
 windows as they are, and L5 if they came again and again for ever.  And the rate that an even stream
 could have, which is no bound: the same mean requests, one like the other, in steps all alike.
+
+And of overload, what L5 leaves possible at each load.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from collections.abc import Callable
 from scipy.optimize import bisect
 
 from experiments.arena.ring import undisturbed
-from experiments.arena.scenarios import Scale, Scenario
+from experiments.arena.rows import Row
+from experiments.arena.scenarios import LOADS, Scale, Scenario
 from slosched.core import BatchShape
 from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.bounds import Pace, demand_of, fluid_bound, on_time_bound
@@ -27,7 +30,7 @@ _RANGE = 64.0
 """Rates are looked for between so many times less and more than the trace's own."""
 
 
-def ceilings(scenario: Scenario, scale: Scale) -> list[dict[str, object]]:
+def ceilings(scenario: Scenario, scale: Scale) -> list[Row]:
     """A row for each target and bound, over all windows that judge, in requests/s."""
     model = scenario.device()
     config = undisturbed(scenario.config(model))
@@ -45,7 +48,7 @@ def ceilings(scenario: Scenario, scale: Scale) -> list[dict[str, object]]:
         return sum(pace.bound(rate).num_good for pace in paces)
 
     num_offered = sum(len(w) for w in windows)
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for target in TARGETS:
         enough = math.ceil(target * num_offered) - 0.5
         for name, good in ((ON_TIME, on_time), (LASTING, lasting)):
@@ -53,6 +56,24 @@ def ceilings(scenario: Scenario, scale: Scale) -> list[dict[str, object]]:
             rows.append({"target": target, "bound": name, "requests_per_s": rate})
     rows.append({"target": math.inf, "bound": EVEN_STREAM, "requests_per_s": even})
     return rows
+
+
+def lasting(scenario: Scenario, scale: Scale, knee: float) -> list[Row]:
+    """The most that is possible at each load, if the windows came again and again for ever."""
+    model = scenario.device()
+    config = undisturbed(scenario.config(model))
+    windows = scenario.overload_windows(scale)
+    paces = [Pace(w, model, config.limits, config.kv_tokens) for w in windows]
+    num_offered = sum(len(w) for w in windows)
+    return [
+        {
+            "load": load,
+            "rate": load * knee,
+            "num_offered": num_offered,
+            "num_good": sum(pace.bound(load * knee).num_good for pace in paces),
+        }
+        for load in LOADS
+    ]
 
 
 def _crossing(falls: Callable[[float], float], around: float, to: float = 0.0) -> float:

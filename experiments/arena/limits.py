@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from experiments.arena.ceilings import EVEN_STREAM, LASTING, ON_TIME
 from experiments.arena.oracle import OVERLOAD
-from experiments.arena.rows import Tables, best, pick
-from experiments.arena.targets import FLAGSHIP, RIVALS
+from experiments.arena.rows import Tables, among, best, pick
+from experiments.arena.targets import FLAGSHIP, RIVALS, asked_of
 from experiments.markdown import table
 from slosched.evaluate.capacity import TARGETS
 
 _STRICT = max(TARGETS)
+_SHARE = "attainment"
 
 
 def what_bounds(tables: Tables, order: Sequence[str]) -> Iterator[str]:
@@ -30,8 +31,9 @@ def what_bounds(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         rival = best(pick(here, class_=RIVALS[0]), "requests_per_s")
         found, least = mine["requests_per_s"], known[ON_TIME]
         most = "–" if rival is None else f"{least / rival['requests_per_s']:.2f}"
+        asked = "–" if rival is None else f"{asked_of(name) * rival['requests_per_s']:.3g}"
         rates = [f"{known[bound]:.3g}" for bound in (ON_TIME, LASTING, EVEN_STREAM)]
-        rows.append([name, f"{found:.3g}", *rates, f"{found / least:.2f}", most])
+        rows.append([name, f"{found:.3g}", asked, *rates, f"{found / least:.2f}", most])
     if not rows:
         return
     yield "### What bounds it"
@@ -41,11 +43,46 @@ def what_bounds(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         "ever, which they do not, so that a capacity above it is one that would not last "
         "([bounds](bounds.md)). An even stream is no bound: the same mean requests, one like the "
         "other and none in a burst, in steps that hold a token of each decode as seldom as the "
-        "promises allow. The last column is what L1 and L2 leave possible over the best with "
-        "dropping."
+        "promises allow. Asked is the target's multiple of the best with dropping; where it lies "
+        "near the even stream or above it, only bursts that leave the device idle at other times "
+        "could make room for it. The last column is what L1 and L2 leave possible over the best "
+        "with dropping."
     )
-    columns = ["scenario", FLAGSHIP, ON_TIME, LASTING, EVEN_STREAM]
+    columns = ["scenario", FLAGSHIP, "asked", ON_TIME, LASTING, EVEN_STREAM]
     yield table([*columns, f"{FLAGSHIP} ÷ {ON_TIME}", "most ÷ dropping"], rows)
+
+
+def what_lasting_load_leaves(tables: Tables, order: Sequence[str]) -> Iterator[str]:
+    """Nothing where L5 was not solved."""
+    rows = []
+    for name in order:
+        for row in pick(tables["lasting"], scenario=name):
+            load, most = row["load"], row["num_good"] / row["num_offered"]
+            here = pick(tables["overload"], scenario=name, load=load)
+            mine = best(pick(here, contender=FLAGSHIP), _SHARE)
+            rival = best(among(here, "class", RIVALS), _SHARE)
+            if mine is None or rival is None:
+                continue
+            rows.append(
+                [
+                    name,
+                    f"{load:g}×",
+                    f"{most:.1%}",
+                    *(f"{one[_SHARE]:.1%} ({one[_SHARE] / most:.2f})" for one in (mine, rival)),
+                    rival["contender"],
+                ]
+            )
+    if not rows:
+        return
+    yield "### What lasting load leaves possible"
+    yield (
+        "Attainment that no schedule exceeds, without noise and knowing everything, if the windows "
+        "of overload came again and again for ever (L5), and of it in brackets what was reached. "
+        "It is no bound for a window that ends, in which decodes run on when nobody arrives any "
+        "more, but overload is judged while requests arrive; L1 and L2 let all of them run on."
+    )
+    columns = ["scenario", "load", LASTING, FLAGSHIP, "best other that may drop", ""]
+    yield table(columns, rows)
 
 
 def what_lengths_are_worth(tables: Tables, order: Sequence[str]) -> Iterator[str]:

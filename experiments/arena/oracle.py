@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
-from experiments.arena.rows import Row, Tables, best, pick
+from experiments.arena.rows import Row, Tables, best, knee_of, pick
 from experiments.arena.scenarios import Scale, Scenario
 from experiments.arena.targets import FLAGSHIP, asked_of
 from slosched.core import BatchShape
@@ -98,8 +98,7 @@ def _tuned(tables: Tables, scenario: str) -> str:
 def _rates(tables: Tables, scenario: str) -> Iterator[tuple[str, float]]:
     here = pick(tables["capacity"], scenario=scenario, target=0.99, class_="with dropping")
     rival = best(here, "requests_per_s")
-    (run,) = pick(tables["runs"], scenario=scenario)
     if rival is None:
         raise ValueError(f"{scenario}: nobody with dropping was measured")
     yield "asked", asked_of(scenario) * float(rival["requests_per_s"])
-    yield f"{OVERLOAD:g}×", OVERLOAD * float(run["knee_requests_per_s"])
+    yield f"{OVERLOAD:g}×", OVERLOAD * knee_of(tables, scenario)

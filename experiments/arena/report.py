@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from experiments.arena.figures import OTHERS, best_at, figures, save
-from experiments.arena.limits import what_bounds, what_lengths_are_worth
+from experiments.arena.limits import what_bounds, what_lasting_load_leaves, what_lengths_are_worth
 from experiments.arena.results import Results
 from experiments.arena.rows import Row, Tables, best, pick
 from experiments.arena.scenarios import LOADS, NOISE, PROMISED, SCENARIOS
@@ -47,6 +47,7 @@ def text_of(tables: Tables, drawn: Sequence[str]) -> str:
         *_overload(tables, order),
         *_figure("goodput_2x", drawn),
         *_figure("overload", drawn),
+        *what_lasting_load_leaves(tables, order),
         "## How far from the best possible",
         *_bounds(tables["bounds"], order),
         "## Who pays",

@@ -22,6 +22,14 @@ def among(rows: Sequence[Row], column: str, values: Sequence[object]) -> list[Ro
     return [row for row in rows if row[column] in values]
 
 
+def knee_of(tables: Tables, scenario: str) -> float:
+    """1× load, in requests/s.  Raises ValueError if nobody has measured it."""
+    rows = pick(tables["runs"], scenario=scenario)
+    if not rows:
+        raise ValueError(f"{scenario} is not measured: python -m experiments.arena run first")
+    return float(rows[0]["knee_requests_per_s"])
+
+
 def best(rows: Sequence[Row], column: str) -> Row | None:
     """The first of the highest; None of none."""
     return max(rows, key=itemgetter(column), default=None)

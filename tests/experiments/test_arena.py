@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 from experiments.arena import __main__ as command
 from experiments.arena import report
-from experiments.arena.ceilings import EVEN_STREAM, ceilings
+from experiments.arena.ceilings import EVEN_STREAM, ceilings, lasting
 from experiments.arena.contenders import Class, chosen, entries
 from experiments.arena.figures import figures
 from experiments.arena.oracle import by_all_it_takes, oracle
 from experiments.arena.results import HERE, KINDS, Results
+from experiments.arena.rows import knee_of
 from experiments.arena.scenarios import (
+    LOADS,
     PROMISED,
     PROMISES,
     SCALES,
@@ -46,7 +48,7 @@ BURST = MadeUp(Lognormal(800, 1.0), Lognormal(4, 0.5), cv=1.5)
 SMALL = Scenario("tiny", "h100/llama-3.1-8b", BURST, "medium")
 
 
-APART = {"cost", "ceilings", "oracle"}
+APART = {"cost", "ceilings", "lasting", "oracle"}
 """Made by commands of their own."""
 
 
@@ -176,6 +178,22 @@ def test_the_page_says_what_bounds_a_capacity(played: Path, tmp_path: Path) -> N
     text = report.text_of(results.tables(), [])
     assert "### What bounds it" in text
     assert f"{rates['L5 pace', 0.99]:.3g}" in text
+
+
+def test_the_page_says_what_lasting_load_leaves(played: Path, tmp_path: Path) -> None:
+    tables = Results(played / "results").tables()
+    rows = lasting(SMALL, TINY, knee_of(tables, SMALL.name))
+    assert [row["load"] for row in rows] == list(LOADS)
+    most = [row["num_good"] for row in rows]
+    assert most == sorted(most, reverse=True)
+    assert 0 < most[-1] < most[0] <= rows[0]["num_offered"]
+    results = Results(shutil.copytree(played / "results", tmp_path / "results"))
+    results.put("lasting", SMALL.name, pd.DataFrame(rows).assign(scenario=SMALL.name))
+    text = report.text_of(results.tables(), [])
+    assert "### What lasting load leaves possible" in text
+    assert f"| tiny | 3× | {most[-1] / rows[-1]['num_offered']:.1%} |" in text
+    with pytest.raises(ValueError, match="nowhere is not measured"):
+        knee_of(tables, "nowhere")
 
 
 def test_without_results_nothing_is_reached_and_nothing_missed(tmp_path: Path) -> None:
