@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -25,9 +26,11 @@ from slosched.core import Limits
 from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.plots.style import WIDTH_IN, legend_above, look, tidy
 from slosched.kv import PrefixCaching
+from slosched.policy.sglang import MAX_WAITING_FOR_PREFIXES
+from slosched.workload import Trace
+from slosched.workload.statistics import prefix_hit_rate
 
 _MODEL = "h200/llama-3.1-8b"
-_RATE = 2.5
 _LONGER, _FEWER = 5, 2
 """Conversations have to come back: windows of so many times the requests, and fewer of them."""
 _CHUNK, _MAX_PREFILL = 8192, 16384
@@ -37,15 +40,25 @@ _LARGE = 8
 @dataclass(frozen=True)
 class _Way:
     cache: PrefixCaching
-    order: str
+    policy: str
 
 
-_OFF, _FCFS, _LPM = "no cache", "radix, fcfs", "radix, lpm"
+_OFF, _FCFS, _LPM, _ALWAYS = "no cache", "radix, fcfs", "radix, lpm", "radix, lpm always"
 _WAYS = {
-    _OFF: _Way(PrefixCaching.OFF, "fcfs"),
-    _FCFS: _Way(PrefixCaching.RADIX, "fcfs"),
-    _LPM: _Way(PrefixCaching.RADIX, "lpm"),
+    _OFF: _Way(PrefixCaching.OFF, "sglang"),
+    _FCFS: _Way(PrefixCaching.RADIX, "sglang"),
+    _LPM: _Way(PrefixCaching.RADIX, "sglang:schedule_policy=lpm"),
+    _ALWAYS: _Way(
+        PrefixCaching.RADIX, "sglang:schedule_policy=lpm,max_waiting_for_prefixes=1000000"
+    ),
 }
+_HEAVY = 2.5
+_LOADS = (
+    *product((1,), (_HEAVY,), (_OFF, _FCFS, _LPM)),
+    *product((_LARGE,), (_HEAVY,), (_OFF, _FCFS, _LPM, _ALWAYS)),
+    *product((_LARGE,), (1.75,), (_FCFS, _LPM)),
+)
+"""Caches, as multiples of the device's own, requests/s, and ways: few wait at the lower rate."""
 _SHOWN = {
     "cached": "share of prompt tokens found",
     "ttft_mean_s": "mean TTFT, s",
@@ -55,43 +68,94 @@ _SHOWN = {
 
 def _cases(scale: Scale) -> Iterator[Case]:
     model, own_blocks = device(_MODEL)
-    for factor, (name, way) in product((1, _LARGE), _WAYS.items()):
+    for factor, rate, name in _LOADS:
         config = SimulationConfig(
             Limits(max_num_batched_tokens=_MAX_PREFILL),
             factor * own_blocks,
-            prefix_cache=way.cache,
+            prefix_cache=_WAYS[name].cache,
         )
         size, number = _LONGER * scale.window_requests, max(2, scale.num_windows // _FEWER)
-        for window, trace in windows(MOONCAKE, size, number, _RATE):
+        for window, trace in windows(MOONCAKE, size, number, rate):
             cache = f"{factor * own_blocks * BLOCK_SIZE / 1e6:.2g} M tokens"
-            at = {"cache": cache, "way": name, "window": window}
-            yield Case(at, trace, model, f"sglang:schedule_policy={way.order}", config)
+            at = {"cache": cache, "rate": rate, "way": name, "window": window}
+            yield Case(at | reuse(trace), trace, model, _WAYS[name].policy, config)
+
+
+def reuse(trace: Trace) -> dict[str, float]:
+    """What a cache without end would find of the prompts, and how long it would have kept it.
+
+    Of prompt tokens that an earlier prompt began with, the median of the time since the last one.
+    """
+    last_s: dict[int, float] = {}
+    num_found, waited_s = [], []
+    for request in trace.requests:
+        prefix, seen_s, num_seen = 0, 0.0, 0
+        for block in request.prefix_hashes:
+            prefix = hash((prefix, block))
+            if prefix in last_s:
+                seen_s, num_seen = last_s[prefix], num_seen + 1
+            last_s[prefix] = request.arrival_s
+        num_found.append(num_seen)
+        waited_s.append(request.arrival_s - seen_s)
+    order = np.argsort(waited_s)
+    below = np.cumsum(np.array(num_found)[order])
+    middle = int(np.searchsorted(below, below[-1] / 2))
+    return {
+        "findable": prefix_hit_rate(r.prefix_hashes for r in trace.requests),
+        "since_s": float(np.array(waited_s)[order][middle]),
+    }
 
 
 def _findings(frame: pd.DataFrame) -> Iterator[Finding]:
-    for cache, here in frame.groupby("cache", sort=False):
+    for (cache, rate), here in frame.groupby(["cache", "rate"], sort=False):
         found = over_windows(here, ["way"], "cached").set_index("way")["median"]
-        sooner = ratio(here, "ttft_mean_s", {"way": _OFF}, {"way": _FCFS})
-        more = ratio(here, "tokens_per_s", {"way": _FCFS}, {"way": _OFF})
-        yield Finding(
-            f"A cache of {cache}: {found[_FCFS]:.1%} of the prompt tokens are found in the order "
-            f"of arrival; without a cache the mean TTFT is {sooner} times as long, and with it "
-            f"{more} times as many tokens come out a second.",
-            sooner.is_above_one,
-        )
+        if _OFF in found:
+            sooner = ratio(here, "ttft_mean_s", {"way": _OFF}, {"way": _FCFS})
+            more = ratio(here, "tokens_per_s", {"way": _FCFS}, {"way": _OFF})
+            yield Finding(
+                f"A cache of {cache} at {rate:g}/s: {found[_FCFS]:.1%} of the prompt tokens are "
+                f"found in the order of arrival; without a cache the mean TTFT is {sooner} times "
+                f"as long, and with it {more} times as many tokens come out a second.",
+                sooner.is_above_one,
+            )
         hits = ratio(here, "cached", {"way": _LPM}, {"way": _FCFS})
         earlier = ratio(here, "ttft_mean_s", {"way": _FCFS}, {"way": _LPM})
+        most = here[here["way"] == _LPM]["max_waiting"].max()
         yield Finding(
-            f"A cache of {cache}: longest prefix first finds {found[_LPM]:.1%}, {hits} times what "
-            f"the order of arrival finds, and the mean TTFT in the order of arrival is {earlier} "
-            f"times that of longest prefix first. At most {here['max_waiting'].max():.0f} waited; "
-            "SGLang goes back to fcfs where more than 128 do.",
+            f"A cache of {cache} at {rate:g}/s: longest prefix first finds {found[_LPM]:.1%}, "
+            f"{hits} times what the order of arrival finds, and the mean TTFT in the order of "
+            f"arrival is {earlier} times that of longest prefix first. At most {most:.0f} waited.",
             hits.is_above_one and earlier.is_above_one,
         )
 
 
+def _why(frame: pd.DataFrame) -> str:
+    """What is left to be found, how long it lies there, and what the switch to fcfs costs."""
+    parts = []
+    for (cache, rate), here in frame.groupby(["cache", "rate"], sort=False):
+        found = over_windows(here, ["way"], "cached").set_index("way")["median"]
+        if _ALWAYS not in found:
+            continue
+        given_up = ratio(here, "ttft_mean_s", {"way": _LPM}, {"way": _ALWAYS})
+        gained = ratio(here, "ttft_mean_s", {"way": _FCFS}, {"way": _ALWAYS})
+        parts.append(
+            f"Asked for at any length of the queue, with a cache of {cache} at {rate:g}/s, longest "
+            f"prefix first finds {found[_ALWAYS]:.1%}; the mean TTFT in the order of arrival is "
+            f"then {gained} times as long, and with SGLang's switch {given_up} times."
+        )
+    since_s = frame[frame["rate"] == _HEAVY]["since_s"].median()
+    return (
+        "**Why the order adds little here:** SGLang goes back to fcfs where more than "
+        f"{MAX_WAITING_FOR_PREFIXES} wait. {' '.join(parts)} And there is little to ask for: a "
+        f"cache without end would find {frame['findable'].median():.1%} of these prompts, half of "
+        f"it {since_s:.0f} s and more after another prompt began with it (at {_HEAVY:g}/s). Only "
+        "requests that wait at the same time can an order bring together."
+    )
+
+
 def _figure(frame: pd.DataFrame) -> Figure:
     """Bars with the range over windows: a panel a measure, a group a cache."""
+    frame = frame[frame["rate"] == _HEAVY]
     figure = Figure(figsize=(WIDTH_IN, 3.0), layout="constrained")
     caches = list(dict.fromkeys(frame["cache"]))
     for axes, (column, label) in zip(figure.subplots(1, len(_SHOWN)), _SHOWN.items(), strict=True):
@@ -99,15 +163,15 @@ def _figure(frame: pd.DataFrame) -> Figure:
         for i, name in enumerate(_WAYS):
             found = over_windows(frame[frame["way"] == name], ["cache"], column)
             reach = [found["median"] - found["min"], found["max"] - found["median"]]
-            places = [k + 0.26 * (i - 1) for k in range(len(caches))]
+            places = [caches.index(cache) + 0.21 * (i - 1.5) for cache in found["cache"]]
             axes.bar(
                 places,
                 found["median"],
-                0.24,
+                0.19,
                 yerr=reach,
                 label=name,
                 color=look(i).colour,
-                hatch=("", "//", "xx")[i],
+                hatch=("", "//", "xx", "..")[i],
                 edgecolor="white",
                 error_kw={"elinewidth": 1, "capsize": 2},
             )
@@ -127,11 +191,13 @@ PREFIXES = Study(
     ),
     source="SGLang (NeurIPS '24), RadixAttention and cache-aware scheduling.",
     setup=(
-        f"Mooncake's conversations with their prefix hashes at {_RATE:g}/s; {_MODEL} with the KV "
-        f"cache that it has, and with one {_LARGE} times as large; `sglang` with "
-        f"`chunked_prefill_size` {_CHUNK} and the other defaults."
+        f"Mooncake's conversations with their prefix hashes at {_HEAVY:g}/s, more than can be "
+        f"served, and at a rate at which few wait; {_MODEL} with the KV cache that it has, and "
+        f"with one {_LARGE} times as large; `sglang` with `chunked_prefill_size` {_CHUNK} and the "
+        f"other defaults. The figure is of {_HEAVY:g}/s."
     ),
     cases=_cases,
     findings=_findings,
     figure=_figure,
+    why=_why,
 )

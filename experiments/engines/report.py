@@ -69,6 +69,7 @@ def _section(
             f"**Played:** {study.setup} {_parts(frame)}.",
             f"**Reproduced:** {_verdict(findings)}.",
             "\n".join(lines),
+            *([study.why(frame)] if study.why else []),
             f"![{study.title}]({page.stem}/{study.name}.svg)",
             f"`{made['command']}`, {made['seconds']:.0f} s; commit {made['git_hash']}, code "
             f"{made['code_digest']}; {made['machine']}; {made['made']}; "

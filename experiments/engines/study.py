@@ -89,6 +89,8 @@ class Study:
     cases: Callable[[Scale], Iterator[Case]]
     findings: Callable[[pd.DataFrame], Iterator[Finding]]
     figure: Callable[[pd.DataFrame], Figure]
+    why: Callable[[pd.DataFrame], str] | None = None
+    """What the numbers say about what did not come out as the statement has it."""
 
     def measure(self, scale: Scale) -> Iterator[dict[str, object]]:
         """A row a replay."""

@@ -12,7 +12,10 @@ import pytest
 from experiments.arena.scenarios import TRACES
 from experiments.engines import report, results
 from experiments.engines.__main__ import STUDIES
+from experiments.engines.prefixes import reuse
 from experiments.engines.study import Scale, Study, gap_column, over_windows, played, ratio
+from slosched.workload import Trace
+from slosched.workload.request import TraceRequest
 
 SMALL = Scale(num_windows=2, window_requests=12)
 EVERY = [pytest.param(study, id=study.name) for study in STUDIES]
@@ -91,6 +94,20 @@ def test_each_study_tells_its_cases_apart_and_makes_findings_and_a_figure(
     assert findings
     assert all(finding.text in text for finding in findings)
     assert (tmp_path / "engines" / f"{study.name}.svg").stat().st_size > 1000
+
+
+def test_what_a_cache_without_end_would_find_and_how_long_it_lay_there() -> None:
+    """Of 9 blocks 4 were there: 1 after 2 s, and 3 after 10 s."""
+    prompts = [(0.0, (1, 2, 3)), (2.0, (1, 5)), (3.0, (7,)), (10.0, (1, 2, 3))]
+    trace = Trace.of(
+        [
+            TraceRequest(f"r{i}", at_s, 16 * len(hashes), 5, prefix_hashes=hashes)
+            for i, (at_s, hashes) in enumerate(prompts)
+        ],
+        "t",
+        prefix_block_tokens=16,
+    )
+    assert reuse(trace) == {"findable": pytest.approx(4 / 9), "since_s": 10.0}
 
 
 def test_the_verdict_counts_the_settings_that_agree(tmp_path: Path) -> None:
