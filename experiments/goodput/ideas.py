@@ -113,6 +113,11 @@ IDEAS = (
         parts={"best_order": parts.blind_to_seats},
     ),
     Idea(
+        "seats twice as often",
+        "counted, but decodes are thought to stay half as long",
+        parts={"best_order": parts.seats_twice_as_often},
+    ),
+    Idea(
         "by deadline without seats",
         "counted, but then prompts go by deadline all the same",
         parts={"best_order": most_in_time},

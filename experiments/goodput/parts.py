@@ -19,7 +19,7 @@ from slosched.core import (
     SchedulerView,
 )
 from slosched.policy._deferred import add_without_preempting, serve_something
-from slosched.policy._punctual import Order, Supply, Timed, are_in_time, most_in_time
+from slosched.policy._punctual import Order, Supply, Timed, are_in_time, best_order, most_in_time
 from slosched.policy.goodput import Goodput, _add_decodes, _merge, _Pace, _Pack
 
 
@@ -69,6 +69,11 @@ def reject_expired(
 def blind_to_seats(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
     """Time is all that prompts want."""
     return most_in_time(ordered, supply._replace(num_free_seats=math.inf), fairness)
+
+
+def seats_twice_as_often(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
+    """As if decodes left their seats after what they have ahead of them, not after all."""
+    return best_order(ordered, supply._replace(seat_s=supply.seat_s / 2), fairness)
 
 
 def shortest_first(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import pandas as pd
 
 from experiments.goodput import results
@@ -16,7 +19,7 @@ CLEAR_POINTS = 0.5
 def text() -> str:
     """The page in Markdown."""
     frame = results.read(results.RESULTS)
-    made = results.read(results.PROVENANCE).iloc[0]
+    made = results.read(results.PROVENANCE).to_dict("records")
     parts = [
         "# goodput: what was tried",
         "<!-- Made by `python -m experiments.goodput report`; edit the other two .md. -->",
@@ -28,11 +31,18 @@ def text() -> str:
         "## What it tells",
         _written("findings"),
         "## Where this comes from",
-        f"`{made['command']}`, {made['minutes']:g} minutes; commit {made['git_hash']}, code "
-        f"{made['code_digest']}; {made['machine']}; {made['made']}. Every replay is a row of "
-        "[results.csv](results.csv).",
+        "\n".join(map(_who_made, made)),
+        "Every replay is a row of [results.csv](results.csv); what was played later took the place "
+        "of what there was.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _who_made(run: dict[Hashable, Any]) -> str:
+    return (
+        f"- `{run['command']}`, {run['num_replays']} replays, {run['minutes']:g} minutes; commit "
+        f"{run['git_hash']}, code {run['code_digest']}; {run['machine']}; {run['made']}."
+    )
 
 
 def _written(name: str) -> str:

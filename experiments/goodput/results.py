@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from experiments.command import provenance as who_made
-from experiments.goodput.ideas import Idea
-from experiments.goodput.points import Point
+from experiments.goodput.ideas import IDEAS, Idea
+from experiments.goodput.points import POINTS, Point
 
 HERE = Path(__file__).parent
 RESULTS, PROVENANCE = HERE / "results.csv", HERE / "provenance.csv"
@@ -21,11 +22,30 @@ def play(idea: Idea, point: Point, window: int) -> dict[str, object]:
     return {"idea": idea.name, "point": point.name, "window": window, **found}
 
 
-def provenance(minutes: float) -> pd.DataFrame:
-    facts = who_made("goodput") | {
-        "minutes": round(minutes, 1),
-    }
-    return pd.DataFrame([facts])
+def of_points(names: Sequence[str]) -> pd.DataFrame:
+    """What there is of these points; no rows if there are none."""
+    if not names:
+        return pd.DataFrame({"point": [], "idea": [], "window": []})
+    rows = read(RESULTS)
+    return rows[rows["point"].isin(names)]
+
+
+def put(kept: pd.DataFrame, played: pd.DataFrame, minutes: float) -> None:
+    """Write both, in the order of points and ideas, and who played what."""
+    if played.empty:
+        return
+    rows = pd.concat([kept, played]) if len(kept) else played
+    places = pd.DataFrame(
+        {
+            "point": rows["point"].map({point.name: i for i, point in enumerate(POINTS)}),
+            "idea": rows["idea"].map({idea.name: i for i, idea in enumerate(IDEAS)}),
+            "window": rows["window"],
+        }
+    ).reset_index(drop=True)
+    _write(RESULTS, rows.iloc[places.sort_values(["point", "idea", "window"]).index])
+    facts = who_made("goodput") | {"minutes": round(minutes, 1), "num_replays": len(played)}
+    made = pd.DataFrame([facts])
+    _write(PROVENANCE, pd.concat([read(PROVENANCE), made]) if len(kept) else made)
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -34,5 +54,5 @@ def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
-def write(path: Path, table: pd.DataFrame) -> None:
+def _write(path: Path, table: pd.DataFrame) -> None:
     table.to_csv(path, index=False, float_format="%.6g")
