@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.arena.figures import save
-from experiments.inside_vllm import results
 from experiments.inside_vllm.compare import gains, mean_of, prediction_errors, same_ranking
+from experiments.inside_vllm.results import PREDICTIONS, TUNING, Book
 from experiments.inside_vllm.setups import SETUPS, Setup
 from slosched.evaluate.plots.style import WIDTH_IN, legend_above, look, tidy
 
@@ -20,14 +20,15 @@ _POINTS = 5.0
 """How near the simulator has to be."""
 
 
-def write(page: Path = PAGE, folder: Path = results.HERE) -> None:
+def write(page: Path = PAGE, book: Book | None = None) -> None:
     """The page, and its figure in the folder of its name."""
-    runs = results.valid(results.read(results.RUNS, folder))
+    book = book or Book()
+    runs = book.shown()
     if runs.empty:
         raise ValueError("nothing is measured: `python -m experiments.inside_vllm run` does it")
-    predictions = results.read(results.PREDICTIONS, folder)
+    predictions = book.read(PREDICTIONS)
     save(goodput_figure(runs, predictions), page.with_suffix("") / "goodput.svg")
-    page.write_text(text(runs, predictions, results.valid(results.read(results.TUNING, folder))))
+    page.write_text(text(runs, predictions, book.valid(TUNING)))
 
 
 def text(runs: pd.DataFrame, predictions: pd.DataFrame, tuning: pd.DataFrame) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -13,49 +14,84 @@ HERE = Path(__file__).parent / "results"
 TUNING, RUNS, PREDICTIONS = "tuning", "runs", "predictions"
 MAX_LATENESS_S = 0.05
 """In the device's time; beyond it the machine was too busy, and the heat tells nothing."""
-_KEYS = ["setup", "rate", "window", "system"]
+_HEAT = ["setup", "rate", "window"]
+_KEYS = [*_HEAT, "system"]
 
 
-def read(name: str, folder: Path = HERE) -> pd.DataFrame:
-    """No rows where nothing has been measured yet."""
-    path = folder / f"{name}.csv"
-    return (
-        pd.read_csv(path, keep_default_na=False) if path.exists() else pd.DataFrame(columns=_KEYS)
-    )
+@dataclass(frozen=True)
+class Book:
+    """The tables of one folder, and which of their rows count."""
 
+    folder: Path = HERE
+    max_lateness_s: float = MAX_LATENESS_S
+    since: str = ""
+    """What was measured before counts as not measured; an ISO time."""
 
-def keep(name: str, rows: Sequence[Row], folder: Path = HERE) -> None:
-    """Add `rows`; those that were there under the same setup, rate, window and system go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    known = [row for row in (read(name, folder), pd.DataFrame(rows)) if len(row)]
-    table = pd.concat(known).drop_duplicates(_KEYS, keep="last").sort_values(_KEYS)
-    table.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+    def read(self, name: str) -> pd.DataFrame:
+        """No rows where nothing has been measured yet."""
+        path = self.folder / f"{name}.csv"
+        if not path.exists():
+            return pd.DataFrame(columns=_KEYS)
+        return pd.read_csv(path, keep_default_na=False)
 
+    def keep(self, name: str, rows: Sequence[Row]) -> None:
+        """Add `rows`; those that were there under the same setup, rate, window and system go."""
+        known = [row for row in (self.read(name), pd.DataFrame(rows)) if len(row)]
+        table = pd.concat(known).drop_duplicates(_KEYS, keep="last").sort_values(_KEYS)
+        self._write(name, table)
 
-def has(name: str, setup: str, rate: float, window: int, folder: Path = HERE) -> bool:
-    """Whether this has been measured, of whatever systems, on a machine that kept up."""
-    rows = valid(read(name, folder))
-    found = (rows["setup"] == setup) & (rows["rate"] == rate) & (rows["window"] == window)
-    return bool(found.any())
+    def keep_heat(self, name: str, rows: Sequence[Row]) -> None:
+        """The rows of one heat, in place of whatever was known of it."""
+        table, heat = self.read(name), rows[0]
+        if len(table):
+            is_same = (table[_HEAT] == [heat[key] for key in _HEAT]).all(axis=1)
+            self._write(name, table[~is_same])
+        self.keep(name, rows)
 
+    def has(self, name: str, setup: str, rate: float, window: int) -> bool:
+        """Whether this has been measured, of whatever systems, on a machine that kept up."""
+        rows = self._recent(self.valid(name))
+        found = (rows["setup"] == setup) & (rows["rate"] == rate) & (rows["window"] == window)
+        return bool(found.any())
 
-def valid(rows: pd.DataFrame) -> pd.DataFrame:
-    """Those of heats in which the client itself sent every request nearly when it was due."""
-    if rows.empty:
-        return rows
-    late_s = rows["max_lateness_s"] / rows["slowdown"]
-    worst_s = late_s.groupby([rows[key] for key in _KEYS[:3]]).transform("max")
-    return rows[worst_s <= MAX_LATENESS_S]
+    def valid(self, name: str) -> pd.DataFrame:
+        """Rows of heats in which the client itself sent every request nearly when it was due."""
+        rows = self.read(name)
+        if rows.empty:
+            return rows
+        late_s = rows["max_lateness_s"] / rows["slowdown"]
+        worst_s = late_s.groupby([rows[key] for key in _HEAT]).transform("max")
+        return rows[worst_s <= self.max_lateness_s]
 
+    def shown(self) -> pd.DataFrame:
+        """The runs that go together: of a setup those with the budget that vLLM had most often."""
+        rows = self.valid(RUNS)
+        if rows.empty:
+            return rows
+        own = rows[rows["system"].str.startswith("vLLM ")]
+        usual = own.groupby("setup")["system"].agg(lambda names: names.mode().iloc[0])
+        together = own[own["system"] == own["setup"].map(usual)]
+        heats = pd.MultiIndex.from_frame(together[_HEAT])
+        return rows[pd.MultiIndex.from_frame(rows[_HEAT]).isin(heats)]
 
-def best_budget(setup: str, folder: Path = HERE) -> int:
-    """The budget with which vLLM's own scheduler served most in time; ValueError if untuned."""
-    rows = valid(read(TUNING, folder))
-    rows = rows[rows["setup"] == setup]
-    if rows.empty:
-        raise ValueError(
-            f"vLLM's budget is not tuned for {setup}: `python -m experiments.inside_vllm tune "
-            f"{setup}` does it"
-        )
-    means = rows.groupby("max_num_batched_tokens", as_index=False)["attainment"].mean()
-    return int(means.loc[means["attainment"].argmax(), "max_num_batched_tokens"])
+    def best_budget(self, setup: str) -> int:
+        """The budget with which vLLM's own scheduler served most in time; ValueError if untuned."""
+        rows = self._recent(self.valid(TUNING))
+        rows = rows[rows["setup"] == setup]
+        if rows.empty:
+            raise ValueError(
+                f"vLLM's budget is not tuned for {setup}: `python -m experiments.inside_vllm tune "
+                f"{setup}` does it"
+            )
+        means = rows.groupby("max_num_batched_tokens", as_index=False)["attainment"].mean()
+        return int(means.loc[means["attainment"].argmax(), "max_num_batched_tokens"])
+
+    def _recent(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows[rows["made"] >= self.since] if self.since and len(rows) else rows
+
+    def _write(self, name: str, table: pd.DataFrame) -> None:
+        """In one go, so that whoever is stopped meanwhile leaves a whole file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{name}.csv"
+        table.to_csv(path.with_suffix(".new"), index=False, float_format="%.6g")
+        path.with_suffix(".new").replace(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ class Setup:
     slowdown: float = 1.0
     length_scale: float = 1.0
     """Of the trace's prompts and outputs, for devices that are small."""
+    block_size: int = 16
+    """Tokens; vLLM's attention on CPUs wants a multiple of 32."""
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     policies: tuple[str, ...] = ("slo_aware", "goodput")
@@ -102,6 +104,7 @@ class Setup:
         options = [
             *("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(MAX_NUM_SEQS)),
             *("--max-num-batched-tokens", str(system.max_num_batched_tokens)),
+            *("--block-size", str(self.block_size)),
             *("--middleware", f"{_PLUGIN}.SLOMiddleware"),
             *self.options,
         ]
@@ -124,7 +127,8 @@ class Setup:
                 max_num_seqs=MAX_NUM_SEQS,
                 deadline_rule=RULE,
             ),
-            num_blocks=capacity // 16,
+            num_blocks=capacity // self.block_size,
+            block_size=self.block_size,
             online=system.policy is not None,
             schedule_s=schedule_s,
             overlap=self.is_emulated,
@@ -150,7 +154,6 @@ SETUPS = {
             tpot_s=0.025,
             max_model_len=16_384,
             slowdown=4.0,
-            options=("--block-size", "16"),
             environment=_EMULATED,
         ),
         Setup(
@@ -166,7 +169,6 @@ SETUPS = {
             tpot_s=0.025,
             max_model_len=16_384,
             slowdown=4.0,
-            options=("--block-size", "16"),
             environment=_EMULATED,
         ),
         Setup(
@@ -184,10 +186,16 @@ SETUPS = {
             is_emulated=False,
             length_scale=1 / 8,
             options=(
-                *("--dtype", "float32", "--block-size", "16", "--num-gpu-blocks-override", "1025"),
+                *("--dtype", "float32", "--num-gpu-blocks-override", "513"),
                 "--enforce-eager",
             ),
+            block_size=32,
             environment={"VLLM_CPU_OMP_THREADS_BIND": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
         ),
     )
 }
+
+
+def smoke(setup: Setup) -> Setup:
+    """The same in a minute or two, to see that everything works."""
+    return replace(setup, num_requests=10, rates=setup.rates[:1], budgets=setup.budgets[-2:])

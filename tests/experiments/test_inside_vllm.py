@@ -9,11 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.inside_vllm import report, results
+from experiments.inside_vllm import report
 from experiments.inside_vllm.compare import gains, mean_of, prediction_errors, same_ranking
 from experiments.inside_vllm.heats import Heat, Row, scores
 from experiments.inside_vllm.predict import predicted
-from experiments.inside_vllm.setups import SETUPS, TRACES, System
+from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
+from experiments.inside_vllm.session import Session, seconds_of
+from experiments.inside_vllm.setups import SETUPS, TRACES, System, smoke
 from slosched.core import SLO, EndReason, RequestStatus
 from slosched.evaluate.metrics import RequestRecord
 from slosched.integrations.vllm.settings import read_settings
@@ -104,30 +106,60 @@ def test_scores_are_the_devices() -> None:
 def test_what_is_measured_is_kept_and_what_a_busy_machine_made_does_not_count(
     tmp_path: Path,
 ) -> None:
-    folder, table = tmp_path, results.RUNS
+    book = Book(tmp_path)
 
     def has(window: int) -> bool:
-        return results.has(table, CONV.name, 20.0, window, folder)
+        return book.has(RUNS, CONV.name, 20.0, window)
 
     assert not has(0)
-    results.keep(table, [row("goodput", 0, 90), row("vLLM 2048", 0, 50)], folder)
-    results.keep(table, [row("goodput", 1, 80, late_s=0.3), row("vLLM 2048", 1, 50)], folder)
+    book.keep_heat(RUNS, [row("goodput", 0, 90), row("vLLM 2048", 0, 50)])
+    book.keep_heat(RUNS, [row("goodput", 1, 80, late_s=0.3), row("vLLM 2048", 1, 50)])
     assert has(0)
     assert not has(1), "one late client spoils the whole heat"
-    results.keep(table, [row("goodput", 1, 85), row("vLLM 2048", 1, 55)], folder)
+    assert Book(tmp_path, max_lateness_s=1.0).has(RUNS, CONV.name, 20.0, 1)
+    book.keep_heat(RUNS, [row("goodput", 1, 85), row("vLLM 2048", 1, 55)])
     assert has(1)
-    assert len(results.read(table, folder)) == 4
+    assert len(book.read(RUNS)) == 4
+    later = Book(tmp_path, since="2026-01-02")
+    assert not later.has(RUNS, CONV.name, 20.0, 0)
+    assert [heat.window for heat in Session(later).missing(RUNS, smoke(CONV), 2)] == [0, 1]
+    later.keep_heat(RUNS, [row("goodput", 0, 91) | {"made": "2026-01-03"}])
+    assert later.has(RUNS, CONV.name, 20.0, 0)
+    assert len(book.read(RUNS)) == 3, "a heat that is measured anew replaces the old one whole"
+
+
+def test_runs_against_another_budget_of_vllms_are_not_shown_beside_the_others(
+    tmp_path: Path,
+) -> None:
+    book = Book(tmp_path)
+    assert book.shown().empty
+    for window, budget in enumerate((512, 1024, 1024)):
+        book.keep_heat(RUNS, [row(f"vLLM {budget}", window, 50), row("goodput", window, 90)])
+    shown = book.shown()
+    assert sorted(shown["window"]) == [1, 1, 2, 2]
+    assert set(shown["system"]) == {"vLLM 1024", "goodput"}
+
+
+def test_how_long_it_takes_is_said_before() -> None:
+    setup = replace(CONV, rates=(20.0,), num_requests=200, slowdown=4.0)
+    [heat] = Session(Book(Path("no-such-folder"))).missing(RUNS, setup, 1)
+    assert 60 + 40 < seconds_of([], [heat]) < 60 + 40 + 60
+    assert seconds_of([heat], [heat]) == 2 * seconds_of([], [heat])
+    assert seconds_of([], []) == 0
+    real = replace(heat, setup=replace(setup, is_emulated=False))
+    assert seconds_of([], [real]) > seconds_of([], [heat]), "one after the other"
 
 
 def test_the_best_budget_is_that_of_the_best_mean(tmp_path: Path) -> None:
+    book = Book(tmp_path)
     with pytest.raises(ValueError, match="not tuned"):
-        results.best_budget(CONV.name, tmp_path)
+        book.best_budget(CONV.name)
     rows = []
     for budget, rate, num_good in [(512, 20, 80), (512, 40, 60), (2048, 20, 95), (2048, 40, 50)]:
         one = row(f"vLLM {budget}", 20, num_good, rate=rate)
         rows.append(one | {"max_num_batched_tokens": budget})
-    results.keep(results.TUNING, rows, tmp_path)
-    assert results.best_budget(CONV.name, tmp_path) == 2048
+    book.keep(TUNING, rows)
+    assert book.best_budget(CONV.name) == 2048
 
 
 def test_gains_are_paired_and_predictions_are_compared() -> None:
@@ -151,12 +183,12 @@ def test_gains_are_paired_and_predictions_are_compared() -> None:
 
 def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing is measured"):
-        report.write(tmp_path / "page.md", tmp_path)
+        report.write(tmp_path / "page.md", Book(tmp_path))
     for window in range(3):
         rows = [row("vLLM 2048", window, 50 + window), row("goodput", window, 90 + window)]
-        results.keep(results.RUNS, rows, tmp_path)
-        results.keep(results.PREDICTIONS, rows, tmp_path)
-    report.write(tmp_path / "page.md", tmp_path)
+        Book(tmp_path).keep(RUNS, rows)
+        Book(tmp_path).keep(PREDICTIONS, rows)
+    report.write(tmp_path / "page.md", Book(tmp_path))
     page = (tmp_path / "page.md").read_text()
     assert "surely more" in page
     assert "2 of 2 mean attainments are within 5 points" in page

@@ -1,0 +1,142 @@
+"""Setups played from end to end: tuned, run, simulated; each heat is kept as soon as it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+from experiments.inside_vllm.heats import Heat, run
+from experiments.inside_vllm.predict import fitted, predicted
+from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
+from experiments.inside_vllm.server import Server, started
+from experiments.inside_vllm.setups import Setup, System
+from slosched.cli.console import console, progress_bar
+from slosched.evaluate.capacity.code import tree_digest
+from slosched.perfmodel import load_model, save_model
+
+_TUNING_WINDOW = 20
+"""The first part of the trace on which vLLM is tuned; it is not measured on."""
+_START_S = 60.0
+"""Servers of one table: until they are up, on a machine that has nothing else to do."""
+_TAIL_S = 8.0
+"""Of the device's time: how long the last answers of a heat take, about."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where rows go, which count, and how long it may take."""
+
+    book: Book = field(default_factory=Book)
+    folder: Path = Path("runs/inside_vllm")
+    """For logs, and for the steps that servers record."""
+    until_s: float = float("inf")
+    """No heat begins after this time, of `time.monotonic`."""
+
+    def tune(self, setup: Setup, num_windows: int) -> None:
+        """Play other parts of the trace than `run` does to vLLM with every budget."""
+        self._play(TUNING, setup, setup.untuned, self.missing(TUNING, setup, num_windows))
+
+    def run(self, setup: Setup, num_windows: int) -> None:
+        """Play to vLLM's own scheduler, at its best, and to slosched's policies."""
+        heats = self.missing(RUNS, setup, num_windows)
+        if heats:
+            systems = setup.systems(self.book.best_budget(setup.name))
+            self._play(RUNS, setup, systems, heats)
+
+    def simulate(self, setup: Setup, *, refit: bool) -> None:
+        """Predict every run that was measured; `refit` the latency model to recorded steps."""
+        path = self.book.folder / f"{setup.name}.json"
+        if refit:
+            fit = fitted([self._steps(setup, s) for s in setup.systems(0) if s.policy])
+            save_model(fit.model, path)
+            error = fit.held_out
+            console.print(f"wrote {path}: held-out error {error.mape:.1f} % on average")
+        device = load_model(path)
+        runs = self.book.valid(RUNS)
+        rows = runs[runs["setup"] == setup.name].to_dict("records")
+        with progress_bar() as progress:
+            for row in progress.track(rows, description=f"simulating {setup.name}"):
+                policy = None if row["system"].startswith("vLLM ") else row["system"]
+                system = System(int(row["max_num_batched_tokens"]), policy)
+                heat = Heat(setup, float(row["rate"]), int(row["window"]))
+                self.book.keep(PREDICTIONS, [predicted(heat, system, device)])
+
+    def missing(self, table: str, setup: Setup, num_windows: int) -> list[Heat]:
+        """What has not been measured yet, or only while the machine was too busy for it."""
+        first = _TUNING_WINDOW if table == TUNING else 0
+        return [
+            Heat(setup, rate, window)
+            for window, rate in product(range(first, first + num_windows), reversed(setup.rates))
+            if not self.book.has(table, setup.name, rate, window)
+        ]
+
+    def _play(
+        self, table: str, setup: Setup, systems: Sequence[System], heats: Sequence[Heat]
+    ) -> None:
+        if not heats or time.monotonic() > self.until_s:
+            return
+        with ExitStack() as stack:
+            with console.status(f"starting {len(systems)} servers of {setup.name}"):
+                servers = stack.enter_context(self._served(setup, systems))
+            self._measure(table, heats, servers)
+
+    def _measure(self, table: str, heats: Sequence[Heat], servers: Mapping[System, Server]) -> None:
+        facts = {"code_digest": tree_digest()[:16]}
+        budgets = {system.name: system.max_num_batched_tokens for system in servers}
+        context = get_context("spawn")
+        with ProcessPoolExecutor(len(servers), context) as clients, progress_bar() as progress:
+            for heat in progress.track(heats, description=f"{heats[0].setup.name}, {table}"):
+                if time.monotonic() > self.until_s:
+                    console.print("the time is up: the same command goes on from here")
+                    return
+                made = datetime.now(UTC).isoformat(timespec="seconds")
+                rows = [
+                    row
+                    | {"max_num_batched_tokens": budgets[str(row["system"])]}
+                    | {"slowdown": heat.setup.slowdown, "made": made}
+                    | facts
+                    for row in run(heat, servers, clients)
+                ]
+                self.book.keep_heat(table, rows)
+                for row in rows:
+                    console.print(
+                        f"{heat.setup.name} at {heat.rate:g}/s, part {heat.window}: "
+                        f"{row['system']} {row['attainment']:.1%} in time, sent "
+                        f"{row['max_lateness_s']} s late at most"
+                    )
+
+    @contextmanager
+    def _served(self, setup: Setup, systems: Sequence[System]) -> Iterator[Mapping[System, Server]]:
+        """All at once, and all stay up."""
+        with ExitStack() as stack:
+            servers = {}
+            for system in systems:
+                steps = self._steps(setup, system)
+                launch = setup.launch(system, steps.absolute())
+                servers[system] = stack.enter_context(started(launch, steps.with_suffix(".log")))
+            for server in servers.values():
+                server.await_up()
+            yield servers
+
+    def _steps(self, setup: Setup, system: System) -> Path:
+        """Where the steps of a server are recorded."""
+        return self.folder / f"{setup.name}-{system.name.replace(' ', '-')}.csv"
+
+
+def seconds_of(tuning: Sequence[Heat], runs: Sequence[Heat]) -> float:
+    """About how long these heats of one setup take, servers started and all."""
+    total_s = _START_S * (bool(tuning) + bool(runs))
+    for heats, is_tuning in ((tuning, True), (runs, False)):
+        for heat in heats:
+            setup = heat.setup
+            in_turn = len(setup.untuned if is_tuning else setup.systems(0))
+            each_s = setup.slowdown * (setup.num_requests / heat.rate + _TAIL_S)
+            total_s += each_s * (1 if setup.is_emulated else in_turn)
+    return total_s
