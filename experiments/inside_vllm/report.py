@@ -47,8 +47,8 @@ _HEAD = (
     "<!-- Made by `python -m experiments.inside_vllm report`; edit report.py there instead. -->\n\n"
     "Real vLLM 0.32.0: its API server, engine core, scheduler and KV cache manager, with its own "
     "scheduler at the `--max-num-batched-tokens` that the tables name, and with slosched's "
-    "policies in front of it. All of them are up at the same time and get the same requests, on a "
-    "machine that others used, too: whoever waits for a core looks worse than it is. Good requests "
+    "policies in front of it. All of them are up at the same time and get the same requests; "
+    "whoever has to wait for a core looks worse than it is (the last columns). Good requests "
     "are those served as promised (TTFT, and TPOT as `vllm bench serve --goodput` has it); "
     "rejected ones are not good. Intervals are 95 %, by Student's t over the parts of the trace. "
     "How it is done: [experiments/inside_vllm](../experiments/inside_vllm/README.md)."
@@ -100,8 +100,8 @@ def _section(
         else ""
     )
     head = (
-        f"## {setup.title}\n\n{runs['window'].nunique()} parts of {setup.num_requests} requests; "
-        f"TTFT {setup.base_s:g} s and twice the prompt's unloaded prefill, TPOT "
+        f"## {setup.title}\n\n{runs['window'].nunique()} parts of {runs['num_offered'].max()} "
+        f"requests; TTFT {setup.base_s:g} s and twice the prompt's unloaded prefill, TPOT "
         f"{1000 * setup.tpot_s:g} ms.{motion}"
     )
     return "\n\n".join([head, _tuned(tuning), _table(runs, predictions), _gains(runs)])

@@ -17,7 +17,6 @@ from slosched.workload import Proportional, Trace, read_trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 RULE = DeadlineRule.MEAN_TPOT
-MAX_NUM_SEQS = 256
 _MODEL_DIR = Path.home() / ".cache" / "slosched" / "models" / "smollm2-135m-v1"
 _PLUGIN = "slosched.integrations.vllm"
 
@@ -59,6 +58,8 @@ class Setup:
     """A prompt's first token is promised in so long and twice its unloaded prefill."""
     tpot_s: float
     max_model_len: int
+    max_num_seqs: int = 256
+    """Not above any of the budgets, or vLLM does not start."""
     is_emulated: bool = True
     slowdown: float = 1.0
     length_scale: float = 1.0
@@ -102,7 +103,7 @@ class Setup:
         """`steps` is where the steps of slosched's policies are recorded."""
         settings: dict[str, Any] = {}
         options = [
-            *("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(MAX_NUM_SEQS)),
+            *("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(self.max_num_seqs)),
             *("--max-num-batched-tokens", str(system.max_num_batched_tokens)),
             *("--block-size", str(self.block_size)),
             *("--middleware", f"{_PLUGIN}.SLOMiddleware"),
@@ -124,7 +125,7 @@ class Setup:
         return SimulationConfig(
             limits=Limits(
                 max_num_batched_tokens=system.max_num_batched_tokens,
-                max_num_seqs=MAX_NUM_SEQS,
+                max_num_seqs=self.max_num_seqs,
                 deadline_rule=RULE,
             ),
             num_blocks=capacity // self.block_size,
@@ -183,6 +184,7 @@ SETUPS = {
             base_s=2.0,
             tpot_s=0.3,
             max_model_len=2048,
+            max_num_seqs=64,
             is_emulated=False,
             length_scale=1 / 8,
             options=(
@@ -190,7 +192,12 @@ SETUPS = {
                 "--enforce-eager",
             ),
             block_size=32,
-            environment={"VLLM_CPU_OMP_THREADS_BIND": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
+            environment={
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "OMP_NUM_THREADS": "1",
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model beside the engine core
+            },
         ),
     )
 }

@@ -52,6 +52,26 @@ def test_fcfs_decides_every_step_as_vllm_does(
     record_property("outputs", num_outputs)
 
 
+def test_fcfs_decides_as_vllm_does_in_a_pipeline() -> None:
+    """Two steps are under way at once, of other requests each: a synchronous scheduler's pipeline."""
+    num_steps = num_preemptions = 0
+    for seed in range(NUM_WORKLOADS // 2):
+        workload = random_workload(seed)
+        config = make_config(workload)
+        config.parallel_config.pipeline_parallel_size = 2
+        theirs = make_scheduler(Scheduler, config)
+        config.additional_config = {"slosched": {"policy": "fcfs"}}
+        ours = make_scheduler(SLOScheduler, config)
+        expected, found = (Loop(each, workload, is_async=True).run() for each in (theirs, ours))
+        assert found == expected, f"seed {seed}"
+        assert not ours.truth.fallbacks
+        assert not ours.truth.divergences
+        num_steps += len(expected)
+        num_preemptions += sum(len(step.preempted) for step in expected)
+    assert num_steps > 20 * NUM_WORKLOADS / 2
+    assert num_preemptions > 20
+
+
 @pytest.mark.parametrize("caches_prefixes", [False, True], ids=["plain", "prefix_cache"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_a_policy_plans_is_what_vllm_runs(policy: str, caches_prefixes: bool) -> None:

@@ -29,7 +29,9 @@ from slosched.integrations.vllm.hooks import (
     check_class,
     check_instance,
 )
+from slosched.integrations.vllm.settings import Settings, SettingsError
 from slosched.integrations.vllm.truth import Fallback
+from slosched.perfmodel import load_model
 from slosched.policy import FCFS
 
 SEED = 3
@@ -68,6 +70,27 @@ def finished(steps: list[Any]) -> dict[str, Any]:
 def test_bad_settings_are_refused_at_start(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(SloschedError, match=complaint):
         start(settings)
+
+
+@pytest.mark.parametrize(
+    ("served", "is_another"),
+    [
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", False),
+        ("/root/.cache/slosched/models/smollm2-135m-v1", False),
+        ("/models/run42", False),
+        ("SmolLM2-360M", True),
+        ("meta-llama/Llama-3.1-8B", True),
+    ],
+)
+def test_a_profile_of_another_model_is_refused(served: str, is_another: bool) -> None:
+    settings = Settings(profile="cpu/smollm2-135m")
+    device = load_model("cpu/smollm2-135m").provenance["device"]
+    if not is_another:
+        assert settings.make_model(device, [served]) is not None
+        return
+    with pytest.raises(SettingsError, match="measured with smollm2-135m, but this server's"):
+        settings.make_model(device, [served])
+    assert replace(settings, any_device=True).make_model(device, [served]) is not None
 
 
 @pytest.mark.parametrize(

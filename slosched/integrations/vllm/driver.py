@@ -45,7 +45,7 @@ class Driver:
             max_loras=None if host.lora_config is None else host.lora_config.max_loras,
             deadline_rule=settings.deadline_rule,
         )
-        fitted = settings.make_model(device)
+        fitted = settings.make_model(device, _names(host.vllm_config.model_config))
         self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
         self._policy = settings.make_policy(self._model, limits)
         self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
@@ -194,3 +194,10 @@ class Driver:
         requests = self._host.requests
         for request_id, n in output.num_scheduled_tokens.items():
             yield n, requests[request_id].num_computed_tokens - n
+
+
+def _names(model: Any) -> list[str]:
+    """What the served model is called: by its clients, and where it comes from."""
+    served = model.served_model_name
+    names = served if isinstance(served, list) else [served]
+    return [*(name for name in names if name), str(model.model)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from vllm.v1.request import RequestStatus as Status
@@ -189,7 +190,8 @@ class Mirror:
 
     def _read_waiting(self, begins_s: float) -> OrderedDict[str, Request]:
         theirs_now = list(self._host.waiting)
-        if theirs_now == self._waiting and len(self.queues.waiting) == len(theirs_now):
+        is_same = theirs_now == self._waiting and len(self.queues.waiting) == len(theirs_now)
+        if is_same:
             waiting = self.queues.waiting  # a long queue, in which nothing has changed
         else:
             waiting = OrderedDict(
@@ -203,12 +205,12 @@ class Mirror:
                 if ours.status is not RequestStatus.WAITING:
                     self._read_preempted(ours, self._theirs[request_id], begins_s)
         if self._kv.caches_prefixes:
-            self._match(waiting)
+            self._match(waiting, _NUM_MATCHED_ANEW if is_same else None)
         return waiting
 
-    def _match(self, waiting: Mapping[str, Request]) -> None:
-        """What is cached of those that are next, and of those that are new."""
-        for place, (request_id, ours) in enumerate(waiting.items()):
+    def _match(self, waiting: Mapping[str, Request], num_read: int | None) -> None:
+        """What is cached of those that are next, and of those that are new among `num_read`."""
+        for place, (request_id, ours) in enumerate(islice(waiting.items(), num_read)):
             if place < _NUM_MATCHED_ANEW or not self._kv.has_matched(request_id):
                 ours.num_computed_tokens = self._kv.match(self._theirs[request_id])
 

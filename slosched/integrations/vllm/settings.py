@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -28,6 +29,8 @@ from slosched.policy.spec import make_policy
 from slosched.workload import parse_duration
 
 SECTION = "slosched"
+_SIZE = re.compile(r"[0-9.]+[bm]")
+"""Parameters, as "8b"."""
 
 
 class SettingsError(SloschedError, ValueError):
@@ -43,7 +46,7 @@ class Settings:
     profile: str | None = None
     """The latency model: a file that `slosched fit` saved, or the name of a bundled one."""
     any_device: bool = False
-    """Take the profile even if it was measured on another device."""
+    """Take the profile even if it was measured on another device, or with another model."""
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     """What a request is promised that says nothing; None promises nothing."""
@@ -71,8 +74,11 @@ class Settings:
             tiers[name] = _slo(where, tier.get("slo_ttft_s"), tier.get("slo_tpot_s"))
         return Promises(default, tiers)
 
-    def make_model(self, device: str) -> FittedModel | None:
-        """The latency model; refused if it was measured on something else than `device`."""
+    def make_model(self, device: str, model_names: Sequence[str] = ()) -> FittedModel | None:
+        """The latency model; refused if it was measured on something else than `device`.
+
+        `model_names` are those of the model that is served; one of another model is refused, too.
+        """
         if self.profile is None:
             return self.make_device()
         model = load_model(self.profile)
@@ -82,6 +88,7 @@ class Settings:
             except OtherDeviceError as error:
                 message = str(error).replace("--force", '"any_device": true')
                 raise SettingsError(f"slosched.profile: {message}") from error
+            _check_model(model.provenance.get("model", ""), model_names)
         return model
 
     def make_device(self) -> FittedModel | None:
@@ -132,6 +139,26 @@ def _check_keys(where: str, section: object, known: tuple[str, ...]) -> None:
                 f"{where} has no setting {name!r}; "
                 + (f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}")
             )
+
+
+def _check_model(measured: str, served: Sequence[str]) -> None:
+    """Names of one model differ in owner and tuning; of two models, in version or size.
+
+    A name without a size, as that of somebody's own directory, tells nothing.
+    """
+    words, known = _versions([measured]), _versions(served)
+    if any(map(_SIZE.fullmatch, known)) and not words <= known:
+        raise SettingsError(
+            f"slosched.profile was measured with {measured}, but this server's model is "
+            f"{served[0]}: its deadlines would be wrong; measure it with `slosched profile "
+            '--engine vllm`, or insist with "any_device": true'
+        )
+
+
+def _versions(names: Sequence[str]) -> set[str]:
+    """Words with a digit: "3.1" and "8b" of meta-llama/Llama-3.1-8B-Instruct."""
+    words = (re.findall(r"[a-z0-9.]+", name.rstrip("/").split("/")[-1].lower()) for name in names)
+    return {word for found in words for word in found if any(map(str.isdigit, word))}
 
 
 def _slo(where: str, ttft: object, tpot: object) -> SLO:
