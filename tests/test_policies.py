@@ -38,6 +38,8 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
             "slosserve:admission=dp",
             "sglang:enable_mixed_chunk=true,chunked_prefill_size=16,schedule_policy=lpm",
             "sglang:enable_priority_scheduling=true,max_queued_requests=2",
+            "sglang:schedule_policy=hrrn",
+            "sglang:schedule_policy=shortest-prefill-first,chunked_prefill_size=8",
             "sarathi:token_budget=24+early_rejection:prior_decode_s=0.05",
             "edf+past_future:prior_output_tokens=8",
             "slo_aware+past_future:prior_output_tokens=4,reserve=0.2+early_rejection:max_load=0.8",

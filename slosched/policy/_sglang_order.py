@@ -61,6 +61,7 @@ class Joined(NamedTuple):
     place: int
     """The how-manieth it was."""
     num_prefilled: int
+    """What `Order.num_prefilled` was then."""
 
 
 class Order:
@@ -124,9 +125,9 @@ class Order:
     ) -> int | None:
         """How many of the `num_left` tokens of a step the prompt that was cut may have, if not all.
 
-        With `shortest-prefill-first` it leaves room to those sorted before it that are shorter.
+        With `shortest-prefill-first` it leaves room to waiting ones that are shorter than its rest.
         """
-        if self.policy is not SchedulePolicy.SHORTEST_PREFILL_FIRST or num_left < 2 * page_size:
+        if self.policy != SchedulePolicy.SHORTEST_PREFILL_FIRST or num_left < 2 * page_size:
             return None
         num_reserved = 0
         for request in waiting:

@@ -305,6 +305,7 @@ class SGLang(Policy):
         """The decodes of this step; if some of those before have left there may be room."""
         queues = self._queues
         self._order.follow(waiting)
+        # SGLang counts a batch of decodes as it did the step of prompts that the batch once was.
         self._order.num_prefilled += queues.num_founding_tokens if running else 0
         self._is_full &= len(running) == len(queues.running)
         queues.running, queues.last = running, LastBatch(running)
