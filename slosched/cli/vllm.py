@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,8 @@ from slosched.cli.options import KVOptions, ModelOptions, PromiseOptions
 from slosched.core import DeadlineRule, Limits
 from slosched.engine.profiling import ProfileLimits
 from slosched.integrations.vllm.hooks import installed_version
+from slosched.integrations.vllm.settings import SECTION, SettingsError, read_settings
+from slosched.policy.spec import make_policy
 
 if TYPE_CHECKING:
     from slosched.integrations.vllm.stepping import VLLMSteps
@@ -96,7 +98,10 @@ def settings_of(
     *,
     force: bool,
 ) -> dict[str, Any]:
-    """The `slosched` part of vLLM's --additional-config."""
+    """The `slosched` part of vLLM's --additional-config.
+
+    Raises SettingsError for what vLLM would refuse after a minute, far up in its log.
+    """
     chosen = {
         "policy": policy,
         "deadline_rule": str(rule),
@@ -106,7 +111,22 @@ def settings_of(
         "slo_tpot_s": promise.slo_tpot,
         "any_device": force or None,
     }
-    return {name: value for name, value in chosen.items() if value is not None}
+    settings = {name: value for name, value in chosen.items() if value is not None}
+    read = read_settings({SECTION: settings})
+    # What the device is called is vLLM's to say.
+    model = replace(read, any_device=True).make_model("any")
+    make_policy(policy)
+    try:
+        read.make_policy(model, Limits(deadline_rule=rule))
+    except SettingsError as error:
+        if model is not None:
+            raise
+        raise SettingsError(
+            f"the policy {policy!r} needs a latency model: give a bundled one (`slosched profile "
+            "--list`) as --latency-model, or have this device measured by `slosched profile "
+            "--engine vllm MODEL -o vllm.csv` and `slosched fit vllm.csv -o vllm.json`"
+        ) from error
+    return settings
 
 
 def serve_command(
@@ -123,7 +143,7 @@ def serve_command(
         *("--host", address[0], "--port", str(address[1])),
         *("--scheduler-cls", f"{_PLUGIN}.SLOScheduler"),
         *("--middleware", f"{_PLUGIN}.SLOMiddleware"),
-        *("--additional-config", json.dumps({"slosched": settings})),
+        *("--additional-config", json.dumps({SECTION: settings})),
     ]
     if "emulate" in settings:
         command += ["--distributed-executor-backend", f"{_PLUGIN}.EmulatedExecutor"]

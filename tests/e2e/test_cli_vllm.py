@@ -14,6 +14,7 @@ from command_line import Said
 from slosched.cli import vllm
 from slosched.integrations.vllm.hooks import TESTED_VERSIONS, Installed
 from slosched.integrations.vllm.settings import read_settings
+from slosched.perfmodel import load_model, save_model
 
 Cli = Callable[..., Said]
 Commands = list[list[str]]
@@ -40,7 +41,7 @@ def following(command: list[str], option: str) -> str:
 
 def test_serve_is_short_for_vllms_own_command(cli: Cli, ran: Commands, tmp_path: Path) -> None:
     model = tmp_path / "h100.json"
-    model.write_text("{}")
+    save_model(load_model("h100/llama-3.1-8b"), model)
     typed = "serve --engine vllm org/model --slo-ttft 1s --slo-tpot 50ms --policy edf --port 8123 "
     typed += "--latency-model h100.json --max-num-seqs 64 -- --tensor-parallel-size 2"
     assert cli(*typed.split()).status == 0
@@ -70,12 +71,25 @@ def test_an_untested_vllm_is_refused_unless_forced(
     cli: Cli, ran: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm, "installed_version", lambda: Installed("vllm", "0.1"))
-    said = cli("serve", "--engine", "vllm", "org/model")
+    words = ("serve", "--engine", "vllm", "org/model", "--policy", "fcfs")
+    said = cli(*words)
     assert said.status == 1
     assert "vllm 0.1 is not among" in said.complaint
     assert not ran
-    assert cli("serve", "--engine", "vllm", "org/model", "--force").status == 0
+    assert cli(*words, "--force").status == 0
     assert ran
+
+
+def test_what_vllm_would_refuse_later_is_refused_at_once(cli: Cli, ran: Commands) -> None:
+    words = ("serve", "--engine", "vllm", "org/model")
+    said = cli(*words, "--policy", "goodput")
+    assert said.status == 1
+    assert "'goodput' needs a latency model" in said.complaint
+    assert "slosched profile --engine vllm" in said.complaint
+    assert "no policy 'gooodput'" in cli(*words, "--policy", "gooodput").complaint
+    said = cli(*words, "--policy", "fcfs", "--latency-model", "none/such")
+    assert "no latency model" in said.complaint
+    assert not ran
 
 
 @pytest.mark.parametrize("flag", ["--overlap", "--threads 2", "--prefix-cache hash"])

@@ -79,7 +79,7 @@ class Driver:
             output.num_scheduled_tokens == plan.num_scheduled_tokens
         )
         shape = plan.shape if plan is not None and is_as_planned else None
-        self._steps.launched(self._chunks(output), shape, time.time())
+        self._steps.launched(self._chunks(output), time.time(), shape)
         return output
 
     def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:

@@ -46,7 +46,9 @@ class StepTimes:
             begins_s = max(begins_s, step.launched_s) + step.expected_s
         return max(begins_s, now_s)
 
-    def launched(self, chunks: Iterable[Chunk], shape: BatchShape | None, now_s: float) -> None:
+    def launched(
+        self, chunks: Iterable[Chunk], now_s: float, shape: BatchShape | None = None
+    ) -> None:
         """A step goes to the device; an empty one, too, since vLLM returns those as well.
 
         `shape` is that of the chunks, if somebody has summed it up already: there are hundreds.
