@@ -17,6 +17,10 @@ _MAX_ASKED = 256
 """Waiting prompts that a step looks at, the most urgent: a bound on its cost in deep overload."""
 
 
+_FEW_LATE = 0.3
+"""Late prompts for each punctual one: no more, and it may be a burst that passes."""
+
+
 Timed = tuple[Request, float]
 """A prompt, and how long what is left of its prefill takes alone on the device."""
 
@@ -97,13 +101,16 @@ def are_in_time(ordered: Iterable[Timed], supply: Supply) -> bool:
 
 
 def best_order(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
-    """The most that can be in time, by deadline; if seats are what is scarce, by length.
+    """The most that can be in time, by deadline; if seats are what is scarce for long, by length.
 
     Who has a seat then is in time for most of its stay: a short prompt takes least from others,
-    and those that arrive next are as short.
+    and those that arrive next are as short.  While a burst passes that would be wrong: the long
+    ones could have been in time, too.
     """
     order = most_in_time(ordered, supply, fairness)
-    if not order.late or not supply.is_short_of_seats(order.in_time):
+    if len(order.late) <= _FEW_LATE * len(order.in_time):
+        return order
+    if not supply.is_short_of_seats(order.in_time):
         return order
     ranks = _ranks(ordered, fairness)
     rank = {r.request_id: rank[:2] for rank, (r, _) in zip(ranks, ordered, strict=True)}

@@ -55,7 +55,7 @@ class Goodput(Policy):
        Prompts are planned with the share of the device that decodes leave at the pace that their
        TPOTs ask for, and with the seats (`max_num_seqs`) that decodes leave as they end: Moore and
        Hodgson's rule makes the most of them punctual, the others are late.  If seats are scarcer
-       than time, prompts go by length from there on instead of by deadline.  The step takes the
+       than time and many are late, prompts go by length instead of by deadline.  The step takes the
        decodes that are due, the punctual prompts and the other decodes by deadline, then the late
        prompts (which are looked at anew in every step).
     5. A step that finishes a prompt ends before that one is due.  The first prompt that has to be

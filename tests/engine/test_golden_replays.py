@@ -79,8 +79,8 @@ GROUPED = (
 """Others that plan beside a group of decodes."""
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
-    ("goodput", "roomy"): "8a0f5b8afaf6a241",
-    ("goodput", "swapping"): "cb7e0183e678270a",
+    ("goodput", "roomy"): "13e591b46f32f8bf",
+    ("goodput", "swapping"): "d6d8fc297142f4dc",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",

@@ -93,6 +93,14 @@ def test_where_seats_are_scarce_prompts_go_by_length() -> None:
     assert names(by_deadline_alone.in_time) == ["long", "short", "middle"]
 
 
+def test_while_few_are_late_for_want_of_seats_prompts_go_by_deadline() -> None:
+    """Three seats are free and one more comes in time: the longest of five finds none."""
+    lengths = [300, 100, 200, 100, 500]
+    view = view_of([R(f"r{i}", n, 0.2 + i / 1e3) for i, n in enumerate(lengths)])
+    order = best_order(timed(view.waiting), Supply(0.0, 1.0, 3, 0.1))
+    assert (names(order.in_time), names(order.late)) == (["r0", "r1", "r2", "r3"], ["r4"])
+
+
 def test_seats_come_free_as_often_as_decodes_that_follow_one_another_end() -> None:
     """100 of them, each two tokens ahead of the next, stay for 200: one ends every other step."""
     decodes = [R(f"d{i}", 2 + 2 * i, 1.0, out=1 + 2 * i) for i in range(100)]
