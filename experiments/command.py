@@ -1,4 +1,4 @@
-"""What every experiment's command line does the same: its errors, and who made a result."""
+"""What experiments' command lines do alike: help, `report`, errors, and who made a result."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import typer
 
-from slosched.cli.console import complain
+from slosched.cli.console import complain, console
 from slosched.core import SloschedError
 from slosched.evaluate.capacity.code import git_hash, tree_digest
+
+
+def make_app(doc: str | None) -> typer.Typer:
+    """A command line whose help begins with `doc`, that of its module."""
+    return typer.Typer(
+        help=doc, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+    )
+
+
+def add_report(
+    app: typer.Typer, experiment: str, page: Path, write: Callable[[], object]
+) -> Callable[[], None]:
+    """The command `report`, with which `write` makes the page; to be called where there are new
+    results, too."""
+
+    def report() -> None:
+        write()
+        console.print(f"wrote {page} and its figures")
+
+    report.__doc__ = (
+        f"Make {page.parent.name}/{page.name} and its figures of the committed results.\n\n"
+        f"Example: `python -m experiments.{experiment} report`."
+    )
+    app.command()(report)
+    return report
 
 
 def start(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.command import start
+from experiments.command import add_report, make_app, start
 from experiments.engines import report, results
 from experiments.engines.budgets import BUDGETS
 from experiments.engines.overlapping import OVERLAPPING
@@ -15,15 +15,13 @@ from experiments.engines.prefixes import PREFIXES
 from experiments.engines.pressure import PRESSURE
 from experiments.engines.stalls import STALLS
 from experiments.engines.study import Scale
-from slosched.cli.console import console, progress_bar
+from slosched.cli.console import progress_bar
 
 STUDIES = (STALLS, BUDGETS, PREFIXES, PRESSURE, OVERLAPPING)
 _BY_NAME = {study.name: study for study in STUDIES}
 _DEFAULT = Scale()
 
-app = typer.Typer(
-    help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
-)
+app = make_app(__doc__)
 
 
 @app.command()
@@ -53,22 +51,14 @@ def run(
             rows = progress.track(study.measure(scale), num_cases, description=study.title)
             facts = {"num_windows": windows, "window_requests": requests}
             results.write(name, list(rows), {**facts, "seconds": time.process_time() - begin_s})
-    _report()
+    make_report()
 
 
-@app.command("report")
-def make_report() -> None:
-    """Make docs/engines.md and its figures of the committed results.
-
-    Example: `python -m experiments.engines report`.
-    """
-    _report()
-
-
-def _report() -> None:
+def _write() -> None:
     report.write([study for study in STUDIES if results.path_of(study.name).exists()])
-    console.print(f"wrote {report.PAGE} and its figures")
 
+
+make_report = add_report(app, "engines", report.PAGE, _write)
 
 if __name__ == "__main__":
     start(app)

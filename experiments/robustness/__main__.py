@@ -9,16 +9,14 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from experiments.command import start
+from experiments.command import add_report, make_app, start
 from experiments.robustness import report
 from experiments.robustness.results import Results, provenance
 from experiments.robustness.study import POLICIES, WORKLOADS, Scale, WorkloadStudy
-from slosched.cli.console import console, progress_bar
+from slosched.cli.console import progress_bar
 from slosched.evaluate.capacity import Store
 
-app = typer.Typer(
-    help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
-)
+app = make_app(__doc__)
 _STORE = Path("runs/robustness/points.sqlite")
 _DEFAULT = Scale()
 
@@ -60,22 +58,10 @@ def run(
     minutes = (time.monotonic() - begin_s) / 60
     made = provenance(windows, requests, minutes)
     Results(pd.concat(rates), pd.concat(losses), made).write()
-    _report()
+    make_report()
 
 
-@app.command("report")
-def make_report() -> None:
-    """Make docs/robustness.md and its figures of the committed results.
-
-    Example: `python -m experiments.robustness report`.
-    """
-    _report()
-
-
-def _report() -> None:
-    report.write(Results.read())
-    console.print(f"wrote {report.PAGE} and its figures")
-
+make_report = add_report(app, "robustness", report.PAGE, lambda: report.write(Results.read()))
 
 if __name__ == "__main__":
     start(app)

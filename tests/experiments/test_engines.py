@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from experiments.arena.scenarios import TRACES
 from experiments.engines import report, results
-from experiments.engines.__main__ import STUDIES
+from experiments.engines.__main__ import STUDIES, app
 from experiments.engines.prefixes import reuse
 from experiments.engines.study import Scale, Study, gap_column, over_windows, played, ratio
+from experiments.robustness.__main__ import app as robustness_app
 from slosched.workload import Trace
 from slosched.workload.request import TraceRequest
 
@@ -108,6 +111,14 @@ def test_what_a_cache_without_end_would_find_and_how_long_it_lay_there() -> None
         prefix_block_tokens=16,
     )
     assert reuse(trace) == {"findable": pytest.approx(4 / 9), "since_s": 10.0}
+
+
+@pytest.mark.parametrize(("of", "name"), [(app, "engines"), (robustness_app, "robustness")])
+def test_the_page_is_made_by_a_command_of_its_own(of: typer.Typer, name: str) -> None:
+    told = CliRunner().invoke(of, ["report", "--help"], env={"COLUMNS": "200"})
+    assert told.exit_code == 0
+    assert f"Make docs/{name}.md and its figures" in told.output
+    assert f"python -m experiments.{name} report" in told.output
 
 
 def test_the_verdict_counts_the_settings_that_agree(tmp_path: Path) -> None:
