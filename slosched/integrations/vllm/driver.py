@@ -13,7 +13,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus as Status
 
-from slosched.core import LatencyModel, Limits, SchedulerOutput
+from slosched.core import BatchShape, LatencyModel, Limits, SchedulerOutput
 from slosched.integrations.vllm.enact import Caps, narrowed, preempt
 from slosched.integrations.vllm.kv_view import VLLMBlocks
 from slosched.integrations.vllm.metrics import counter
@@ -74,11 +74,10 @@ class Driver:
             self._mirror.refresh(begins_s)
             self._end_refused()
             plan = self._plan(begins_s)
-        output = vllm_schedule() if plan is None else self._carry_out(plan, vllm_schedule)
-        is_as_planned = plan is not None and (
-            output.num_scheduled_tokens == plan.num_scheduled_tokens
-        )
-        shape = plan.shape if plan is not None and is_as_planned else None
+        if plan is None:
+            output, shape = vllm_schedule(), None
+        else:
+            output, shape = self._carry_out(plan, vllm_schedule)
         self._steps.launched(self._chunks(output), time.time(), shape)
         return output
 
@@ -148,7 +147,10 @@ class Driver:
         planned = {name: n for name, n in plan.num_scheduled_tokens.items() if name in running}
         return replace(plan, num_scheduled_tokens=planned, shape=None)
 
-    def _carry_out(self, plan: SchedulerOutput, vllm_schedule: Callable[[], Any]) -> Any:
+    def _carry_out(
+        self, plan: SchedulerOutput, vllm_schedule: Callable[[], Any]
+    ) -> tuple[Any, BatchShape | None]:
+        """vLLM's output; and its shape, where that is the plan's, and known."""
         host, planned = self._host, plan.num_scheduled_tokens
         for request_id, reason in plan.rejected.items():
             self.truth.note_rejection(reason)
@@ -157,8 +159,9 @@ class Driver:
         preempt(host, plan.preempted)
         with self.caps.of(planned), narrowed(host, planned):
             output = vllm_schedule()
-        self.truth.compare(planned, output, partial(self._has_reached, plan.num_found_tokens))
-        return output
+        has_reached = partial(self._has_reached, plan.num_found_tokens)
+        is_as_planned = self.truth.compare(planned, output, has_reached)
+        return output, plan.shape if is_as_planned else None
 
     def _has_reached(self, found: Mapping[str, int], request_id: str, num_planned: int) -> bool:
         """Whether vLLM computed as far as planned, wherever it began.

@@ -65,6 +65,7 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
             shown.append(request)
         else:
             startable[request] = None
+    num_shown = len(shown)
     host.running, host.waiting = shown, FCFSRequestQueue(startable)
     reserves_whole = host.scheduler_reserve_full_isl
     host.scheduler_reserve_full_isl = False  # whether a prompt may start has been decided
@@ -72,11 +73,19 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         host.scheduler_reserve_full_isl = reserves_whole
-        left = host.waiting
-        started = [request for request in host.running if request in startable]
-        host.running = [request for request in running if request.status is _RUNNING] + started
-        host.waiting = waiting
-        if started:
-            waiting.remove_requests(set(started))
-        for request in reversed([request for request in left if request not in startable]):
-            waiting.prepend_request(request)
+        if not startable and len(host.running) == num_shown:  # hundreds of decodes, nearly always
+            host.running, host.waiting = running, waiting
+        else:
+            _put_back(host, running, waiting, startable)
+
+
+def _put_back(host: Any, running: list[Any], waiting: Any, startable: Mapping[Any, None]) -> None:
+    """All into vLLM's `running` and `waiting`, where it started some, or preempted some."""
+    left = host.waiting
+    started = [request for request in host.running if request in startable]
+    host.running = [request for request in running if request.status is _RUNNING] + started
+    host.waiting = waiting
+    if started:
+        waiting.remove_requests(set(started))
+    for request in reversed([request for request in left if request not in startable]):
+        waiting.prepend_request(request)

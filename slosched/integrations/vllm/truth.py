@@ -63,16 +63,17 @@ class Truth:
         planned: Mapping[str, int],
         output: Any,
         has_reached: Callable[[str, int], bool],
-    ) -> None:
-        """`output` is what vLLM's scheduler made of the plan; its draft tokens are nobody's plan.
+    ) -> bool:
+        """Whether the step is the plan to the token.
 
+        `output` is what vLLM's scheduler made of the plan; its draft tokens are nobody's plan.
         `has_reached` tells of a request and its planned tokens whether it got as far.
         """
         self.num_steps += 1
         self.count("step", "planned")
         executed = output.num_scheduled_tokens
         if executed == planned:
-            return
+            return True
         found: set[Divergence] = set()
         drafts = output.scheduled_spec_decode_tokens
         for request_id, num_planned in planned.items():
@@ -90,6 +91,7 @@ class Truth:
             found.add(Divergence.PREEMPTED)
         if found:
             self._note(found, planned, executed)
+        return False
 
     def note_fallback(self, why: Fallback, error: Exception | None = None) -> None:
         self.fallbacks[why] += 1

@@ -1,0 +1,99 @@
+"""Where the time of a step goes inside vLLM, at 256 running and 1,000 waiting requests.
+
+Example: `.venv-vllm/bin/python tests/inside_vllm/cost_by_part.py goodput`, and `fcfs` by default.
+Processor time of this thread, medians over steps, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from test_vllm_cost import NUM_STEPS, Timed, times_of
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from slosched.integrations.vllm import SLOScheduler
+
+SETTINGS = {
+    "profile": "h100/llama-3.1-8b",
+    "any_device": True,
+    "slo_ttft_s": 100,
+    "slo_tpot_s": 1,
+}
+
+
+class Parts:
+    """Times of calls by what they are for."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    def time(self, owner: Any, method: str, label: str) -> None:
+        call = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin_s = time.thread_time()
+            result = call(*args, **kwargs)
+            self.seconds[label].append(time.thread_time() - begin_s)
+            return result
+
+        setattr(owner, method, timed)
+
+    def median_ms(self, label: str) -> float:
+        return 1e3 * statistics.median(self.seconds[label])
+
+
+def by_part(ours: Timed) -> dict[str, float]:
+    """Of one step of slosched's scheduler, vLLM's own part among them."""
+    parts, driver = Parts(), ours.scheduler._driver
+    parts.time(driver._mirror, "refresh", "read vLLM's queues")
+    parts.time(driver._policy, "schedule", "the policy")
+    parts.time(driver, "_checked", "checked")
+    parts.time(driver, "schedule", "schedule")
+    parts.time(driver._mirror, "note_tokens", "stamp the tokens (in update_from_output)")
+    carry_out = driver._carry_out
+
+    def carried(plan: Any, vllm_schedule: Any) -> Any:
+        host = type("Host", (), {"schedule": staticmethod(vllm_schedule)})()
+        parts.time(host, "schedule", "vLLM's schedule")
+        return carry_out(plan, host.schedule)
+
+    driver._carry_out = carried
+    for _ in range(NUM_STEPS):
+        ours.loop.step()
+    found = {label: parts.median_ms(label) for label in parts.seconds}
+    found["check the plan"] = found.pop("checked") - found["the policy"]
+    counted = ("read vLLM's queues", "the policy", "check the plan", "vLLM's schedule")
+    found["hand it to vLLM, compare"] = found["schedule"] - sum(found[label] for label in counted)
+    return found
+
+
+def main() -> None:
+    policy = sys.argv[1] if len(sys.argv) > 1 else "fcfs"
+    table = Table("ms", "synchronous", "asynchronous", title=f"{policy} inside vLLM")
+    columns: list[dict[str, float]] = []
+    for is_async in (False, True):
+        theirs = Timed(AsyncScheduler if is_async else Scheduler, {}, is_async=is_async)
+        ours = Timed(SLOScheduler, {"policy": policy, **SETTINGS}, is_async=is_async)
+        for _ in range(NUM_STEPS + 5):
+            theirs.loop.step()
+            ours.loop.step()
+        column = {
+            "schedule, times that of vLLM alone": times_of(ours, theirs, "schedule"),
+            "schedule of vLLM alone": 1e3 * theirs.median_s("schedule"),
+            "update_from_output of vLLM alone": 1e3 * theirs.median_s("update_from_output"),
+        }
+        columns.append(column | by_part(ours))
+    for label in columns[0]:
+        table.add_row(label, *(f"{column[label]:.2f}" for column in columns))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
