@@ -39,6 +39,10 @@ class Session:
     until_s: float = float("inf")
     """No heat begins after this time, of `time.monotonic`."""
 
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self.until_s
+
     def tune(self, setup: Setup, num_windows: int) -> None:
         """Play other parts of the trace than `run` does to vLLM with every budget."""
         self._play(TUNING, setup, setup.untuned, self.missing(TUNING, setup, num_windows))
@@ -46,12 +50,17 @@ class Session:
     def run(self, setup: Setup, num_windows: int) -> None:
         """Play to vLLM's own scheduler, at its best, and to slosched's policies."""
         heats = self.missing(RUNS, setup, num_windows)
-        if heats:
+        if heats and not self.is_over:
             systems = setup.systems(self.book.best_budget(setup.name))
             self._play(RUNS, setup, systems, heats)
 
     def simulate(self, setup: Setup, *, refit: bool) -> None:
         """Predict every run that was measured; `refit` the latency model to recorded steps."""
+        runs = self.book.valid(RUNS)
+        rows = runs[runs["setup"] == setup.name].to_dict("records")
+        if not rows:
+            console.print(f"{setup.name}: nothing was measured that could be predicted")
+            return
         path = self.book.folder / f"{setup.name}.json"
         if refit:
             fit = fitted([self._steps(setup, s) for s in setup.systems(0) if s.policy])
@@ -59,8 +68,6 @@ class Session:
             error = fit.held_out
             console.print(f"wrote {path}: held-out error {error.mape:.1f} % on average")
         device = load_model(path)
-        runs = self.book.valid(RUNS)
-        rows = runs[runs["setup"] == setup.name].to_dict("records")
         with progress_bar() as progress:
             for row in progress.track(rows, description=f"simulating {setup.name}"):
                 policy = None if row["system"].startswith("vLLM ") else row["system"]
@@ -80,7 +87,7 @@ class Session:
     def _play(
         self, table: str, setup: Setup, systems: Sequence[System], heats: Sequence[Heat]
     ) -> None:
-        if not heats or time.monotonic() > self.until_s:
+        if not heats or self.is_over:
             return
         with ExitStack() as stack:
             with console.status(f"starting {len(systems)} servers of {setup.name}"):
@@ -93,7 +100,7 @@ class Session:
         context = get_context("spawn")
         with ProcessPoolExecutor(len(servers), context) as clients, progress_bar() as progress:
             for heat in progress.track(heats, description=f"{heats[0].setup.name}, {table}"):
-                if time.monotonic() > self.until_s:
+                if self.is_over:
                     console.print("the time is up: the same command goes on from here")
                     return
                 made = datetime.now(UTC).isoformat(timespec="seconds")

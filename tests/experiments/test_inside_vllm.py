@@ -140,6 +140,14 @@ def test_runs_against_another_budget_of_vllms_are_not_shown_beside_the_others(
     assert set(shown["system"]) == {"vLLM 1024", "goodput"}
 
 
+def test_when_the_time_is_up_no_server_is_started_and_nothing_is_asked_for(tmp_path: Path) -> None:
+    session = Session(Book(tmp_path), tmp_path, until_s=0.0)
+    session.tune(CONV, 1)
+    session.run(CONV, 1)  # untuned, which would be an error
+    session.simulate(CONV, refit=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_how_long_it_takes_is_said_before() -> None:
     setup = replace(CONV, rates=(20.0,), num_requests=200, slowdown=4.0)
     [heat] = Session(Book(Path("no-such-folder"))).missing(RUNS, setup, 1)
