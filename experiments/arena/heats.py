@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -61,11 +61,17 @@ def tune_all(ring: Ring, entries: Sequence[Entry]) -> list[Settled]:
     return _calmer(ring, tuned)
 
 
-def tune_again(ring: Ring, kept: Sequence[Settled], names: Collection[str]) -> list[Settled]:
-    """These contenders anew, each at the rate that it was tuned at; the others as they are."""
-    again = [_tune(ring, one.entry, one.rate) for one in kept if one.entry.name in names]
-    by_name = {one.entry.name: one for one in _calmer(ring, again)}
-    return [by_name.get(one.entry.name, one) for one in kept]
+def tune_beside(ring: Ring, kept: Sequence[Settled], entries: Sequence[Entry]) -> list[Settled]:
+    """These anew, at the rate at which the others of their class were tuned.
+
+    Raises ValueError if no such is kept.
+    """
+    rates = {REFERENCES[one.entry.group]: one.rate for one in kept}
+    if unknown := [one.name for one in entries if REFERENCES[one.group] not in rates]:
+        raise ValueError(
+            f"nobody else of the class of {', '.join(unknown)} is tuned: leave out --retune"
+        )
+    return _calmer(ring, [_tune(ring, one, rates[REFERENCES[one.group]]) for one in entries])
 
 
 def finalists(ring: Ring, tuned: Sequence[Settled]) -> list[Settled]:
@@ -102,7 +108,10 @@ def settled(rows: pd.DataFrame, entries: Sequence[Entry]) -> list[Settled]:
     """What an earlier run found.  Raises ValueError if it did not tune somebody."""
     by_name = rows.set_index("contender").to_dict("index")
     if missing := [entry.name for entry in entries if entry.name not in by_name]:
-        raise ValueError(f"nobody has tuned {', '.join(missing)} yet: leave out --keep-tuning")
+        raise ValueError(
+            f"nobody has tuned {', '.join(missing)} yet: leave out --keep-tuning, or name them "
+            "by --retune"
+        )
     found = []
     for entry in entries:
         row = by_name[entry.name]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments.arena.contenders import Class, Entry
 from experiments.arena.finals import Finals
-from experiments.arena.heats import Settled, finalists, frame, settled, tune_again, tune_all
+from experiments.arena.heats import Settled, finalists, frame, settled, tune_all, tune_beside
 from experiments.arena.results import Results
 from experiments.arena.ring import OnReplay, Ring
 from experiments.arena.scenarios import LOADS, Scale, Scenario
@@ -121,10 +121,16 @@ class Tournament:
         if self.retuned is None:
             tuned = tune_all(ring, self.entries)
         else:
-            kept = settled(self.results.of("tuned", ring.scenario.name), self.entries)
-            tuned = tune_again(ring, kept, self.retuned)
+            tuned = self._tuned_beside(ring, self.retuned)
         self.results.put("tuned", ring.scenario.name, frame(ring.scenario.name, tuned))
         return tuned
+
+    def _tuned_beside(self, ring: Ring, names: Collection[str]) -> list[Settled]:
+        again = [entry for entry in self.entries if entry.name in names]
+        others = [entry for entry in self.entries if entry.name not in names]
+        kept = settled(self.results.of("tuned", ring.scenario.name), others)
+        by_name = {one.entry.name: one for one in [*kept, *tune_beside(ring, kept, again)]}
+        return [by_name[entry.name] for entry in self.entries]
 
     def _run_row(self, ring: Ring, finals: Finals, seconds: float) -> pd.DataFrame:
         scenario, scale = ring.scenario, self.scale

@@ -131,13 +131,13 @@ def test_who_is_tuned_again_leaves_the_others_as_they_were(played: Path) -> None
     before.to_csv(folder / "tuned.csv", index=False)
     with Store(played / "points.sqlite") as store:
         num_before = len(store.frame())
-        tournament(folder, store, ["edf"]).play(SMALL)
+        tournament(folder, store, ["edf+drop"]).play(SMALL)
         policies = set(store.frame()["policy"])
         assert len(store.frame()) > num_before
     assert "goodput:margin=0.3" in policies
     after = pd.read_csv(folder / "tuned.csv")
     assert list(after.contender) == list(before.contender)
-    others = before.contender != "edf"
+    others = before.contender != "edf+drop"
     pd.testing.assert_frame_equal(after[others], before[others])
     assert after.tuned[~others].item() == before.tuned[~others].item()
 
