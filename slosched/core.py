@@ -305,7 +305,7 @@ class BlockLedger(Protocol):
     def num_ready_blocks(self, request_id: str) -> int:
         """Blocks of its computed tokens that need not be taken from the free ones.
 
-        Of a running request all; of a waiting one those, of what is cached, that somebody holds.
+        Of a running request all; of any other those, of what is cached, that somebody holds.
         """
 
     def num_blocks_to_load(self, request_id: str) -> int:
@@ -323,10 +323,23 @@ class BlockLedger(Protocol):
         """
 
     def start(self, request_id: str) -> None:
-        """A waiting request holds what is cached of it, or was found last."""
+        """A waiting or swapped request holds what is cached of it, or was found last."""
 
     def leave(self, request_id: str) -> int:
         """A running request gives up its blocks; how many of them become free."""
+
+
+class BlockNames(Protocol):
+    """Where KV blocks of equal content become one: what names the content, and who holds it."""
+
+    def names(self, request_id: str, num_tokens: int) -> Sequence[Hashable]:
+        """Of the full blocks of a request's first `num_tokens` tokens, as far as can be known.
+
+        Equal names mean equal content, from the first token on.
+        """
+
+    def num_holders(self, name: Hashable) -> int:
+        """Requests that hold a block of this name, the content of which is computed or planned."""
 
 
 ATTENTION_TILE_TOKENS = 64
@@ -556,6 +569,8 @@ class SchedulerView:
     kv: KVView
     limits: Limits
     latency_model: LatencyModel | None = None
+    block_names: BlockNames | None = None
+    """None if the KV cache keeps blocks of equal content apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,6 +588,9 @@ class SchedulerOutput:
     num_found_tokens: Mapping[str, int] = field(default_factory=dict)
     """Of new requests that take from the prefix cache what it has when their turn comes: how many
     tokens that is.  All others hold what is cached of them before anybody gets a block."""
+    repeated: frozenset[str] = frozenset()
+    """Scheduled requests whose one token is the last one that is computed already, once more: they
+    have their place in the step, and get no further."""
     shape: BatchShape | None = None
     """The shape of the step, if whoever planned it has summed it up already."""
 

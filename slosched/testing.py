@@ -343,10 +343,11 @@ def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> No
     for request_id, n in output.num_scheduled_tokens.items():
         request = requests[request_id]
         _require(request_id not in leaving, "a request that leaves is scheduled")
-        computed = output.num_found_tokens.get(request_id, request.num_computed_tokens)
+        found = output.num_found_tokens.get(request_id, request.num_computed_tokens)
+        computed = found - (request_id in output.repeated)
         _require(0 < n <= request.num_tokens - computed, f"{n} tokens are not uncomputed")
         block_size = view.kv.block_size
-        has = max(view.kv.num_held_blocks(request_id), computed // block_size)
+        has = max(view.kv.num_held_blocks(request_id), found // block_size)
         held += max(0, -(-(computed + n) // block_size) - has)
         running.add(request_id)
         if request.status is RequestStatus.SWAPPED:
@@ -404,6 +405,7 @@ def _renamed(output: SchedulerOutput, names: dict[str, str]) -> list[object]:
         list(
             zip(new(list(output.num_found_tokens)), output.num_found_tokens.values(), strict=True)
         ),
+        sorted(new(sorted(output.repeated))),
     ]
 
 

@@ -301,6 +301,17 @@ def test_a_batch_says_its_shape_and_predicted_time() -> None:
     assert batch.predicted_s == model.predict(expected)
 
 
+def test_a_repeated_token_is_computed_in_its_place_and_emits_nothing() -> None:
+    bench = Bench()
+    bench.add("a", 8)
+    bench.step({"a": 5})
+    free = bench.kv.num_free_blocks
+    chunk = bench.plan({"a": 1}, repeated=frozenset("a")).chunks[0]
+    assert (chunk.num_prior_tokens, chunk.num_new_tokens, chunk.emits_token) == (4, 1, False)
+    assert chunk.request.num_computed_tokens == 5
+    assert bench.kv.num_free_blocks == free
+
+
 TIGHT = Limits(max_num_batched_tokens=9, max_num_seqs=2, max_num_swapped_blocks=2)
 
 
@@ -320,6 +331,15 @@ TIGHT = Limits(max_num_batched_tokens=9, max_num_seqs=2, max_num_swapped_blocks=
         pytest.param({"w": 8}, {}, "3 requests would run, the limit is 2", id="seats"),
         pytest.param({"nobody": 1}, {}, "'nobody' is scheduled but in no queue", id="unknown"),
         pytest.param({"s": 1}, {}, "'s' is scheduled but in no queue", id="runs from the host"),
+        pytest.param(
+            {"q": 2}, {"repeated": frozenset("q")}, "repeats 2 of 5 computed", id="repeats two"
+        ),
+        pytest.param(
+            {"w": 1}, {"repeated": frozenset("w")}, "repeats 1 of 0 computed", id="repeats nothing"
+        ),
+        pytest.param(
+            {"r": 1}, {"repeated": frozenset("q")}, "but is not scheduled", id="repeats unplanned"
+        ),
         pytest.param(
             {"r": 1}, {"preempted": ("r",)}, "appears twice", id="scheduled and preempted"
         ),

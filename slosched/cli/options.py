@@ -260,7 +260,8 @@ PrefixCache = Annotated[
     PrefixCaching,
     typer.Option(
         help="Whether prompts that begin alike share KV blocks, also those of requests that have "
-        "ended: found by block hashes, as in vLLM, or in a radix tree, as in SGLang."
+        "ended: found by block hashes, as in vLLM, or in a radix tree, as in SGLang.  merged: by "
+        "block hashes, but equal blocks become one, as in vLLM V0."
     ),
 ]
 PrefixHostTokens = Annotated[
@@ -287,7 +288,7 @@ def prefix_host(
     if num_tokens and prefix_cache is PrefixCaching.OFF:
         raise ValueError(
             "--prefix-host-tokens keeps what a prefix cache evicts: choose one with "
-            "--prefix-cache hash or radix"
+            "--prefix-cache hash, merged or radix"
         )
     return PrefixHost(num_tokens // block_size, writes)
 

@@ -5,6 +5,7 @@ from slosched.kv.checks import KVCorruptionError
 from slosched.kv.hash_index import HashIndex
 from slosched.kv.host_tier import NO_PREFIX_HOST, HostWrites, PrefixHost
 from slosched.kv.keys import BlockKeys, Key, block_keys
+from slosched.kv.merged_index import MergedIndex
 from slosched.kv.pool import BlockPool, OutOfBlocksError
 from slosched.kv.prefix import PrefixCaching, PrefixIndex
 from slosched.kv.radix_index import RadixIndex
@@ -18,6 +19,7 @@ __all__ = [
     "KVCache",
     "KVCorruptionError",
     "Key",
+    "MergedIndex",
     "OutOfBlocksError",
     "PrefixCaching",
     "PrefixHost",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from slosched.core import BlockCopy, BlockLedger, Request, ScheduledChunk
+from slosched.core import BlockCopy, BlockLedger, BlockNames, Request, ScheduledChunk
 from slosched.kv.checks import KVCorruptionError, check_pool
 from slosched.kv.forecast import Forecast
 from slosched.kv.hash_index import HashIndex
@@ -72,6 +72,14 @@ class KVCache:
     @property
     def shares_prefixes(self) -> bool:
         return self._shared is not None
+
+    @property
+    def block_names(self) -> BlockNames | None:
+        """Of blocks that become one where they are equal, found as soon as they are planned."""
+        shared = self._shared
+        if shared is None or shared.unfinished is None or not shared.index.merges:
+            return None
+        return shared
 
     @property
     def num_free_blocks(self) -> int:
@@ -154,15 +162,23 @@ class KVCache:
         host = self._host.take(held)
         self._host_tables[request_id] = host
         device = self._leave(request_id, at_end=False)
+        if self._shared is not None and self.block_names is not None:
+            self._shared.watch_swapped(request_id)
         return [BlockCopy(*pair) for pair in zip(device, host, strict=True)]
 
     def swap_in(self, request_id: str) -> list[BlockCopy]:
-        """Move the request's table back to the device; the copies that make it true."""
-        device = self._take(len(self._host_tables[request_id]))
+        """Move the request's table back to the device; the copies that make it true.
+
+        What is cached there of it, where equal blocks become one, is not copied.
+        """
+        if self._shared is not None and request_id not in self._tables:
+            self.start(request_id)
+        num_found = self.num_held_blocks(request_id)
+        device = self._take(len(self._host_tables[request_id]) - num_found)
         host = self._host_tables.pop(request_id)
-        self._tables[request_id] = device
+        self._tables[request_id] = [*self._tables.get(request_id, ()), *device]
         self._host.give_back(reversed(host))
-        return [BlockCopy(*pair) for pair in zip(device, host, strict=True)]
+        return [BlockCopy(*pair) for pair in zip(device, host[num_found:], strict=True)]
 
     def ledger(self) -> BlockLedger:
         """For a plan in the making: which blocks it would free and take."""
@@ -181,11 +197,15 @@ class KVCache:
         """Waiting requests, and how many of their tokens are cached, where it has changed."""
         if self._shared is None:
             return ()
-        size = self.block_size
-        return [(match.request_id, match.num_blocks * size) for match in self._shared.refresh()]
+        size, swapped = self.block_size, self._host_tables
+        return [
+            (match.request_id, match.num_blocks * size)
+            for match in self._shared.refresh()
+            if match.request_id not in swapped
+        ]
 
     def start(self, request_id: str, num_tokens: int | None = None) -> None:
-        """With a prefix cache: a waiting request holds from now on what is cached of it.
+        """With a prefix cache: who waits or is swapped out holds what is cached of it from now on.
 
         `num_tokens`, if given, are those that the plan has found when its turn came.
         """
@@ -252,7 +272,7 @@ class KVCache:
                 unfinished.note_computed(request, (num_prior + num_new) // self.block_size)
             table = self._tables.get(request.request_id)
             if table is not None and request.end_reason is None:
-                spare = self._shared.fill(request.request_id, num_prior + num_new, table)
+                spare = self._shared.note_computed(request.request_id, num_prior + num_new, table)
                 self._device.give_back(reversed(spare))
 
     def spoilt_by(self, requests: Container[Request]) -> list[str]:

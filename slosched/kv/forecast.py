@@ -98,12 +98,15 @@ class Forecast(SharedLedger):
         """It takes its blocks, and computes what is in them."""
         shared = self._shared
         request = shared.request(request_id)
-        if request.status is RequestStatus.WAITING:
-            _, num_known = self._found_by(request_id)
-            prior, num_held = num_known * shared.block_size, num_known
-        else:
+        prior = request.num_computed_tokens
+        if request.status is RequestStatus.RUNNING:
             _, num_known = shared.held(request_id)
-            prior, num_held = request.num_computed_tokens, len(self._tables.get(request_id, ()))
+            num_held = len(self._tables.get(request_id, ()))
+        else:
+            _, num_known = self._found_by(request_id)
+            num_held = num_known
+            if request.status is RequestStatus.WAITING:
+                prior = num_known * shared.block_size
         after = prior + num_new
         self._take(max(0, -(-after // shared.block_size) - num_held))
         after = min(after, request.num_tokens - request.num_output_placeholders)

@@ -20,6 +20,7 @@ class HashIndex:
     """
 
     finds_planned = True
+    merges = False
 
     def __init__(self) -> None:
         self._block: dict[Key, int] = {}
@@ -107,6 +108,9 @@ class HashIndex:
                 self._place[key] = place
             self._holders[key] = num_holders + 1
         return own
+
+    def merge(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:  # noqa: ARG002
+        return list(blocks)
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
         gone = []

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from slosched.kv.hash_index import HashIndex
 from slosched.kv.keys import Key
+from slosched.kv.merged_index import MergedIndex
 from slosched.kv.radix_index import RadixIndex
 
 
@@ -21,6 +22,8 @@ class PrefixIndex(Protocol):
 
     finds_planned: bool
     """Whether a block is found as soon as a step is planned that fills it, or when it has ended."""
+    merges: bool
+    """Whether of blocks that became equal while they were computed one stays."""
 
     @property
     def num_evictable(self) -> int:
@@ -56,6 +59,12 @@ class PrefixIndex(Protocol):
         of its own, that is given back.
         """
 
+    def merge(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
+        """Who holds these blocks, which are computed, holds those that are returned from now on.
+
+        What differs is no longer in the index, and free.
+        """
+
     def evict(self, count: int) -> list[tuple[Key, int]]:
         """Forget so many of the blocks that nobody holds, or more if they go together.
 
@@ -74,6 +83,7 @@ class PrefixCaching(StrEnum):
 
     OFF = "off"
     HASH = "hash"
+    MERGED = "merged"
     RADIX = "radix"
 
     def new_index(self) -> PrefixIndex | None:
@@ -83,5 +93,7 @@ class PrefixCaching(StrEnum):
                 return None
             case PrefixCaching.HASH:
                 return HashIndex()
+            case PrefixCaching.MERGED:
+                return MergedIndex()
             case PrefixCaching.RADIX:
                 return RadixIndex()

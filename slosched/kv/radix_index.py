@@ -16,7 +16,7 @@ class RadixIndex:
     while one that would match it waits.
     """
 
-    finds_planned = False
+    finds_planned = merges = False
 
     def __init__(self) -> None:
         self._tree = RadixTree(page_size=1)
@@ -73,6 +73,9 @@ class RadixIndex:
             self._tree.unlock(self._node(keys[:num_held]))
         self._hold(keys[num_held:])
         return [self._block[key] for key in keys[num_held:]]
+
+    def merge(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:  # noqa: ARG002
+        return list(blocks)
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
         gone = []

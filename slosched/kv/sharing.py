@@ -35,6 +35,8 @@ class SharedBlocks:
         self._keys: dict[str, BlockKeys] = {}
         self._num_indexed: dict[str, int] = {}
         """Blocks of a table that are in the index."""
+        self._num_merged: dict[str, int] = {}
+        """Blocks of a table that were found, or of which none is equal to another any more."""
         self.full_at: dict[str, float] = {}
         """When so many tokens are computed, the table has another block for the index."""
         self._num_started = 0
@@ -50,6 +52,11 @@ class SharedBlocks:
             self._requests[request_id] = request
             self._keys[request_id] = block_keys(request, self.block_size)
         most = (request.num_tokens - 1) // self.block_size
+        self._matches.add(Match(request_id, self._keys[request_id], most))
+
+    def watch_swapped(self, request_id: str) -> None:
+        """It takes all that is computed of it along, and may find a part when it returns."""
+        most = self._requests[request_id].num_computed_tokens // self.block_size
         self._matches.add(Match(request_id, self._keys[request_id], most))
 
     def forget(self, request_id: str) -> None:
@@ -87,6 +94,15 @@ class SharedBlocks:
         """Of this id that has not ended."""
         return self._requests[request_id]
 
+    def names(self, request_id: str, num_tokens: int) -> Sequence[Key]:
+        """Of the full blocks of its first tokens, as far as can be known."""
+        num = num_tokens // self.block_size
+        return self._keys[request_id].first(num)[:num]
+
+    def num_holders(self, name: Key) -> int:
+        """Requests that hold a block of this name."""
+        return self.index.num_holders(name)
+
     def keys(self, request_id: str, num: int) -> Sequence[Key]:
         """At least the first `num` of a request, or all that can be known."""
         return self._keys[request_id].first(num)
@@ -114,7 +130,7 @@ class SharedBlocks:
         self._matches.remove(request_id)
         self._num_started += 1
         self._started[request_id] = self._num_started
-        self._num_indexed[request_id] = num
+        self._num_indexed[request_id] = self._num_merged[request_id] = num
         self.full_at[request_id] = (num + 1) * self.block_size
         on_host: list[int] = []
         if self._host is not None and num < num_matched:
@@ -131,13 +147,14 @@ class SharedBlocks:
         if at_end and num:
             self._ended.append((self._started[request_id], keys, blocks))
         self._num_indexed.pop(request_id, None)
+        self._num_merged.pop(request_id, None)
         self.full_at.pop(request_id, None)
         return table[num:]
 
     def fill(
         self, request_id: str, num_tokens: int, table: list[int], by: Request | None = None
     ) -> Sequence[int]:
-        """The first `num_tokens` tokens of a table are computed; blocks that it no longer needs.
+        """The first `num_tokens` tokens of a table are in the index; blocks that it does not need.
 
         These held what was in the index already; the table has the blocks from there instead.
         `by` is given if a step that is planned is yet to compute them.
@@ -162,6 +179,21 @@ class SharedBlocks:
             self._matches.changed(self._host.arrived(keys, num_known, own[num_known - num :]))
             self._host.unpin(request_id)
         return spare
+
+    def note_computed(self, request_id: str, num_tokens: int, table: list[int]) -> Sequence[int]:
+        """The first `num_tokens` tokens of a table are computed; blocks that it no longer needs."""
+        spare = self.fill(request_id, num_tokens, table)
+        return self._merge(request_id, num_tokens, table) if self.index.merges else spare
+
+    def _merge(self, request_id: str, num_tokens: int, table: list[int]) -> list[int]:
+        first = self._num_merged.get(request_id, 0)
+        stop = min(self._num_indexed.get(request_id, 0), num_tokens // self.block_size)
+        if stop <= first:
+            return []
+        self._num_merged[request_id] = stop
+        own = table[first:stop]
+        table[first:stop] = merged = self.index.merge(self.keys(request_id, stop)[first:stop], own)
+        return [mine for mine, block in zip(own, merged, strict=True) if mine != block]
 
     def evict(self, count: int) -> list[int]:
         """Blocks that were cached on the device and are free now."""

@@ -1,17 +1,22 @@
-"""vLLM V0's block manager (version 2, without prefix caching): which blocks it would hold.
+"""vLLM V0's block manager (version 2): which blocks it would hold.
 
 It books a prompt's blocks as a whole when the prompt is admitted, and lookahead slots beyond the
 known tokens; the KV cache of slosched holds blocks for computed tokens only.  So what vLLM believes
 to be free is never more than what is, and its decisions are carried out as they are.
+
+With prefix caching it books full blocks of equal content once, whether or not they are computed.
+In slosched's KV cache (`--prefix-cache merged`) two that compute the same have a block each until
+the end of the step: only within one can vLLM believe in more free blocks than there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from slosched.core import KVView, Request, SchedulerView
+from slosched.core import KVView, Request, RequestStatus, SchedulerView
 
 
 class AllocStatus(Enum):
@@ -29,6 +34,8 @@ class BlockTable:
     num_slots: int
     """Tokens that were given a slot: all known ones of a prompt, of a decode those computed."""
     num_blocks: int
+    num_found_tokens: int = 0
+    """Tokens that it found in the prefix cache, and has not scheduled yet."""
 
 
 class BlockManager:
@@ -48,11 +55,28 @@ class BlockManager:
         self._num_blocks = kv.num_blocks
         self._num_watermark_blocks = int(watermark * kv.num_blocks)
         self._num_lookahead_slots = num_lookahead_slots
+        # vLLM asks that a step's tokens be whole blocks then; not with fewer than one.
+        caches = view.limits.max_num_batched_tokens >= kv.block_size
+        self._block_names = view.block_names if caches else None
+        self.caches_prefixes = self._block_names is not None
+        """True if requests share blocks as V0's do."""
+        self._more: Counter[Hashable] = Counter()
+        """Holders by name that vLLM would have booked, and the KV cache has not, or fewer."""
         self.tables = _tables_of(view.running, tables, kv)
-        held = map(kv.num_held_blocks, self.tables)
-        booked = sum(table.num_blocks for table in self.tables.values())
-        self.num_free_blocks = kv.num_free_blocks + sum(held) - booked
+        self.num_free_blocks = kv.num_free_blocks
+        for request, (request_id, table) in zip(view.running, self.tables.items(), strict=True):
+            num_held = kv.num_held_blocks(request_id)
+            if table.num_slots > request.num_computed_tokens or table.num_blocks != num_held:
+                self._book_what_is_not_held(request, table, num_held)
         self.tables |= _tables_of(view.swapped, tables, kv)
+
+    def num_left(self, request: Request) -> int:
+        """Tokens that vLLM has not scheduled: also those that it will find in the cache."""
+        if not self.caches_prefixes:
+            return request.num_uncomputed_tokens
+        if request.status is RequestStatus.WAITING:
+            return request.num_tokens
+        return request.num_uncomputed_tokens + self.tables[request.request_id].num_found_tokens
 
     def is_prefill(self, request: Request) -> bool:
         """True until all tokens are computed that were known when `request` was admitted."""
@@ -80,8 +104,8 @@ class BlockManager:
     def allocate(self, request: Request) -> None:
         """Book the blocks of all its known tokens."""
         need = self._blocks_for(request.num_tokens)
-        self.tables[request.request_id] = BlockTable(request.num_tokens, need)
-        self.num_free_blocks -= need
+        table = self.tables[request.request_id] = BlockTable(request.num_tokens, need)
+        self._book(request.request_id, table)
 
     def can_append_slots(self, request: Request) -> bool:
         """Whether every block that is touched could be a new one, also where it has room."""
@@ -98,11 +122,21 @@ class BlockManager:
             missing = max(0, min(missing, self.num_free_blocks))
             table.num_blocks += missing
             self.num_free_blocks -= missing
-        table.num_slots = request.num_tokens
+        before, table.num_slots = table.num_slots, request.num_tokens
+        if table.num_slots // self._block_size > before // self._block_size:
+            self._merge_filled(request.request_id, table, before // self._block_size)
 
     def leave(self, request: Request) -> None:
         """A victim gives its blocks back; swapped out it keeps its table."""
-        self.num_free_blocks += self.tables[request.request_id].num_blocks
+        table = self.tables[request.request_id]
+        names = self._names(request.request_id, table.num_slots)
+        self._more.subtract(names)
+        num_still_held = sum(map(self._is_held, names))
+        self.num_free_blocks += table.num_blocks - num_still_held
+
+    def forget(self, request: Request) -> None:
+        """It has no part in the step after all; what it holds is derived in the next."""
+        del self.tables[request.request_id]
 
     def can_swap_in(self, request: Request) -> bool:
         """Whether its full blocks and those to be touched are free above the watermark.
@@ -112,6 +146,7 @@ class BlockManager:
         """
         table = self.tables[request.request_id]
         full = table.num_slots // self._block_size
+        full -= sum(map(self._is_held, self._names(request.request_id, table.num_slots)))
         need = min(self._num_touched(request, table) + full, self._num_blocks)
         watermark = self._num_watermark_blocks
         if self._num_blocks - need < watermark:
@@ -120,7 +155,32 @@ class BlockManager:
 
     def swap_in(self, request: Request) -> None:
         """Book its table on the device again."""
-        self.num_free_blocks -= self.tables[request.request_id].num_blocks
+        self._book(request.request_id, self.tables[request.request_id])
+
+    def _book(self, request_id: str, table: BlockTable, first: int = 0) -> None:
+        """The blocks of a table from this one on, those that others have booked but once."""
+        names = self._names(request_id, table.num_slots)[first:]
+        self.num_free_blocks -= table.num_blocks - first - sum(map(self._is_held, names))
+        self._more.update(names)
+
+    def _book_what_is_not_held(self, request: Request, table: BlockTable, num_held: int) -> None:
+        """Of a prompt what is not computed yet, and lookahead slots."""
+        num_shared = len(self._names(request.request_id, request.num_computed_tokens))
+        self.num_free_blocks += num_held - num_shared
+        self._book(request.request_id, table, num_shared)
+
+    def _merge_filled(self, request_id: str, table: BlockTable, first: int) -> None:
+        """Blocks of its own that are full now, and given back where others have the same."""
+        names = self._names(request_id, table.num_slots)[first:]
+        self.num_free_blocks += sum(map(self._is_held, names))
+        self._more.update(names)
+
+    def _names(self, request_id: str, num_slots: int) -> Sequence[Hashable]:
+        return () if self._block_names is None else self._block_names.names(request_id, num_slots)
+
+    def _is_held(self, name: Hashable) -> bool:
+        assert self._block_names is not None
+        return self._block_names.num_holders(name) + self._more[name] > 0
 
     def _num_touched(self, request: Request, table: BlockTable) -> int:
         size = self._block_size

@@ -12,6 +12,7 @@ from slosched.core import (
     EndReason,
     PreemptionMode,
     Request,
+    RequestStatus,
     SchedulerOutput,
     SchedulerView,
 )
@@ -21,7 +22,8 @@ from slosched.policy._vllm_blocks import AllocStatus, BlockManager
 class Step:
     """`running`, `waiting` and `swapped` hold what has not been looked at yet.
 
-    The `BatchBuilder` is vLLM's `SchedulingBudget`.  Every call is O(1) a request.
+    What is decided is entered into the `BatchBuilder` at the end, in the order in which it runs.
+    Every call is O(1) a request, and with prefix caching a block of a prompt.
     """
 
     def __init__(
@@ -46,9 +48,14 @@ class Step:
         self.victims: list[Request] = []
         """Whom `schedule_running` has preempted, in that order."""
         self._batch = BatchBuilder(view, beside=beside)
+        self._num_tokens: dict[str, int] = {}
+        """By request: what vLLM's `SchedulingBudget` counts, also tokens that are cached."""
+        self._num_free_tokens = self._batch.num_free_tokens
+        self._num_seats_taken = self._num_swap_blocks_taken = 0
         if beside is not None:
             self.blocks.num_free_blocks -= beside.num_new_blocks
         self._limits = view.limits
+        self._block_size = view.kv.block_size
         self._num_host_blocks = view.kv.num_held_host_blocks
         self._loras: set[str | None] = set()
 
@@ -59,7 +66,7 @@ class Step:
     def schedule_running(self) -> None:
         """In order, as far as there are tokens; where blocks run out the last one goes."""
         while self.running:
-            num_new_tokens = self._tokens_left(self.running[0])
+            num_new_tokens = self._chunk(self.running[0])
             if num_new_tokens == 0:
                 break
             request = self.running.popleft()
@@ -79,10 +86,13 @@ class Step:
             if not self._has_lora_slot(request):
                 passed_over.append(self.swapped.popleft())
                 continue
-            if self._num_host_blocks(request.request_id) > self._batch.num_free_swap_blocks:
+            num_swap_blocks = self._num_swap_blocks_taken + self._num_host_blocks(
+                request.request_id
+            )
+            if num_swap_blocks > self._batch.num_free_swap_blocks:
                 break
             # A prompt of which more is left than a step can hold waits for ever in vLLM.
-            n = min(request.num_uncomputed_tokens, self._limits.max_num_batched_tokens)
+            n = min(self.blocks.num_left(request), self._limits.max_num_batched_tokens)
             if not self._can_schedule(n):
                 break
             self.blocks.swap_in(self.swapped.popleft())
@@ -100,7 +110,7 @@ class Step:
         passed_over: list[Request] = []
         while may_go_on(self) and self.waiting:
             request = self.waiting[0]
-            n = self._tokens_left(request) if enable_chunking else request.num_uncomputed_tokens
+            n = self._chunk(request) if enable_chunking else self.blocks.num_left(request)
             status = self.blocks.can_allocate(request)
             is_too_long = n > prompt_limit and not request.num_output_tokens
             if is_too_long or status is AllocStatus.NEVER:
@@ -130,7 +140,7 @@ class Step:
             head = self.waiting.popleft()
             while self.running and key(self.running[-1]) > key(head):
                 is_allocatable = self.blocks.can_allocate(head) is AllocStatus.OK
-                if is_allocatable and self._can_schedule(head.num_uncomputed_tokens):
+                if is_allocatable and self._can_schedule(self.blocks.num_left(head)):
                     break
                 victim = self.running.pop()
                 self._batch.preempt(victim, PreemptionMode.RECOMPUTE)
@@ -151,20 +161,43 @@ class Step:
     @property
     def has_room_to_spare(self) -> bool:
         """Whether those it was made beside have a token each, and a block more than they fill."""
-        return self._batch.num_free_tokens >= 0 and self.blocks.num_free_blocks > 0
+        return self._num_free_tokens >= 0 and self.blocks.num_free_blocks > 0
 
     def build(self) -> SchedulerOutput:
-        """Prompts stand before decodes."""
-        tokens = self._batch.num_scheduled_tokens
-        self._batch.num_scheduled_tokens = {
-            request.request_id: tokens[request.request_id]
-            for requests in (
-                *(self.prefills, self.running_prefills, self.swapped_prefills),
-                *(self.running_decodes, self.swapped_decodes),
-            )
-            for request in requests
-        }
+        """Prompts stand before decodes.
+
+        But with prefix caching whoever comes back stands first: its blocks are taken first, and
+        what had to be evicted for them is no longer found.
+        """
+        if self.blocks.caches_prefixes:
+            self._enter_what_is_not_cached(self.swapped_prefills, self.swapped_decodes)
+            self._enter_what_is_not_cached(self.prefills, self.running_prefills)
+            self._enter_what_is_not_cached(self.running_decodes)
+            return self._batch.build()
+        self._enter(self.prefills, self.running_prefills, self.swapped_prefills)
+        self._batch.add_preempting(self.running_decodes, victims=[])
+        self._enter(self.swapped_decodes)
+        assert self._batch.num_scheduled_tokens == self._num_tokens, "not all find their room"
         return self._batch.build()
+
+    def _enter(self, *several: Iterable[Request]) -> None:
+        for request in chain.from_iterable(several):
+            self._batch.add(request, self._num_tokens[request.request_id])
+
+    def _enter_what_is_not_cached(self, *several: Iterable[Request]) -> None:
+        """vLLM's device computes one token of a chunk that is cached as a whole, too."""
+        batch = self._batch
+        for request in chain.from_iterable(several):
+            table = self.blocks.tables[request.request_id]
+            if request.status is RequestStatus.WAITING:
+                table.num_found_tokens = request.num_tokens - batch.find(request)
+            num_new_tokens = self._num_tokens[request.request_id]
+            num_found = min(num_new_tokens, table.num_found_tokens)
+            table.num_found_tokens -= num_found
+            n = num_new_tokens - num_found
+            if not (batch.add(request, n, min_new_tokens=n) if n else batch.repeat(request)):
+                # It wants room that vLLM has made in this step, of two blocks that become equal.
+                self.blocks.forget(request)
 
     def _make_room(self, request: Request) -> bool:
         """Preempt from the back until `request` has its slots; False if it went itself."""
@@ -193,16 +226,26 @@ class Step:
         self._book(request, n)
 
     def _book(self, request: Request, num_new_tokens: int) -> None:
-        granted = self._batch.add(request, num_new_tokens)
-        assert granted == num_new_tokens, f"{request.request_id!r}: {granted} of {num_new_tokens}"
+        self._num_tokens[request.request_id] = num_new_tokens
+        self._num_free_tokens -= num_new_tokens
+        if request.status is not RequestStatus.RUNNING:
+            self._num_seats_taken += 1
+            self._num_swap_blocks_taken += self._num_host_blocks(request.request_id)
         self._loras.add(request.lora_id)
 
     def _tokens_left(self, request: Request) -> int:
-        return min(request.num_uncomputed_tokens, self._batch.num_free_tokens)
+        return min(self.blocks.num_left(request), self._num_free_tokens)
+
+    def _chunk(self, request: Request) -> int:
+        """What is left; of what may be cached, if that is too much, whole blocks."""
+        num_left, num_free = self.blocks.num_left(request), self._num_free_tokens
+        if num_left <= num_free:
+            return num_left
+        return num_free - num_free % self._block_size if self.blocks.caches_prefixes else num_free
 
     def _can_schedule(self, num_new_tokens: int) -> bool:
-        batch = self._batch
-        return 0 < num_new_tokens <= batch.num_free_tokens and batch.num_free_seqs > 0
+        has_seat = self._batch.num_free_seqs > self._num_seats_taken
+        return 0 < num_new_tokens <= self._num_free_tokens and has_seat
 
     def _has_lora_slot(self, request: Request) -> bool:
         limit, lora_id = self._limits.max_loras, request.lora_id

@@ -42,9 +42,13 @@ class VLLMV0(Policy):
     a step hold `max_num_seqs` tokens and, unless it chunks, a prompt of `max_model_len`; where that
     is not said a longer one is computed in parts here, each a step of its own.
 
+    With the KV cache that is V0's own (`--prefix-cache merged`), requests of equal content book its
+    blocks once.  What is cached counts against the step's tokens all the same, and chunks are whole
+    blocks; one that is cached as a whole computes a single token, again, for its place in the step.
+
     Source: vLLM 0.6.3 `core/scheduler.py`, `core/block_manager_v2.py`, one sequence a request.
-    Left out: prefix caching, several steps in one (`num_scheduler_steps`), encoders, and the
-    asynchronous output processor.  Otherwise here, because a request that has emitted tokens is
+    Left out: several steps in one (`num_scheduler_steps`), encoders, and the asynchronous output
+    processor.  Otherwise here, because a request that has emitted tokens is
     never dropped and the engine never dies or hangs:
 
     * vLLM drops a preempted request that has outgrown the longest prompt or the watermark; here it
@@ -55,6 +59,10 @@ class VLLMV0(Policy):
       watermark or more than a step's tokens; here it comes back when nobody is in its way.
     * vLLM begins a chunked prompt again and again that fills the whole cache up to a part of its
       last block, for want of a free one that it does not need; here it goes on.
+    * Where blocks become equal while a step is planned, vLLM gives the room to the next in the same
+      step; here it is there in the next one, and a request may have to skip a step for it.
+    * vLLM shares blocks in host memory, too, and marks a begun prompt's blocks as computed before
+      they are; here a victim has a copy of its own, and nobody builds on what is not there.
     * With `priority` and preemption by swap, vLLM breaks after a forced preemption, whose mode it
       ignores; here such a victim is computed anew, as its code asks.
     """
@@ -132,7 +140,7 @@ class VLLMV0(Policy):
     def _has_to_wait(
         self, head: Request, decodes: DecodeGroup, view: SchedulerView, blocks: BlockManager
     ) -> bool:
-        if head.num_uncomputed_tokens > self._prompt_limit(view):
+        if blocks.num_left(head) > self._prompt_limit(view):
             return False
         status, has_seat = blocks.can_allocate(head), decodes.num_decodes < view.limits.max_num_seqs
         return status is AllocStatus.LATER or (status is AllocStatus.OK and not has_seat)

@@ -41,6 +41,8 @@ class PlanCheck:
                 raise IllegalPlanError("a plan beside grouped decodes preempts or swaps")
         running, block_size = self.queues.running, self.kv.block_size
         num_ready, turns = ledger.num_ready_blocks, _Turns(output, ledger, num_lent)
+        if not output.repeated <= output.num_scheduled_tokens.keys():
+            raise IllegalPlanError("a request repeats a token but is not scheduled")
         for request_id, n in output.num_scheduled_tokens.items():
             request = running.get(request_id)
             if request is None:
@@ -58,7 +60,7 @@ class PlanCheck:
             missing = -(-(computed + n) // block_size) - num_ready(request_id)
             if missing > 0:
                 num_blocks -= missing
-            if request.status is RequestStatus.WAITING:
+            if request.status is not RequestStatus.RUNNING:
                 ledger.start(request_id)
         num_running = len(running) + num_started - num_left
         self._check_totals(output, num_tokens, num_blocks, num_running)
@@ -135,13 +137,14 @@ class _Turns:
 
     def __init__(self, output: SchedulerOutput, ledger: BlockLedger, num_lent: int) -> None:
         self._found = output.num_found_tokens
+        self._repeated = output.repeated
         self._ledger = ledger
         self._num_lent = num_lent
         self._planned: dict[str, int] = {}
 
     def num_prior_tokens(self, request: Request, num_new_tokens: int) -> int:
         """Of the next one, which is to compute so many."""
-        if not self._found:
+        if not (self._found or self._repeated):
             return request.num_computed_tokens
         request_id = request.request_id
         num = self._found.get(request_id, request.num_computed_tokens)
@@ -149,5 +152,12 @@ class _Turns:
             request_id, self._planned, self._num_lent
         ):
             raise IllegalPlanError(f"{request_id!r} does not find {num} tokens at its turn")
-        self._planned[request_id] = num_new_tokens
-        return num
+        if request_id not in self._repeated:
+            self._planned[request_id] = num_new_tokens
+            return num
+        if num_new_tokens != 1 or not num:
+            raise IllegalPlanError(
+                f"{request_id!r} repeats {num_new_tokens} of {num} computed tokens, not the last"
+            )
+        self._planned[request_id] = 0
+        return num - 1

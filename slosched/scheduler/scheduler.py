@@ -178,6 +178,7 @@ class Scheduler:
             kv=self.kv,
             limits=self.limits,
             latency_model=self.latency_model,
+            block_names=self.kv.block_names,
         )
 
     def update(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
@@ -226,8 +227,9 @@ class Scheduler:
         self._preempt(output.preempted)
         swap_out = self._swap_out(output.swapped_out)
         if self.kv.shares_prefixes:  # what they count on must not be evicted for anybody
-            for request_id in output.num_scheduled_tokens.keys() - output.num_found_tokens.keys():
-                if request_id in self.queues.waiting:
+            running, found = self.queues.running, output.num_found_tokens
+            for request_id in output.num_scheduled_tokens:
+                if request_id not in running and request_id not in found:
                     self.kv.start(request_id)
             self.kv.load_started()
         swap_in = self._swap_in(output.swapped_in)
@@ -258,7 +260,7 @@ class Scheduler:
     def _chunks(self, output: SchedulerOutput, started_s: float | None) -> list[ScheduledChunk]:
         """What is scheduled, with its blocks."""
         chunks: list[ScheduledChunk] = []
-        num_noted, found = 0, output.num_found_tokens
+        num_noted, found, repeated = 0, output.num_found_tokens, output.repeated
         kv, running, tables = self.kv, self.queues.running, self.kv.block_tables
         grow, block_size = kv.grow, kv.block_size
         # The named tuple's own constructor is a Python function; this one is not.
@@ -273,6 +275,8 @@ class Scheduler:
                     self.queues.waiting[request_id].num_computed_tokens = found[request_id]
                 request = self._start(request_id, started_s)
             prior = request.num_computed_tokens
+            if repeated and request_id in repeated:
+                prior -= 1
             computed = request.num_computed_tokens = prior + n
             emits_token = computed == request.num_prompt_tokens + request.num_output_tokens
             if n == 1 and prior % block_size:

@@ -297,7 +297,7 @@ def test_what_the_device_evicts_is_found_in_host_memory(cli: Cli) -> None:
     assert found["both"] > 1.2 * found["device"] > 0
     said = cli("replay", "-n", "10", *host)
     assert said.status == 1
-    assert "--prefix-cache hash or radix" in said.err
+    assert "--prefix-cache hash, merged or radix" in said.err
 
 
 def test_the_time_of_a_decision_and_overlap_are_told_in_the_records(cli: Cli) -> None:

@@ -11,15 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slosched.core import EndReason, Request, RequestStatus, ScheduledChunk
+from slosched.core import EndReason, Limits, Request, RequestStatus, ScheduledChunk, StepResult
 from slosched.kv import (
     HashIndex,
     KVCache,
+    MergedIndex,
     OutOfBlocksError,
     PrefixIndex,
     RadixIndex,
     block_keys,
 )
+from slosched.policy.edf import EDF
+from slosched.scheduler import Scheduler
 
 NUM_BLOCKS, NUM_HOST_BLOCKS, SIZE = 14, 10, 2
 
@@ -95,6 +98,10 @@ class PrefixMachine(RuleBasedStateMachine):
                 break
             blocks.append(block)
         return blocks
+
+    def found_back(self, name: str) -> list[int]:
+        """The blocks that it would share when it is swapped in."""
+        return []
 
     def evict(self, count: int) -> None:
         for _ in range(count):
@@ -197,7 +204,10 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.steps)
     @rule()
     def run_a_step(self) -> None:
-        self.kv.note_computed([self.steps.pop(0).chunk])
+        self.run(self.steps.pop(0))
+
+    def run(self, step: Step) -> None:
+        self.kv.note_computed([step.chunk])
 
     @precondition(lambda self: self.steps)
     @rule()
@@ -256,10 +266,14 @@ class PrefixMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def swap_in(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(self.startable(self.swapped)))
-        num_blocks = self.kv.num_held_host_blocks(name)
-        if num_blocks > self.num_free():
+        found = self.found_back(name)
+        num_new = self.kv.num_held_host_blocks(name) - len(found)
+        if len({*found} - self.held()) + num_new > self.num_free():
             return
-        self.evict(max(0, num_blocks - self.num_empty()))
+        self.left = [b for b in self.left if b not in found]
+        self.kv.start(name)
+        assert self.kv.block_table(name) == found
+        self.evict(max(0, num_new - self.num_empty()))
         for copy in self.kv.swap_in(name):
             self.memory[copy.device_block] = self.host_memory[copy.host_block]
         request = self.running[name] = self.swapped.pop(name)
@@ -353,6 +367,36 @@ class HashMachine(PrefixMachine):
         assert self.kv.num_free_blocks == num_free
 
 
+class MergedMachine(HashMachine):
+    """What was computed twice is there once: vLLM V0's cache."""
+
+    new_index = MergedIndex
+
+    def run(self, step: Step) -> None:
+        name = step.chunk.request.request_id
+        num_tokens = step.chunk.num_prior_tokens + step.chunk.num_new_tokens
+        prefixes = self.prefixes(name, num_tokens) if name in self.running else []
+        before = self.kv.block_table(name)[: len(prefixes)] if prefixes else []
+        super().run(step)
+        for place, (own, prefix) in enumerate(zip(before, prefixes, strict=True)):
+            oldest = next(block for block, other in self.cached.items() if other == prefix)
+            assert self.kv.block_table(name)[place] == oldest
+            if oldest != own:
+                del self.cached[own]
+                self.left = [block for block in self.left if block != oldest]
+                for other_step in self.steps:
+                    other_step.blocks.discard(own)
+
+    def found_back(self, name: str) -> list[int]:
+        found: list[int] = []
+        for prefix in self.prefixes(name, self.requests[name].num_computed_tokens):
+            same = [block for block, other in self.cached.items() if other == prefix]
+            if not same:
+                break
+            found.append(same[0])
+        return found
+
+
 class RadixMachine(PrefixMachine):
     """What is found is computed, once; which leaves go is the tree's to say (test_radix.py)."""
 
@@ -389,6 +433,8 @@ class RadixMachine(PrefixMachine):
 
 TestPrefixCache = HashMachine.TestCase
 TestPrefixCache.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMergedCache = MergedMachine.TestCase
+TestMergedCache.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestRadixCache = RadixMachine.TestCase
 TestRadixCache.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
@@ -489,3 +535,18 @@ def test_what_was_left_first_goes_first_and_of_one_request_its_tail() -> None:
             kept[name].append(dict(kv.refresh_matches())["asks"] // 4)
             kv.forget("asks")
     assert kept == {"old": [1, 0, 0, 0], "new": [2, 2, 1, 0]}
+
+
+def test_who_was_planned_first_leaves_first_where_all_end_in_one_step() -> None:
+    """Also among those of which the cache has nothing; names are no order."""
+    index = HashIndex()
+    scheduler = Scheduler(EDF(), KVCache(16, 4, 0, index), Limits(max_num_batched_tokens=64))
+    for place in range(8):
+        prompt = [place] * 5
+        scheduler.add_request(Request(f"r{place}", float(place), 5, 1, prompt_token_ids=prompt))
+    batch = scheduler.schedule(8.0)
+    names = [chunk.request.request_id for chunk in batch.chunks]
+    keys = [block_keys(chunk.request, 4).first(1)[0] for chunk in batch.chunks]
+    scheduler.update(batch, StepResult(dict.fromkeys(names, 1)), 9.0)
+    scheduler.view(9.0)
+    assert [key for key, _ in index.evictable()] == keys

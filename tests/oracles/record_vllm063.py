@@ -1,8 +1,9 @@
-"""Records decisions of vLLM 0.6.3's own V0 scheduler: what made `vllm063_more.jsonl.gz`.
+"""Records decisions of vLLM 0.6.3's own V0 scheduler: what made the `vllm063_*.jsonl.gz` here.
 
     pip download vllm==0.6.3 --no-deps && pip install msgspec torch pydantic
     python -m zipfile -e vllm-0.6.3-*.whl unpacked
-    python record_vllm063.py unpacked vllm063_more.jsonl.gz
+    python record_vllm063.py unpacked more vllm063_more.jsonl.gz
+    python record_vllm063.py unpacked prefix vllm063_prefix.jsonl.gz
 
 Only the scheduler, its block manager and its sequences are vLLM's; what they import for other ends
 (configuration, logging, kernels) is stood in for, and time is handed to them.
@@ -21,7 +22,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-NUM_WORKLOADS = 120
 TICK_S = 0.125
 """Times are multiples of it, so that sums are exact."""
 
@@ -77,6 +77,54 @@ def prepare(unpacked: Path) -> Any:
     from vllm.core import scheduler  # type: ignore[import-not-found]
 
     return scheduler
+
+
+def draw_with_prefixes(seed: int) -> dict[str, Any]:
+    """Prompts that begin alike, many of them in caches that are too small for all."""
+    rng = random.Random(seed)
+    size = rng.choice([2, 4, 8])
+    blocks = rng.randint(8, 40) if rng.random() < 0.7 else rng.randint(100, 200)
+    chunked = rng.random() < 0.5
+    longest = max(16, min(64, blocks * size // 2))
+    policy = "priority" if not chunked and rng.random() < 0.3 else "fcfs"
+    swaps = policy == "fcfs" and rng.random() < 0.4
+    num_families = rng.choice([1, 3])
+    arrivals = []
+    for k in range(rng.randint(4, 12)):
+        length = rng.randint(1, longest * 3 // 4)
+        arrivals.append(
+            {
+                "step": rng.choice([0, rng.randint(0, 30)]),
+                "id": f"r{k}",
+                "len": length,
+                "family": rng.randint(1, num_families),
+                "shared_len": min(length, rng.choice([0, 8, 16, 32, 99])),
+                "max_tokens": rng.randint(1, min(30, longest - length)),
+                "priority": rng.choice([0, 0, 1, 5]) if policy == "priority" else 0,
+                "lora": 0,
+            }
+        )
+    return {
+        "engine": "vllm",
+        "version": "0.6.3",
+        "seed": seed,
+        "config": {
+            "blocks": blocks,
+            "bs": size,
+            "cpu_blocks": rng.choice([blocks, 4 * blocks]) if swaps else 0,
+            "mbt": rng.choice([16, 32, 64]) if chunked else longest,
+            "max_seqs": rng.choice([2, 4, 8]),
+            "max_len": longest,
+            "chunked": chunked,
+            "policy": policy,
+            "delay": 0.0,
+            "preemption": "swap" if swaps else None,
+            "prefix": True,
+            "lookahead": 0,
+            "max_loras": None,
+        },
+        "arrivals": sorted(arrivals, key=lambda arrival: arrival["step"]),
+    }
 
 
 def draw_workload(seed: int) -> dict[str, Any]:
@@ -145,7 +193,7 @@ def make_scheduler(module: Any, config: dict[str, Any]) -> Any:
         num_cpu_blocks=config["cpu_blocks"],
         block_size=config["bs"],
         sliding_window=None,
-        enable_prefix_caching=False,
+        enable_prefix_caching=config["prefix"],
         is_attention_free=False,
     )
     loras = config["max_loras"] and types.SimpleNamespace(max_loras=config["max_loras"])
@@ -159,7 +207,9 @@ def make_group(arrival: dict[str, Any], number: int, block_size: int, now_s: flo
 
     adapter = arrival["lora"]
     lora = LoRARequest(f"lora{adapter}", adapter, "somewhere") if adapter else None
-    tokens = [1000 * (number + 1) + i for i in range(arrival["len"])]
+    own, shared = 1000 * (number + 1), 100_000 * arrival.get("family", 0)
+    num_shared = arrival.get("shared_len", 0)
+    tokens = [i + (shared if i < num_shared else own) for i in range(arrival["len"])]
     inputs = {"prompt_token_ids": tokens, "prompt": None, "multi_modal_data": None}
     sequence = Sequence(number, inputs, block_size, lora_request=lora)
     return SequenceGroup(
@@ -211,7 +261,14 @@ def step(scheduler: Any) -> dict[str, Any]:
     for meta, scheduled in zip(metadata, outputs.scheduled_seq_groups, strict=True):
         group, tokens = scheduled.seq_group, scheduled.token_chunk_size
         stage = "prefill" if meta.is_prompt else "decode"
-        batch.append([group.request_id, stage, tokens, *([] if meta.do_sample else ["nosample"])])
+        found = len(meta.computed_block_nums or ())
+        batch.append(
+            [
+                *(group.request_id, stage, tokens),
+                *([] if meta.do_sample else ["nosample"]),
+                *([f"computed_blocks={found}"] if found else []),
+            ]
+        )
         group.update_num_computed_tokens(tokens)
         if not meta.do_sample:
             continue
@@ -239,15 +296,19 @@ def names(groups: Iterable[Any]) -> list[str]:
     return [group.request_id for group in groups]
 
 
-def main(unpacked: Path, target: Path) -> None:
+KINDS = {"more": (draw_workload, 120), "prefix": (draw_with_prefixes, 150)}
+
+
+def main(unpacked: Path, kind: str, target: Path) -> None:
+    draw, num_workloads = KINDS[kind]
     module = prepare(unpacked)
     with target.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
-        for seed in range(NUM_WORKLOADS):
-            workload = draw_workload(seed)
+        for seed in range(num_workloads):
+            workload = draw(seed)
             record(module, workload)
             line = json.dumps(workload, separators=(",", ":"))
             file.write(line.encode() + b"\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from slosched.core import EndReason, Limits, PreemptionMode, Request, StepResult
-from slosched.kv import KVCache
+from slosched.kv import KVCache, MergedIndex
 from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.policy.vllm_v0 import VLLMV0, SchedulingPolicy
 from slosched.scheduler import Scheduler
@@ -30,10 +30,13 @@ class Player:
         host_blocks: int = 0,
         swap: bool = False,
         max_loras: int | None = None,
+        block_size: int = 4,
+        caches_prefixes: bool = False,
     ) -> None:
         mode = PreemptionMode.SWAP if swap else PreemptionMode.RECOMPUTE
         limits = Limits(tokens, seqs, max_loras=max_loras, preemption_mode=mode)
-        self.kv = KVCache(blocks, 4, host_blocks)
+        index = MergedIndex() if caches_prefixes else None
+        self.kv = KVCache(blocks, block_size, host_blocks, index)
         self.scheduler = Scheduler(policy or VLLMV0(), self.kv, limits)
         self.num_requests = 0
 
@@ -46,11 +49,16 @@ class Player:
         arrival_s: float | None = None,
         priority: int = 0,
         lora_id: str | None = None,
+        begins: int = 0,
     ) -> Request:
+        """Prompts that begin with the same number go on alike."""
         self.num_requests += 1
         arrival_s = float(self.num_requests) if arrival_s is None else arrival_s
         request = Request(
-            *(name, arrival_s, tokens, max_tokens), priority=priority, lora_id=lora_id
+            *(name, arrival_s, tokens, max_tokens),
+            priority=priority,
+            lora_id=lora_id,
+            prompt_token_ids=[begins or 1000 * self.num_requests, *range(1, tokens)],
         )
         self.scheduler.add_request(request)
         return request
@@ -288,6 +296,67 @@ class TestWhereItDiffers:
         policy = VLLMV0(enable_chunked_prefill=True)
         player = of_lengths(Player(policy, tokens=8, blocks=4), "a", (13,), max_tokens=3)
         assert player.steps(3) == ["a8*", "a5", "-a"]
+
+
+class TestPrefixCaching:
+    def test_what_is_cached_counts_against_the_step_but_is_not_computed(self) -> None:
+        player = Player(tokens=16, caches_prefixes=True)
+        player.add("a", 12, max_tokens=1, begins=1)
+        assert player.step() == "a12"
+        player.add("b", 12, begins=1)
+        player.add("c", 8)
+        assert player.steps(2) == ["b4", "c8"]
+
+    def test_a_chunk_that_is_cached_as_a_whole_computes_its_place_alone(self) -> None:
+        policy = VLLMV0(enable_chunked_prefill=True)
+        player = Player(policy, tokens=8, caches_prefixes=True)
+        player.add("a", 21, max_tokens=1, begins=1)
+        assert player.steps(3) == ["a8*", "a8*", "a5"]
+        player.add("b", 22, begins=1)
+        assert player.steps(4) == ["b1*", "b1*", "b2", "b1"]
+
+    def test_chunks_end_with_a_block(self) -> None:
+        policy = VLLMV0(enable_chunked_prefill=True)
+        player = Player(policy, tokens=16, caches_prefixes=True)
+        of_lengths(player, "ab", (3, 30))
+        assert player.steps(3) == ["a3 b12*", "b12* a1", "b6 a1"]
+
+    def test_a_step_of_less_than_a_block_counts_blocks_one_by_one(self) -> None:
+        policy = VLLMV0(enable_chunked_prefill=True)
+        player = Player(policy, tokens=3, caches_prefixes=True)
+        player.add("a", 8, begins=1)
+        assert player.steps(4) == ["a3*", "a3*", "a2", "a1"]
+
+    def test_blocks_that_are_booked_for_the_same_are_booked_once(self) -> None:
+        """Admitted together; but a prompt starts only where all of it would fit."""
+        player = Player(blocks=7, caches_prefixes=True)
+        for name in "abc":
+            player.add(name, 9, max_tokens=2, begins=1)
+        player.add("d", 9, max_tokens=2, begins=1)
+        assert player.step() == "a9 b1 c1"
+        assert player.kv.num_free_blocks == 2
+
+    def test_two_blocks_that_become_equal_are_one_in_the_next_step(self) -> None:
+        """vLLM gives d the room that a and b leave in the same step."""
+        player = Player(blocks=5, block_size=2, caches_prefixes=True)
+        for name, tokens in zip("abcd", (1, 1, 2, 2), strict=True):
+            player.add(name, tokens, begins=1 if name in "ab" else 0)
+        assert player.step() == "a1 b1 c2 d2"
+        assert player.kv.num_free_blocks == 1
+        assert player.step() == "a1 b1 c1"
+        assert player.kv.num_free_blocks == 1
+        assert player.kv.block_table("a") == player.kv.block_table("b")
+
+    def test_who_comes_back_shares_again(self) -> None:
+        player = Player(blocks=8, host_blocks=8, swap=True, caches_prefixes=True)
+        player.add("a", 8, max_tokens=12, begins=1)
+        player.add("c", 4, max_tokens=6)
+        player.add("b", 12, max_tokens=9, begins=1)
+        assert player.steps(3) == ["a8 c4 b4", "a1 c1 b1", "a1 c1 b1"]
+        assert player.steps(4) == ["a1 c1 b1", "a1 c1 b1", "a1 c1 >b", "b1 a1 <b"]
+        tables = player.kv.block_tables
+        assert tables["a"][:2] == tables["b"][:2]
+        assert player.kv.num_free_blocks == 1
 
 
 def test_running_requests_of_another_policy_are_taken_over() -> None:

@@ -16,7 +16,7 @@ from slosched.core import (
     ScheduledChunk,
     StepResult,
 )
-from slosched.kv import KVCache
+from slosched.kv import KVCache, MergedIndex
 from slosched.policy.vllm_v0 import VLLMV0, SchedulingPolicy
 from slosched.scheduler import Scheduler
 
@@ -33,8 +33,6 @@ def recorded(name: str) -> list[dict[str, Any]]:
 def left_out_for(workload: dict[str, Any]) -> str | None:
     """Why a recording is not replayed, if it is not."""
     config = workload["config"]
-    if config["prefix"]:
-        return "prefix caching"
     capacity = config["blocks"] * config["bs"]
     if any(a["len"] + a["max_tokens"] > capacity for a in workload["arrivals"]):
         return "the Scheduler refuses at the door what can never fit; vLLM drops it half done"
@@ -52,10 +50,23 @@ def test_every_recorded_step_is_decided_as_vllm_decides_it() -> None:
                 del workload["steps"][HANGS[workload["seed"]] :]
                 workload["hangs"] = True
             seen += Replay(workload).run()
-    assert sorted(left_out.values()) == [5, 122]
-    assert (seen["workloads"], seen["steps"]) == (273, 6439)
-    assert (seen["died"], seen["hung"]) == (9, len(HANGS))
-    assert (seen["preempted"], seen["swapped in"], seen["forced"]) == (230, 47, 31)
+    assert [*left_out.values()] == [9]
+    assert (seen["workloads"], seen["steps"]) == (391, 9294)
+    assert (seen["died"], seen["hung"]) == (15, len(HANGS))
+    assert (seen["preempted"], seen["swapped in"], seen["forced"]) == (309, 65, 48)
+    assert (seen["found"], seen["found more"], seen["found less"]) == (230, 34, 0)
+    assert seen["repeated"] == 17
+
+
+def test_every_step_with_prefix_caching() -> None:
+    """Recorded by `record_vllm063.py`: longer answers, fewer blocks, more that is shared."""
+    seen: Counter[str] = Counter()
+    for workload in recorded("vllm063_prefix.jsonl.gz"):
+        seen += Replay(workload).run()
+    assert (seen["workloads"], seen["steps"]) == (150, 6887)
+    assert (seen["preempted"], seen["swapped in"], seen["forced"]) == (100, 40, 24)
+    assert (seen["found"], seen["found more"], seen["found less"]) == (579, 66, 5)
+    assert seen["repeated"] == 88
 
 
 def test_every_step_with_watermark_delay_lookahead_and_adapters() -> None:
@@ -87,20 +98,21 @@ class Replay:
             max_loras=config.get("max_loras"),
             preemption_mode=PreemptionMode(config["preemption"] or "recompute"),
         )
-        self.kv = KVCache(config["blocks"], config["bs"], config["cpu_blocks"])
+        index = MergedIndex() if config["prefix"] else None
+        self.kv = KVCache(config["blocks"], config["bs"], config["cpu_blocks"], index)
         self.scheduler = Scheduler(self.policy, self.kv, limits)
         self.where = ""
         self.seen = Counter(workloads=1)
+        self.num_scheduled: Counter[str] = Counter()
+        """Tokens by request, as vLLM counts them: those that it finds in the cache, too."""
 
     def run(self) -> Counter[str]:
         """Compare every step; how many there were of what."""
-        num_arrived = 0
         for index, expected in enumerate(self.workload["steps"]):
             self.where = f"seed {self.workload['seed']}, step {index}"
-            for arrival in self.workload["arrivals"]:
+            for place, arrival in enumerate(self.workload["arrivals"]):
                 if arrival["step"] == index:
-                    num_arrived += 1
-                    self.scheduler.add_request(make_request(arrival, float(num_arrived)))
+                    self.scheduler.add_request(make_request(arrival, place))
             batch = self.step(expected.get("now_s", float(index)))
             if "error" in expected:
                 self.go_on_where_vllm_dies(batch)
@@ -118,9 +130,7 @@ class Replay:
 
     def compare(self, batch: ScheduledBatch, expected: dict[str, Any]) -> None:
         output, queues = batch.output, self.scheduler.queues
-        assert [
-            (c.request.request_id, c.num_new_tokens, c.emits_token) for c in in_vllms_order(batch)
-        ] == [(b[0], b[2], "nosample" not in b) for b in expected["batch"]], self.where
+        self.compare_chunks(batch, expected)
         assert list(output.rejected) == expected["ignored"], self.where
         ended = [r.request_id for r in self.scheduler.take_ended()]
         assert sorted(ended) == sorted(expected["ignored"] + expected["finished"]), self.where
@@ -135,6 +145,37 @@ class Replay:
         self.seen["forced"] += num_victims - expected["preempted"]
         self.seen["swapped in"] += len(output.swapped_in)
 
+    def compare_chunks(self, batch: ScheduledBatch, expected: dict[str, Any]) -> None:
+        chunks, theirs = in_vllms_order(batch), expected["batch"]
+        if self.kv.shares_prefixes:  # who comes back stands first
+            theirs = sorted(theirs, key=lambda chunk: chunk[0] not in batch.output.swapped_in)
+        assert [(c.request.request_id, c.emits_token) for c in chunks] == [
+            (b[0], "nosample" not in b) for b in theirs
+        ], self.where
+        for chunk, (name, _, num_tokens, *words) in zip(chunks, theirs, strict=True):
+            repeats = name in batch.output.repeated
+            if not self.num_scheduled[name]:
+                self.compare_found(chunk.num_prior_tokens + repeats, words)
+            self.num_scheduled[name] += num_tokens
+            self.compare_progress(chunk, self.num_scheduled[name], repeats=repeats)
+            assert chunk.num_new_tokens <= num_tokens, self.where
+        for name in expected["waiting"]:
+            del self.num_scheduled[name]
+
+    def compare_found(self, num_tokens: int, words: list[str]) -> None:
+        """Who starts finds as much as vLLM's, and also what the same step computes for others."""
+        theirs = sum(int(w.removeprefix("computed_blocks=")) for w in words if w != "nosample")
+        num_more = num_tokens // self.kv.block_size - theirs
+        self.seen["found"] += theirs > 0 and num_more == 0
+        self.seen["found more"] += num_more > 0
+        self.seen["found less"] += num_more < 0
+
+    def compare_progress(self, chunk: ScheduledChunk, num_scheduled: int, *, repeats: bool) -> None:
+        """Each gets as far as vLLM's; of one that is cached as a whole a token is computed anew."""
+        end = chunk.num_prior_tokens + chunk.num_new_tokens
+        assert num_scheduled == end or (repeats and num_scheduled < end), self.where
+        self.seen["repeated"] += repeats
+
     def compare_order(self, expected: dict[str, Any]) -> None:
         """The queues as the next step will see them; with priorities the policy keeps its own."""
         queues = self.scheduler.queues
@@ -146,9 +187,8 @@ class Replay:
 
     def compare_blocks(self, swapped_out: tuple[str, ...], expected: dict[str, Any]) -> None:
         """As vLLM books them, which is before they are needed."""
-        tables, running = self.policy._tables, self.scheduler.queues.running
-        booked = sum(tables[name].num_blocks for name in running)
-        assert self.kv.num_blocks - booked == expected["free"], self.where
+        tables, view = self.policy._tables, self.scheduler.view(0.0)
+        assert self.policy._blocks(view).num_free_blocks == expected["free"], self.where
         moved = sum(tables[name].num_blocks for name in swapped_out)
         assert moved == expected["swap_out"], self.where
 
@@ -173,13 +213,15 @@ def in_vllms_order(batch: ScheduledBatch) -> list[ScheduledChunk]:
     return chunks
 
 
-def make_request(arrival: dict[str, Any], arrival_s: float) -> Request:
-    lora = arrival.get("lora", 0)
+def make_request(arrival: dict[str, Any], place: int) -> Request:
+    lora, length, num_shared = arrival.get("lora", 0), arrival["len"], arrival.get("shared_len", 0)
+    own, shared = 1000 * (place + 1), 100_000 * arrival.get("family", 0)
     return Request(
         arrival["id"],
-        arrival.get("arrival_s", arrival_s),
-        arrival["len"],
+        arrival.get("arrival_s", float(place)),
+        length,
         arrival["max_tokens"],
+        prompt_token_ids=[i + (shared if i < num_shared else own) for i in range(length)],
         priority=arrival["priority"],
         lora_id=f"lora{lora}" if lora else None,
     )
