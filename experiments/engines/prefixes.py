@@ -147,7 +147,8 @@ def _why(frame: pd.DataFrame) -> str:
     return (
         "**Why the order adds little here:** SGLang goes back to fcfs where more than "
         f"{MAX_WAITING_FOR_PREFIXES} wait. {' '.join(parts)} And there is little to ask for: a "
-        f"cache without end, in the order of arrival, would find {frame['findable'].median():.1%} of these prompts, half of "
+        "cache without end, in the order of arrival, would find "
+        f"{frame['findable'].median():.1%} of these prompts, half of "
         f"it {since_s:.0f} s and more after another prompt began with it (at {_HEAVY:g}/s). Only "
         "requests that wait at the same time can an order bring together."
     )
