@@ -80,7 +80,8 @@ def _introduction(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         "knowledge of output lengths (none), each tuned on requests that do not judge it. The "
         f"device is simulated from a measured latency model, with {NOISE:.0%} noise on every step; "
         "policies predict with the same model, corrected online as a server does. One scenario is "
-        "the base, and each other changes one thing. How it is measured, and how to run it: "
+        "the base, and each other changes one thing. How it is measured, how to run it, and "
+        "what bounds the targets that are not reached: "
         "[experiments/arena](../experiments/arena/README.md)."
     )
     missing = [name for name in SCENARIOS if name not in order]
@@ -159,9 +160,8 @@ def _overload(tables: Tables, order: Sequence[str]) -> Iterator[str]:
     yield (
         "Good requests/s at multiples of the 1× load (in brackets the attainment), and the paired "
         f"ratio of `{FLAGSHIP}` to the best other that may drop. The second half of a window "
-        "counts, and windows of 800 requests are short for that: while a queue still grows, who "
-        "serves everybody is punished in that half and who gives up at once is not. Newer runs "
-        "have longer ones ([which](#who-made-it))."
+        "counts, and windows are long beside the time that a queue needs to become as long as it "
+        "gets ([which](#who-made-it))."
     )
     rows = []
     for name in order:
