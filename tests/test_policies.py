@@ -50,4 +50,10 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_policy_obeys_the_laws(name: str) -> None:
-    check_policy(VARIANTS[name], max_examples=120 if name in POLICIES else 40)
+    check_policy(VARIANTS[name], max_examples=60 if name in POLICIES else 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_policy_obeys_the_laws_in_many_more_scenarios(name: str) -> None:
+    check_policy(VARIANTS[name], max_examples=400)
