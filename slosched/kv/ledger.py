@@ -10,7 +10,26 @@ from slosched.kv.keys import Key
 from slosched.kv.sharing import SharedBlocks
 
 
-class OwnBlocks:
+class FoundBefore:
+    """The part of a `core.BlockLedger` for which requests know before the plan what is cached."""
+
+    __slots__ = ()
+
+    def num_blocks_to_load(self, request_id: str) -> int:  # noqa: ARG002
+        """Nothing lies on the host."""
+        return 0
+
+    def find(
+        self,
+        request_id: str,  # noqa: ARG002
+        planned: Mapping[str, int],  # noqa: ARG002
+        num_lent: int = 0,  # noqa: ARG002
+    ) -> int | None:
+        """Nothing more is found while the plan is made."""
+        return None
+
+
+class OwnBlocks(FoundBefore):
     """Without a prefix cache: each block is one request's own.  A `core.BlockLedger`."""
 
     __slots__ = ("leave", "num_ready_blocks")
@@ -19,20 +38,8 @@ class OwnBlocks:
         self.num_ready_blocks = num_held_blocks
         self.leave = num_held_blocks
 
-    def num_blocks_to_load(self, request_id: str) -> int:  # noqa: ARG002  # nothing is cached
-        return 0
-
     def start(self, request_id: str) -> None:
         """It finds nothing in the cache."""
-
-    def find(
-        self,
-        request_id: str,  # noqa: ARG002
-        planned: Mapping[str, int],  # noqa: ARG002
-        num_lent: int = 0,  # noqa: ARG002
-    ) -> int | None:
-        """Nothing is ever found."""
-        return None
 
 
 class SharedLedger:

@@ -31,17 +31,21 @@ def recorded(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def test_every_recorded_step_is_decided_as_sglang_decides_it() -> None:
+def replayed(name: str, replay: type[Replay] | type[OverlapReplay]) -> Counter[str]:
+    """What was seen in all recordings of a file."""
     seen: Counter[str] = Counter()
-    for workload in recorded("sglang055"):
-        seen += Replay(workload).run()
+    for workload in recorded(name):
+        seen += replay(workload).run()
+    return seen
+
+
+def test_every_recorded_step_is_decided_as_sglang_decides_it() -> None:
+    seen = replayed("sglang055", Replay)
     assert (seen["workloads"], seen["steps"]) == (400, 10867)
 
 
 def test_every_recorded_step_where_requests_are_retracted() -> None:
-    seen: Counter[str] = Counter()
-    for workload in recorded("sglang055_retract"):
-        seen += Replay(workload).run()
+    seen = replayed("sglang055_retract", Replay)
     assert (seen["workloads"], seen["steps"]) == (200, 11705)
 
 
@@ -57,39 +61,29 @@ def test_every_step_with_driving_out_adapters_and_long_prefixes() -> None:
 
 def test_every_step_with_pages_of_more_tokens() -> None:
     """Recorded by `record_sglang055.py` without a prefix cache, so slosched's own serves here."""
-    seen: Counter[str] = Counter()
-    for workload in recorded("sglang055_paged"):
-        seen += PagedReplay(workload).run()
+    seen = replayed("sglang055_paged", PagedReplay)
     assert (seen["workloads"], seen["steps"]) == (35, 2924)
 
 
 def test_every_step_with_pages_of_more_tokens_and_prefixes() -> None:
     """What is found, kept and evicted are whole pages."""
-    seen: Counter[str] = Counter()
-    for workload in recorded("sglang055_pages"):
-        seen += Replay(workload).run()
+    seen = replayed("sglang055_pages", Replay)
     assert (seen["workloads"], seen["steps"], seen["hits"]) == (60, 5643, 1408)
 
 
 def test_every_step_in_the_orders_of_sglang_0_5_23() -> None:
     """Its functions that sort, in the scheduler of 0.5.5: see `sglang0523_orders.py`."""
-    seen: Counter[str] = Counter()
-    for workload in recorded("sglang055_newer"):
-        seen += Replay(workload).run()
+    seen = replayed("sglang055_newer", Replay)
     assert (seen["workloads"], seen["steps"], seen["hits"]) == (60, 6067, 1923)
 
 
 def test_every_recorded_call_of_the_overlap_loop() -> None:
-    seen: Counter[str] = Counter()
-    for workload in recorded("sglang055_overlap"):
-        seen += OverlapReplay(workload).run()
+    seen = replayed("sglang055_overlap", OverlapReplay)
     assert (seen["workloads"], seen["steps"], seen["lost"]) == (300, 8984, 5)
 
 
 def test_every_recorded_call_of_the_overlap_loop_where_requests_are_retracted() -> None:
-    seen: Counter[str] = Counter()
-    for workload in recorded("sglang055_overlap_retract"):
-        seen += OverlapReplay(workload).run()
+    seen = replayed("sglang055_overlap_retract", OverlapReplay)
     assert (seen["workloads"], seen["steps"], seen["lost"]) == (150, 9334, 5)
     assert seen["dropped"] == 122
 

@@ -30,6 +30,14 @@ def recorded(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
+def replayed(name: str) -> Counter[str]:
+    """What was seen in all recordings of a file."""
+    seen: Counter[str] = Counter()
+    for workload in recorded(name):
+        seen += Replay(workload).run()
+    return seen
+
+
 def left_out_for(workload: dict[str, Any]) -> str | None:
     """Why a recording is not replayed, if it is not."""
     config = workload["config"]
@@ -60,9 +68,7 @@ def test_every_recorded_step_is_decided_as_vllm_decides_it() -> None:
 
 def test_every_step_with_prefix_caching() -> None:
     """Recorded by `record_vllm063.py`: longer answers, fewer blocks, more that is shared."""
-    seen: Counter[str] = Counter()
-    for workload in recorded("vllm063_prefix.jsonl.gz"):
-        seen += Replay(workload).run()
+    seen = replayed("vllm063_prefix.jsonl.gz")
     assert (seen["workloads"], seen["steps"]) == (150, 6887)
     assert (seen["preempted"], seen["swapped in"], seen["forced"]) == (100, 40, 24)
     assert (seen["found"], seen["found more"], seen["found less"]) == (579, 66, 5)
@@ -71,9 +77,7 @@ def test_every_step_with_prefix_caching() -> None:
 
 def test_every_step_with_watermark_delay_lookahead_and_adapters() -> None:
     """Recorded by `record_vllm063.py`: what the first recordings lack."""
-    seen: Counter[str] = Counter()
-    for workload in recorded("vllm063_more.jsonl.gz"):
-        seen += Replay(workload).run()
+    seen = replayed("vllm063_more.jsonl.gz")
     assert (seen["workloads"], seen["steps"]) == (120, 19355)
     assert (seen["died"], seen["hung"]) == (5, 1)
     assert (seen["preempted"], seen["swapped in"], seen["forced"]) == (209, 56, 329)

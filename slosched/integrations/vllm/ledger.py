@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slosched.kv.ledger import FoundBefore
+
 Tables = Sequence[Mapping[str, Sequence[Any]]]
 """vLLM's blocks by request, of each group of layers."""
 Matched = Mapping[str, Sequence[Any]]
@@ -19,7 +21,7 @@ def num_held_blocks(tables: Tables, request_id: str) -> int:
     return max(len(table.get(request_id, ())) for table in tables)
 
 
-class VLLMLedger:
+class VLLMLedger(FoundBefore):
     """A `core.BlockLedger` for which requests find what is cached before the plan.
 
     vLLM counts a cached block that nobody holds as free: to use it takes one of the free ones.
@@ -36,18 +38,6 @@ class VLLMLedger:
     def num_ready_blocks(self, request_id: str) -> int:
         held = num_held_blocks(self._tables, request_id)
         return held or sum(map(self._is_held, self._found_by(request_id)))
-
-    def num_blocks_to_load(self, request_id: str) -> int:  # noqa: ARG002  # vLLM loads none
-        return 0
-
-    def find(
-        self,
-        request_id: str,  # noqa: ARG002
-        planned: Mapping[str, int],  # noqa: ARG002
-        num_lent: int = 0,  # noqa: ARG002
-    ) -> int | None:
-        """Requests know what was cached before the plan."""
-        return None
 
     def start(self, request_id: str) -> None:
         self._more.update(block.block_id for block in self._found_by(request_id))
