@@ -18,13 +18,11 @@ from experiments.arena.results import Results
 from experiments.arena.rows import knee_of
 from experiments.arena.scenarios import PROMISED, SCALES, SCENARIOS, Scale, Scenario
 from experiments.arena.tournament import Tournament
-from experiments.command import provenance, start
+from experiments.command import add_report, make_app, provenance, start
 from slosched.cli.console import console, progress_bar, table
 from slosched.evaluate.capacity import Store
 
-app = typer.Typer(
-    help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
-)
+app = make_app(__doc__)
 _STORE = Path("runs/arena/points.sqlite")
 
 Only = Annotated[
@@ -78,8 +76,7 @@ def run(
                 console.print(f"{scenario.name}: measured already (--anew measures it again)")
         if pending:
             _play(tournament, pending, jobs)
-    report.write(results)
-    console.print(f"wrote {report.PAGE} and its figures")
+    make_report()
 
 
 @app.command("list")
@@ -173,14 +170,7 @@ def cost() -> None:
     Results().write("cost", costs.measure())
 
 
-@app.command("report")
-def make_report() -> None:
-    """Make docs/arena.md and its figures of the committed results.
-
-    Example: `python -m experiments.arena report`.
-    """
-    report.write(Results())
-    console.print(f"wrote {report.PAGE} and its figures")
+make_report = add_report(app, "arena", report.PAGE, lambda: report.write(Results()))
 
 
 def _play(tournament: Tournament, pending: Sequence[Scenario], jobs: int | None) -> None:

@@ -9,15 +9,13 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from experiments.command import start
+from experiments.command import make_app, start
 from experiments.goodput import report, results
 from experiments.goodput.ideas import IDEAS
 from experiments.goodput.points import NUM_WINDOWS, POINTS
 from slosched.cli.console import console, progress_bar
 
-app = typer.Typer(
-    help=__doc__, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
-)
+app = make_app(__doc__)
 
 
 @app.command()

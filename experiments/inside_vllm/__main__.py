@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.command import make_app, start
+from experiments.command import add_report, make_app, start
 from experiments.inside_vllm import report
 from experiments.inside_vllm.results import RUNS, TUNING, Book
 from experiments.inside_vllm.session import Session, seconds_of
@@ -73,14 +73,7 @@ def simulate(
     Session().simulate(_setup(name), refit=refit)
 
 
-@app.command("report")
-def make_report() -> None:
-    """Make docs/inside_vllm.md and its figure of the results as they are.
-
-    Example: `python -m experiments.inside_vllm report`.
-    """
-    report.write()
-    console.print(f"wrote {report.PAGE} and its figure")
+add_report(app, "inside_vllm", report.PAGE, report.write)
 
 
 @app.command("all")
