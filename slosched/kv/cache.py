@@ -199,9 +199,9 @@ class KVCache:
             return ()
         size, swapped = self.block_size, self._host_tables
         return [
-            (match.request_id, match.num_blocks * size)
-            for match in self._shared.refresh()
-            if match.request_id not in swapped
+            (request_id, num_blocks * size)
+            for request_id, num_blocks in self._shared.refresh()
+            if request_id not in swapped
         ]
 
     def start(self, request_id: str, num_tokens: int | None = None) -> None:

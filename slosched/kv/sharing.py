@@ -51,13 +51,17 @@ class SharedBlocks:
         if self._requests.get(request_id) is not request:
             self._requests[request_id] = request
             self._keys[request_id] = block_keys(request, self.block_size)
-        most = (request.num_tokens - 1) // self.block_size
-        self._matches.add(Match(request_id, self._keys[request_id], most))
+        self._watch(request_id, request.num_tokens - 1)
 
     def watch_swapped(self, request_id: str) -> None:
         """It takes all that is computed of it along, and may find a part when it returns."""
-        most = self._requests[request_id].num_computed_tokens // self.block_size
-        self._matches.add(Match(request_id, self._keys[request_id], most))
+        self._watch(request_id, self._requests[request_id].num_computed_tokens)
+
+    def _watch(self, request_id: str, num_tokens: int) -> None:
+        """It could use so many tokens.  Their keys are found now, and once, not within a step."""
+        most = num_tokens // self.block_size
+        keys = self.keys(request_id, most)
+        self._matches.add(Match(request_id, keys, min(most, len(keys))))
 
     def forget(self, request_id: str) -> None:
         """The request has ended, and left its table."""
@@ -66,8 +70,8 @@ class SharedBlocks:
         self._keys.pop(request_id, None)
         self._started.pop(request_id, None)
 
-    def refresh(self) -> list[Match]:
-        """The waiting requests of which another part is cached than before."""
+    def refresh(self) -> list[tuple[str, int]]:
+        """Waiting requests of which another part may be cached than before, and its blocks."""
         self.settle_ends()
         return self._matches.refresh()
 
@@ -81,7 +85,7 @@ class SharedBlocks:
     def matched(self, request_id: str) -> tuple[Sequence[Key], int]:
         """Keys of a waiting request, and of how many of them the blocks are cached."""
         match = self._matches.get(request_id)
-        return ((), 0) if match is None else (match.keys.first(match.num_blocks), match.num_blocks)
+        return ((), 0) if match is None else (match.keys, match.num_blocks)
 
     def num_on_device(self, keys: Sequence[Key], num: int) -> int:
         """How many of the first `num` blocks, which are cached, need no copy from the host."""

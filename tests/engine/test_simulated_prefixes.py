@@ -14,7 +14,8 @@ from slosched.engine.loop import StepRecord
 from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.metrics import RequestRecord, summarize
 from slosched.kv import HashIndex, KVCache, PrefixCaching
-from slosched.policy import FCFS
+from slosched.policy.fcfs import FCFS
+from slosched.policy.vllm_v1 import VLLMV1
 from slosched.scheduler import Scheduler
 from slosched.workload.trace import Trace, TraceRequest
 from tests.factories import make_model
@@ -104,7 +105,7 @@ class Storm:
     def __init__(self, index: HashIndex) -> None:
         kv = KVCache(10_000, 16, 0, index)
         limits = Limits(max_num_batched_tokens=512, max_num_seqs=1)
-        self.scheduler = Scheduler(FCFS(), kv, limits, make_model())
+        self.scheduler = Scheduler(VLLMV1(), kv, limits, make_model())
         hashes = tuple(range(NUM_SHARED_TOKENS // 512))
         for i in range(NUM_WAITING + 1):
             self.scheduler.add_request(
@@ -114,10 +115,6 @@ class Storm:
                     prefix_block_tokens=512,
                 )
             )
-        shared = kv._shared
-        assert shared is not None
-        for keys in shared._keys.values():  # each is found once in a request's life
-            keys.first(NUM_SHARED_TOKENS // 16)
         self.step()
 
     def step(self) -> ScheduledBatch:
@@ -127,8 +124,8 @@ class Storm:
 
 
 @pytest.mark.cost
-def test_a_thousand_who_wait_for_what_is_being_computed_cost_a_few_milliseconds() -> None:
-    """The worst case: every step changes the match of everyone who waits."""
+def test_a_thousand_who_wait_for_what_is_being_computed_cost_less_than_a_millisecond() -> None:
+    """Every step changes the match of everyone who waits."""
 
     def median_s() -> float:
         storm = Storm(HashIndex())
@@ -137,7 +134,7 @@ def test_a_thousand_who_wait_for_what_is_being_computed_cost_a_few_milliseconds(
         assert all(r.num_computed_tokens >= 21 * 512 for r in waiting)
         return sorted(times_s)[10]
 
-    assert is_below(4e-3, median_s)
+    assert is_below(1e-3, median_s)
 
 
 @pytest.mark.cost
