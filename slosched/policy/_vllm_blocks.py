@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 
 from slosched.core import KVView, Request, RequestStatus, SchedulerView
 
@@ -126,6 +127,35 @@ class BlockManager:
         if table.num_slots // self._block_size > before // self._block_size:
             self._merge_filled(request.request_id, table, before // self._block_size)
 
+    def append_to_decodes(self, requests: Iterable[Request], most: int) -> list[Request]:
+        """`append_slots` for as many from the front as are plain decodes, `most` at most.
+
+        Hundreds pass here in every step; they are booked without a further call.  Left to
+        `append_slots` are lookahead slots, and a block that is full now and may be shared.
+        """
+        decodes: list[Request] = []
+        tables, size, num_free = self.tables, self._block_size, self.num_free_blocks
+        last_place = size - 1 if self.caches_prefixes else size
+        for request in islice(requests, 0 if self._num_lookahead_slots else most):
+            table = tables[request.request_id]
+            slots, capacity = table.num_slots, table.num_blocks * size
+            if (
+                num_free < 1
+                or request.num_computed_tokens != slots
+                or request.num_prompt_tokens + request.num_output_tokens != slots + 1
+                or capacity < slots
+                or slots % size == last_place
+                or table.num_found_tokens
+            ):
+                break
+            if capacity == slots:
+                table.num_blocks += 1
+                num_free -= 1
+            table.num_slots = slots + 1
+            decodes.append(request)
+        self.num_free_blocks = num_free
+        return decodes
+
     def leave(self, request: Request) -> None:
         """A victim gives its blocks back; swapped out it keeps its table."""
         table = self.tables[request.request_id]
@@ -165,6 +195,9 @@ class BlockManager:
 
     def _book_what_is_not_held(self, request: Request, table: BlockTable, num_held: int) -> None:
         """Of a prompt what is not computed yet, and lookahead slots."""
+        if not self.caches_prefixes:
+            self.num_free_blocks += num_held - table.num_blocks
+            return
         num_shared = len(self._names(request.request_id, request.num_computed_tokens))
         self.num_free_blocks += num_held - num_shared
         self._book(request.request_id, table, num_shared)
@@ -198,13 +231,14 @@ class BlockManager:
 def _tables_of(
     requests: Iterable[Request], tables: Mapping[str, BlockTable], kv: KVView
 ) -> dict[str, BlockTable]:
-    known = ((request, tables.get(request.request_id)) for request in requests)
-    return {
-        request.request_id: _derived(request, kv)
-        if table is None or table.num_slots < request.num_computed_tokens
-        else table
-        for request, table in known
-    }
+    found: dict[str, BlockTable] = {}
+    for request in requests:
+        request_id = request.request_id
+        table = tables.get(request_id)
+        if table is None or table.num_slots < request.num_computed_tokens:
+            table = _derived(request, kv)
+        found[request_id] = table
+    return found
 
 
 def _derived(request: Request, kv: KVView) -> BlockTable:

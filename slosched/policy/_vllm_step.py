@@ -66,12 +66,23 @@ class Step:
     def schedule_running(self) -> None:
         """In order, as far as there are tokens; where blocks run out the last one goes."""
         while self.running:
-            num_new_tokens = self._chunk(self.running[0])
+            self._schedule_decodes()
+            num_new_tokens = self._chunk(self.running[0]) if self.running else 0
             if num_new_tokens == 0:
                 break
             request = self.running.popleft()
             if self._make_room(request):
                 self._add(request, num_new_tokens, self.running_prefills, self.running_decodes)
+
+    def _schedule_decodes(self) -> None:
+        """The plain ones at the front."""
+        decodes = self.blocks.append_to_decodes(self.running, most=max(0, self._num_free_tokens))
+        for _ in decodes:
+            self.running.popleft()
+        self.running_decodes += decodes
+        self._num_tokens.update([(request.request_id, 1) for request in decodes])
+        self._loras.update([request.lora_id for request in decodes])
+        self._num_free_tokens -= len(decodes)
 
     def resume(self, request: Request) -> None:
         """A running prompt alone goes on."""
