@@ -9,8 +9,9 @@ only after all that follow it.  So both tiers together are closed under prefixes
 index is: of a request's keys a first part is on the device, and a next part only here.
 
 Source: HiRadixCache of SGLang 0.5.5 (`--enable-hierarchical-cache`), whose copy of a block also
-stays when the block is on the device again.  It moves whole nodes of the tree, loads none of less
-than 10 tokens, and copies a layer while others are computed.
+stays when the block is on the device again.  It loads nothing of less than 10 tokens, copies a
+layer while others are computed, and when the host is full drops whole nodes of the tree, by when
+they were last looked at and as many tokens as it needs.  Here as few blocks go as will do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from enum import StrEnum
 
 from slosched.kv.keys import Key
 from slosched.kv.pool import BlockPool
+from slosched.kv.radix_index import RadixIndex
 
 
 class HostWrites(StrEnum):
@@ -66,6 +68,10 @@ class HostTier:
         self._pinned: dict[str, Sequence[Key]] = {}
         self._to_write: dict[int, int] = {}
         """Device blocks that the next step copies, by the host block."""
+        self._node_ends: set[Key] = set()
+        """Of what is here, where nodes of the device's radix tree have ended."""
+        if isinstance(device, RadixIndex):
+            device.node_ends = self._node_ends
 
     def __contains__(self, key: Key) -> bool:
         return key in self._block
@@ -74,6 +80,7 @@ class HostTier:
         """The request is about to copy these to the device; which blocks they are in."""
         self._pinned[request_id] = keys
         self._num_pins.update(keys)
+        self._node_ends.update(keys[-1:])
         for key in keys:
             self._idle.pop(key, None)
         return [self._block[key] for key in keys]
@@ -105,6 +112,7 @@ class HostTier:
                 lost.append(key)
             elif key not in self._num_pins:
                 self._idle[key] = None
+        self._node_ends.difference_update(lost)
         return lost
 
     def arrived(self, keys: Sequence[Key], start: int, blocks: Sequence[int]) -> list[Key]:
@@ -119,6 +127,7 @@ class HostTier:
             for key, device_block in zip(keys[start:], blocks, strict=True):
                 if key not in self._block and not self._write(key, device_block, lost):
                     break
+        self._node_ends.difference_update(lost)
         return lost
 
     def take_writes(self) -> list[tuple[int, int]]:
@@ -135,6 +144,7 @@ class HostTier:
         self._block.clear()
         self._idle.clear()
         self._to_write.clear()
+        self._node_ends.clear()
         return lost
 
     def is_sound(self) -> bool:
@@ -149,6 +159,7 @@ class HostTier:
             and pins.keys() <= self._block.keys()
             and idle == {k for k in self._block if k not in pins and k not in self._device}
             and self._to_write.keys() <= set(blocks)
+            and self._node_ends <= self._block.keys()
         )
 
     def _write(self, key: Key, device_block: int, lost: list[Key]) -> bool:

@@ -164,12 +164,13 @@ class RadixTree:
         """How many tokens a lock of `node` would protect."""
         return sum(len(part.tokens) for part in node.path() if part.num_locks == 0)
 
-    def evict(self, num_tokens: int) -> list[int]:
+    def evict(self, num_tokens: int) -> list[list[int]]:
         """Drop whole leaves, the least recently used first, until `num_tokens` have gone.
 
-        Returns their blocks, each after those that follow it; fewer if all that is left is locked.
+        Returns the blocks of each, the last one first, and so each block after those that follow
+        it; fewer if all that is left is locked.
         """
-        blocks: list[int] = []
+        leaves: list[list[int]] = []
         num_evicted = 0
         while num_evicted < num_tokens and self._leaves:
             used_at, leaf = heapq.heappop(self._leaves)
@@ -180,9 +181,9 @@ class RadixTree:
                 self._queue(leaf)
                 continue
             num_evicted += len(leaf.tokens)
-            blocks += reversed(leaf.blocks)
+            leaves.append(leaf.blocks[::-1])
             self._drop(leaf)
-        return blocks
+        return leaves
 
     def check(self) -> None:
         """Raise RadixCorruptionError unless the invariant holds.  O(tokens)."""

@@ -13,7 +13,8 @@ class RadixIndex:
     """A `PrefixIndex`: a request's block keys are a path of the tree, one page each.
 
     A prefix counts as used when a request starts with it, computes more of it or leaves it, not
-    while one that would match it waits.
+    while one that would match it waits.  What comes back from a second tier does so in the nodes in
+    which it was evicted: they are evicted one by one again.
     """
 
     finds_planned = merges = False
@@ -24,6 +25,9 @@ class RadixIndex:
         self._key: dict[int, Key] = {}
         self._holders: dict[Key, int] = {}
         """Of blocks that are held."""
+        self.node_ends: set[Key] | None = None
+        """Last keys of nodes that a second tier has; that tier forgets them.  None if there is no
+        such tier."""
 
     @property
     def num_evictable(self) -> int:
@@ -64,10 +68,11 @@ class RadixIndex:
 
     def insert(self, keys: Sequence[Key], num_held: int, blocks: Sequence[int]) -> list[int]:
         places = [*(0 for _ in range(num_held)), *blocks]  # the held ones are there: not read
-        num_known = self._tree.insert(_path(keys), places)
-        for key, block in zip(keys[num_known:], places[num_known:], strict=True):
-            self._block[key] = block
-            self._key[block] = key
+        for stop in self._ends_of_nodes(keys, num_held):
+            num_known = self._tree.insert(_path(keys[:stop]), places)
+            for key, block in zip(keys[num_known:stop], places[num_known:stop], strict=True):
+                self._block[key] = block
+                self._key[block] = key
         self._tree.lock(self._node(keys))
         if num_held:
             self._tree.unlock(self._node(keys[:num_held]))
@@ -79,10 +84,13 @@ class RadixIndex:
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
         gone = []
-        for block in self._tree.evict(count):
-            key = self._key.pop(block)
-            del self._block[key]
-            gone.append((key, block))
+        for leaf in self._tree.evict(count):
+            if self.node_ends is not None:
+                self.node_ends.add(self._key[leaf[0]])
+            for block in leaf:
+                key = self._key.pop(block)
+                del self._block[key]
+                gone.append((key, block))
         return gone
 
     def discard(self, blocks: Sequence[int]) -> list[tuple[Key, int]]:
@@ -92,6 +100,13 @@ class RadixIndex:
     def blocks(self) -> dict[int, int]:
         self._tree.check()
         return {block: self.num_holders(key) for block, key in self._key.items()}
+
+    def _ends_of_nodes(self, keys: Sequence[Key], first: int) -> list[int]:
+        """How many of `keys` end at a node's end, if those from `first` on are in nodes of old."""
+        ends, last = self.node_ends, len(keys)
+        if not ends:
+            return [last]
+        return [*(stop for stop in range(first + 1, last) if keys[stop - 1] in ends), last]
 
     def _hold(self, keys: Sequence[Key]) -> None:
         for key in keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
+from itertools import chain
 
 import pytest
 from hypothesis import settings
@@ -77,7 +78,7 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(num_tokens=st.integers(0, 12))
     def evict(self, num_tokens: int) -> None:
         """Some leaf goes whole; what goes is unlocked, and what stays still hangs together."""
-        gone = set(self.tree.evict(num_tokens))
+        gone = set(chain(*self.tree.evict(num_tokens)))
         assert len(gone) * self.page_size >= min(num_tokens, self.num_unlocked_tokens())
         for prefix in [p for p, block in self.blocks.items() if block in gone]:
             assert not self.locked[prefix]
@@ -92,7 +93,7 @@ class RadixMachine(RuleBasedStateMachine):
         leaves = [node for node in self.tree if not node.children and not node.num_locks]
         oldest = min(leaves, key=lambda node: node.used_at, default=None)
         expected = [] if oldest is None else oldest.blocks[::-1]
-        gone = self.tree.evict(1)
+        gone = list(chain(*self.tree.evict(1)))
         assert gone == expected
         self.blocks = {p: block for p, block in self.blocks.items() if block not in gone}
 
@@ -124,10 +125,10 @@ def test_a_partial_match_splits_a_node_and_only_what_is_unused_goes() -> None:
     assert (matched.num_tokens, tree.blocks_of(matched.node)) == (2, [10, 11])
     assert tree.lock(matched.node) == 2
     assert (tree.num_evictable_tokens, tree.num_protected_tokens) == (2, 2)
-    assert tree.evict(4) == [13, 12]
+    assert tree.evict(4) == [[13, 12]]
     assert tree.match([1, 2, 3, 4]).num_tokens == 2
     assert tree.unlock(matched.node) == 2
-    assert tree.evict(1) == [11, 10]
+    assert tree.evict(1) == [[11, 10]]
 
 
 def test_what_was_used_last_goes_last() -> None:
@@ -135,7 +136,7 @@ def test_what_was_used_last_goes_last() -> None:
     tree.insert([1, 2], [0, 1])
     tree.insert([3, 4], [2, 3])
     tree.match([1, 2])
-    assert tree.evict(1) == [3, 2]
+    assert tree.evict(1) == [[3, 2]]
 
 
 def test_a_part_of_a_page_is_not_kept() -> None:

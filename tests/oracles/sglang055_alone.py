@@ -1,6 +1,6 @@
 """SGLang 0.5.5's scheduler without what it imports for other ends: models, kernels, sockets.
 
-Used by `record_sglang055.py`.
+Used by `record_sglang055.py` and `record_sglang055_hicache.py`.
 """
 
 from __future__ import annotations
@@ -84,8 +84,12 @@ class StandIn(types.ModuleType):
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds all that is not wanted."""
 
+    def __init__(self, wanted: Sequence[str]) -> None:
+        """`wanted` are modules of SGLang that are not stood in for."""
+        self.ends = [end for end in OTHER_ENDS if end not in wanted]
+
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
-        is_other = any(name == end or name.startswith(f"{end}.") for end in OTHER_ENDS)
+        is_other = any(name == end or name.startswith(f"{end}.") for end in self.ends)
         if name.split(".")[0] not in OTHERS and not is_other:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -130,12 +134,12 @@ class InRunningOrder(dict[Any, None]):
         self[item] = None
 
 
-def prepare(unpacked: Path) -> SimpleNamespace:
-    """SGLang's modules."""
+def prepare(unpacked: Path, wanted: Sequence[str] = ()) -> SimpleNamespace:
+    """SGLang's modules; `wanted` are the names of more than a scheduler needs."""
     import torch._inductor.codecache  # before triton is stood in for
 
     torch.compile = lambda f=None, **_: f or (lambda g: g)  # type: ignore[assignment]
-    sys.meta_path.insert(0, StandIns())
+    sys.meta_path.insert(0, StandIns(wanted))
     for name in ("sglang", "sglang.srt"):
         package = types.ModuleType(name)
         package.__path__ = [str(unpacked / name.replace(".", "/"))]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from slosched.batch import BatchBuilder
@@ -117,7 +118,7 @@ class RadixKV(KVCache):
     def need(self, num_tokens: int, num_taken: int = 0) -> None:
         """Evict as many as are needed, not as many as are short."""
         if self.num_empty_tokens - num_taken < num_tokens:
-            self._device.give_back(self.tree.evict(num_tokens))
+            self._device.give_back(chain(*self.tree.evict(num_tokens)))
 
     def need_for_prompts(self, num_tokens: int, num_prompts: int) -> None:
         """Where pages are longer, as if each prompt took one more."""

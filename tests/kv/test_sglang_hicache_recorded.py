@@ -1,0 +1,169 @@
+"""`radix` with a tier in host memory against what SGLang 0.5.5's own HiRadixCache has decided.
+
+Two things are done here as SGLang does them: when room is wanted on the device it evicts as much as
+is needed, not as much as is short, and it loads nothing of less than 10 tokens (or what the
+recording says).  Then all agrees as long as the host has room.  When it has none, SGLang drops
+whole nodes there, by when they were looked at last and as much as is needed; slosched drops blocks,
+in the order in which they have left the device, and as few as will do.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slosched.core import EndReason, Request, ScheduledChunk
+from slosched.kv import HostWrites, Key, KVCache, PrefixHost, RadixIndex, block_keys
+
+RECORDED = Path(__file__).parents[1] / "oracles" / "sglang055_hicache.jsonl.gz"
+WRITES = {"write_back": HostWrites.BACK, "write_through": HostWrites.THROUGH}
+"""`write_through_selective` writes what was hit twice, which a request does when it ends."""
+
+
+class EvictingKV(KVCache):
+    """Where there is too little room it evicts all that is asked for, as SGLang does."""
+
+    def _take(self, count: int) -> list[int]:
+        assert self._shared is not None
+        if self._device.num_free < count:
+            self._device.give_back(self._shared.evict(count))
+        return self._device.take(count)
+
+
+class Replay:
+    """One recorded workload."""
+
+    def __init__(self, workload: dict[str, Any]) -> None:
+        config = workload["config"]
+        self.steps: list[dict[str, Any]] = workload["steps"]
+        self.page: int = config["page"]
+        self.least_load: int = config["least_load"]
+        num_host = int(config["kv"] * config["host_ratio"]) // self.page
+        host = PrefixHost(num_host, WRITES.get(config["writes"], HostWrites.THROUGH))
+        self.index = RadixIndex()
+        self.kv = EvictingKV(config["kv"] // self.page, self.page, 0, self.index, host)
+        assert self.kv._host_tier is not None
+        self.tier = self.kv._host_tier
+        self.requests = [
+            Request(str(place), 0.0, len(tokens), 1, prompt_token_ids=tuple(tokens))
+            for place, tokens in enumerate(workload["prompts"])
+        ]
+        self.keys = [block_keys(r, self.page).first(r.num_tokens) for r in self.requests]
+        self.known = {key for keys in self.keys for key in keys}
+        self.num_computed: dict[int, int] = {}
+        self.seen: Counter[str] = Counter()
+
+    def run(self) -> Counter[str]:
+        for step in self.steps:
+            if "end" in step:
+                self.end(step["end"])
+            else:
+                if step["run"] not in self.num_computed:
+                    self.start(step)
+                self.compute(step["run"], step["computed"])
+            self.compare(step)
+        self.kv.check()
+        return self.seen
+
+    def start(self, step: dict[str, Any]) -> None:
+        place = step["run"]
+        request = self.requests[place]
+        request.end_reason = None
+        self.kv.watch(request)
+        [(name, num_found)] = self.kv.refresh_matches()
+        num_on_device = self.num_on_device(self.keys[place][: num_found // self.page])
+        num_on_host = num_found - num_on_device
+        self.seen["starts"] += 1
+        self.seen["found as SGLang"] += [num_on_device, num_on_host] == step["found"]
+        self.seen["found"] += num_found
+        self.seen["found by SGLang"] += sum(step["found"])
+        if num_on_host < self.least_load:
+            first, stop = num_on_device // self.page, num_found // self.page
+            self.tier.pin(name, self.keys[place][first:stop])  # which SGLang has looked at
+            self.tier.unpin(name)
+            self.kv.start(name, num_on_device)
+            self.num_computed[place] = num_on_device
+        else:
+            self.kv.start(name)
+            self.kv.load_started()
+            self.num_computed[place] = num_found
+            self.seen["loaded"] += num_on_host
+
+    def compute(self, place: int, stop: int) -> None:
+        request, prior = self.requests[place], self.num_computed[place]
+        table = self.kv.grow(request.request_id, stop)
+        self.kv.take_copies()
+        self.kv.note_computed([ScheduledChunk(request, stop - prior, prior, False, table)])
+        self.num_computed[place] = stop
+
+    def end(self, place: int) -> None:
+        del self.num_computed[place]
+        self.requests[place].end_reason = EndReason.CLIENT
+        self.kv.forget(self.requests[place].request_id)
+        self.kv.settle_ends()
+
+    def compare(self, step: dict[str, Any]) -> None:
+        on_device = [self.num_on_device(keys) for keys in self.keys]
+        anywhere = [self.num_anywhere(keys) for keys in self.keys]
+        self.seen["steps"] += 1
+        self.seen["same on the device"] += on_device == [tokens for tokens, _ in step["where"]]
+        self.seen["same anywhere"] += anywhere == [tokens for _, tokens in step["where"]]
+        self.seen["same evictable"] += self.index.num_evictable * self.page == step["evictable"]
+        if "run" in step and step["computed"] < self.requests[step["run"]].num_prompt_tokens:
+            return  # SGLang writes through when all of a prompt is computed
+        num_written = sum(key in self.tier for key in self.known)
+        self.seen["settled"] += 1
+        self.seen["same on the host"] += num_written * self.page == step["host"]
+
+    def num_on_device(self, keys: Sequence[Key]) -> int:
+        return bisect_left(keys, True, key=lambda key: key not in self.index) * self.page
+
+    def num_anywhere(self, keys: Sequence[Key]) -> int:
+        """Tokens that are cached, of those that have these keys."""
+
+        def is_lost(key: Key) -> bool:
+            return key not in self.index and key not in self.tier
+
+        return bisect_left(keys, True, key=is_lost) * self.page
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[tuple[float, str], Counter[str]]:
+    """By how much larger the host is than the device, and when SGLang writes to it."""
+    seen: dict[tuple[float, str], Counter[str]] = {}
+    with gzip.open(RECORDED, "rt") as file:
+        for workload in map(json.loads, file):
+            config = workload["config"]
+            kind = config["host_ratio"], config["writes"]
+            seen.setdefault(kind, Counter()).update(Replay(workload).run())
+    return seen
+
+
+@pytest.mark.parametrize("writes", ["write_back", "write_through", "write_through_selective"])
+def test_all_agrees_while_the_host_has_room(
+    seen: dict[tuple[float, str], Counter[str]], writes: str
+) -> None:
+    large = seen[8.0, writes]
+    assert large["steps"] == large["same on the device"] == large["same evictable"] == 360
+    assert large["same anywhere"] == 360
+    assert large["found as SGLang"] == large["starts"] > 160
+    assert large["loaded"] > 300
+    if writes in WRITES:
+        assert large["same on the host"] == large["settled"] > 300
+
+
+def test_where_the_host_is_full_about_as_much_is_found(
+    seen: dict[tuple[float, str], Counter[str]],
+) -> None:
+    """SGLang drops more than it has to, so a little less is found there."""
+    small = sum((counts for (ratio, _), counts in seen.items() if ratio < 8), Counter[str]())
+    assert (small["starts"], small["found as SGLang"]) == (1010, 985)
+    assert (small["found"], small["found by SGLang"]) == (11441, 11268)
+    assert (small["steps"], small["same on the device"]) == (2160, 2094)
