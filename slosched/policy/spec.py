@@ -9,7 +9,9 @@ import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
 from enum import StrEnum
+from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_type_hints
 
 from slosched.core import TRIED, Policy, SloschedError
@@ -127,7 +129,8 @@ def _part(text: str) -> _Part:
     if policy_class is None:
         if not rest:
             raise PolicySpecError(
-                f"no policy {head!r}; there are {', '.join(POLICIES)}, or package.module:Class, "
+                f"no policy {head!r}{_meant(head, [*POLICIES, *WRAPPERS])}; there are "
+                f"{', '.join(POLICIES)}, or package.module:Class, "
                 f"and after a plus {', '.join(WRAPPERS)}"
             )
         name = rest.pop(0)
@@ -158,9 +161,15 @@ def _names(policy_class: type[Policy]) -> list[str]:
 
 
 def _import(module: str, name: str) -> type[Policy]:
+    if module.endswith(".py") or "/" in module:
+        dotted = module.removesuffix(".py").strip("./").replace("/", ".")
+        raise PolicySpecError(
+            f"{module!r} is a file; name it as a module, {dotted}:{name}, from a folder that "
+            "Python imports from"
+        )
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise PolicySpecError(f"cannot import {module}:{name}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise PolicySpecError(f"{module}:{name} is not a subclass of slosched.core.Policy")
@@ -173,13 +182,28 @@ def _option(text: str, policy_class: type[Policy]) -> tuple[str, str]:
     known = _names(policy_class)
     if not equals or name not in known:
         raise PolicySpecError(
-            f"{policy_class.__name__} has no option {text!r}; write name=value with one of "
-            f"{', '.join(known) or 'none'}"
+            f"{policy_class.__name__} has no option {text!r}{_meant(name, known)}; write "
+            f"name=value with one of {', '.join(known) or 'none'}"
         )
     return name, value.strip()
 
 
-def _value(name: str, text: str, kind: type) -> object:
+def _meant(text: str, known: Sequence[str]) -> str:
+    """A question that names what is spelt most alike, if anything is."""
+    close = get_close_matches(text.lower().replace("-", "_"), known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _value(name: str, text: str, kind: Any) -> object:
+    if isinstance(kind, UnionType) and NoneType in kind.__args__:
+        if text.lower() == "none":
+            return None
+        (kind, *others) = [one for one in kind.__args__ if one is not NoneType]
+        kind = kind if not others else object
+    if not (isinstance(kind, type) and issubclass(kind, str | int | float)):
+        raise PolicySpecError(
+            f"{name} cannot be set by a text: it is no bool, int, float, str or StrEnum"
+        )
     try:
         return _bool(text) if kind is bool else kind(text)
     except ValueError as error:
@@ -195,8 +219,9 @@ def _bool(text: str) -> bool:
     return value
 
 
-def _choices(kind: type) -> list[str]:
-    return [str(member) for member in kind] if issubclass(kind, StrEnum) else []
+def _choices(kind: Any) -> list[str]:
+    is_choice = isinstance(kind, type) and issubclass(kind, StrEnum)
+    return [str(member) for member in kind] if is_choice else []
 
 
 def _default(field: Field[object]) -> object:

@@ -33,6 +33,14 @@ class Mine(Policy):
 
 
 @dataclass
+class Optional(Mine):
+    """Options that need not be set, and one that cannot."""
+
+    limit: int | None = None
+    pair: tuple[int, ...] = (1, 2)
+
+
+@dataclass
 class Open(Wrapper):
     """A wrapper of one's own."""
 
@@ -65,6 +73,12 @@ def test_a_policy_of_ones_own_is_named_by_its_module() -> None:
     assert make_policy(f"{__name__}:Mine:margin=2e+1+{__name__}:Open:width=2") == Open(Mine(20), 2)
 
 
+def test_an_option_may_be_none() -> None:
+    assert make_policy(f"{__name__}:Optional:limit=3") == Optional(limit=3)
+    assert make_policy(f"{__name__}:Optional:limit=none") == Optional()
+    assert policy_fields(Optional)[1:] == [("limit", None, []), ("pair", (1, 2), [])]
+
+
 def test_wrappers_follow_what_they_wrap_after_a_plus() -> None:
     edf = EDF(256, Drop.EXPIRED)
     spec = "edf:token_budget=256,drop=expired + early_rejection:max_load=0.9+past_future"
@@ -93,7 +107,12 @@ def test_what_wraps_a_policy_can_be_tuned_with_it() -> None:
     ("spec", "complaint"),
     [
         ("nope", "no policy 'nope'; there are fcfs"),
-        ("edf:budget=1", "has no option 'budget=1'; .* token_budget, drop"),
+        ("slo-aware", "no policy 'slo-aware' \\(did you mean slo_aware\\?\\); there are fcfs"),
+        ("edf:budget=1", "has no option 'budget=1' .*did you mean token_budget.* drop"),
+        ("mine/lifo.py:LIFO", "'mine/lifo.py' is a file; .* mine.lifo:LIFO"),
+        (":Mine", "cannot import :Mine"),
+        (f"{__name__}:Optional:limit=many", "limit='many' is not of type int"),
+        (f"{__name__}:Optional:pair=1", "pair cannot be set by a text"),
         ("edf:token_budget", "has no option 'token_budget'"),
         ("edf:token_budget=many", "token_budget='many' is not of type int"),
         ("edf:drop=always", "drop='always' is not one of never, expired, infeasible"),
