@@ -20,7 +20,7 @@ from slosched.workload import TTFTPromise
 def bounds(
     trace: options.TraceSource = "azure_conv",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(
-        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=0.05
+        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
     ),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
@@ -36,6 +36,7 @@ def bounds(
     capacity: Annotated[
         float | None,
         typer.Option(
+            parser=options.share,
             metavar="SHARE",
             help="Find the highest rate, too, at which that attainment is possible: 0.99.",
         ),

@@ -45,7 +45,7 @@ def capacity(
     ] = None,
     trace: options.TraceSource = "azure_conv",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(
-        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=0.05
+        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
     ),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
@@ -53,7 +53,11 @@ def capacity(
     replica: ReplicaOptions = ReplicaOptions(),
     target: Annotated[
         list[float] | None,
-        typer.Option(help="Share of offered requests that must be good.  Default: 0.9 and 0.99."),
+        typer.Option(
+            parser=options.share,
+            metavar="SHARE",
+            help="Share of offered requests that must be good.  Default: 0.9 and 0.99.  Repeat.",
+        ),
     ] = None,
     tuned: TunedFiles = None,
     precision: Precision = 0.02,

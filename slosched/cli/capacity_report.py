@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from rich.markup import escape
+from rich.table import Table
 
 from slosched.cli.console import console, table
 from slosched.cli.figures import save_figures
@@ -29,15 +31,21 @@ def show(
 ) -> None:
     """A table for each target, and below them what they must be read with."""
     console.print(title)
+    for target in targets:
+        heading = f"{_share(target)} of the requests good"
+        console.print(capacity_table(heading, study, target, bounds))
+    for note in notes(study, sweep, targets):
+        console.print(f"[yellow]note:[/] {escape(note)}")
+
+
+def capacity_table(title: str, study: Study, target: float, bounds: Mapping[float, float]) -> Table:
+    """A row for each policy; ratios are to the first."""
     columns = ["policy", "requests/s", "95 % interval", "ratio", "95 % interval"]
     columns += ["÷ bound"] if bounds else []
-    for target in targets:
-        rows = [_row(study, name, target, bounds) for name in study.contenders]
-        if target in bounds:
-            rows.append(["any scheduler (bound)", f"≤ {bounds[target]:.3g}", "", "", "", ""])
-        console.print(table(f"{_share(target)} of the requests good", columns, rows))
-    for note in notes(study, sweep, targets):
-        console.print(f"[yellow]note:[/] {note}", markup=True)
+    rows = [_row(study, name, target, bounds) for name in study.contenders]
+    if target in bounds:
+        rows.append(["any scheduler (bound)", f"≤ {bounds[target]:.3g}", "", "", "", ""])
+    return table(title, columns, rows)
 
 
 def leave_results(

@@ -11,10 +11,10 @@ import typer
 from rich.markup import escape
 
 from slosched.cli import options
-from slosched.cli.console import console
+from slosched.cli.console import console, what
 from slosched.cli.groups import grouped
 from slosched.cli.results import Outcome, outcome_table, summarize_all
-from slosched.cli.simulation import ReplicaOptions, simulate_policies
+from slosched.cli.simulation import ReplicaOptions, Simulated, simulate_contenders
 from slosched.cli.sweeping import TunedFiles, loosest
 from slosched.core import NO_SLO, DeadlineRule, LatencyModel
 from slosched.engine.simulate import SimulationConfig
@@ -41,7 +41,7 @@ def compare(
     ] = None,
     trace: options.TraceSource = "azure_conv",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(
-        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=0.05
+        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
     ),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
@@ -62,11 +62,14 @@ def compare(
 ) -> None:
     """Simulate policies on the same trace and device; leave a table, figures and an HTML report.
 
-    Example: `slosched compare -p fcfs -p slo_aware -p edf:drop=expired --trace azure_code
-    --rate 2 -n 500 --slo-ttft 1s --slo-tpot 50ms -o runs/code`.
+    Examples:
 
-    Beside a server that somebody else measured: `slosched compare -p fcfs --records
-    vllm=result.json --slo-ttft 1s --slo-tpot 50ms`.
+    - `slosched compare -p fcfs -p slo_aware -p edf:drop=expired --trace azure_code --rate 2
+      -n 500 --slo-ttft 1s --slo-tpot 50ms -o runs/code`
+    - beside a server that somebody else measured: `slosched compare -p fcfs --records
+      vllm=result.json --slo-ttft 1s --slo-tpot 50ms`
+
+    A policy that fails, or Ctrl-C, leaves what the others have done.
     """
     from slosched.evaluate.tuning import Tuned  # slow to import
 
@@ -76,21 +79,24 @@ def compare(
     policies = {spec: make_policy(spec) for spec in policy or POLICIES}
     tunings = [Tuned.read(path) for path in tuned or ()]
     recorded = _read_all(records or (), promise, taken=[*policies, *(t.name for t in tunings)])
-    outcomes = simulate_policies(requests, policies, device)
-    replicas = [device.config]
+    contenders = {name: (policy, device) for name, policy in policies.items()}
     for tuning in tunings:
-        replicas.append(tuning.on(device.config))
-        contender = {tuning.name: make_policy(tuning.policy)}
-        outcomes |= simulate_policies(requests, contender, replace(device, config=replicas[-1]))
-    outcomes |= recorded
+        tuned_device = replace(device, config=tuning.on(device.config))
+        contenders[tuning.name] = make_policy(tuning.policy), tuned_device
+    simulated = simulate_contenders(requests, contenders)
+    outcomes = simulated.outcomes | recorded
     _note_other_promises(outcomes, recorded)
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
+    replicas = [replica.config for _, replica in contenders.values()]
     bounds = _bounds(requests, device.model, loosest(replicas))
     shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
     console.print(outcome_table(title, summarize_all(outcomes, rule), shares))
     console.print(_about(bounds))
     for tuning in tunings:
         console.print(f"[yellow]note:[/] tuned: {escape(str(tuning))}")
+    missing = _missing(simulated)
+    for name, why in missing.items():
+        console.print(f"[yellow]note:[/] {escape(f'{name} {why}')}")
     from slosched.cli.figures import leave_report  # slow to import
 
     text = (
@@ -100,8 +106,11 @@ def compare(
     )
     provenance = {"trace": requests.name, **requests.provenance, **device.provenance()}
     provenance |= {f"tuned {tuning.base}": str(tuning) for tuning in tunings}
+    provenance |= missing
     leave_report(out, "Policies compared", text, outcomes, rule, provenance, shares)
     console.print(f"wrote {out}/report.html, and its figures as PNG and SVG")
+    if not simulated.is_whole:
+        raise typer.Exit(130 if simulated.stopped else 1)
 
 
 def _bounds(trace: Trace, model: LatencyModel, config: SimulationConfig) -> Bounds:
@@ -152,6 +161,14 @@ def _read_all(
             replay = read_records(file)
         found[name] = Outcome(replay.records)
     return found
+
+
+def _missing(simulated: Simulated) -> dict[str, str]:
+    """Why policies have no row."""
+    why = {name: f"was given up: {what(error)}" for name, error in simulated.failed.items()}
+    return why | (
+        {"stopped": "by Ctrl-C: policies not yet done are left out"} if simulated.stopped else {}
+    )
 
 
 def _note_other_promises(outcomes: Mapping[str, Outcome], recorded: Collection[str]) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +22,12 @@ from rich.progress import (
 from rich.table import Table
 
 _WIDTH_IN_A_FILE = 100
+_NOT_THE_USERS = (
+    "<",  # frozen modules
+    f"{Path(__file__).parents[1]}{os.sep}",
+    *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib")),
+)
+"""How the names of files begin that are ours, Python's or a library's."""
 
 # Without emoji=False rich reads the `:X:` of package.module:X: as a picture.
 console = Console(highlight=False, emoji=False)
@@ -28,11 +38,21 @@ _stderr = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 def complain(error: Exception) -> None:
     """One line that says what was wrong."""
-    _stderr.print(f"[bold red]error:[/] {escape(_what(error))}")
+    _stderr.print(f"[bold red]error:[/] {escape(what(error))}")
 
 
-def _what(error: Exception) -> str:
-    """The system's own errors without their number, the file first."""
+def place_in_users_code(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost line of the user's own code, of a policy most likely, that the error passed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    return own[-1] if own else None
+
+
+def what(error: BaseException) -> str:
+    """The line of the user's code that it came from, the system's own errors without a number."""
+    if (place := place_in_users_code(error)) is not None:
+        where = f"{place.filename}, line {place.lineno}, in {place.name}"
+        return f"{where}: {type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

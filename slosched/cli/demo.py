@@ -74,11 +74,15 @@ def demo(
     out: options.OutDir = Path("runs/demo"),
     model: Annotated[str, typer.Option("--model", "-m", help="As in `serve`.")] = "smollm2-135m",
     num_requests: Annotated[
-        int, typer.Option("--num-requests", "-n", min=1, help="To replay.")
+        int,
+        typer.Option("--num-requests", "-n", min=1, help="Requests of each live replay."),
     ] = 60,
     profile_time: Annotated[
-        float, typer.Option(parser=options.duration, metavar="TIME", help="For profiling.")
-    ] = 60.0,
+        float,
+        typer.Option(
+            parser=options.duration, metavar="TIME", help="How long the model is measured."
+        ),
+    ] = options.Seconds(60),
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of torch.")] = 1,
     seed: options.Seed = 0,
 ) -> None:
@@ -87,12 +91,14 @@ def demo(
     Every step prints the command that does it, so that you can go on from there.  Leaves a report
     with plots in the output folder.  Takes a few minutes on two cores, most of it profiling and
     two live replays.
+
+    Example: `slosched demo -n 30 --profile-time 30s -o runs/demo`.
     """
     demo_files = Files(out)
     out.mkdir(parents=True, exist_ok=True)
     _heading("1. Profile: how long do real batches take here?")
     _run(
-        f"profile --model {model} --threads {threads} --time-limit {profile_time}s --batches 60"
+        f"profile --model {model} --threads {threads} --time-limit {profile_time:g}s --batches 60"
         f" --max-num-batched-tokens {LIMITS.max_num_batched_tokens}"
         f" --max-num-seqs {LIMITS.max_num_seqs} --max-context-tokens {MAX_CONTEXT_TOKENS}"
         f" --kv-tokens {KV_TOKENS} --seed {seed} --overwrite -o {demo_files.profile}"

@@ -16,6 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from slosched.cli import options
 from slosched.cli.console import console
 from slosched.workload import PUBLIC_TRACES, cached_trace, fetch_trace, public_trace
 
@@ -29,6 +30,7 @@ def fetch(
         typer.Option(
             "--out",
             "-o",
+            callback=options.writable,
             help="File or folder to put it in.  Default: the cache, for --trace NAME.",
         ),
     ] = None,
@@ -42,8 +44,10 @@ def fetch(
 ) -> None:
     """Fetch a public trace, check it, and say where it comes from; without a name, list them.
 
-    Example: `slosched trace fetch azure_conv_2023`, then
-    `slosched replay --trace azure_conv_2023 -n 2000`.
+    Examples:
+
+    - `slosched trace fetch azure_conv_2023`
+    - and then `slosched replay --trace azure_conv_2023 -n 2000`
     """
     if name is None:
         _list()

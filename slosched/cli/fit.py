@@ -24,7 +24,10 @@ from slosched.perfmodel import fit as fit_model
 def fit(
     profile: Annotated[Path, typer.Argument(help="CSV file from `slosched profile`.")],
     out: Annotated[
-        Path, typer.Option("--out", "-o", dir_okay=False, help="The model, as JSON.")
+        Path,
+        typer.Option(
+            "--out", "-o", dir_okay=False, callback=options.writable, help="The model, as JSON."
+        ),
     ] = Path("model.json"),
     form: Annotated[
         str,
@@ -32,7 +35,11 @@ def fit(
     ] = AUTO,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Figure of held-out predictions and residuals by regime (PNG, SVG)."),
+        typer.Option(
+            dir_okay=False,
+            callback=options.writable,
+            help="Figure of held-out predictions and residuals by regime (PNG, SVG).",
+        ),
     ] = None,
     seed: options.Seed = 0,
 ) -> None:
@@ -44,8 +51,10 @@ def fit(
     the layers' time and attention kernels that add up or, as FlashAttention-2's, do not.  `auto`
     fits all of them and takes the one with the least held-out error.
 
-    Examples: `slosched fit profile.csv -o model.json --plot fit.png`,
-    `slosched fit profile.csv --form linear`.
+    Examples:
+
+    - `slosched fit profile.csv -o model.json --plot fit.png`
+    - `slosched fit profile.csv --form linear`
     """
     report = fit_model(read_profile(profile), form, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import slosched
 from slosched.cli.bounds import bounds
 from slosched.cli.capacity import capacity
 from slosched.cli.compare import compare
-from slosched.cli.console import complain
+from slosched.cli.console import complain, place_in_users_code
 from slosched.cli.demo import demo
 from slosched.cli.fit import fit
 from slosched.cli.policies import policies
@@ -55,12 +55,19 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one line on stderr and exit status 1."""
+    """Run the command line; what a user can mend is one line on stderr and exit status 1.
+
+    That is bad input, and whatever went wrong in a policy of the user's own.  Anything else is a
+    fault of ours, and keeps its traceback.
+    """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("slosched").setLevel(logging.INFO)  # what takes long says so
     sys.path.append(str(Path.cwd()))  # where a policy of one's own may lie, as package.module:Class
     try:
         app()
-    except (SloschedError, ValueError, OSError) as error:
+    except Exception as error:
+        is_input = isinstance(error, SloschedError | ValueError | OSError)
+        if not is_input and place_in_users_code(error) is None:
+            raise
         complain(error)
         sys.exit(1)

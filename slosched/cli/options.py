@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -41,6 +43,36 @@ def ttft(text: str) -> TTFTPromise:
         raise typer.BadParameter(str(error)) from error
 
 
+class Seconds(float):
+    """A default that help texts show with its unit."""
+
+    def __str__(self) -> str:
+        return f"{self:g}s"
+
+
+def share(text: str) -> float:
+    """A share of requests; whoever means percent is told so."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise typer.BadParameter(f"{text!r} is no share in (0, 1], as 0.9 for 90 %")
+    return value
+
+
+def writable(path: Path | None) -> Path | None:
+    """Complains where nothing can be written, before the work and not after it."""
+    if path is None:
+        return None
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if not nearest.is_dir():
+        raise typer.BadParameter(f"{str(path)!r} is in no folder: {nearest} exists and is a file")
+    if not os.access(path if path.exists() else nearest, os.W_OK):
+        raise typer.BadParameter(f"{str(path)!r} cannot be written: no permission in {nearest}")
+    return path
+
+
 class Format(StrEnum):
     """What is loaded of a model."""
 
@@ -71,7 +103,12 @@ TraceSource = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
 PolicyName = Annotated[
     str,
-    typer.Option(metavar="NAME[:option=value,…][+WRAPPER…]", help="See `slosched policies`."),
+    typer.Option(
+        "--policy",
+        "-p",
+        metavar="NAME[:option=value,…][+WRAPPER…]",
+        help="See `slosched policies`.",
+    ),
 ]
 LatencyModelName = Annotated[
     str | None,
@@ -81,7 +118,10 @@ LatencyModelName = Annotated[
         help="A model that `slosched fit` saved, or a bundled one.",
     ),
 ]
-OutDir = Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="Folder for results.")]
+OutDir = Annotated[
+    Path,
+    typer.Option("--out", "-o", file_okay=False, callback=writable, help="Folder for results."),
+]
 
 
 @dataclass(frozen=True)

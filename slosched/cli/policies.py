@@ -14,9 +14,10 @@ from slosched.policy.spec import policy_fields
 def policies() -> None:
     """List the scheduling policies, their options and defaults.
 
-    An option is set after a colon: `--policy slo_aware:margin=0.1,cascade=3`.  A policy of your
-    own is `--policy package.module:Class`.  What can stand around any of them follows after a
-    plus: `--policy edf:drop=expired+early_rejection:max_load=0.9`.
+    - An option is set after a colon: `--policy slo_aware:margin=0.1,cascade=3`
+    - A policy of your own is named by its module: `--policy package.module:Class`
+    - What can stand around any of them follows after a plus: `--policy
+      edf:drop=expired+early_rejection:max_load=0.9`
     """
     _show("Policies", POLICIES)
     _show("Around any policy, after a plus: edf+early_rejection", WRAPPERS)

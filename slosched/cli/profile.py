@@ -23,7 +23,14 @@ from slosched.cli.vllm import Engine, EngineName, VLLMModel, Words, check_vllm, 
 def profile(
     context: typer.Context,
     out: Annotated[
-        Path, typer.Option("--out", "-o", dir_okay=False, help="CSV file with one row a batch.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            dir_okay=False,
+            callback=options.writable,
+            help="CSV file with one row a batch.",
+        ),
     ] = Path("profile.csv"),
     model: options.ModelOptions = options.ModelOptions(),
     limits: options.LimitOptions = options.LimitOptions(
@@ -45,7 +52,7 @@ def profile(
     time_limit: Annotated[
         float,
         typer.Option(parser=options.duration, metavar="TIME", help="Stop measuring after this."),
-    ] = 600.0,
+    ] = options.Seconds(600),
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Begin anew where the file exists already.")
     ] = False,
@@ -62,13 +69,17 @@ def profile(
     of each batch is known to 2 %.  Every step is written as soon as it is measured: a run that is
     interrupted or out of time is still a profile, and the same command goes on where it stopped.
 
-    Examples: `slosched profile --model smollm2-135m --time-limit 2m -o profile.csv`, then
-    `slosched fit profile.csv`; without a GPU, `slosched profile --from aiconfigurator
-    --system h200_sxm --model meta-llama/Meta-Llama-3.1-8B -o h200.csv`; the traffic of a running
-    server, `slosched profile --record http://127.0.0.1:8000 --time-limit 60s -o traffic.csv`;
-    vLLM's own steps, with vLLM's own options behind `--`: `slosched profile --engine vllm
-    meta-llama/Llama-3.1-8B --max-num-batched-tokens 8192 --max-num-seqs 256 -o vllm.csv --
-    --tensor-parallel-size 2`.
+    Examples:
+
+    - this device: `slosched profile --model smollm2-135m --time-limit 2m -o profile.csv`, then
+      `slosched fit profile.csv`
+    - a GPU that is not here: `slosched profile --from aiconfigurator --system h200_sxm --model
+      meta-llama/Meta-Llama-3.1-8B -o h200.csv`
+    - the traffic of a running server: `slosched profile --record http://127.0.0.1:8000
+      --time-limit 60s -o traffic.csv`
+    - vLLM's own steps, with vLLM's own options behind `--`: `slosched profile --engine vllm
+      meta-llama/Llama-3.1-8B --max-num-batched-tokens 8192 --max-num-seqs 256 -o vllm.csv --
+      --tensor-parallel-size 2`
     """
     if source.origin is not None:
         source.compose(model.model, out, seed, overwrite)

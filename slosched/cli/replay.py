@@ -14,7 +14,7 @@ from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError
 from slosched.cli.results import Outcome, outcome_table, summarize_all
 from slosched.cli.simulation import ReplicaOptions, simulate_policies
-from slosched.core import DeadlineRule
+from slosched.core import NO_SLO, DeadlineRule
 from slosched.evaluate.perfetto import write_perfetto
 from slosched.evaluate.records import write_records
 from slosched.perfmodel import load_model
@@ -48,6 +48,7 @@ def replay(
             "--out",
             "-o",
             file_okay=False,
+            callback=options.writable,
             help="Folder for records.jsonl, report.html, figures and, unless it would be large, "
             "trace.perfetto.json.gz.",
         ),
@@ -56,6 +57,7 @@ def replay(
         Path | None,
         typer.Option(
             dir_okay=False,
+            callback=options.writable,
             metavar="FILE",
             help="Every step and request as a trace for ui.perfetto.dev or chrome://tracing; "
             "compressed if the name ends in .gz.",
@@ -64,12 +66,15 @@ def replay(
 ) -> None:
     """Replay a trace open loop and score it: requests arrive on time whatever became of others.
 
-    Against a server: `slosched replay --trace azure_conv -n 60 --rate 1 --url
-    http://127.0.0.1:8000 --slo-ttft 1s --slo-tpot 100ms`.  What the server's policy and limits
-    are is the server's business; those options are for the simulator.
+    Examples:
 
-    Simulated: `slosched replay --trace AzureLLMInferenceTrace_conv.csv --rate 4 --policy edf
-    --slo-ttft 1s --slo-tpot 50ms`.
+    - against a server: `slosched replay --trace azure_conv -n 60 --rate 1 --url
+      http://127.0.0.1:8000 --slo-ttft 1s --slo-tpot 100ms -o runs/live`
+    - simulated: `slosched replay --trace AzureLLMInferenceTrace_conv.csv --rate 4 -p edf
+      --slo-ttft 1s --slo-tpot 50ms`
+
+    What a server's policy and limits are is the server's business; those options are for the
+    simulator.  Ctrl-C ends a replay against a server early and keeps what it has measured.
     """
     if url is not None:
         if not url.startswith(("http://", "https://")):
@@ -78,7 +83,7 @@ def replay(
         model = None if replica.latency_model is None else load_model(replica.latency_model)
         requests = arrivals.open(trace, promise.rule(model, seed), seed)
         name = "the server"
-        outcome = Outcome(replay_live(requests, url, seed))
+        outcome = Outcome(_replay_until_ctrl_c(requests, url, seed))
         simulated: dict[str, object] = {}
     else:
         device = replica.open(limits.limits(), kv, seed)
@@ -92,14 +97,23 @@ def replay(
         **simulated,
     }
     rule = limits.deadline_rule
-    title = f"{len(requests)} requests of {requests.name}, judged by {rule}"
+    is_whole = len(outcome.records) == len(requests)
+    stopped = "" if is_whole else f"{len(outcome.records)} of "
+    title = f"{stopped}{len(requests)} requests of {requests.name}, judged by {rule}"
     console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
+    if all(record.slo == NO_SLO for record in outcome.records):
+        console.print(
+            "[yellow]note:[/] nothing was promised, so all that finished is good: promise "
+            "something with --slo-ttft 1s --slo-tpot 50ms, say"
+        )
     if perfetto is not None:
         with console.status(f"tracing {len(outcome.steps)} steps"):
             write_perfetto(perfetto, outcome.records, outcome.steps, rule, provenance)
         console.print(f"wrote {perfetto}: open it at https://ui.perfetto.dev")
     if out is not None:
         _leave(out, name, outcome, rule, title, provenance)
+    if not is_whole:
+        raise typer.Exit(130)
 
 
 def _leave(
@@ -124,8 +138,33 @@ def _leave(
     console.print(f"wrote {out}/{wrote}")
 
 
+class ReplayStopped(KeyboardInterrupt):
+    """Ctrl-C, and what had ended until then."""
+
+    def __init__(self, records: list[RequestRecord]) -> None:
+        super().__init__()
+        self.records = records
+
+
+def _replay_until_ctrl_c(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
+    """All, or those that had ended; a measurement that took an hour is not thrown away."""
+    try:
+        return replay_live(trace, url, seed)
+    except ReplayStopped as stopped:
+        if not stopped.records:
+            raise
+        console.print(
+            f"[yellow]note:[/] stopped by Ctrl-C: {len(stopped.records)} of {len(trace)} requests "
+            "had ended; those that were still being served or not yet sent are left out"
+        )
+        return stopped.records
+
+
 def replay_live(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
-    """Against a server, with a progress bar; says what the client itself did late."""
+    """Against a server, with a progress bar; says what the client itself did late.
+
+    Ctrl-C raises ReplayStopped.
+    """
     try:
         from slosched.engine.client import ReplayOptions  # aiohttp is an extra
         from slosched.engine.client import replay as replay_against
@@ -134,14 +173,18 @@ def replay_live(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
             f"replaying against a server needs the serve extra ({error}): "
             "pip install 'slosched[serve]'"
         ) from error
+    ended: list[RequestRecord] = []
     with progress_bar() as progress:
         task = progress.add_task(f"replaying against {url}", total=len(trace))
-        report = replay_against(
-            trace,
-            url,
-            ReplayOptions(seed=seed),
-            on_record=lambda _: progress.advance(task),
-        )
+
+        def on_record(record: RequestRecord) -> None:
+            ended.append(record)
+            progress.advance(task)
+
+        try:
+            report = replay_against(trace, url, ReplayOptions(seed=seed), on_record=on_record)
+        except KeyboardInterrupt:
+            raise ReplayStopped(sorted(ended, key=lambda record: record.arrival_s)) from None
     if report.num_late_sends:
         console.print(
             f"[yellow]note:[/] the client sent {report.num_late_sends} requests late, by up to "

@@ -42,7 +42,9 @@ _QUICK_CONTEXT_TOKENS = 2048
 def serve(
     context: typer.Context,
     policy: options.PolicyName = "slo_aware",
-    promise: options.PromiseOptions = options.PromiseOptions(slo_ttft=1.0, slo_tpot=0.1),
+    promise: options.PromiseOptions = options.PromiseOptions(
+        slo_ttft=options.Seconds(1), slo_tpot=options.Seconds(0.1)
+    ),
     model: options.ModelOptions = options.ModelOptions(),
     latency_model: options.LatencyModelName = None,
     force: Annotated[
@@ -69,7 +71,7 @@ def serve(
             metavar="TIME",
             help="How long a model without --latency-model is measured on its first start.",
         ),
-    ] = 60.0,
+    ] = options.Seconds(60),
     overlap: Annotated[
         bool,
         typer.Option("--overlap", help="Plan each step while the one before it runs."),
@@ -82,7 +84,7 @@ def serve(
         typer.Option(
             parser=options.duration, metavar="TIME", help="How long a shutdown waits for answers."
         ),
-    ] = 30.0,
+    ] = options.Seconds(30),
     engine: vllm.EngineName = vllm.Engine.TORCH,
     words: vllm.Words = None,
 ) -> None:
@@ -95,10 +97,13 @@ def serve(
     Without `--latency-model` the model is profiled for a minute on the first start (`--calibrate`)
     and the result is kept in the cache.
 
-    Examples: `slosched serve --slo-ttft 1s --slo-tpot 100ms`,
-    `slosched serve --emulate rtx4090/llama-3.1-8b --policy edf:drop=expired`, and inside vLLM
-    `slosched serve --engine vllm meta-llama/Llama-3.1-8B --latency-model h100/llama-3.1-8b
-    --slo-ttft 1s --slo-tpot 50ms -- --tensor-parallel-size 2`.
+    Examples:
+
+    - a small model, here: `slosched serve --slo-ttft 1s --slo-tpot 100ms`
+    - a GPU's speed, no GPU: `slosched serve --emulate rtx4090/llama-3.1-8b -p edf:drop=expired`
+    - inside vLLM, with vLLM's own options behind `--`: `slosched serve --engine vllm
+      meta-llama/Llama-3.1-8B --latency-model h100/llama-3.1-8b --slo-ttft 1s --slo-tpot 50ms --
+      --tensor-parallel-size 2`
     """
     name, rest = vllm.split(words, engine, model.model)
     if engine is vllm.Engine.VLLM:

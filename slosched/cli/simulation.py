@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import typer
-from rich.progress import TaskID
+from rich.progress import Progress
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
@@ -145,7 +145,7 @@ class ReplicaOptions:
         if self.stall is not None:
             lasts_s, every_s = self.stall.lasts_s, self.stall.every_s
             disturbances = replace(disturbances, stall_s=lasts_s, stall_every_s=every_s)
-        name = self.latency_model or DEFAULT_MODEL
+        name = DEFAULT_MODEL if self.latency_model is None else self.latency_model
         model = load_model(name)
         host = (self.prefix_host_tokens, self.prefix_host_writes, kv.block_size)
         config = SimulationConfig(
@@ -174,30 +174,69 @@ def simulate_policies(
     trace: Trace, policies: Mapping[str, Policy], replica: Replica
 ) -> dict[str, Outcome]:
     """Each policy on the same arrivals and the same device, with a progress bar."""
+    _note_missing_prefixes(trace, replica)
+    with progress_bar() as progress:
+        return {
+            name: _simulated(trace, name, policy, replica, progress)
+            for name, policy in policies.items()
+        }
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What became of contenders: one that fails, or Ctrl-C, leaves what the others have done."""
+
+    outcomes: dict[str, Outcome]
+    failed: dict[str, Exception]
+    stopped: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.failed or self.stopped)
+
+
+def simulate_contenders(
+    trace: Trace, contenders: Mapping[str, tuple[Policy, Replica]]
+) -> Simulated:
+    """Each on its device, with a progress bar; raises only where there is no outcome at all."""
+    _note_missing_prefixes(trace, next(iter(contenders.values()))[1])
+    done = Simulated({}, {})
+    with progress_bar() as progress:
+        for name, (policy, replica) in contenders.items():
+            try:
+                done.outcomes[name] = _simulated(trace, name, policy, replica, progress)
+            except KeyboardInterrupt:
+                if not done.outcomes:
+                    raise
+                return replace(done, stopped=True)
+            except Exception as error:  # of a policy, whose others are worth having
+                done.failed[name] = error
+    if not done.outcomes:
+        raise next(iter(done.failed.values()))
+    return done
+
+
+def _note_missing_prefixes(trace: Trace, replica: Replica) -> None:
     if replica.config.prefix_cache is not PrefixCaching.OFF and trace.prefix_block_tokens is None:
         console.print(
             f"[yellow]note:[/] {trace.name} says nothing of shared prefixes: the prefix cache "
             "finds none"
         )
-    outcomes = {}
-    with progress_bar() as progress:
-        for name, policy in policies.items():
-            task = progress.add_task(f"simulating {name}", total=len(trace))
-            steps: list[StepRow] = []
 
-            def on_row(
-                row: StepRow,
-                ended: Sequence[Request],
-                task: TaskID = task,
-                rows: list[StepRow] = steps,
-            ) -> None:
-                rows.append(row)
-                if ended:
-                    progress.advance(task, len(ended))
 
-            requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
-            outcomes[name] = Outcome([RequestRecord.from_request(r) for r in requests], steps)
-    return outcomes
+def _simulated(
+    trace: Trace, name: str, policy: Policy, replica: Replica, progress: Progress
+) -> Outcome:
+    task = progress.add_task(f"simulating {name}", total=len(trace))
+    steps: list[StepRow] = []
+
+    def on_row(row: StepRow, ended: Sequence[Request]) -> None:
+        steps.append(row)
+        if ended:
+            progress.advance(task, len(ended))
+
+    requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
+    return Outcome([RequestRecord.from_request(request) for request in requests], steps)
 
 
 def _limits(limits: Limits) -> dict[str, object]:

@@ -39,9 +39,11 @@ def show(
 ) -> None:
     """Show size, rate, burstiness, lengths and sharing of a trace, and what was done to it.
 
-    Examples: `slosched trace show AzureLLMInferenceTrace_conv.csv`,
-    `slosched trace show azure_code -n 5000`, `slosched trace show azure_conv_2024
-    --start 34h --duration 1h`.
+    Examples:
+
+    - `slosched trace show AzureLLMInferenceTrace_conv.csv`
+    - `slosched trace show azure_code -n 5000`
+    - `slosched trace show azure_conv_2024 --start 34h --duration 1h`
     """
     print_summary(arrivals.open(source, None, seed))
 
@@ -53,7 +55,11 @@ def make(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", dir_okay=False, help="File to write: .parquet, .jsonl, or else CSV."
+            "--out",
+            "-o",
+            dir_okay=False,
+            callback=options.writable,
+            help="File to write: .parquet, .jsonl, or else CSV.",
         ),
     ],
     promise: options.TracePromiseOptions = options.TracePromiseOptions(),
@@ -64,9 +70,12 @@ def make(
     """Write a trace: a synthetic one with the statistics of a public trace, or a file
     cut, scaled, clipped and given promises.
 
-    Examples: `slosched trace make azure_conv -n 1000 --rate 4 --slo-ttft 1s -o t.csv`,
-    `slosched trace make t.csv --poisson -o control.csv`, `slosched trace make sessions -n 5000
-    --slo-tier 0.7:1s/50ms --slo-tier 0.3:10s/200ms -o tiers.parquet`.
+    Examples:
+
+    - `slosched trace make azure_conv -n 1000 --rate 4 --slo-ttft 1s -o t.csv`
+    - `slosched trace make t.csv --poisson -o control.csv`
+    - `slosched trace make sessions -n 5000 --slo-tier 0.7:1s/50ms --slo-tier 0.3:10s/200ms
+      -o tiers.parquet`
     """
     model = None if latency_model is None else load_model(latency_model)
     trace = arrivals.open(source, promise.rule(model, seed), seed)

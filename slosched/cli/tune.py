@@ -15,7 +15,7 @@ from slosched.cli.sweeping import Jobs, Precision, RayAddress, pool_of, windows_
 from slosched.workload.slo import TTFTPromise
 
 if TYPE_CHECKING:
-    from slosched.evaluate.capacity import MakePool, Study
+    from slosched.evaluate.capacity import MakePool
     from slosched.evaluate.tuning import Tuned, Tuner
 
 _DEFAULT_REQUESTS = 1400
@@ -35,14 +35,19 @@ def tune(
         ),
     ] = None,
     target: Annotated[
-        float, typer.Option(help="Tune for the capacity at this share of good requests.")
+        float,
+        typer.Option(
+            parser=options.share,
+            metavar="SHARE",
+            help="Tune for the capacity at this share of good requests.",
+        ),
     ] = 0.99,
     at_rate: Annotated[
         float | None, typer.Option(help="Tune for good requests/s at this rate instead.")
     ] = None,
     trace: options.TraceSource = "azure_conv",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(
-        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=0.05
+        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
     ),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
@@ -59,13 +64,17 @@ def tune(
 ) -> None:
     """Give a policy its best hyper-parameters, so that it is compared at its best.
 
-    Example: `slosched tune --policy sarathi --grid token_budget=256,512,1024 --trace azure_conv
-    --slo-ttft 1s --slo-tpot 50ms --latency-model h100/llama-3.1-8b -o runs/tune`, and then
-    `slosched capacity --tuned runs/tune/tuned.json`.
+    Examples:
+
+    - `slosched tune -p sarathi --grid token_budget=256,512,1024 --trace azure_conv --slo-ttft 1s
+      --slo-tpot 50ms --latency-model h100/llama-3.1-8b -o runs/tune`
+    - and then `slosched capacity --tuned runs/tune/tuned.json`
 
     It is tuned on the end of the trace (or made-up ones of other seeds) and judged on the
-    beginning, as `capacity` has it.
+    beginning, as `capacity` has it.  Stop it with Ctrl-C and run it again: what is done is in the
+    folder.
     """
+    from slosched.cli.capacity_report import capacity_table  # slow to import
     from slosched.evaluate.capacity import Contender, Plan, Store
     from slosched.evaluate.tuning import Objective, Tuner, judge, values_of
 
@@ -78,13 +87,18 @@ def tune(
     windows = windows_of(trace, arrivals, promise, device, numbers, _DEFAULT_REQUESTS)
     with Store(out / "points.sqlite") as store:
         tuner = Tuner(base, values, windows[seeds:], objective, precision=precision, store=store)
-        found = _run(tuner, make_pool, sum(map(len, values.values())))
-        found.write(out / "tuned.json")
-        console.print(_trials(found))
-        with console.status("judging on windows that it was not tuned on"):
-            plan = Plan((target,), precision)
-            study = judge(base, found, windows[:seeds], plan, make_pool, store)
-    _show(study, base.name, target)
+        try:
+            found = _run(tuner, make_pool, sum(map(len, values.values())))
+            found.write(out / "tuned.json")
+            console.print(_trials(found))
+            with console.status("judging on windows that it was not tuned on"):
+                plan = Plan((target,), precision)
+                study = judge(base, found, windows[:seeds], plan, make_pool, store)
+        except KeyboardInterrupt:
+            console.print("[yellow]note:[/] interrupted; run the same command again to go on")
+            raise typer.Exit(130) from None
+    title = f"{100 * target:.4g} % good, on requests that it was not tuned on"
+    console.print(capacity_table(title, study, target, {}))
     console.print(f"best: {found}")
     console.print(f"wrote {out}/tuned.json, for `--tuned` of `slosched capacity` and `compare`")
 
@@ -121,20 +135,3 @@ def _trials(found: Tuned) -> object:
 
 def _setting(setting: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in setting.items()) or "as it was"
-
-
-def _show(study: Study, base: str, target: float) -> None:
-    """The held-out capacities."""
-    rows = []
-    for name in study.contenders:
-        capacity, ratio = study.capacity(name, target), study.ratio(name, base, target)
-        low, high = capacity.interval
-        rows.append(
-            [
-                name,
-                f"{capacity.requests_per_s:.3g} [{low:.3g}, {high:.3g}]",
-                f"x{ratio.value:.3f} [{ratio.interval.low:.3f}, {ratio.interval.high:.3f}]",
-            ]
-        )
-    title = "on requests that it was not tuned on"
-    console.print(table(title, ["policy", f"requests/s at {100 * target:.4g} %", "ratio"], rows))

@@ -198,6 +198,7 @@ def test_replay_scores_a_trace_and_leaves_records_and_figures(cli: Cli) -> None:
         "replay", "--trace", "t.csv", "--policy", "edf:drop=expired,token_budget=256", "-o", "run"
     )
     assert said.status == 0
+    assert "nothing was promised" not in said.out
     trace, replay = read_trace("t.csv"), read_records(Path("run/records.jsonl"))
     assert [r.request_id for r in replay.records] == [r.request_id for r in trace.requests]
     for record, request in zip(replay.records, trace.requests, strict=True):
@@ -224,6 +225,7 @@ def test_a_replay_is_traced_where_it_is_asked_to(cli: Cli) -> None:
     said = cli("replay", "-n", "5", "--policy", "fcfs", "--perfetto", "deep/trace.json")
     assert said.status == 0, said.err
     assert "wrote deep/trace.json" in said.out
+    assert "nothing was promised" in said.out
     trace = json.loads(Path("deep/trace.json").read_text())
     assert trace["otherData"]["policy"] == "fcfs"
     finished = [e for e in trace["traceEvents"] if e.get("args", {}).get("outcome") == "good"]
@@ -340,6 +342,24 @@ def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_pat
     assert page.count("<svg") == 5 + len(specs)  # a replay on record has no steps to draw
     assert not re.search(r'(src|href)="(?!#)', page), "it loads from elsewhere"
     assert sum(is_png(path) for path in Path("out").glob("*.png")) == 5 + len(specs)
+
+
+def test_compare_keeps_what_others_did_where_a_policy_fails(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "from slosched.core import Policy\n\n\n"
+        "class Fails(Policy):\n"
+        "    def schedule(self, view):\n"
+        "        raise RuntimeError('out of ideas')\n"
+    )
+    said = cli("compare", "-n", "5", "-p", "fails:Fails", "-p", "fcfs", "-o", "out")
+    assert said.status == 1
+    assert re.search(r"│ fcfs .* 100.0% │", said.out)
+    why = "fails.py, line 6, in schedule: RuntimeError: out of ideas"
+    assert "fails:Fails was given up" in said.out
+    assert why in (Path("out") / "report.html").read_text()
+    said = cli("compare", "-n", "5", "-p", "fails:Fails", "-o", "alone")
+    assert said.status == 1
+    assert why in said.complaint
 
 
 def test_compare_gives_no_bound_that_luck_could_beat(cli: Cli) -> None:

@@ -50,7 +50,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make promise.csv -o out": ("promise.csv, line 2", "slo_ttft_s", "'-1'"),
     "trace make empty.csv -o out": ("empty.csv is empty",),
     "trace make zero.csv -o out": ("zero.csv is empty",),
-    "trace make azure_cov -o out": ("'azure_cov'", "azure_conv, azure_code"),
+    "trace make azure_cov -o out": ("'azure_cov'", "mean azure_conv?", "azure_conv, azure_code"),
     "trace make poisson -n 0 -o out": ("--num-requests",),
     "trace make poisson --rate 0 -o out": ("rate", "0.0"),
     "trace make poisson --rate nan -o out": ("rate", "nan"),
@@ -80,10 +80,19 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     ),
     "trace fetch azure_conv_2023 --sha256 abc -o out": ("64 hexadecimal digits", "'abc'"),
     "trace make poisson -o .": ("--out", "'.'"),
-    "trace make poisson -o bad.csv/t.csv": ("bad.csv", "exists"),
+    "trace make poisson -o bad.csv/t.csv": ("--out", "bad.csv exists"),
+    "replay -o bad.csv/out": ("--out", "bad.csv exists"),
+    "replay --perfetto bad.csv/t.json": ("--perfetto", "bad.csv exists"),
+    "fit few.csv --plot bad.csv/fit.png": ("--plot", "bad.csv exists"),
     # policies and replicas
     "replay --trace bad.csv -o out": ("bad.csv, line 3",),
     "replay --policy fifo -o out": ("'fifo'", "fcfs, sarathi"),
+    "replay -p slo-aware -o out": ("'slo-aware'", "did you mean slo_aware?"),
+    "replay -p edf:token_budgt=9 -o out": ("'token_budgt=9'", "did you mean token_budget?"),
+    "replay -p mine/lifo.py:LIFO -o out": ("'mine/lifo.py' is a file", "mine.lifo:LIFO"),
+    "replay --latency-model= -o out": ("no latency model ''",),
+    "bounds --capacity 90": ("--capacity", "'90'", "0.9 for 90 %"),
+    "tune --target 99 -o out": ("--target", "'99'", "0.9 for 90 %"),
     "replay --policy fcfs:speed=9 -o out": ("FCFS", "'speed=9'", "drop"),
     "replay --policy edf:token_budget=many -o out": ("token_budget", "'many'", "int"),
     "replay --policy edf:drop=often -o out": ("drop", "'often'", "never, expired, infeasible"),
@@ -184,6 +193,35 @@ def test_a_policy_that_schedules_nothing_ends_the_replay(cli: Cli, tmp_path: Pat
     assert said.status == 1
     assert "scheduled nothing although 1 requests are unfinished" in said.complaint
     assert not Path("out").exists()
+
+
+def test_what_goes_wrong_in_a_policy_of_ones_own_is_told_with_its_line(
+    cli: Cli, tmp_path: Path
+) -> None:
+    lines = [
+        "from slosched.policy import FCFS",
+        "class Raises(FCFS):",
+        "    def schedule(self, view):",
+        "        return view.nothing_of_the_kind",
+    ]
+    (tmp_path / "raises.py").write_text("\n".join(lines))
+    (tmp_path / "misspelt.py").write_text("class X(:\n")
+    (tmp_path / "divides.py").write_text("\nx = 1 / 0\n")
+    for policy, complaint in (
+        ("raises:Raises", "raises.py, line 4, in schedule: AttributeError: 'SchedulerView' object"),
+        ("misspelt:X", "cannot import misspelt:X: invalid syntax (misspelt.py, line 1)"),
+        ("divides:X", "divides.py, line 2, in <module>: ZeroDivisionError: division by zero"),
+    ):
+        said = cli("replay", "-n", "5", "--policy", policy, "-o", "out")
+        assert said.status == 1
+        assert complaint in said.complaint
+    assert not Path("out").exists()
+
+
+def test_a_fault_of_ours_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slosched.cli.replay.make_policy", len)  # what it makes cannot schedule
+    with pytest.raises(AttributeError, match="'int' object"):
+        cli("replay", "-n", "5")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -160,6 +161,33 @@ def test_replay_against_the_server(gpu: Server, cli: Cli) -> None:
     assert said.status == 0, said.err
     good, worst_tenth, rejected = re.findall(r"\d+\.\d%", said.out)
     assert (good, worst_tenth, rejected) == ("0.0%", "0.0%", "100.0%")
+
+
+def test_ctrl_c_keeps_what_a_replay_has_measured(gpu: Server, cli: Cli) -> None:
+    rows = ["0,50,4", "0.1,50,4", "30,50,4"]
+    Path("t.csv").write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
+    finished = 'finished_reason="length"'
+    num_before = gpu.metric("vllm:request_success_total", finished)
+
+    def interrupt() -> None:
+        # Its three warm-up requests, and the two that come at once.
+        wait_until(lambda: gpu.metric("vllm:request_success_total", finished) >= num_before + 5)
+        time.sleep(0.2)  # until the client has read the last answer
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+    try:
+        with ThreadPoolExecutor() as pool:
+            interrupted = pool.submit(interrupt)
+            said = cli("replay", "--trace", "t.csv", "--url", gpu.url, "-o", "live")
+            interrupted.result()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert said.status == 130
+    assert "stopped by Ctrl-C: 2 of 3 requests had ended" in said.out
+    assert "2 of 3 requests of t, judged by" in said.out
+    assert "nothing was promised" in said.out
+    assert len(read_records(Path("live/records.jsonl")).records) == 2
 
 
 def test_sigterm_lets_running_requests_finish() -> None:
