@@ -147,7 +147,8 @@ def make_ceilings(
 
 @app.command("oracle")
 def make_oracle(only: Only = None, scale: ScaleName = "quick") -> None:
-    """Play `goodput` once more, told how long answers get; a minute or two a scenario.
+    """Play `goodput` once more, told how long answers get, and with memory to spare; a minute or
+    two a scenario.
 
     Example: `python -m experiments.arena oracle --only conv-tight`.  It takes rates and settings
     from the results of `run`.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from experiments.arena.figures import OTHERS, best_at, figures, save
-from experiments.arena.limits import what_bounds, what_lasting_load_leaves, what_lengths_are_worth
+from experiments.arena.limits import what_bounds, what_is_missing, what_lasting_load_leaves
 from experiments.arena.results import Results
 from experiments.arena.rows import Row, Tables, best, pick
 from experiments.arena.scenarios import LOADS, NOISE, PROMISED, SCENARIOS
@@ -42,7 +42,7 @@ def text_of(tables: Tables, drawn: Sequence[str]) -> str:
         *_capacity(tables, order),
         *_figure("capacity_99", drawn),
         *what_bounds(tables, order),
-        *what_lengths_are_worth(tables, order),
+        *what_is_missing(tables, order),
         "## Overload",
         *_overload(tables, order),
         *_figure("goodput_2x", drawn),

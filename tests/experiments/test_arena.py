@@ -153,11 +153,11 @@ def test_the_page_of_a_tiny_arena(played: Path, tmp_path: Path) -> None:
     assert all(f"arena/{name}.svg" in text for name in drawn)
 
 
-def test_who_is_told_output_lengths_gives_up_the_long_answers(played: Path, tmp_path: Path) -> None:
+def test_what_lengths_and_memory_are_worth(played: Path, tmp_path: Path) -> None:
     tables = Results(played / "results").tables()
     rows = list(oracle(SMALL, TINY, tables))
     assert [row["at"] for row in rows] == ["asked", "2×"]
-    assert all(0 <= row[who] <= 1 for row in rows for who in ("blind", "told"))
+    assert all(0 <= row[who] <= 1 for row in rows for who in ("blind", "told", "roomy"))
     jobs = [(make_request(name, 10), 1.0) for name in ("brief", "wordy")]
     for request, _ in jobs:
         request.deadline_s = 1.5
@@ -165,7 +165,7 @@ def test_who_is_told_output_lengths_gives_up_the_long_answers(played: Path, tmp_
     assert [[r.request_id for r in part] for part in order] == [["brief"], ["wordy"]]
     results = Results(shutil.copytree(played / "results", tmp_path / "results"))
     results.put("oracle", SMALL.name, pd.DataFrame(rows).assign(scenario=SMALL.name))
-    assert "### What knowing output lengths" in report.text_of(results.tables(), [])
+    assert "### What lengths and memory would be worth" in report.text_of(results.tables(), [])
 
 
 def test_the_page_says_what_bounds_a_capacity(played: Path, tmp_path: Path) -> None:
