@@ -16,12 +16,21 @@ import pytest
 from command_line import SLOSCHED, Said
 
 import slosched
-from slosched.core import EndReason, RequestStatus
+from slosched.cli.options import KVOptions
+from slosched.cli.simulation import ReplicaOptions, simulate_contenders
+from slosched.core import (
+    EndReason,
+    Limits,
+    Policy,
+    RequestStatus,
+    SchedulerOutput,
+    SchedulerView,
+)
 from slosched.evaluate.records import read_records
 from slosched.perfmodel import bundled_models, load_model, read_profile
-from slosched.policy import POLICIES, WRAPPERS
+from slosched.policy import FCFS, POLICIES, WRAPPERS
 from slosched.policy.spec import policy_fields
-from slosched.workload import KINDS, read_trace
+from slosched.workload import KINDS, read_trace, synthesize
 
 pytestmark = pytest.mark.e2e
 
@@ -360,6 +369,20 @@ def test_compare_keeps_what_others_did_where_a_policy_fails(cli: Cli, tmp_path: 
     said = cli("compare", "-n", "5", "-p", "fails:Fails", "-o", "alone")
     assert said.status == 1
     assert why in said.complaint
+
+
+def test_ctrl_c_keeps_the_policies_that_are_done() -> None:
+    class Stopped(Policy):
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            raise KeyboardInterrupt
+
+    replica = ReplicaOptions().open(Limits(), KVOptions(), seed=0)
+    trace = synthesize("poisson", num_requests=3)
+    done = simulate_contenders(trace, {"a": (FCFS(), replica), "b": (Stopped(), replica)})
+    assert done.stopped
+    assert list(done.outcomes) == ["a"]
+    with pytest.raises(KeyboardInterrupt):
+        simulate_contenders(trace, {"b": (Stopped(), replica)})
 
 
 def test_compare_gives_no_bound_that_luck_could_beat(cli: Cli) -> None:
