@@ -72,10 +72,10 @@ def _ratios(rows: Sequence[Row], order: Sequence[str], metric: str) -> Figure:
             axes.plot([value], [y], looks.marker, color=looks.colour, markersize=6, label=label)
     reference_line(axes, "", x=1.0)
     axes.set_yticks(range(len(names)), names[::-1])
-    axes.set(xlabel=f"{FLAGSHIP}: {metric}, ratio (at most {_MOST_SHOWN:g} is shown)")
+    axes.set(xlabel=f"{metric} of {FLAGSHIP} over the others' (at most {_MOST_SHOWN:g} is shown)")
+    log_axis(axes)  # first: of a linear axis the lower end may lie below zero
     low, high = axes.get_xlim()
     axes.set_xlim(min(0.5, low), max(2.0, high))
-    log_axis(axes)
     legend_above(figure)
     return figure
 

@@ -229,6 +229,15 @@ def ratio(scenario: str, group: str, value: float) -> dict[str, object]:
     return {**named, "best": "best", "ratio": value, "low": 0.9, "high": 2.5}
 
 
+def test_who_breaks_down_does_not_stretch_the_axis_of_ratios() -> None:
+    lost = {**ratio("conv-tight", "plain", 30.0), "low": 0.0, "high": math.inf}
+    tables = {"ratios": [lost], "overload": [], "deciles": []}
+    [(_, figure)] = figures(tables, ["conv-tight"])
+    low, high = figure.axes[0].get_xlim()
+    assert 0.05 < low < 1 / 12
+    assert 12 < high < 20
+
+
 def test_the_committed_page_is_what_the_committed_results_give() -> None:
     if not (HERE / "runs.csv").exists():
         pytest.skip("the arena has not been run yet")
