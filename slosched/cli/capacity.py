@@ -99,6 +99,8 @@ def capacity(
     from slosched.evaluate.capacity import Contender, Plan, Store, Study, Sweep
     from slosched.evaluate.tuning import Tuned
 
+    if max_rate is not None and not max_rate > 0:
+        raise ValueError(f"--max-rate must be a positive number of requests/s, not {max_rate}")
     plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate, shared_rates)
     specs = list(dict.fromkeys(policy or ("sarathi", "slo_aware")))
     for spec in specs:

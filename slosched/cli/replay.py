@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +15,7 @@ from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError
 from slosched.cli.results import Outcome, outcome_table, summarize_all
 from slosched.cli.simulation import ReplicaOptions, simulate_policies
-from slosched.core import NO_SLO, DeadlineRule
+from slosched.core import NO_SLO, DeadlineRule, RequestStatus
 from slosched.evaluate.perfetto import write_perfetto
 from slosched.evaluate.records import write_records
 from slosched.perfmodel import load_model
@@ -100,12 +101,7 @@ def replay(
     is_whole = len(outcome.records) == len(requests)
     stopped = "" if is_whole else f"{len(outcome.records)} of "
     title = f"{stopped}{len(requests)} requests of {requests.name}, judged by {rule}"
-    console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
-    if all(record.slo == NO_SLO for record in outcome.records):
-        console.print(
-            "[yellow]note:[/] nothing was promised, so all that finished is good: promise "
-            "something with --slo-ttft 1s --slo-tpot 50ms, say"
-        )
+    _show(title, name, outcome, rule)
     if perfetto is not None:
         with console.status(f"tracing {len(outcome.steps)} steps"):
             write_perfetto(perfetto, outcome.records, outcome.steps, rule, provenance)
@@ -114,6 +110,20 @@ def replay(
         _leave(out, name, outcome, rule, title, provenance)
     if not is_whole:
         raise typer.Exit(130)
+
+
+def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
+    """The table, why requests were rejected, and whether anything was promised at all."""
+    console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
+    rejected = [r for r in outcome.records if r.status is RequestStatus.REJECTED]
+    if reasons := Counter(record.end_reason for record in rejected):
+        said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        console.print(f"rejected: {said}")
+    if all(record.slo == NO_SLO for record in outcome.records):
+        console.print(
+            "[yellow]note:[/] nothing was promised, so all that finished is good: promise "
+            "something with --slo-ttft 1s --slo-tpot 50ms, say"
+        )
 
 
 def _leave(

@@ -324,6 +324,7 @@ def test_a_prompt_that_the_kv_cache_cannot_hold_is_rejected(cli: Cli) -> None:
     assert said.status == 0
     short, long, last = read_records(Path("run/records.jsonl")).records
     assert (long.status, long.end_reason) == (RequestStatus.REJECTED, EndReason.TOO_LONG)
+    assert "rejected: 1 too_long\n" in said.out
     assert short.status is last.status is RequestStatus.FINISHED
 
 
