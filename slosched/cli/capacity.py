@@ -40,7 +40,7 @@ def capacity(
             "--policy",
             "-p",
             metavar="NAME[:option=value,…][+WRAPPER…]",
-            help="Repeat for each; ratios are to the first.  Default: sarathi and slo_aware.",
+            help="Repeat for each; ratios are to the first.  Default: sarathi and goodput.",
         ),
     ] = None,
     trace: options.TraceSource = "azure_conv",
@@ -102,7 +102,7 @@ def capacity(
     if max_rate is not None and not max_rate > 0:
         raise ValueError(f"--max-rate must be a positive number of requests/s, not {max_rate}")
     plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate, shared_rates)
-    specs = list(dict.fromkeys(policy or ("sarathi", "slo_aware")))
+    specs = list(dict.fromkeys(policy or ("sarathi", "goodput")))
     for spec in specs:
         make_policy(spec)  # complains before anything is run
     make_pool = pool_of(jobs, ray)

@@ -47,9 +47,10 @@ from slosched.policy.spec import make_policy
 from slosched.workload import Trace, read_trace
 
 RULE = DeadlineRule.MEAN_TPOT
-SPECS = {name: name for name in POLICIES} | {"slo_aware": "slo_aware:margin=0.1"}
+OURS = ("slo_aware", "goodput")
+SPECS = {name: name for name in POLICIES} | {name: f"{name}:margin=0.1" for name in OURS}
 """The margin leaves room for steps that take longer than predicted, as they do on a busy desk."""
-LIVE = ("fcfs", "slo_aware")
+LIVE = ("fcfs", *OURS)
 LIMITS = Limits(max_num_batched_tokens=256, max_num_seqs=16, deadline_rule=RULE)
 KV_TOKENS, HOST_KV_TOKENS, BLOCK_SIZE = 16_384, 4_096, 16
 MAX_CONTEXT_TOKENS = 1024
@@ -86,11 +87,11 @@ def demo(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of torch.")] = 1,
     seed: options.Seed = 0,
 ) -> None:
-    """Profile a real model here, fit, serve it, replay a trace live under two policies, compare.
+    """Profile a real model here, fit, serve it, replay a trace live under three policies, compare.
 
     Every step prints the command that does it, so that you can go on from there.  Leaves a report
     with plots in the output folder.  Takes a few minutes on two cores, most of it profiling and
-    two live replays.
+    three live replays.
 
     Example: `slosched demo -n 30 --profile-time 30s -o runs/demo`.
     """
@@ -110,10 +111,11 @@ def demo(
         now = as_fast_as_now(load_model(demo_files.model), url, seed)
         save_model(now, demo_files.model_now)
         _make_trace(choose_load(now, num_requests, seed), num_requests, seed, demo_files)
-        _heading("4. Replay the trace against it, open loop, then against slo_aware")
+        _heading(f"4. Replay the trace against it, open loop, then against {' and '.join(OURS)}")
         _replay("fcfs", url, demo_files)
-    with _server("slo_aware", demo_files.model_now, model, threads, demo_files) as url:
-        _replay("slo_aware", url, demo_files)
+    for policy in OURS:
+        with _server(policy, demo_files.model_now, model, threads, demo_files) as url:
+            _replay(policy, url, demo_files)
     _heading("5. The same trace through the simulator, under every policy")
     _compare(demo_files, model)
 
@@ -318,7 +320,7 @@ def _report(
     what = (
         f"{len(trace)} requests of the Azure conversation mix with lengths divided by 8, at "
         f"{trace.rate:.3g} requests/s, judged by the deadline rule {RULE}. Rejected and "
-        f"unfinished requests count as misses. slo_aware is {SPECS['slo_aware']}."
+        f"unfinished requests count as misses. Ours are {', '.join(SPECS[p] for p in OURS)}."
     )
     sections = [
         comparison_section("Live", f"A real model behind a real server. {what}", live, RULE),

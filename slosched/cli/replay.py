@@ -36,7 +36,7 @@ def replay(
         str | None,
         typer.Option(help="A running OpenAI-compatible server.  Without it: the simulator."),
     ] = None,
-    policy: options.PolicyName = "slo_aware",
+    policy: options.PolicyName = "goodput",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),

@@ -473,4 +473,4 @@ def test_output_into_a_file_holds_no_terminal_codes() -> None:
         [SLOSCHED, "replay", "-n", "5"], capture_output=True, text=True, check=True, env=environment
     )
     assert "\x1b" not in run.stdout + run.stderr
-    assert row(run.stdout, "slo_aware")[2] == "100.0%"
+    assert row(run.stdout, "goodput")[2] == "100.0%"
