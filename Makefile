@@ -29,7 +29,7 @@ demo: setup  ## Profile, fit, serve and replay a real model on this machine; lea
 	$(BIN)/slosched demo --out runs/demo
 
 test: setup lint check-types  ## Lint, types, and all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 -m "not slow and not cost"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not cost"
 	$(BIN)/python -m pytest -m "cost and not slow" --benchmark-columns=min,median,max
 
 lint: setup
