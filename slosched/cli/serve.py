@@ -159,8 +159,14 @@ def serve(
         )
 
     app = http.build_app(worker, device.tokenizer, config)
-    http.serve(app, worker, host, port, drain_timeout_s=drain_timeout, on_ready=announce)
-    console.print("stopped: every request has had its answer")
+    num_cut_short = http.serve(
+        app, worker, host, port, drain_timeout_s=drain_timeout, on_ready=announce
+    )
+    console.print(
+        f"stopped; requests that were cut short, each told so with an error: {num_cut_short}"
+        if num_cut_short
+        else "stopped: every request has had its answer"
+    )
 
 
 @dataclass(frozen=True)

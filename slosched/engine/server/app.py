@@ -9,6 +9,7 @@ from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -16,7 +17,8 @@ from starlette.routing import Route
 
 from slosched.core import Request
 from slosched.engine.server.config import ServerConfig
-from slosched.engine.server.errors import ApiError, not_serving, too_long
+from slosched.engine.server.cut_short import CutShort
+from slosched.engine.server.errors import ApiError, not_serving, too_large, too_long
 from slosched.engine.server.protocol import (
     Body,
     Options,
@@ -38,6 +40,10 @@ from slosched.engine.step_lines import PATH as STEPS_PATH
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's, for /v1/completions; a chat may go on to the end of the context."""
+_MIN_BODY_BYTES = 2**20
+_BODY_BYTES_PER_TOKEN = 32
+"""How long a body may be by the model's context.  Four bytes of text are about a token, a token id
+takes eight; JSON spells a character in up to twelve (`\\ud83d\\ude42`)."""
 
 
 def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) -> Starlette:
@@ -59,6 +65,7 @@ def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) 
             HTTPException: _answer_http_error,
             Exception: _answer_bug,
         },
+        middleware=[Middleware(CutShort, retry_after_s=config.retry_after_s)],
     )
 
 
@@ -70,6 +77,7 @@ class _Api:
         self._tokenizer = tokenizer
         self._config = config
         self._max_model_len = min(config.max_model_len, worker.capacity_tokens)
+        self._max_body_bytes = max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * self._max_model_len)
 
     async def health(self, _http: HTTPRequest) -> Response:
         why = self._worker.why_not_serving
@@ -159,7 +167,7 @@ class _Api:
     async def _body(self, http: HTTPRequest) -> Body:
         """The JSON object that was sent, for the model that is here."""
         try:
-            body = json.loads(await http.body(), parse_constant=_refuse_constant)
+            body = json.loads(await self._read(http), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not JSON: {error!r:.200}") from error
         if not isinstance(body, dict):
@@ -174,11 +182,21 @@ class _Api:
             )
         return body
 
+    async def _read(self, http: HTTPRequest) -> bytearray:
+        """What was sent, of which no more is read than may be."""
+        content = bytearray()
+        async for part in http.stream():
+            content += part
+            if len(content) > self._max_body_bytes:
+                raise too_large(self._max_body_bytes, self._max_model_len)
+        return content
+
     def _max_tokens(self, num_prompt_tokens: int, options: Options, default: int) -> int:
         """The request's output limit; what it did not ask for is cut to what fits."""
         room = self._max_model_len - num_prompt_tokens
         wanted = options.max_tokens
         if room < 1 or (wanted is not None and wanted > room):
+            self._worker.metrics.observe_refusal()
             raise too_long(num_prompt_tokens, wanted or 1, self._max_model_len)
         max_tokens = min(default, room) if wanted is None else wanted
         min_tokens = options.sampling.min_tokens
@@ -231,7 +249,8 @@ async def _answer_http_error(http: HTTPRequest, error: Exception) -> Response:
     """Unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{http.method} {http.url.path}: {error.detail}"
-    response = ApiError(error.status_code, message, code="not_found").response()
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    response = ApiError(error.status_code, message, code=code).response()
     response.headers.update(error.headers or {})
     return response
 

@@ -29,6 +29,7 @@ class ApiError(Exception):
         code: str | None = None,
         reason: EndReason | None = None,
         retry_after_s: float | None = None,
+        closes: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -38,6 +39,7 @@ class ApiError(Exception):
         self.code = code
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.closes = closes
 
     def body(self) -> dict[str, object]:
         error: dict[str, object] = {
@@ -54,6 +56,8 @@ class ApiError(Exception):
         headers = {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after_s))
+        if self.closes:
+            headers["connection"] = "close"
         return JSONResponse(self.body(), self.status, headers)
 
 
@@ -75,6 +79,17 @@ def too_long(num_prompt_tokens: int, max_tokens: int, limit_tokens: int) -> ApiE
         param="max_tokens" if num_prompt_tokens < limit_tokens else "prompt",
         code="context_length_exceeded",
         reason=EndReason.TOO_LONG,
+    )
+
+
+def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
+    """The connection is closed after it, or else the rest of the body would be read."""
+    return ApiError(
+        413,
+        f"the body has more than {limit_bytes} bytes, which is far more than the {limit_tokens} "
+        "tokens that prompt and output together may have",
+        code="body_too_large",
+        closes=True,
     )
 
 

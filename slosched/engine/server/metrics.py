@@ -2,7 +2,7 @@
 
 Names are vLLM's where vLLM has the thing, so that its dashboards work, and `slosched:` otherwise.
 The engine's thread writes, handlers read: each number is right, but two of them may be a step
-apart.
+apart.  What is refused at the door is counted apart, by the handlers' thread alone.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class ServerMetrics:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._ends = dict.fromkeys(EndReason, 0)
+        self._num_refused = 0
         self._num_good = 0
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
@@ -99,6 +100,15 @@ class ServerMetrics:
         if record.end_reason in _FINISH_REASONS:
             self._tpot.observe(record.tpot_s or 0.0)
             self._e2e.observe(record.e2e_s or 0.0)
+
+    def observe_refusal(self) -> None:
+        """A request that is too long was refused before the engine's thread saw it."""
+        self._num_refused += 1
+
+    def num_ended(self, reason: EndReason) -> int:
+        """Requests that ended for this reason, refused ones too."""
+        refused = self._num_refused if reason is EndReason.TOO_LONG else 0
+        return self._ends[reason] + refused
 
     def render(self, model_name: str) -> str:
         """The whole page."""
@@ -148,7 +158,8 @@ class ServerMetrics:
             yield f"vllm:request_success_total{{{labels}}} {self._ends[reason]}"
         yield "# HELP slosched:requests_ended_total Requests that ended, by reason."
         yield "# TYPE slosched:requests_ended_total counter"
-        for reason, count in self._ends.items():
+        for reason in EndReason:
+            count = self.num_ended(reason)
             yield f'slosched:requests_ended_total{{{label},reason="{reason}"}} {count}'
 
     def _latency_model(self, label: str) -> Iterator[str]:

@@ -156,6 +156,7 @@ class GenerationResponse:
         head = self._head(self.format.chunk_object)
         num_tokens = 0
         piece: Piece | None = first
+        end = _DONE
         try:
             while piece is not None:
                 delta = self.format.delta(piece.text, num_tokens == 0)
@@ -166,8 +167,8 @@ class GenerationResponse:
                 usage = {"usage": self._usage(num_tokens), "metrics": self._metrics()}
                 yield _event({**head, "choices": [], **usage})
         except ApiError as error:
-            yield _event(error.body())
-        yield _DONE
+            end = last_events(error)
+        yield end
 
     def _head(self, kind: str) -> Json:
         return {
@@ -199,6 +200,11 @@ class GenerationResponse:
             "queue_time_ms": 1000 * (scheduled_s - request.arrival_s),
             "time_to_first_token_ms": 1000 * (request.token_times_s[0] - request.arrival_s),
         }
+
+
+def last_events(error: ApiError) -> bytes:
+    """How a stream ends that cannot go on."""
+    return _event(error.body()) + _DONE
 
 
 def _event(document: Mapping[str, object]) -> bytes:

@@ -40,7 +40,8 @@ class ServerStoppedError(SloschedError):
 class _DrainingServer(uvicorn.Server):
     """Drains first and closes its sockets after, so that refusals meanwhile are clear 503s.
 
-    uvicorn alone closes them at once and then waits.  A second signal cuts the drain short.
+    uvicorn alone closes them at once and then waits.  A second signal cuts the drain short: what
+    runs is answered with an error.  A third does not wait for those answers, either.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class _DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
         """Only sets flags: a signal may come while this thread holds the worker's lock."""
-        if self.drain_requested:
-            self.should_exit = self.force_exit = True
+        self.force_exit = self.should_exit
+        self.should_exit |= self.drain_requested
         self.drain_requested = True
 
     async def on_tick(self, counter: int) -> bool:
         if self.drain_requested:
-            self._worker.begin_drain(self._drain_timeout_s)
+            self._worker.begin_drain(0.0 if self.should_exit else self._drain_timeout_s)
         if self._worker.has_stopped:
             self.should_exit = True
         return await super().on_tick(counter)
@@ -73,11 +74,13 @@ def serve(
     *,
     drain_timeout_s: float = 30.0,
     on_ready: Callable[[str], None] | None = None,
-) -> None:
+) -> int:
     """Serve until SIGINT or SIGTERM, then drain: running requests finish, new ones get a 503.
 
     What is not finished after `drain_timeout_s` is aborted with an error; a second signal does so
-    at once.  `on_ready` gets the base URL once the server listens; port 0 takes any free one.
+    at once.  Returns how many requests were cut short so.
+
+    `on_ready` gets the base URL once the server listens; port 0 takes any free one.
     Raises ServerStartError if it cannot listen there, ServerStoppedError if its engine thread dies.
     """
     listener, url = _listen(host, port)
@@ -90,6 +93,7 @@ def serve(
         _stop(worker)
     if not server.drain_requested:
         raise ServerStoppedError(f"the server stopped by itself: {worker.why_not_serving}")
+    return worker.num_cut_short
 
 
 @contextmanager

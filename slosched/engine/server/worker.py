@@ -106,6 +106,13 @@ class EngineWorker:
     def has_stopped(self) -> bool:
         return self._stopped.is_set()
 
+    @property
+    def num_cut_short(self) -> int:
+        """Requests that a shutdown ended before they were finished, or that it left unended."""
+        submitted = [command for command in self._inbox if isinstance(command, Generation)]
+        ended = self.metrics.num_ended(EndReason.SHUTDOWN)
+        return ended + len(self._generations) + len(submitted)
+
     def now_s(self) -> float:
         """The engine's clock, on which arrivals are stamped."""
         return self._engine.clock.now_s()
@@ -136,10 +143,14 @@ class EngineWorker:
             self._wake.notify()
 
     def begin_drain(self, timeout_s: float) -> None:
-        """Take no more requests; stop once all have ended, or abort the rest after `timeout_s`."""
+        """Take no more requests; stop once all have ended, or abort the rest after `timeout_s`.
+
+        Of several calls the one whose time is over first holds: a drain can be cut short.
+        """
         with self._wake:
-            if self._drain_until_s is None:
-                self._drain_until_s = self.now_s() + timeout_s
+            until_s = self.now_s() + timeout_s
+            if self._drain_until_s is None or until_s < self._drain_until_s:
+                self._drain_until_s = until_s
             self._wake.notify()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:

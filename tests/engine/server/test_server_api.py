@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +21,7 @@ from slosched.engine.server.errors import ApiError
 from slosched.engine.server.slo import parse_slo
 
 CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +88,7 @@ def test_a_chat_whole_and_streamed(server: Live) -> None:
 def test_limits_that_the_client_leaves_out(server: Live) -> None:
     answer = server.post(prompt="abc")[1]
     assert answer["usage"]["completion_tokens"] == 16
-    messages = [{"role": "user", "content": "hi"}]
-    assert server.post(CHAT, messages=messages)[1]["usage"]["total_tokens"] == 512
+    assert server.post(CHAT, messages=HI)[1]["usage"]["total_tokens"] == 512
     answer = server.post(prompt=[65] * 510)[1]
     assert answer["usage"]["completion_tokens"] == 2
     assert (
@@ -191,6 +194,7 @@ WRONG = [
     ({"slo_tpot_ms": "soon"}, "slo_tpot_ms"),
     ({"slo_ttft_ms": 10**400}, "slo_ttft_ms"),
     ({"slo_ttft_ms": True}, "slo_ttft_ms"),
+    ({"slo_ttft": 1}, "slo_ttft"),
 ]
 
 
@@ -231,6 +235,13 @@ def test_too_long(server: Live, prompt: Any, max_tokens: int | None, stream: boo
     assert str(len(prompt)) in answer["error"]["message"]
 
 
+def test_a_refusal_at_the_door_is_counted(server: Live) -> None:
+    name = f'slosched:requests_ended_total{{model_name="{MODEL}",reason="too_long"}}'
+    before = samples(server)[name]
+    server.post(prompt="x", max_tokens=512)
+    assert samples(server)[name] == before + 1
+
+
 def test_unknown_model_path_and_method(server: Live) -> None:
     status, answer, _ = server.post(model="gpt-9", prompt="x")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
@@ -238,7 +249,21 @@ def test_unknown_model_path_and_method(server: Live) -> None:
     assert server.post("/v1/embeddings", input="x")[0] == 404
     status, text = server.get("/v1/completions")
     assert status == 405
-    assert "GET /v1/completions" in json.loads(text)["error"]["message"]
+    error = json.loads(text)["error"]
+    assert "GET /v1/completions" in error["message"]
+    assert error["code"] == "method_not_allowed"
+
+
+def test_what_is_missing_is_called_so(server: Live) -> None:
+    assert "prompt is missing" in server.post()[1]["error"]["message"]
+    assert "messages is missing" in server.post(CHAT)[1]["error"]["message"]
+
+
+def test_a_promise_of_no_known_name_is_refused(server: Live) -> None:
+    for path, body in (("/v1/completions", {"prompt": "x"}), (CHAT, {"messages": HI})):
+        status, answer, _ = server.post(path, **body, slo_ttft=1)
+        assert status == 400
+        assert "slo_ttft_ms and slo_tpot_ms" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -249,6 +274,35 @@ def test_what_is_not_a_json_object(server: Live, body: bytes) -> None:
     status, answer = raw_post(server.url, body)
     assert status == 400
     assert answer["error"]["type"] == "invalid_request_error"
+
+
+def send_for_ever(
+    server: Live, header: str, part: bytes
+) -> tuple[http.client.HTTPResponse, Any, int]:
+    """The answer to a client that sends and sends, and how many bytes it got rid of before it."""
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % header.encode())
+        num_sent = 0
+        with suppress(OSError):  # it may hang up between our looking and our sending
+            while not select.select([client], [], [], 0)[0]:
+                client.sendall(part)
+                num_sent += len(part)
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        return response, json.loads(response.read()), num_sent
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_body_without_end_is_refused_and_not_read(server: Live, is_chunked: bool) -> None:
+    spaces = b" " * 2**16
+    header, part = f"content-length: {10**12}", spaces
+    if is_chunked:
+        header, part = "transfer-encoding: chunked", b"10000\r\n%b\r\n" % spaces
+    response, answer, num_sent = send_for_ever(server, header, part)
+    assert (response.status, answer["error"]["code"]) == (413, "body_too_large")
+    assert response.getheader("connection") == "close"
+    assert num_sent < 2**25, "a MiB may be read, and the kernel holds some more"
 
 
 def raw_post(url: str, body: bytes, path: str = "/v1/completions") -> tuple[int, Any]:

@@ -241,15 +241,14 @@ def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
             server.device.gate.clear()
             server.worker.begin_drain(20)
             refused = await post(client, prompt="late")
-            async with client.get("/health") as health:
-                status = health.status
+            status = await health(client)
             server.device.gate.set()
             text += await response.text()
         return text, refused, status
 
     with live() as server:
-        text, (status, answer, _), health = asyncio.run(with_client(server.url, scenario))
-        assert (status, answer["error"]["code"], health) == (503, "not_serving", 503)
+        text, (status, answer, _), told = asyncio.run(with_client(server.url, scenario))
+        assert (status, answer["error"]["code"], told) == (503, "not_serving", 503)
         assert "shutting down" in answer["error"]["message"]
         assert len(parse_events(text)) == 50
         assert reasons(server) == [EndReason.LENGTH]
@@ -294,26 +293,40 @@ worker = EngineWorker(
     Engine(Scheduler(FCFS(), KVCache(64)), EmulatedExecutor(model), MonotonicClock())
 )
 app = build_app(worker, ByteTokenizer(), ServerConfig("m", 512))
-serve(app, worker, port=0, on_ready=lambda url: print(url, flush=True))
+num_cut_short = serve(app, worker, port=0, on_ready=lambda url: print(url, flush=True))
 worker.scheduler.kv.check()
-print([str(r.end_reason) for r in worker.records], worker.scheduler.kv.used_fraction, flush=True)
+ends = [str(r.end_reason) for r in worker.records]
+print(ends, worker.scheduler.kv.used_fraction, num_cut_short, flush=True)
 """
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_the_process(sig: signal.Signals) -> None:
-    root = Path(__file__).parents[3]
+async def health(client: aiohttp.ClientSession) -> int:
+    async with client.get("/health") as response:
+        return response.status
+
+
+@contextmanager
+def server_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of its own with its URL, which needs 10 ms a token."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER_PROGRAM],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     try:
         assert process.stdout is not None
-        url = process.stdout.readline().strip()
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_process(sig: signal.Signals) -> None:
+    with server_process() as (process, url):
 
         async def scenario(client: aiohttp.ClientSession) -> str:
             body = {"prompt": "abc", "max_tokens": 60, "stream": True}
@@ -326,10 +339,30 @@ def test_a_signal_drains_the_process(sig: signal.Signals) -> None:
         assert len(parse_events(text)) == 60, "it was allowed to finish"
         out, err = process.communicate(timeout=20)
         assert (process.returncode, err) == (0, "")
-        assert out.strip() == "['length'] 0.0"
-    finally:
-        process.kill()
-        process.communicate()
+        assert out.strip() == "['length'] 0.0 0"
+
+
+@pytest.mark.e2e
+def test_a_second_signal_answers_at_once_and_says_how_many_were_cut_short() -> None:
+    with server_process() as (process, url):
+
+        async def scenario(client: aiohttp.ClientSession) -> tuple[str, Any]:
+            whole = asyncio.create_task(post(client, prompt="abc", max_tokens=500))
+            body = {"prompt": "abc", "max_tokens": 500, "stream": True}
+            async with client.post("/v1/completions", json=body) as response:
+                text = await read_until_text(response)
+                process.send_signal(signal.SIGINT)
+                while await health(client) == 200:  # two signals at once would be one
+                    await asyncio.sleep(0.01)
+                process.send_signal(signal.SIGINT)
+                return text + await response.text(), await whole
+
+        text, (status, answer, _) = asyncio.run(with_client(url, scenario))
+        assert parse_events(text)[-1]["error"]["code"] == "shutdown"
+        assert (status, answer["error"]["code"]) == (503, "shutdown")
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, err) == (0, "")
+        assert out.strip() == "['shutdown', 'shutdown'] 0.0 2"
 
 
 def test_a_port_in_use_is_a_clear_error() -> None:
