@@ -411,6 +411,15 @@ def test_an_illegal_plan_changes_nothing(
     bench.kv.check()
 
 
+@pytest.mark.parametrize(("plan", "what"), [({"r": 1}, "a dict"), (None, "None")])
+def test_what_is_no_plan_is_called_so(plan: object, what: str) -> None:
+    bench = Bench()
+    bench.add("r")
+    bench.policy.plan = plan
+    with pytest.raises(IllegalPlanError, match=f"^Told.schedule returned {what}, not a Scheduler"):
+        bench.scheduler.schedule(0.0)
+
+
 def state_of(bench: Bench) -> list[object]:
     view = bench.scheduler.view(bench.now_s)
     requests = (*view.waiting, *view.running, *view.swapped)

@@ -24,9 +24,16 @@ class PlanCheck:
     queues: Queues
     kv: KVView
     limits: Limits
+    planner: str = "Policy"
+    """The class of the policy whose plans these are."""
 
     def __call__(self, output: SchedulerOutput, decodes: DecodeGroup | None = None) -> None:
         """`decodes`, if any, are served in the same step; the plan is then for all others."""
+        if not isinstance(output, SchedulerOutput):
+            kind = "None" if output is None else f"a {type(output).__name__}"
+            raise IllegalPlanError(
+                f"{self.planner}.schedule returned {kind}, not a SchedulerOutput"
+            )
         num_tokens = num_started = num_left = num_lent = 0
         num_blocks, ledger = self.kv.num_free_blocks, self.kv.ledger()
         if output.rejected or output.preempted or output.swapped_out or output.swapped_in:

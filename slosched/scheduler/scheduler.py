@@ -52,7 +52,7 @@ class Scheduler:
         self.latency_model = latency_model
         self.queues = Queues()
         """For reading; changed by the Scheduler alone."""
-        self._check = PlanCheck(self.queues, kv, self.limits)
+        self._check = PlanCheck(self.queues, kv, self.limits, type(policy).__name__)
         self._ended: list[Request] = []
         self._foreseen: ScheduledBatch | None = None
 
