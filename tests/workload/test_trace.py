@@ -213,3 +213,11 @@ def test_dispersion_is_one_for_poisson_and_zero_for_clockwork():
         1, abs=0.05
     )
     assert dispersion_of_counts(np.arange(0, 1000, 0.25), 1.0) == 0
+
+
+def test_statistics_of_a_span_that_is_far_too_long():
+    """As where milliseconds stand among seconds, or at a rate of next to nothing."""
+    for last_s in (1.7e12, 1e300):
+        arrivals_s = np.array([0.0, 0.5, 2.0, last_s])
+        assert dispersion_of_counts(arrivals_s, 1.0) == pytest.approx(5 / 3)
+        assert interarrival_cv(arrivals_s) == pytest.approx(math.sqrt(2))
