@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "slosched"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("core",),
+    ("core", "spelling"),
     ("batch", "kv", "perfmodel", "workload", "evaluate.metrics"),
     ("policy", "scheduler"),
     ("engine",),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slosched.cli import options
-from slosched.cli.console import console, progress_bar
+from slosched.cli.console import console, progress_bar, what
 from slosched.cli.groups import grouped
 from slosched.cli.simulation import ReplicaOptions
 from slosched.cli.sweeping import (
@@ -174,7 +174,7 @@ def _run(sweep: Sweep, make_pool: MakePool) -> bool:
 
 def _nothing_measured(sweep: Sweep) -> Exception:
     """What to raise where no policy was played by all seeds at one rate."""
-    errors = [f"{name}: {m.error}" for name, m in sweep.measured.items() if m.error]
+    errors = [f"{name}: {what(m.error)}" for name, m in sweep.measured.items() if m.error]
     if not errors:
         return typer.Exit(130)
     from slosched.evaluate.capacity import CapacityError

@@ -10,7 +10,7 @@ import pandas as pd
 from rich.markup import escape
 from rich.table import Table
 
-from slosched.cli.console import console, table
+from slosched.cli.console import console, table, what
 from slosched.cli.figures import save_figures
 from slosched.evaluate.capacity import Capacity, Flag, Ratio, Store, Study, Sweep
 from slosched.evaluate.plots import attainment_curves, goodput_curves
@@ -118,7 +118,7 @@ def notes(study: Study, sweep: Sweep, targets: Sequence[float]) -> Iterator[str]
     """What went wrong, and what the figures must be read with."""
     for name, measured in sweep.measured.items():
         if measured.error is not None:
-            yield f"{name} was given up: {measured.error}"
+            yield f"{name} was given up: {what(measured.error)}"
         elif not measured.complete:
             yield f"{name} was played by all seeds at no rate yet"
     for name in study.contenders:

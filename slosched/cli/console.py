@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ _NOT_THE_USERS = (
     *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib")),
 )
 """How the names of files begin that are ours, Python's or a library's."""
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 # Without emoji=False rich reads the `:X:` of package.module:X: as a picture.
 console = Console(highlight=False, emoji=False)
@@ -43,7 +45,11 @@ def complain(error: Exception) -> None:
 
 def place_in_users_code(error: BaseException) -> traceback.FrameSummary | None:
     """The innermost line of the user's own code, of a policy most likely, that the error passed."""
-    frames = traceback.extract_tb(error.__traceback__)
+    # A worker process sends its traceback as a text, which becomes the cause.
+    far = [
+        traceback.FrameSummary(f, int(n), at) for f, n, at in _FRAME.findall(str(error.__cause__))
+    ]
+    frames = [*traceback.extract_tb(error.__traceback__), *far]
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
     return own[-1] if own else None
 

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,6 +71,24 @@ def writable(path: Path | None) -> Path | None:
     if not os.access(path if path.exists() else nearest, os.W_OK):
         raise typer.BadParameter(f"{str(path)!r} cannot be written: no permission in {nearest}")
     return path
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _one_promise(context: typer.Context, value: Any) -> Any:
+    """Complains of tiers beside what they replace.
+
+    It is asked of all three, for each sees only those that stand before it on the command line.
+    """
+    names = ("slo_ttft", "slo_tpot")
+    times = [f"--{name}".replace("_", "-") for name in names if is_given(context, name)]
+    if times and is_given(context, "slo_tier"):
+        raise typer.BadParameter(f"a tier has both times itself; leave out {' and '.join(times)}")
+    return value
 
 
 class Format(StrEnum):
@@ -147,15 +165,26 @@ class TracePromiseOptions:
         typer.Option(
             "--slo-ttft",
             parser=ttft,
+            callback=_one_promise,
             metavar="TIME|FACTORx",
             help="TTFT promise: 500ms, 1s; 3x is three times the prompt's unloaded prefill, by the "
             "latency model; 0.5s+3x their sum.",
         ),
     ] = None
-    slo_tpot: TPOT = None
+    slo_tpot: Annotated[
+        float | None,
+        typer.Option(
+            "--slo-tpot",
+            parser=duration,
+            callback=_one_promise,
+            metavar="TIME",
+            help="TPOT promise: 50ms, 0.05.",
+        ),
+    ] = None
     slo_tier: Annotated[
         list[str] | None,
         typer.Option(
+            callback=_one_promise,
             metavar="WEIGHT:TTFT/TPOT",
             help="Instead of the two: tiers drawn at random by weight, as 0.3:1s/50ms.  Repeat.",
         ),
@@ -330,7 +359,23 @@ def prefix_host(
             "--prefix-host-tokens keeps what a prefix cache evicts: choose one with "
             "--prefix-cache hash, merged or radix"
         )
-    return PrefixHost(num_tokens // block_size, writes)
+    return PrefixHost(_blocks("--prefix-host-tokens", num_tokens, block_size), writes)
+
+
+_MAX_BLOCKS = 2**26
+"""A billion tokens in blocks of 16: no device holds as much, and a list of all its blocks alone
+takes gigabytes."""
+
+
+def _blocks(option: str, num_tokens: int, block_size: int) -> int:
+    """So many KV blocks; ValueError if they are more than could be kept book of."""
+    num_blocks = num_tokens // block_size
+    if num_blocks > _MAX_BLOCKS:
+        raise ValueError(
+            f"{option} {num_tokens} takes {num_blocks:,} KV blocks of {block_size} tokens; "
+            f"give at most {_MAX_BLOCKS * block_size}"
+        )
+    return num_blocks
 
 
 @dataclass(frozen=True)
@@ -348,7 +393,7 @@ class KVOptions:
 
     @property
     def num_host_blocks(self) -> int:
-        return self.host_kv_tokens // self.block_size
+        return _blocks("--host-kv-tokens", self.host_kv_tokens, self.block_size)
 
     def num_blocks(self, default_tokens: int) -> int:
         """KV blocks of the cache; of `default_tokens` if no size was given."""
@@ -358,7 +403,7 @@ class KVOptions:
                 f"a KV cache of {tokens} tokens does not hold one block of {self.block_size}: "
                 "raise --kv-tokens or lower --block-size"
             )
-        return tokens // self.block_size
+        return _blocks("--kv-tokens", tokens, self.block_size)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from difflib import get_close_matches
 from pathlib import Path
 
 from rich.markup import escape
 
 from slosched.cli.console import console
+from slosched.spelling import meant
 from slosched.workload import (
     KINDS,
     PUBLIC_TRACES,
@@ -67,19 +67,13 @@ def read_part(
             )
     except OSError as error:
         raise TraceError(
-            f"no trace {source!r}{_meant(source)}: neither a file that can be read "
-            f"({error.strerror}) nor one of the kinds to synthesize "
+            f"no trace {source!r}{meant(source, (*KINDS, *PUBLIC_TRACES))}: neither a file that "
+            f"can be read ({error.strerror}) nor one of the kinds to synthesize "
             f"({', '.join(KINDS)}) or the public traces (`slosched trace fetch` lists them)"
         ) from error
     for oddity in _oddities(trace):
         console.print(f"[yellow]note:[/] {escape(path.name)}: {escape(oddity)}")
     return trace
-
-
-def _meant(source: str) -> str:
-    """A question that names the trace that is spelt most alike, if any is."""
-    close = get_close_matches(source.lower().replace("-", "_"), [*KINDS, *PUBLIC_TRACES], n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _oddities(trace: Trace) -> list[str]:

@@ -15,7 +15,7 @@ import typer
 
 from slosched.cli.console import console
 from slosched.cli.local import ExtraMissingError
-from slosched.cli.options import KVOptions, ModelOptions, PromiseOptions
+from slosched.cli.options import KVOptions, ModelOptions, PromiseOptions, is_given
 from slosched.core import DeadlineRule, Limits
 from slosched.engine.profiling import ProfileLimits
 from slosched.integrations.vllm.hooks import installed_version
@@ -84,7 +84,7 @@ def check_vllm(context: typer.Context, *, force: bool) -> None:
         )
     if not force:
         found.check()
-    if given := [name for name in _OURS_ALONE if _is_given(context, name)]:
+    if given := [name for name in _OURS_ALONE if is_given(context, name)]:
         flag = "--" + given[0].replace("_", "-")
         raise ValueError(f"{flag} is of slosched's own engine; vLLM's own options go behind --")
 
@@ -148,7 +148,7 @@ def serve_command(
     if "emulate" in settings:
         command += ["--distributed-executor-backend", f"{_PLUGIN}.EmulatedExecutor"]
     for name in ("max_num_batched_tokens", "max_num_seqs", "dtype", "load_format", "block_size"):
-        if _is_given(context, name):
+        if is_given(context, name):
             command += ["--" + name.replace("_", "-"), str(context.params[name])]
     return [*command, *rest]
 
@@ -197,7 +197,7 @@ def open_vllm(
         limits.max_num_batched_tokens,
         limits.max_num_seqs,
         kv_tokens=kv.kv_tokens,
-        block_size=kv.block_size if _is_given(context, "block_size") else None,
+        block_size=kv.block_size if is_given(context, "block_size") else None,
         dtype=model.dtype,
         load_format=str(model.load_format),
         others=tuple(rest),
@@ -225,9 +225,3 @@ def _path_of(latency_model: str) -> str:
     """Absolute, if it is a file: vLLM's processes may start elsewhere."""
     path = Path(latency_model)
     return str(path.absolute()) if path.is_file() else latency_model
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether the option stands on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

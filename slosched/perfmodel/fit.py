@@ -22,6 +22,7 @@ from slosched.perfmodel.measurement import Measurement, Part, Profile
 from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.solve import Estimate
 from slosched.perfmodel.split import covering, folds, on_grid
+from slosched.spelling import meant
 
 AUTO = "auto"
 
@@ -84,7 +85,8 @@ def fit(profile: Profile, form: str = AUTO, *, num_folds: int = 5, seed: int = 0
     a model.
     """
     if form != AUTO and form not in FITTERS:
-        raise FitError(f"no form {form!r}; there are {', '.join((AUTO, *FITTERS))}")
+        known = (AUTO, *FITTERS)
+        raise FitError(f"no form {form!r}{meant(form, known)}; there are {', '.join(known)}")
     profile = profile.merged()
     steps = _check(profile)
     judged: dict[str, _Judged] = {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slosched.spelling import meant
+
 _AZURE = "Azure/AzurePublicDataset"
 _AZURE_AT = "b469a113cedca53ddc3bdea71a143dc4b7d8700c"
 _MOONCAKE = "kvcache-ai/Mooncake"
@@ -178,5 +180,8 @@ PUBLIC_TRACES: Mapping[str, PublicTrace] = {
 def public_trace(name: str) -> PublicTrace:
     """The trace of this name; ValueError if there is none."""
     if name not in PUBLIC_TRACES:
-        raise ValueError(f"no public trace {name!r}; choose one of {', '.join(PUBLIC_TRACES)}")
+        raise ValueError(
+            f"no public trace {name!r}{meant(name, PUBLIC_TRACES)}; choose one of "
+            f"{', '.join(PUBLIC_TRACES)}"
+        )
     return PUBLIC_TRACES[name]

@@ -118,7 +118,7 @@ def test_a_policy_that_fails_alone_is_an_error(
     monkeypatch.syspath_prepend(tmp_path)
     said = cli(*QUICK, "-p", "failing_alone:Failing", "-o", str(tmp_path / "out"))
     assert said.status == 1
-    assert "out of ideas" in said.complaint
+    assert "failing_alone.py, line 6, in schedule: RuntimeError: out of ideas" in said.complaint
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib
 import socket
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from command_line import Said
+
+from slosched.cli.console import what
 
 pytestmark = pytest.mark.e2e
 
@@ -66,6 +72,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make poisson --slo-tier 1:2s -o out": ("'1:2s'", "weight:TTFT/TPOT"),
     "trace make poisson --slo-tier x:1s/1s -o out": ("'x:1s/1s'", "weight:TTFT/TPOT"),
     "trace make poisson --slo-tier -1:1s/1s -o out": ("not negative", "-1.0"),
+    "trace make poisson --slo-tier 1:1s/1s --slo-tpot 9s -o out": ("leave out --slo-tpot",),
+    "replay --slo-ttft 1s --slo-tier 1:1s/1s -o out": ("leave out --slo-ttft",),
     "trace make poisson --cv 2 -o out": ("cv", "'poisson'"),
     "trace make one.csv --cv 2 -o out": ("--cv", "'one.csv'"),
     "trace make poisson --start 5s -o out": ("--start", "'poisson'"),
@@ -73,6 +81,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make one.csv --duration 0 -o out": ("--duration", "'0'"),
     "trace make many.csv -o out": ("many.csv, line 3", "ContextTokens", "'0'", "--skip-bad"),
     "trace make azure_conv_2024 -o out": ("'azure_conv_2024'", "slosched trace fetch azure_conv"),
+    "trace make packed.gz -o out": ("packed.gz is compressed", "`gunzip packed.gz`"),
+    "trace fetch azure_conv23": ("'azure_conv23'", "did you mean azure_conv_2023?"),
     "trace fetch azure": ("'azure'", "azure_conv_2023"),
     "trace fetch azure_conv_2023 --url http://127.0.0.1:9/t.csv -o out": (
         "cannot reach",
@@ -105,6 +115,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "replay --latency-model binary.dat -o out": ("binary.dat", "not a latency model"),
     "replay --kv-tokens 0 -o out": ("--kv-tokens",),
     "replay --kv-tokens 8 -o out": ("8 tokens", "--kv-tokens"),
+    "replay --kv-tokens 99999999999999999999 -o out": ("--kv-tokens 9999", "at most 1073741824"),
+    "replay --host-kv-tokens 99999999999999999999 -o out": ("--host-kv-tokens 9999", "at most"),
     "replay --block-size 0 -o out": ("--block-size",),
     "replay --host-kv-tokens -1 -o out": ("--host-kv-tokens",),
     "replay --max-num-seqs 0 -o out": ("--max-num-seqs",),
@@ -146,6 +158,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fit few.csv -o out": ("1 different batches are too few", "16"),
     "fit decodes.csv -o out": ("no measured step has a prefill chunk", "profile"),
     "fit few.csv --form cubic -o out": ("'cubic'", "linear", "profiled-joint"),
+    "fit few.csv --form roofine -o out": ("'roofine'", "did you mean roofline?"),
     "profile --batches 0 -o out": ("--batches", "greater than or equal to 1"),
     "profile --passes 0 -o out": ("--passes", "greater than or equal to 1"),
     "profile --time-limit 0 -o out": ("--time-limit", "'0'"),
@@ -161,6 +174,7 @@ def test_a_mistake_is_named_and_leaves_nothing(cli: Cli, tmp_path: Path, typed: 
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "binary.dat").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(AZURE.encode()))
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     said = cli(*typed.split())
     assert said.status in (1, 2)
@@ -216,6 +230,19 @@ def test_what_goes_wrong_in_a_policy_of_ones_own_is_told_with_its_line(
         assert said.status == 1
         assert complaint in said.complaint
     assert not Path("out").exists()
+
+
+def test_a_line_of_ones_own_is_found_where_a_worker_process_ran_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "far_away.py").write_text("def fails():\n    raise RuntimeError('out of ideas')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    far_away = importlib.import_module("far_away")
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        error = pool.submit(far_away.fails).exception()
+    assert error is not None
+    place = f"{tmp_path}/far_away.py, line 2, in fails"
+    assert what(error) == f"{place}: RuntimeError: out of ideas"
 
 
 def test_a_fault_of_ours_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,14 @@ from slosched.workload.request import TraceError
 HEADER_KEY = "slosched_trace"
 """In a JSON object on top that is no row, or in the metadata of Parquet: our own header."""
 _PARQUET_MAGIC = b"PAR1"
+_COMPRESSED = {
+    b"\x1f\x8b": "gunzip",
+    b"BZh": "bunzip2",
+    b"\xfd7zXZ": "unxz",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+    b"PK\x03\x04": "unzip",
+}
+"""How such files begin, and what unpacks them."""
 _BATCH_ROWS = 4096
 _CHUNK_BYTES = 1 << 16
 
@@ -84,6 +92,9 @@ def read_rows(path: Path, file: BufferedReader, bad: BadRows) -> Reading:
     ahead = file.peek(_CHUNK_BYTES)
     if ahead.startswith(_PARQUET_MAGIC):
         return _parquet(path)
+    for magic, unpack in _COMPRESSED.items():
+        if ahead.startswith(magic):
+            raise TraceError(f"{path} is compressed: unpack it first (`{unpack} {path.name}`)")
     text = Text(path, file)
     if _opening(ahead) == b"[":
         return Reading(json_items(path, text.chunks(), bad), [], text)
