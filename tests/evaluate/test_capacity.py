@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -410,9 +411,15 @@ def test_a_policy_that_fails_does_not_stop_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"), [({"targets": (1.0,)}, "1.0"), ({"targets": ()}, "at least one")]
+    ("plan", "said"),
+    [
+        ({"targets": (1.0,)}, "1.0"),
+        ({"targets": ()}, "at least one"),
+        ({"max_rate": 0.0}, "max_rate must be a positive number of requests/s, not 0.0"),
+        ({"at_rate": -1.0}, "at_rate must be .* not -1.0"),
+    ],
 )
-def test_a_plan_without_a_target_is_refused(plan: dict[str, tuple[float, ...]], said: str) -> None:
+def test_a_plan_that_looks_for_nothing_is_refused(plan: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Plan(**plan)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +50,10 @@ class Plan:
         for target in self.targets:
             if not 0 < target < 1:
                 raise ValueError(f"a target must be a share between 0 and 1, not {target!r}")
+        for name in ("max_rate", "at_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 < rate < math.inf:
+                raise ValueError(f"{name} must be a positive number of requests/s, not {rate!r}")
 
 
 @dataclass

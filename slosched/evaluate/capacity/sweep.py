@@ -64,13 +64,12 @@ class Sweep:
         self._bench = Bench.of(windows, [contender.model for contender in contenders])
         self._models = {c.name: model_digest(c.model) for c in contenders}
         self._traces = [trace_digest(window) for window in windows]
-        busy = plan.at_rate or _busy_rate(contenders[0], self.windows[0])
-        lattice = Lattice.between(
-            busy * _LOWEST_OF_BUSY,
-            plan.max_rate or busy * _HIGHEST_OF_BUSY,
-            plan.precision,
-        )
-        if plan.at_rate:
+        busy = plan.at_rate
+        if busy is None:
+            busy = _busy_rate(contenders[0], self.windows[0])
+        highest = busy * _HIGHEST_OF_BUSY if plan.max_rate is None else plan.max_rate
+        lattice = Lattice.between(busy * _LOWEST_OF_BUSY, highest, plan.precision)
+        if plan.at_rate is not None:
             lattice = lattice.only(plan.at_rate)
         guess = lattice.nearest(busy * _KNEE_OF_BUSY)
         self.measured = {
