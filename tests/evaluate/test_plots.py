@@ -101,7 +101,34 @@ def test_a_cdf_is_thinned_but_keeps_its_ends():
     line = latency_cdfs({"fcfs": replay}).axes[0].lines[0]
     assert len(line.get_xdata()) <= 400
     assert line.get_xdata()[[0, -1]] == pytest.approx([0.001, 5.0])
-    assert line.get_ydata()[[0, -1]] == pytest.approx([1 / 5000, 1.0])
+    assert line.get_ydata()[[0, 1, -1]] == pytest.approx([0, 1 / 5000, 1.0])
+
+
+def test_curves_of_one_request_can_be_seen():
+    replay = {"fcfs": [finished(0, 0.5, tokens=2)]}
+    for axes, last_s in zip(latency_cdfs(replay).axes, (0.5, 0.05), strict=True):
+        curve = axes.lines[0]
+        assert curve.get_xdata() == pytest.approx([last_s, last_s])
+        assert curve.get_ydata() == pytest.approx([0, 1])
+    assert gap_tails(replay).axes[0].lines[0].get_markevery() is None, "its one point is marked"
+
+
+def test_every_policy_has_its_row_even_without_a_rate():
+    alone = [finished(0, 0.5)]
+    figure = goodput_bars({name: summarize(alone, RULE) for name in ("a", "b")})
+    (axes,) = figure.axes
+    assert texts(axes) == ["no rate: all arrived at once"] * 2
+    assert axes.get_ylim() == (1.5, -0.5)
+    assert drawn(figure)
+
+
+@pytest.mark.parametrize("ttft_s", [0.001, 0.99, 5000.0])
+def test_the_promise_is_written_within_its_panel(ttft_s):
+    figure = latency_cdfs({"fcfs": [finished(i, ttft_s / (i + 1)) for i in range(10)]})
+    drawn(figure)
+    axes = figure.axes[0]
+    text, panel = axes.texts[0].get_window_extent(), axes.get_window_extent()
+    assert panel.x0 <= text.x0 < text.x1 <= panel.x1
 
 
 def test_mixed_slos_draw_no_line():

@@ -70,11 +70,13 @@ def goodput_bars(summaries: Mapping[str, Summary]) -> Figure:
             if inside and colours[row] == SKY:
                 style["color"] = BLACK
             axes.text(goodput, row, f" {goodput:.2f} ", va="center", fontsize=9, **style)
+        else:
+            axes.text(0, row, " no rate: all arrived at once", va="center", fontsize=9)
     axes.plot([], [], "|", color=BLACK, markersize=11, markeredgewidth=2, label="offered")
     axes.set(xlabel="good requests/s")
     axes.margins(x=0.1)
     axes.set_xlim(left=0)
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.5, -0.5)  # also those without a bar
     axes.grid(visible=False)
     legend_above(figure)
     return figure

@@ -28,6 +28,8 @@ from slosched.evaluate.plots.style import (
 _MAX_CURVE_POINTS = 400
 _SHORTEST_S = 1e-6
 """Times are drawn on a logarithmic axis, which has no zero."""
+_NO_ROOM = 0.8
+"""The share of the width of a panel from which on a text would leave it."""
 
 
 def latency_cdfs(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
@@ -73,6 +75,8 @@ def gap_tails(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
         if not len(ordered):
             axes.plot([], [], **style)
             continue
+        if len(ordered) == 1:  # a line of no length has no place for some markers
+            style["markevery"] = None
         # As many points a decade of the tail as of the bulk; the longest gap has none above it.
         above = np.unique(np.geomspace(1, len(ordered), _MAX_CURVE_POINTS).astype(int))[::-1]
         axes.step(ordered[len(ordered) - above], above / len(ordered), where="pre", **style)
@@ -96,10 +100,15 @@ def _share_curve(
         axes.plot([], [], **style)
         return
     share = (num_below + np.arange(1, len(ordered) + 1)) / total
-    keep = np.unique(np.linspace(0, len(ordered) - 1, _MAX_CURVE_POINTS).astype(int))
-    axes.step(ordered[keep], share[keep], where="post", **style)
+    keep = np.unique(np.linspace(0, len(ordered) - 1, _MAX_CURVE_POINTS - 1).astype(int))
+    # It rises at the first: of one request nothing else could be seen.
+    values, shares = ordered[np.r_[0, keep]], np.r_[num_below / total, share[keep]]
+    axes.step(values, shares, where="post", **style)
 
 
 def _promise_line(axes: Axes, promises_s: set[float]) -> None:
+    """On axes that are to be logarithmic, when all else is drawn."""
     if len(promises_s) == 1 and math.isfinite(promise_s := promises_s.pop()):
-        reference_line(axes, f"SLO {promise_s:g} s", x=promise_s)
+        low_s, high_s = axes.dataLim.intervalx  # inf and -inf if there is nothing
+        at_end = math.isfinite(high_s) and promise_s > low_s ** (1 - _NO_ROOM) * high_s**_NO_ROOM
+        reference_line(axes, f"SLO {promise_s:g} s", x=promise_s, at_end=at_end)

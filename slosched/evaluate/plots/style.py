@@ -85,18 +85,25 @@ def legend_above(figure: Figure, **more: Any) -> None:
 
 
 def reference_line(
-    axes: Axes, text: str, *, x: float | None = None, y: float | None = None
+    axes: Axes,
+    text: str,
+    *,
+    x: float | None = None,
+    y: float | None = None,
+    at_end: bool = False,
 ) -> None:
     """A thin dashed black line across the axes at `x` or `y`, with what it stands for.
 
-    The text of a horizontal one stands at its right end: attainments fall to the right.
+    The text of a horizontal one stands at its right end: attainments fall to the right.  That of a
+    vertical one stands right of it, or left where it is `at_end` of the axes.
     """
     style: dict[str, Any] = {"color": BLACK, "linewidth": 1, "linestyle": (0, (2, 2))}
     note: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}
     if x is not None:
         axes.axvline(x, **style)
+        side: dict[str, Any] = {"ha": "right", "xytext": (-3, 0)} if at_end else {"xytext": (3, 0)}
         where = ("data", "axes fraction")
-        axes.annotate(text, xy=(x, 0.03), xytext=(3, 0), xycoords=where, **note)
+        axes.annotate(text, xy=(x, 0.03), xycoords=where, **side, **note)
     if y is not None:
         axes.axhline(y, **style)
         axes.annotate(
