@@ -20,7 +20,8 @@ def interarrival_cv(arrivals_s: FloatArray) -> float:
     gaps = np.diff(arrivals_s)
     if gaps.size < 2 or gaps.sum() == 0:
         return math.nan
-    return float((gaps / gaps.mean()).std())  # no square of a gap, which may be too large
+    gaps = np.ldexp(gaps, -int(np.frexp(gaps.max())[1]))  # exact, and no square is too large
+    return float(gaps.std() / gaps.mean())
 
 
 def dispersion_of_counts(arrivals_s: FloatArray, window_s: float) -> float:
