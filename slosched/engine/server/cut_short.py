@@ -37,8 +37,8 @@ class CutShort:
                 raise
             if not begun:
                 await self._error.response()(scope, receive, send)
-            elif (
-                dict(begun[0]["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
-            ):
+                return
+            kind = dict(begun[0]["headers"]).get(b"content-type", b"")
+            if kind.startswith(b"text/event-stream"):
                 body = last_events(self._error)
                 await send({"type": "http.response.body", "body": body, "more_body": False})
