@@ -41,7 +41,7 @@ _QUICK_CONTEXT_TOKENS = 2048
 @grouped
 def serve(
     context: typer.Context,
-    policy: options.PolicyName = "slo_aware",
+    policy: options.PolicyName = "goodput",
     promise: options.PromiseOptions = options.PromiseOptions(
         slo_ttft=options.Seconds(1), slo_tpot=options.Seconds(0.1)
     ),
