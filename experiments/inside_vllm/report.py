@@ -24,6 +24,9 @@ def write(page: Path = PAGE, book: Book | None = None) -> None:
     """The page, and its figure in the folder of its name."""
     book = book or Book()
     runs = book.shown()
+    runs = runs[
+        [rate in SETUPS[name].rates for name, rate in zip(runs["setup"], runs["rate"], strict=True)]
+    ]
     if runs.empty:
         raise ValueError("nothing is measured: `python -m experiments.inside_vllm run` does it")
     predictions = book.read(PREDICTIONS)
@@ -47,11 +50,12 @@ _HEAD = (
     "<!-- Made by `python -m experiments.inside_vllm report`; edit report.py there instead. -->\n\n"
     "Real vLLM 0.32.0: its API server, engine core, scheduler and KV cache manager, with its own "
     "scheduler at the `--max-num-batched-tokens` that the tables name, and with slosched's "
-    "policies in front of it. All of them are up at the same time and get the same requests; "
-    "whoever has to wait for a core looks worse than it is (the last columns). Good requests "
-    "are those served as promised (TTFT, and TPOT as `vllm bench serve --goodput` has it); "
-    "rejected ones are not good. Intervals are 95 %, by Student's t over the parts of the trace. "
-    "How it is done: [experiments/inside_vllm](../experiments/inside_vllm/README.md)."
+    "policies in front of it. All of them are up at the same time and get the same requests, on "
+    "an emulated device together, on a real one in turns; whoever has to wait for a core looks "
+    "worse than it is (the last columns). Good requests are those served as promised (TTFT, and "
+    "TPOT as `vllm bench serve --goodput` has it); rejected ones are not good. Intervals are "
+    "95 %, by Student's t over the parts of the trace. How it is done: "
+    "[experiments/inside_vllm](../experiments/inside_vllm/README.md)."
 )
 
 
