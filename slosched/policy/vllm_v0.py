@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 
@@ -97,7 +97,8 @@ class VLLMV0(Policy):
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         waiting = _in_order_of(self._waiting, view.waiting) if self._waiting else view.waiting
-        step = Step(view, _in_order_of(self._running, view.running), waiting, self._blocks(view))
+        admitted = _in_order_of(self._running, view.running)
+        step = Step(view, admitted, waiting, self._blocks(view, self._tables))
         if self.enable_chunked_prefill:
             running = self._chunked(step, view)
         else:
@@ -126,7 +127,7 @@ class VLLMV0(Policy):
 
     def _decodes_only(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """If no prompt runs in this step, and none is refused."""
-        blocks = self._blocks(view)
+        blocks = self._blocks(view, self._tables)
         head = next(iter(view.waiting), None)
         if (
             view.running
@@ -152,12 +153,15 @@ class VLLMV0(Policy):
         others = _in_order_of(behind, view.running)
         if [r.request_id for r in others] != behind:
             return None
-        step = Step(view, others, view.waiting, self._blocks(view), decodes)
+        # Copies: who is planned in vain here is planned again by `schedule`.
+        booked = {request_id: replace(table) for request_id, table in self._tables.items()}
+        step = Step(view, others, view.waiting, self._blocks(view, booked), decodes)
         if not step.has_room_to_spare:
             return None
-        running = self._chunked(step, view)
+        step.schedule_running()
         if step.victims:
             return None
+        running = self._behind_running(step, view)
         started = [r.request_id for r in chain(*running, step.prefills)]
         self._running = [*(r.request_id for r in step.running), *before, *started]
         return self._planned(step)
@@ -167,10 +171,10 @@ class VLLMV0(Policy):
         self._tables = step.blocks.tables
         return step.build()
 
-    def _blocks(self, view: SchedulerView) -> BlockManager:
+    def _blocks(self, view: SchedulerView, tables: Mapping[str, BlockTable]) -> BlockManager:
         return BlockManager(
             view,
-            self._tables,
+            tables,
             watermark=self.watermark,
             num_lookahead_slots=self.num_lookahead_slots,
         )
@@ -193,6 +197,9 @@ class VLLMV0(Policy):
     def _chunked(self, step: Step, view: SchedulerView) -> tuple[list[Request], ...]:
         """Everything in one step; the running ones in it, as they are to stand next."""
         step.schedule_running()
+        return self._behind_running(step, view)
+
+    def _behind_running(self, step: Step, view: SchedulerView) -> tuple[list[Request], ...]:
         if not step.victims:
             step.schedule_swapped()
         self._prefill(step, view)

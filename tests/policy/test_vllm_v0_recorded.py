@@ -192,7 +192,7 @@ class Replay:
     def compare_blocks(self, swapped_out: tuple[str, ...], expected: dict[str, Any]) -> None:
         """As vLLM books them, which is before they are needed."""
         tables, view = self.policy._tables, self.scheduler.view(0.0)
-        assert self.policy._blocks(view).num_free_blocks == expected["free"], self.where
+        assert self.policy._blocks(view, tables).num_free_blocks == expected["free"], self.where
         moved = sum(tables[name].num_blocks for name in swapped_out)
         assert moved == expected["swap_out"], self.where
 
