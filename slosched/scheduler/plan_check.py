@@ -27,7 +27,7 @@ class PlanCheck:
     planner: str = "Policy"
     """The class of the policy whose plans these are."""
 
-    def __call__(self, output: SchedulerOutput, decodes: DecodeGroup | None = None) -> None:
+    def __call__(self, output: object, decodes: DecodeGroup | None = None) -> None:
         """`decodes`, if any, are served in the same step; the plan is then for all others."""
         if not isinstance(output, SchedulerOutput):
             kind = "None" if output is None else f"a {type(output).__name__}"
