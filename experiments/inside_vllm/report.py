@@ -81,6 +81,7 @@ def goodput_figure(runs: pd.DataFrame, predictions: pd.DataFrame) -> Figure:
                 **style.line(linewidth=1.2),
             )
             said = predictions[(predictions["setup"] == name) & (predictions["system"] == system)]
+            said = said[said["rate"].isin(rates)]
             if len(said):
                 guess = said.groupby("rate")["good_requests_per_s"].mean()
                 axes.plot(guess.index, guess, "o", mfc="none", ms=10, color=style.colour)
