@@ -215,5 +215,6 @@ def _is_same(value: object, other: object) -> bool:
 
 
 def _wrong(name: str, value: object, expected: str) -> ApiError:
-    what = "is missing" if value is None else f"is {value!r:.100}"
-    return ApiError(400, f"{name} {what}; it must be {expected}", param=name)
+    if value is None:
+        return ApiError(400, f"{name} is missing; it must be {expected}", param=name)
+    return ApiError(400, f"{name} must be {expected}, not {value!r:.100}", param=name)
