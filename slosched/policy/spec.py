@@ -9,7 +9,6 @@ import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_type_hints
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, get_type_hints
 from slosched.core import TRIED, Policy, SloschedError
 from slosched.policy import POLICIES, WRAPPERS
 from slosched.policy.wrapper import Wrapper
+from slosched.spelling import meant
 
 _PLUS = re.compile(r"(?<!=)\+(?=\s*[A-Za-z_])")
 """Not the one of a number, as in 1e+3."""
@@ -129,7 +129,7 @@ def _part(text: str) -> _Part:
     if policy_class is None:
         if not rest:
             raise PolicySpecError(
-                f"no policy {head!r}{_meant(head, [*POLICIES, *WRAPPERS])}; there are "
+                f"no policy {head!r}{meant(head, [*POLICIES, *WRAPPERS])}; there are "
                 f"{', '.join(POLICIES)}, or package.module:Class, "
                 f"and after a plus {', '.join(WRAPPERS)}"
             )
@@ -182,16 +182,10 @@ def _option(text: str, policy_class: type[Policy]) -> tuple[str, str]:
     known = _names(policy_class)
     if not equals or name not in known:
         raise PolicySpecError(
-            f"{policy_class.__name__} has no option {text!r}{_meant(name, known)}; write "
+            f"{policy_class.__name__} has no option {text!r}{meant(name, known)}; write "
             f"name=value with one of {', '.join(known) or 'none'}"
         )
     return name, value.strip()
-
-
-def _meant(text: str, known: Sequence[str]) -> str:
-    """A question that names what is spelt most alike, if anything is."""
-    close = get_close_matches(text.lower().replace("-", "_"), known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _value(name: str, text: str, kind: Any) -> object:

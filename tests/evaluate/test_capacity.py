@@ -293,8 +293,9 @@ import sys
 from slosched.engine import simulate
 print(*(m.__file__ for n, m in sys.modules.items() if n.startswith("slosched.")), sep="\\n")
 """
-_ELSEWHERE = ("workload/", "policy/", "evaluate/__init__.py", "__init__.py")
-"""Traces are in a point's key, a policy in its own digest; the others hold no code."""
+_ELSEWHERE = ("workload/", "policy/", "spelling.py", "evaluate/__init__.py", "__init__.py")
+"""Traces are in a point's key, a policy in its own digest; errors are spelt; the others hold no
+code."""
 
 
 def test_the_code_of_a_result_is_all_that_a_replay_loads() -> None:

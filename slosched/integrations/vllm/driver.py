@@ -140,7 +140,8 @@ class Driver:
         mirror = self._mirror
         plan = self._policy.schedule(mirror.view(begins_s, self._model))
         # It reads counts alone, which vLLM's blocks have as well.
-        PlanCheck(mirror.queues, self._kv, mirror.limits)(plan)
+        planner = type(self._policy).__name__
+        PlanCheck(mirror.queues, self._kv, mirror.limits, planner)(plan)
         if may_start and mirror.num_seats > 0:
             return plan
         running = mirror.queues.running
