@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
+# What `make test` runs inside real vLLM, where that is set up: start, refusals, lockstep.
+VLLM_PART := start lockstep v1_lockstep
 SCALE ?= quick
 # uv does not read pip's configuration: hand it the folder of local wheels, if pip has one.
 FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get global.find-links 2>/dev/null); do \
@@ -31,6 +33,9 @@ demo: setup  ## Profile, fit, serve and replay a real model on this machine; lea
 test: setup lint check-types  ## Lint, types, and all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not cost"
 	$(BIN)/python -m pytest -m "cost and not slow" --benchmark-columns=min,median,max
+	@if [ -e $(VLLM_VENV)/.ready ]; then \
+		$(VLLM_VENV)/bin/python -m pytest $(foreach part,$(VLLM_PART),tests/inside_vllm/test_vllm_$(part).py); \
+	else echo "not run inside vLLM: make test-vllm sets up $(VLLM_VENV) and does"; fi
 
 lint: setup
 	$(BIN)/ruff check .
