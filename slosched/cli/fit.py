@@ -23,12 +23,7 @@ from slosched.perfmodel import fit as fit_model
 
 def fit(
     profile: Annotated[Path, typer.Argument(help="CSV file from `slosched profile`.")],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "-o", dir_okay=False, callback=options.writable, help="The model, as JSON."
-        ),
-    ] = Path("model.json"),
+    out: Annotated[Path, options.out_file("The model, as JSON.")] = Path("model.json"),
     form: Annotated[
         str,
         typer.Option(help=f"What is fitted: {', '.join((AUTO, *FITTERS))}."),

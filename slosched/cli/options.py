@@ -73,6 +73,11 @@ def writable(path: Path | None) -> Path | None:
     return path
 
 
+def out_file(what: str) -> Any:
+    """The option for the file that a command writes."""
+    return typer.Option("--out", "-o", dir_okay=False, callback=writable, help=what)
+
+
 def is_given(context: typer.Context, name: str) -> bool:
     """Whether the option stands on the command line."""
     source = context.get_parameter_source(name)

@@ -22,16 +22,7 @@ from slosched.cli.vllm import Engine, EngineName, VLLMModel, Words, check_vllm, 
 @grouped
 def profile(
     context: typer.Context,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            "-o",
-            dir_okay=False,
-            callback=options.writable,
-            help="CSV file with one row a batch.",
-        ),
-    ] = Path("profile.csv"),
+    out: Annotated[Path, options.out_file("CSV file with one row a batch.")] = Path("profile.csv"),
     model: options.ModelOptions = options.ModelOptions(),
     limits: options.LimitOptions = options.LimitOptions(
         max_num_batched_tokens=512, max_num_seqs=32

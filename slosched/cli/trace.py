@@ -52,16 +52,7 @@ def show(
 @grouped
 def make(
     source: Source,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            "-o",
-            dir_okay=False,
-            callback=options.writable,
-            help="File to write: .parquet, .jsonl, or else CSV.",
-        ),
-    ],
+    out: Annotated[Path, options.out_file("File to write: .parquet, .jsonl, or else CSV.")],
     promise: options.TracePromiseOptions = options.TracePromiseOptions(),
     latency_model: options.LatencyModelName = None,
     arrivals: options.TraceOptions = options.TraceOptions(),

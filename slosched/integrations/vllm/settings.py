@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 from slosched.core import (
@@ -26,6 +25,7 @@ from slosched.kv import KVCache
 from slosched.perfmodel import FittedModel, load_model, scaled
 from slosched.perfmodel.device import OtherDeviceError, check_device
 from slosched.policy.spec import make_policy
+from slosched.spelling import meant
 from slosched.workload import parse_duration
 
 SECTION = "slosched"
@@ -134,10 +134,9 @@ def _check_keys(where: str, section: object, known: tuple[str, ...]) -> None:
         raise SettingsError(f"{where} must be an object of settings, not {section!r:.100}")
     for name in section:
         if name not in known:
-            close = get_close_matches(str(name), known, n=1)
             raise SettingsError(
-                f"{where} has no setting {name!r}; "
-                + (f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}")
+                f"{where} has no setting {name!r}{meant(str(name), known)}; it has "
+                f"{', '.join(known)}"
             )
 
 
