@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 from pathlib import Path
@@ -14,8 +15,15 @@ class OtherDeviceError(SloschedError):
     """A latency model was measured on something else than the device that is to run."""
 
 
-def check_device(model: FittedModel, device: str) -> None:
-    """Raise OtherDeviceError if the model's provenance names another device, or several.
+def num_devices(model: FittedModel) -> int:
+    """How many worked together on each step when the model was measured."""
+    facts = model.provenance
+    ways = [int(facts.get(f"{kind}_parallel_size", "1")) for kind in ("tensor", "pipeline")]
+    return int(facts.get("num_gpus", math.prod(ways)))
+
+
+def check_device(model: FittedModel, device: str, count: int = 1) -> None:
+    """Raise OtherDeviceError if the model's provenance names another device, or another count.
 
     `device` is what the system calls it.  A model may say less than that ("H100" for "NVIDIA H100
     80GB HBM3"), and one that says nothing is taken as it is.
@@ -23,13 +31,13 @@ def check_device(model: FittedModel, device: str) -> None:
     measured = model.provenance.get("gpu") or model.provenance.get("device")
     if measured is None:
         return
-    count = int(model.provenance.get("num_gpus", "1"))
-    if count == 1 and _words(measured) <= _words(device):
+    if num_devices(model) == count and _words(measured) <= _words(device):
         return
-    several = f"{count} × " if count > 1 else ""
+    theirs, ours = (f"{n} × " if n > 1 else "" for n in (num_devices(model), count))
     raise OtherDeviceError(
-        f"the latency model is of {several}{measured}, but this device is {device}: its deadlines "
-        "would be wrong; leave it out to have this device measured, or insist with --force"
+        f"the latency model is of {theirs}{measured}, but this device is {ours}{device}: its "
+        "deadlines would be wrong; leave it out to have this device measured, or insist with "
+        "--force"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from real_vllm import Loop, make_config, make_scheduler, random_workload
 
 from slosched.core import SloschedError
 from slosched.integrations.vllm import SLOScheduler
-from slosched.perfmodel import load_model, read_profile
+from slosched.integrations.vllm.record import recorder
+from slosched.integrations.vllm.settings import Settings
+from slosched.perfmodel import Measurement, load_model, read_profile
 from slosched.perfmodel.measurement import MeasurementError
 
 SEED = 3
@@ -40,6 +43,29 @@ def test_every_step_is_written_with_what_it_held(is_async: bool, tmp_path: Path)
     assert profile.provenance["engine"].startswith("vllm ")
     run(settings, is_async=is_async)
     assert len(read_profile(path).measurements) == 2 * len(ran), "the same device goes on"
+
+
+def test_another_engine_writes_another_file_and_more_devices_another_profile(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "steps.csv"
+    settings = Settings(record=str(path))
+    facts = dict.fromkeys(("model", "device", "engine", "dtype"), "same")
+    one = facts | {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
+    step = Measurement(((16, 0),), 0.5)
+    for engine in (0, 1):
+        record = recorder(settings, one, engine)
+        assert record is not None
+        record(step)
+    assert {file.name for file in tmp_path.iterdir()} == {"steps.csv", "steps-1.csv"}
+    assert len(read_profile(path).measurements) == 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with pytest.raises(SloschedError, match=f"another {name} .'1', now '2'"):
+            recorder(settings, one | {name: "2"})
+    path.write_text(f"# slosched profile {json.dumps(facts)}\nbatch,seconds\n16@0,0.5\n")
+    assert recorder(settings, one) is not None, "older files say nothing of one device"
+    with pytest.raises(SloschedError, match=r"another tensor_parallel_size .'1', now '2'"):
+        recorder(settings, one | {"tensor_parallel_size": "2"})
 
 
 def test_a_file_of_something_else_is_not_touched(tmp_path: Path) -> None:

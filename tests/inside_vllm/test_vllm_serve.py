@@ -74,7 +74,7 @@ def test_requests_are_served_to_their_limit_and_plans_are_executed(url: str) -> 
         assert body["usage"]["completion_tokens"] == 5 + i
         assert body["choices"][0]["finish_reason"] == "length"
     counted = events(url)
-    assert counted['event="step",kind="planned"'] >= 12
+    assert counted['engine="0",event="step",kind="planned"'] >= 12
     assert not [name for name in counted if "diverged" in name or "fallback" in name], counted
 
 

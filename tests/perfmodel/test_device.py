@@ -29,6 +29,23 @@ def test_a_model_of_this_device_passes(said: dict[str, str], device: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("said", "count"),
+    [
+        ({}, 1),
+        ({"num_gpus": "4"}, 4),
+        ({"tensor_parallel_size": "2"}, 2),
+        ({"tensor_parallel_size": "2", "pipeline_parallel_size": "3"}, 6),
+    ],
+)
+def test_devices_that_share_a_step_are_counted(said: dict[str, str], count: int) -> None:
+    model = model_of(device="H100", **said)
+    check_device(model, "NVIDIA H100", count)
+    for other in {1, 2, 4, 6} - {count}:
+        with pytest.raises(OtherDeviceError, match="this device is "):
+            check_device(model, "NVIDIA H100", other)
+
+
+@pytest.mark.parametrize(
     ("said", "device", "named"),
     [
         ({"gpu": "NVIDIA H200"}, "NVIDIA H100 80GB HBM3", "of NVIDIA H200, but"),

@@ -45,7 +45,9 @@ class Driver:
             max_loras=None if host.lora_config is None else host.lora_config.max_loras,
             deadline_rule=settings.deadline_rule,
         )
-        fitted = settings.make_model(device, _names(host.vllm_config.model_config))
+        parallel = host.vllm_config.parallel_config
+        names = _names(host.vllm_config.model_config)
+        fitted = settings.make_model(device, names, parallel.world_size)
         self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
         self._policy = settings.make_policy(self._model, limits)
         self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
@@ -54,7 +56,7 @@ class Driver:
         self._ended: list[tuple[int, EngineCoreOutput]] = []
         self._busy_s = time.monotonic()
         self.caps = Caps()
-        self.truth = Truth(counter())
+        self.truth = Truth(counter(parallel.data_parallel_index))
         logger.info(
             "slosched: policy %s, latency model %s, %d tokens and %d requests a step, %d KV blocks",
             settings.policy,

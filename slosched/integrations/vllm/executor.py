@@ -4,6 +4,10 @@
         --additional-config '{"slosched": {"emulate": "h100/llama-3.1-8b"}}'
 
 API server, engine core, scheduler and KV cache manager are vLLM's own.
+
+The latency model speaks for all devices that it was measured on together, as tensor parallelism
+has them.  In a pipeline each stage takes its share of a step's time, and a step enters as soon as
+the first stage is free.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from slosched.core import BatchShape
 from slosched.integrations.vllm.settings import SettingsError, read_settings
+from slosched.perfmodel.device import num_devices
 
 
 @dataclass(slots=True)
@@ -37,7 +42,10 @@ class _Sequence:
 
 
 class EmulatedExecutor(Executor):  # type: ignore[misc]
-    """Each step takes its predicted time, and begins when the one before it has ended."""
+    """Each step takes its predicted time, and begins when the one before it has made way."""
+
+    supports_pp = True
+    """vLLM asks a class for this; of the name of one it believes that it does not."""
 
     def _init_executor(self) -> None:
         settings = read_settings(self.vllm_config.additional_config)
@@ -49,13 +57,23 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
             )
         if self.speculative_config is not None:
             raise SettingsError("EmulatedExecutor drafts no tokens: leave out --speculative-config")
+        asked, measured = self.parallel_config.tensor_parallel_size, num_devices(device)
+        if asked not in (1, measured):
+            raise SettingsError(
+                f"slosched.emulate {settings.emulate!r} was measured on {measured} "
+                f"device{'s' * (measured > 1)} and does not say what {asked} would take: leave out "
+                "--tensor-parallel-size, or name a latency model of as many"
+            )
         self._model = device
-        # The CPU platform has forced it off by now; vLLM reads it again after this.
-        self.scheduler_config.async_scheduling = settings.emulate_async
+        num_stages = self.parallel_config.pipeline_parallel_size
+        # The CPU platform has forced it off by now; vLLM reads it again after this.  In a pipeline
+        # vLLM plans ahead with its second model runner alone, which the CPU platform has not.
+        self.scheduler_config.async_scheduling = settings.emulate_async and num_stages == 1
         self._sequences: dict[str, _Sequence] = {}
         self._ends_of_text = _as_set(getattr(self.model_config.hf_config, "eos_token_id", None))
         self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emulated-device")
-        self._ends_s = 0.0
+        self._free_s = [0.0] * num_stages
+        """When each stage has done what it was given."""
         self._step: tuple[ModelRunnerOutput, float] = (EMPTY_MODEL_RUNNER_OUTPUT, 0.0)
         """Of `execute_model`, to be fetched by `sample_tokens`: output, and when it is there."""
         self._answers: dict[str, Callable[[], Any]] = {
@@ -101,14 +119,21 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         if not scheduler_output.total_num_scheduled_tokens:
             return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
         shape, output = self._run(scheduler_output)
-        self._ends_s = max(now_s, self._ends_s) + self._model.predict(shape)
-        self._step = (output, self._ends_s)
+        self._step = (output, self._ends_s(now_s, self._model.predict(shape)))
         return _done(None) if non_block else None
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
         output, ends_s = self._step
         future = self._device.submit(_at, ends_s, output)
         return future if non_block else future.result()
+
+    def _ends_s(self, now_s: float, takes_s: float) -> float:
+        """When a step that is handed over now has gone through every stage."""
+        ends_s = now_s
+        for stage, free_s in enumerate(self._free_s):
+            ends_s = max(ends_s, free_s) + takes_s / len(self._free_s)
+            self._free_s[stage] = ends_s
+        return ends_s
 
     def _run(self, scheduler_output: Any) -> tuple[BatchShape, ModelRunnerOutput]:
         shape = BatchShape()

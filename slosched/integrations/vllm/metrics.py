@@ -15,16 +15,20 @@ from slosched.integrations.vllm.truth import Count
 
 
 @cache
-def counter() -> Count:
+def _events() -> Counter:
     """One for the whole process, as Prometheus wants it."""
-    events = Counter(
+    return Counter(
         "slosched_events",
         "Steps planned and diverged from the plan, how they diverged, fallbacks to vLLM's own "
         "order, and rejections",
-        ["event", "kind"],
+        ["engine", "event", "kind"],
     )
 
+
+def counter(engine: int) -> Count:
+    """Of one of a server's engines, under the number that vLLM gives it in its own counts."""
+
     def count(event: str, kind: str) -> None:
-        events.labels(event, kind).inc()
+        _events().labels(engine, event, kind).inc()
 
     return count

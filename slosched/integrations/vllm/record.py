@@ -16,8 +16,14 @@ from slosched.perfmodel import Measurement, Profile, read_profile, write_profile
 from slosched.perfmodel.device import cpu_name
 from slosched.perfmodel.measurement import append_measurement
 
-_SAME = ("model", "device", "engine", "dtype")
+_SAME = (
+    *("model", "device", "engine", "dtype"),
+    *("tensor_parallel_size", "pipeline_parallel_size"),
+)
 """What a profile and its continuation have in common."""
+
+_UNSAID = {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
+"""What a profile means that does not say it."""
 
 
 def device_name() -> str:
@@ -36,29 +42,35 @@ def provenance(config: Any, device: str, num_blocks: int) -> dict[str, str]:
         "threads": str(torch.get_num_threads()) if is_cpu else "",
         "engine": f"vllm {vllm.__version__}",
         "tensor_parallel_size": str(config.parallel_config.tensor_parallel_size),
+        "pipeline_parallel_size": str(config.parallel_config.pipeline_parallel_size),
         "block_size": str(block_size),
         "kv_capacity_tokens": str(num_blocks * block_size),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def recorder(settings: Settings, facts: dict[str, str]) -> Record | None:
+def recorder(settings: Settings, facts: dict[str, str], engine: int = 0) -> Record | None:
     """What writes each step to `settings.record`; None if nothing is to be written.
 
+    Engines of a data-parallel server are processes of their own, and have files of their own:
+    number 1 writes steps-1.csv for steps.csv.
     Raises SettingsError if that file is something else than a profile of the same device.
     """
     if settings.record is None:
         return None
     path = Path(settings.record)
+    if engine > 0:
+        path = path.with_stem(f"{path.stem}-{engine}")
     if settings.emulate is not None:
         facts = facts | {"device": f"emulated {settings.emulate}, {settings.emulate_slowdown:g}x"}
     if path.exists():
         found = read_profile(path, may_be_empty=True).provenance
         for name in _SAME:
-            if found.get(name) != facts[name]:
+            before = found.get(name, _UNSAID.get(name))
+            if before != facts[name]:
                 raise SettingsError(
                     f"slosched.record: {path} is a profile with another {name} "
-                    f"({found.get(name)!r}, now {facts[name]!r}); name another file"
+                    f"({before!r}, now {facts[name]!r}); name another file"
                 )
     else:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,8 @@ class _Scheduling:
         check_instance(self)
         device = device_name()
         num_blocks = self.kv_cache_config.num_blocks  # type: ignore[attr-defined]  # vLLM's
-        record = recorder(settings, provenance(vllm_config, device, num_blocks))
+        facts = provenance(vllm_config, device, num_blocks)
+        record = recorder(settings, facts, vllm_config.parallel_config.data_parallel_index)
         self._driver = Driver(self, settings, device, record)
 
     @property

@@ -74,8 +74,10 @@ class Settings:
             tiers[name] = _slo(where, tier.get("slo_ttft_s"), tier.get("slo_tpot_s"))
         return Promises(default, tiers)
 
-    def make_model(self, device: str, model_names: Sequence[str] = ()) -> FittedModel | None:
-        """The latency model; refused if it was measured on something else than `device`.
+    def make_model(
+        self, device: str, model_names: Sequence[str] = (), count: int = 1
+    ) -> FittedModel | None:
+        """The latency model; refused if it was measured on something else than `count` of `device`.
 
         `model_names` are those of the model that is served; one of another model is refused, too.
         """
@@ -84,7 +86,7 @@ class Settings:
         model = load_model(self.profile)
         if not self.any_device and self.emulate is None:
             try:
-                check_device(model, device)
+                check_device(model, device, count)
             except OtherDeviceError as error:
                 message = str(error).replace("--force", '"any_device": true')
                 raise SettingsError(f"slosched.profile: {message}") from error
