@@ -21,6 +21,10 @@ from slosched.core import (
     SchedulerView,
 )
 
+# A look at an enum's member takes 0.1 µs in Python 3.11, and hundreds are asked in a step.
+_WAITING, _RUNNING = RequestStatus.WAITING, RequestStatus.RUNNING
+_SWAPPED = RequestStatus.SWAPPED
+
 
 class BatchBuilder:
     """One step in the making.  Every call is O(1) unless it says otherwise."""
@@ -338,7 +342,7 @@ class BatchBuilder:
             raise ValueError(f"{request.request_id!r} is already part of this step")
         self._out.add(request.request_id)
         self.rejected[request.request_id] = reason
-        if request.status is RequestStatus.RUNNING:
+        if request.status is _RUNNING:
             self.num_free_seqs += 1
             self.num_free_blocks += self._ledger.leave(request.request_id)
 
@@ -370,11 +374,11 @@ class BatchBuilder:
     def _may_run(self, request: Request) -> bool:
         if request.lora_id is not None and not self.has_lora_slot(request):
             return False
-        if request.status is RequestStatus.RUNNING:
+        if request.status is _RUNNING:
             return True
         if self.num_free_seqs <= 0:
             return False
-        if request.status is RequestStatus.WAITING:
+        if request.status is _WAITING:
             return True
         return self._host_blocks(request) <= self.num_free_swap_blocks
 
@@ -387,20 +391,20 @@ class BatchBuilder:
         self.num_scheduled_tokens[request.request_id] = n
         if request.lora_id is not None:
             self._loras.add(request.lora_id)
-        if request.status is not RequestStatus.RUNNING:
+        if request.status is not _RUNNING:
             self.num_free_seqs -= 1
             num_host_blocks = self._host_blocks(request)
             self.shape.num_swapped_blocks += num_host_blocks
-            if request.status is RequestStatus.SWAPPED:
+            if request.status is _SWAPPED:
                 self.swapped_in.append(request.request_id)
                 self.num_free_swap_blocks -= num_host_blocks
             self._ledger.start(request.request_id)
 
     def _host_blocks(self, request: Request) -> int:
         """Blocks to copy back from the host before `request` can run."""
-        if request.status is RequestStatus.WAITING:
+        if request.status is _WAITING:
             return self._ledger.num_blocks_to_load(request.request_id)
-        if request.status is RequestStatus.RUNNING:
+        if request.status is _RUNNING:
             return 0
         return self._view.kv.num_held_host_blocks(request.request_id)
 

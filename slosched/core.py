@@ -112,7 +112,7 @@ class DeadlineRule(StrEnum):
         i = request.num_output_tokens
         if i == 0:
             return request.arrival_s + slo.ttft_s
-        if self is DeadlineRule.TBT:
+        if self is _TBT:
             return request.token_times_s[-1] + slo.tpot_s
         return self.anchor_s(request) + i * slo.tpot_s
 
@@ -121,9 +121,13 @@ class DeadlineRule(StrEnum):
 
         Under `tbt` there is none.
         """
-        if self is DeadlineRule.MEAN_TPOT:
+        if self is _MEAN_TPOT:
             return request.token_times_s[0]
         return request.arrival_s + request.slo.ttft_s
+
+
+# Asked for every token; Python 3.11 takes 0.1 µs to find a member by its name.
+_TBT, _MEAN_TPOT = DeadlineRule.TBT, DeadlineRule.MEAN_TPOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,10 @@ _MAX_ASKED = 256
 """Waiting prompts that a step looks at, the most urgent: a bound on its cost in deep overload."""
 
 
+_RUNNING = RequestStatus.RUNNING
+"""A look at an enum's member takes 0.1 µs in Python 3.11, and hundreds are asked in a step."""
+
+
 _FEW_LATE = 0.3
 """Late prompts for each punctual one: no more, and it may be a burst that passes."""
 
@@ -54,7 +58,7 @@ class Supply(NamedTuple):
         if not in_time:
             return False
         left_s = in_time[-1].deadline_s - self.start_s
-        num_started = sum(r.status is not RequestStatus.RUNNING for r in in_time)
+        num_started = sum(r.status is not _RUNNING for r in in_time)
         num_short = num_started - self.num_free_seats
         return num_short * self.seat_s > (1 - self.share) * left_s
 
@@ -94,7 +98,7 @@ def are_in_time(ordered: Iterable[Timed], supply: Supply) -> bool:
     for request, alone_s in ordered:
         left_s = request.deadline_s - start_s
         prefill_s += alone_s
-        num_short += request.status is not RequestStatus.RUNNING
+        num_short += request.status is not _RUNNING
         if prefill_s > share * left_s or prefill_s + num_short * seat_s > left_s:
             return False
     return True
@@ -143,7 +147,7 @@ def most_by_rank(ordered: Sequence[Timed], supply: Supply, ranks: Sequence[Rank]
     # below zero, and then the other condition is the stricter one.
     start_s, share, num_free_seats, seat_s = supply
     prefill_s, num_short = 0.0, -num_free_seats
-    needs_seat = [request.status is not RequestStatus.RUNNING for request, _ in ordered]
+    needs_seat = [request.status is not _RUNNING for request, _ in ordered]
     kept: list[Rank] = []
     is_late = [False] * len(ordered)
     for rank, (request, alone_s) in zip(ranks, ordered, strict=True):

@@ -37,6 +37,8 @@ from slosched.policy._punctual import (
     reject_hopeless,
 )
 
+_RUNNING = RequestStatus.RUNNING
+"""Hundreds are asked in a step; see `_punctual`."""
 _TILE_TOKENS = 64
 """Rows of a matrix kernel's tile: a chunk that fills part of one pays for all of it."""
 
@@ -103,19 +105,19 @@ class Goodput(Policy):
         prompts = _prompts(batch, model, view, begun)
         view = without_rejected(batch, view)
         decodes.sort(key=attrgetter("deadline_s"))
-        if view.swapped or batch.num_free_blocks < len(decodes):
-            self._serve_short_of_memory(batch, view, model, prompts)
-            return batch.build()
         pace = _Pace.of(decodes, model, view.now_s)
+        if view.swapped or batch.num_free_blocks < len(decodes):
+            self._serve_short_of_memory(batch, view, pace, prompts)
+            return batch.build()
         batch.time_limit_s = self._step_s(pace)
         supply = self._supply(pace, batch, view.now_s, _seat_s(decodes, pace))
         if self._is_enough_for_all(pace, prompts, supply):
             add_without_preempting(batch, decodes)
-            _Pack(batch, view.now_s, prompts).add(r for r, _ in prompts)
+            _Pack(batch, view.now_s, begun).add(r for r, _ in prompts)
             return batch.build()
         paced = supply._replace(share=self._share(pace.all_s * pace.steps_per_s))
         order = best_order(prompts, paced, self.fairness)
-        _give_way(batch, view.now_s, decodes, order, _Pack(batch, view.now_s, prompts))
+        _give_way(batch, view.now_s, decodes, order, _Pack(batch, view.now_s, begun))
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
@@ -131,7 +133,7 @@ class Goodput(Policy):
         supply = self._supply(pace, batch, view.now_s)
         if not self._is_enough_for_all(pace, prompts, supply):
             return None
-        _Pack(batch, view.now_s, prompts).add(r for r, _ in prompts)
+        _Pack(batch, view.now_s, view.running).add(r for r, _ in prompts)
         return batch.build()
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
@@ -168,19 +170,17 @@ class Goodput(Policy):
         return max(self.min_share, 1 - of_decodes)
 
     def _serve_short_of_memory(
-        self, batch: BatchBuilder, view: SchedulerView, model: LatencyModel, prompts: list[Timed]
+        self, batch: BatchBuilder, view: SchedulerView, pace: _Pace, prompts: list[Timed]
     ) -> None:
         """Preempt for decodes, bring swapped requests back, and only then go on with prompts."""
-        pace = _Pace.of([r for r in view.running if r.is_decode], model, view.now_s)
-        _, may_start = add_decodes(batch, view)
+        begun, may_start = add_decodes(batch, view)
         batch.time_limit_s = max(self._step_s(pace), math.nextafter(pace.all_s, math.inf))
         left = [
             timed
             for timed in prompts
-            if not batch.has_left(timed[0])
-            and (may_start or timed[0].status is RequestStatus.RUNNING)
+            if not batch.has_left(timed[0]) and (may_start or timed[0].status is _RUNNING)
         ]
-        _Pack(batch, view.now_s, left).add(r for r, _ in left)
+        _Pack(batch, view.now_s, begun).add(r for r, _ in left)
 
 
 def _model(view: SchedulerView) -> LatencyModel:
@@ -211,7 +211,7 @@ def _seat_s(decodes: Sequence[Request], pace: _Pace) -> float:
     behind them, on average: twice what they have emitted is how long they stay, and of n decodes
     one ends with each n-th part of that.
     """
-    stay_tokens = 2 * sum(r.num_output_tokens for r in decodes) / max(1, len(decodes))
+    stay_tokens = 2 * sum([r.num_output_tokens for r in decodes]) / max(1, len(decodes))
     return pace.all_s * stay_tokens / max(1, len(decodes))
 
 
@@ -230,11 +230,12 @@ class _Pace:
 
     @classmethod
     def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> _Pace:
+        """`decodes` are sorted by deadline."""
         shape = BatchShape()
         if decodes:
             shape.add_decodes([r.num_computed_tokens + 1 for r in decodes])
-        tpots_s = Counter(r.slo.tpot_s for r in decodes)
-        first_slack_s = min((r.deadline_s - now_s for r in decodes), default=0.0)
+        tpots_s = Counter([r.slo.tpot_s for r in decodes])
+        first_slack_s = decodes[0].deadline_s - now_s if decodes else 0.0
         return cls._of(tpots_s, first_slack_s, model, shape)
 
     @classmethod
@@ -301,9 +302,9 @@ def _add_decodes(
 class _Pack:
     """Adds prompts to a step, until one of them has to be cut."""
 
-    def __init__(self, batch: BatchBuilder, now_s: float, prompts: Iterable[Timed]) -> None:
+    def __init__(self, batch: BatchBuilder, now_s: float, begun: Iterable[Request]) -> None:
+        """`begun` are the prompts that hold KV blocks, and are promised more."""
         self._batch, self._now_s = batch, now_s
-        begun = (r for r, _ in prompts if r.status is RequestStatus.RUNNING)
         self.reserved_blocks = batch.blocks_promised(begun)
         """KV blocks that are not for prompts that start now."""
         self._is_blocked = False
@@ -314,6 +315,8 @@ class _Pack:
 
         The first waiting prompt without room in the KV cache keeps those behind it out.
         """
+        if self._batch.num_free_seqs <= 0:  # and then hundreds may wait for one
+            prompts = [r for r in prompts if r.status is _RUNNING]
         for request in prompts:
             if self._is_full or self._batch.num_free_tokens <= 0:
                 return False
@@ -323,7 +326,7 @@ class _Pack:
 
     def _has_room(self, request: Request) -> bool:
         batch = self._batch
-        if request.status is RequestStatus.RUNNING:
+        if request.status is _RUNNING:
             self.reserved_blocks -= batch.blocks_promised((request,))
             return True
         if self._is_blocked or batch.num_free_seqs <= 0:

@@ -16,6 +16,8 @@ from slosched.core import (
 )
 from slosched.scheduler.queues import Queues
 
+_RUNNING = RequestStatus.RUNNING
+
 
 @dataclass(frozen=True, slots=True)
 class PlanCheck:
@@ -47,27 +49,26 @@ class PlanCheck:
             if output.preempted or output.swapped_out or output.swapped_in:
                 raise IllegalPlanError("a plan beside grouped decodes preempts or swaps")
         running, block_size = self.queues.running, self.kv.block_size
-        num_ready, turns = ledger.num_ready_blocks, _Turns(output, ledger, num_lent)
-        if not output.repeated <= output.num_scheduled_tokens.keys():
-            raise IllegalPlanError("a request repeats a token but is not scheduled")
+        num_ready, has_turns = ledger.num_ready_blocks, output.num_found_tokens or output.repeated
+        turns = _Turns(output, ledger, num_lent) if has_turns else None
         for request_id, n in output.num_scheduled_tokens.items():
             request = running.get(request_id)
             if request is None:
                 request = self._startable(request_id, output.swapped_in)
                 num_started += 1
-            computed = turns.num_prior_tokens(request, n)
+            computed = turns.num_prior_tokens(request, n) if turns else request.num_computed_tokens
             if not 0 < n <= request.num_prompt_tokens + request.num_output_tokens - computed:
                 raise IllegalPlanError(
                     f"{request_id!r} is scheduled for {n} tokens, "
                     f"but has {request.num_tokens - computed} uncomputed ones"
                 )
             num_tokens += n
-            if n == 1 and computed % block_size and request.status is RequestStatus.RUNNING:
+            if n == 1 and computed % block_size and request.status is _RUNNING:
                 continue  # into a block that it holds
             missing = -(-(computed + n) // block_size) - num_ready(request_id)
             if missing > 0:
                 num_blocks -= missing
-            if request.status is not RequestStatus.RUNNING:
+            if request.status is not _RUNNING:
                 ledger.start(request_id)
         num_running = len(running) + num_started - num_left
         self._check_totals(output, num_tokens, num_blocks, num_running)
@@ -140,9 +141,14 @@ class PlanCheck:
 
 
 class _Turns:
-    """Who takes from the prefix cache what it has when their turn comes, in the plan's order."""
+    """Who takes from the prefix cache what it has when their turn comes, in the plan's order.
+
+    For plans that say what is found, or repeat a token: for all others it is what requests say.
+    """
 
     def __init__(self, output: SchedulerOutput, ledger: BlockLedger, num_lent: int) -> None:
+        if not output.repeated <= output.num_scheduled_tokens.keys():
+            raise IllegalPlanError("a request repeats a token but is not scheduled")
         self._found = output.num_found_tokens
         self._repeated = output.repeated
         self._ledger = ledger
@@ -151,8 +157,6 @@ class _Turns:
 
     def num_prior_tokens(self, request: Request, num_new_tokens: int) -> int:
         """Of the next one, which is to compute so many."""
-        if not (self._found or self._repeated):
-            return request.num_computed_tokens
         request_id = request.request_id
         num = self._found.get(request_id, request.num_computed_tokens)
         if request_id in self._found and num != self._ledger.find(
