@@ -14,18 +14,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from test_vllm_cost import NUM_STEPS, Timed, times_of
+from test_vllm_cost import NUM_STEPS, SETTINGS, Timed, times_of
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from slosched.integrations.vllm import SLOScheduler
-
-SETTINGS = {
-    "profile": "h100/llama-3.1-8b",
-    "any_device": True,
-    "slo_ttft_s": 100,
-    "slo_tpot_s": 1,
-}
 
 
 class Parts:

@@ -26,6 +26,8 @@ _NUM_MATCHED_ANEW = 32
 """Waiting requests, from the front of the queue, whose prefix is looked up in every step; those
 behind them keep what was found when they came."""
 
+_RUNNING = RequestStatus.RUNNING
+
 _END_REASONS = {
     Status.FINISHED_STOPPED: EndReason.STOP,
     Status.FINISHED_REPETITION: EndReason.STOP,
@@ -87,7 +89,7 @@ class Mirror:
 
         Tokens that are on their way count as emitted at `begins_s`, when the next step begins.
         """
-        queues, known = self.queues, self._requests
+        queues, known, next_step = self.queues, self._requests, self._host.current_step + 1
         running: dict[str, Request] = {}
         finishing: dict[str, Request] = {}
         for theirs in self._host.running:
@@ -95,25 +97,37 @@ class Mirror:
             ours = known.get(request_id) or self._find(theirs)
             if ours is None:
                 continue
-            ours.status = RequestStatus.RUNNING
-            ours.num_computed_tokens = theirs.num_computed_tokens
+            ours.status = _RUNNING
+            computed = ours.num_computed_tokens = theirs.num_computed_tokens
             num_placeholders = theirs.num_output_placeholders
             if num_placeholders or ours.num_output_placeholders:
                 self._foresee(ours, num_placeholders, begins_s)
-            shown = finishing if self._has_nothing_to_compute(theirs) else running
-            shown[request_id] = ours
+            num_prompt_tokens = ours.num_prompt_tokens
+            is_far_from_end = (  # hundreds of decodes, nearly always: no rule asks more of them
+                computed < num_prompt_tokens + ours.num_output_tokens
+                and computed + 2 < num_prompt_tokens + ours.max_tokens
+                and theirs.next_decode_eligible_step <= next_step
+            )
+            if is_far_from_end or not self._has_nothing_to_compute(theirs):
+                running[request_id] = ours
+            else:
+                finishing[request_id] = ours
         queues.running, queues.finishing = running, finishing
         queues.waiting = self._read_waiting(begins_s)
 
     def note_tokens(self, request_ids: Iterable[str], now_s: float) -> None:
-        """Tokens of these requests may have come out; stamp them."""
+        """Tokens of these requests may have come out; stamp them.
+
+        Where more are on their way, `refresh` says when the next one after those is due.
+        """
         next_deadline_s = self._limits.deadline_rule.next_deadline_s
         requests, theirs_of = self._requests, self._theirs
         for request_id in request_ids:
             ours = requests.get(request_id)
             if ours is None:
                 continue
-            times, num_tokens = ours.token_times_s, theirs_of[request_id].num_output_tokens
+            times, theirs = ours.token_times_s, theirs_of[request_id]
+            num_tokens = theirs.num_output_tokens
             if ours.num_output_placeholders:
                 del times[ours.num_output_tokens - ours.num_output_placeholders :]
                 ours.num_output_placeholders = 0
@@ -121,7 +135,8 @@ class Mirror:
                 continue  # a chunk that was not the last
             times += [now_s] * (num_tokens - len(times))
             ours.num_output_tokens = num_tokens
-            ours.deadline_s = next_deadline_s(ours)
+            if not theirs.num_output_placeholders:
+                ours.deadline_s = next_deadline_s(ours)
 
     def note_ends(
         self, request_ids: Iterable[str], now_s: float, reason: EndReason | None = None
