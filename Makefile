@@ -1,7 +1,9 @@
 # Needs Python >= 3.11 (PYTHON=python3.12 for another one), pip, git and make.
 PYTHON ?= python3
 VENV := .venv
-VLLM_VENV := .venv-vllm
+# Inside which vLLM `make test-vllm` tests: a version, or `newest`, each in an environment of its own.
+VLLM ?= 0.32.0
+VLLM_VENV := .venv-vllm$(if $(filter-out 0.32.0,$(VLLM)),-$(VLLM))
 BIN := $(VENV)/bin
 # What `make test` runs inside real vLLM, where that is set up: start, refusals, lockstep.
 VLLM_PART := start lockstep v1_lockstep
@@ -11,7 +13,7 @@ FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get gl
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow test-vllm bench bench-simulator bench-accuracy arena robustness engines clean
+.PHONY: help setup demo test lint check-types test-slow test-vllm bench bench-simulator bench-accuracy arena robustness engines clean look-again
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -47,17 +49,15 @@ check-types: setup
 test-slow: setup  ## The tests that `make test` leaves out
 	$(BIN)/python -m pytest -m slow
 
-test-vllm: $(VLLM_VENV)/.ready  ## Inside real vLLM, in an environment of its own (3.5 GB)
+test-vllm: $(VLLM_VENV)/.ready  ## Inside real vLLM (VLLM=0.31.0, VLLM=newest: another), 3.5 GB
 	$(VLLM_VENV)/bin/python -m pytest tests/inside_vllm
 
-$(VLLM_VENV)/.ready: pyproject.toml tests/inside_vllm/requirements.txt tests/inside_vllm/overrides.txt
-	@echo "setting up $(VLLM_VENV): a few minutes"
-	$(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
-	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") $(VLLM_VENV)/bin/uv pip install \
-		--compile-bytecode --python $(VLLM_VENV)/bin/python -e . \
-		-r tests/inside_vllm/requirements.txt --overrides tests/inside_vllm/overrides.txt
+$(VLLM_VENV)/.ready: pyproject.toml $(addprefix tests/inside_vllm/,set_up.py requirements.txt \
+		building.txt overrides.txt) $(if $(filter newest,$(VLLM)),look-again)
+	$(if $(FIND_LINKS),UV_FIND_LINKS="$(FIND_LINKS)") $(PYTHON) tests/inside_vllm/set_up.py $(VLLM) $(VLLM_VENV)
 	@touch $@
+
+look-again:
 
 bench: setup  ## What a scheduling decision and a prediction cost
 	$(BIN)/python -m pytest -m cost --benchmark-columns=min,median,max

@@ -6,17 +6,20 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from slosched.core import SloschedError
 
-VLLM_PYTHON = Path(".venv-vllm/bin/python")
+VLLM_PYTHON = Path(sys.executable if find_spec("vllm") else ".venv-vllm/bin/python")
+"""This one, if it has vLLM."""
 _START_LIMIT_S = 600.0
 
 

@@ -14,6 +14,11 @@ vllm_is_installed = pytest.mark.skipif(
 )
 """For tests that start servers: to import vLLM here as well would take as long as a server."""
 
+vllm_has_kernels = pytest.mark.skipif(
+    find_spec("vllm") is None or find_spec("vllm._C") is None,
+    reason="this vLLM computes nothing: it was built without kernels (tests/inside_vllm/set_up.py)",
+)
+
 
 def smollm2() -> Path:
     """Its directory; the test is skipped where it can not be had."""

@@ -21,7 +21,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 import torch
 from safetensors.torch import save_file
-from smollm2 import smollm2
+from smollm2 import smollm2, vllm_has_kernels
 from transformers import LlamaConfig, LlamaForCausalLM
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
@@ -30,6 +30,8 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import StructuredOutputsParams
 
 from slosched.integrations.vllm.truth import Truth
+
+pytestmark = vllm_has_kernels
 
 HIDDEN, NUM_LAYERS, RANK = 128, 2, 8
 NUM_TOKENS = 12

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smollm2 import smollm2, vllm_is_installed
+from smollm2 import smollm2, vllm_has_kernels, vllm_is_installed
 
 from experiments.inside_vllm.server import Server
 from slosched.perfmodel import load_model, read_profile
 
-pytestmark = [pytest.mark.e2e, vllm_is_installed]
+pytestmark = [pytest.mark.e2e, vllm_is_installed, vllm_has_kernels]
 
 MODEL = "smollm2-135m"
 VLLM_OPTIONS = (

@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
-from smollm2 import smollm2, vllm_is_installed
+from smollm2 import smollm2, vllm_has_kernels, vllm_is_installed
 
 from experiments.inside_vllm.server import Launch, Server, started
 
-pytestmark = [pytest.mark.e2e, vllm_is_installed]
+pytestmark = [pytest.mark.e2e, vllm_is_installed, vllm_has_kernels]
 
 PROMPTS = (
     "The capital of France is",

@@ -28,6 +28,7 @@ from slosched.integrations.vllm.hooks import (
     UnsupportedVLLMError,
     check_class,
     check_instance,
+    installed_version,
 )
 from slosched.integrations.vllm.settings import Settings, SettingsError
 from slosched.integrations.vllm.truth import Fallback
@@ -109,6 +110,12 @@ def test_options_that_decide_in_the_policys_place_are_refused(option: dict[str, 
         workload = replace(workload, max_num_batched_tokens=tokens)
     with pytest.raises(UnsupportedVLLMError, match="slosched cannot schedule"):
         start({"policy": "fcfs"}, workload, **option)
+
+
+def test_this_vllm_is_among_those_that_are_called_tested() -> None:
+    found = installed_version()
+    assert found is not None
+    found.check()  # all other files pass with it?  Then add it to hooks.TESTED_VERSIONS
 
 
 def test_a_vllm_without_a_hook_is_refused() -> None:

