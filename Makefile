@@ -5,15 +5,13 @@ VENV := .venv
 VLLM ?= 0.32.0
 VLLM_VENV := .venv-vllm$(if $(filter-out 0.32.0,$(VLLM)),-$(VLLM))
 BIN := $(VENV)/bin
-# What `make test` runs inside real vLLM, where that is set up: start, refusals, lockstep.
-VLLM_PART := start lockstep v1_lockstep
 SCALE ?= quick
 # uv does not read pip's configuration: hand it the folder of local wheels, if pip has one.
 FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get global.find-links 2>/dev/null); do \
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow test-vllm bench bench-simulator bench-accuracy arena robustness engines clean look-again
+.PHONY: help setup demo test lint check-types test-slow test-vllm test-vllm-part bench bench-simulator bench-accuracy arena robustness engines clean look-again
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -35,8 +33,7 @@ demo: setup  ## Profile, fit, serve and replay a real model on this machine; lea
 test: setup lint check-types  ## Lint, types, and all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not cost"
 	$(BIN)/python -m pytest -m "cost and not slow" --benchmark-columns=min,median,max
-	@if [ -e $(VLLM_VENV)/.ready ]; then \
-		$(VLLM_VENV)/bin/python -m pytest $(foreach part,$(VLLM_PART),tests/inside_vllm/test_vllm_$(part).py); \
+	@if [ -e $(VLLM_VENV)/.ready ]; then $(MAKE) --no-print-directory test-vllm-part; \
 	else echo "not run inside vLLM: make test-vllm sets up $(VLLM_VENV) and does"; fi
 
 lint: setup
@@ -51,6 +48,9 @@ test-slow: setup  ## The tests that `make test` leaves out
 
 test-vllm: $(VLLM_VENV)/.ready  ## Inside real vLLM (VLLM=0.31.0, VLLM=newest: another), 3.5 GB
 	$(VLLM_VENV)/bin/python -m pytest tests/inside_vllm
+
+test-vllm-part: $(VLLM_VENV)/.ready  ## Of that what takes two minutes: start, refusals, lockstep
+	$(VLLM_VENV)/bin/python -m pytest $(addprefix tests/inside_vllm/test_vllm_,start.py lockstep.py v1_lockstep.py)
 
 $(VLLM_VENV)/.ready: pyproject.toml $(addprefix tests/inside_vllm/,set_up.py requirements.txt \
 		building.txt overrides.txt) $(if $(filter newest,$(VLLM)),look-again)
