@@ -20,6 +20,10 @@ app = make_app(__doc__)
 _SMOKE_FOLDER = Path("runs/inside_vllm/smoke")
 
 SetupName = Annotated[str, typer.Argument(metavar="SETUP", help=f"One of {', '.join(SETUPS)}.")]
+Repeats = Annotated[
+    int | None,
+    typer.Option(min=1, help="Parts of the trace at each rate.  Default: the setup's own."),
+]
 Since = Annotated[
     str,
     typer.Option(
@@ -47,14 +51,14 @@ def tune(
 @app.command("run")
 def run_setup(
     name: SetupName,
-    repeats: Annotated[int, typer.Option(min=1, help="Parts of the trace at each rate.")] = 5,
+    repeats: Repeats = None,
     since: Since = "",
 ) -> None:
     """Play every part at every rate to vLLM's own scheduler, tuned, and to slosched's policies.
 
     Stop it with Ctrl-C and run it again: what has been measured is kept and not measured again.
 
-    Example: `python -m experiments.inside_vllm run conv-h100 --repeats 5`.
+    Example: `python -m experiments.inside_vllm run conv-h100 --repeats 8`.
     """
     Session(Book(since=since)).run(_setup(name), repeats)
 
@@ -79,7 +83,7 @@ add_report(app, "inside_vllm", report.PAGE, report.write)
 @app.command("all")
 def play_all(
     names: Annotated[list[str], typer.Argument(metavar="SETUP...", help="In this order.")],
-    repeats: Annotated[int, typer.Option(min=1, help="Parts of the trace at each rate.")] = 5,
+    repeats: Repeats = None,
     since: Since = "",
     minutes: Annotated[
         float, typer.Option(min=0, help="Begin no run after so long, and report what there is.")

@@ -187,11 +187,13 @@ def _predictions(runs: pd.DataFrame, predictions: pd.DataFrame) -> str:
 
 def _foot(runs: pd.DataFrame) -> str:
     digests = ", ".join(sorted(runs["code_digest"].astype(str).unique()))
+    machines = ", ".join(sorted(runs["machine"].astype(str).unique()))
     late_ms = 1000 * (runs["max_lateness_s"] / runs["slowdown"]).max()
     return (
-        f"Measured from {runs['made'].min()} to {runs['made'].max()} on 2 cores, code {digests}; "
-        f"the client sent no request more than {late_ms:.0f} ms late (of the device's time). The "
-        "numbers are in [experiments/inside_vllm/results](../experiments/inside_vllm/results)."
+        f"Measured from {runs['made'].min()} to {runs['made'].max()} on 2 cores ({machines}), code "
+        f"{digests}; the client sent no request more than {late_ms:.0f} ms late (of the device's "
+        "time). The numbers are in "
+        "[experiments/inside_vllm/results](../experiments/inside_vllm/results)."
     )
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.inside_vllm.heats import Row
+from experiments.inside_vllm.setups import RESULTS
 
-HERE = Path(__file__).parent / "results"
 TUNING, RUNS, PREDICTIONS = "tuning", "runs", "predictions"
 MAX_LATENESS_S = 0.05
 """In the device's time; beyond it the machine was too busy, and the heat tells nothing."""
@@ -22,7 +22,7 @@ _KEYS = [*_HEAT, "system"]
 class Book:
     """The tables of one folder, and which of their rows count."""
 
-    folder: Path = HERE
+    folder: Path = RESULTS
     max_lateness_s: float = MAX_LATENESS_S
     since: str = ""
     """What was measured before counts as not measured; an ISO time."""

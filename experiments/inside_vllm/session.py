@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -11,15 +11,18 @@ from datetime import UTC, datetime
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
-from experiments.inside_vllm.heats import Heat, run
-from experiments.inside_vllm.predict import fitted, predicted
+from experiments.inside_vllm.device import is_measured, measure
+from experiments.inside_vllm.heats import Heat, Row, run
+from experiments.inside_vllm.predict import Stretch, fitted, num_steps, predicted
 from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
 from experiments.inside_vllm.server import Server, started
 from experiments.inside_vllm.setups import Setup, System
 from slosched.cli.console import console, progress_bar
 from slosched.evaluate.capacity.code import tree_digest
 from slosched.perfmodel import load_model, save_model
+from slosched.perfmodel.device import cpu_name
 
 _TUNING_WINDOW = 20
 """The first part of the trace on which vLLM is tuned; it is not measured on."""
@@ -47,7 +50,7 @@ class Session:
         """Play other parts of the trace than `run` does to vLLM with every budget."""
         self._play(TUNING, setup, setup.untuned, self.missing(TUNING, setup, num_windows))
 
-    def run(self, setup: Setup, num_windows: int) -> None:
+    def run(self, setup: Setup, num_windows: int | None = None) -> None:
         """Play to vLLM's own scheduler, at its best, and to slosched's policies."""
         heats = self.missing(RUNS, setup, num_windows)
         if heats and not self.is_over:
@@ -63,21 +66,21 @@ class Session:
             return
         path = self.book.folder / f"{setup.name}.json"
         if refit:
-            fit = fitted([self._steps(setup, s) for s in setup.systems(0) if s.policy])
+            fit = fitted([self._stretch(setup, row) for row in rows if _policy_of(row)])
             save_model(fit.model, path)
             error = fit.held_out
             console.print(f"wrote {path}: held-out error {error.mape:.1f} % on average")
         device = load_model(path)
         with progress_bar() as progress:
             for row in progress.track(rows, description=f"simulating {setup.name}"):
-                policy = None if row["system"].startswith("vLLM ") else row["system"]
-                system = System(int(row["max_num_batched_tokens"]), policy)
+                system = System(int(row["max_num_batched_tokens"]), _policy_of(row))
                 heat = Heat(setup, float(row["rate"]), int(row["window"]))
                 self.book.keep(PREDICTIONS, [predicted(heat, system, device)])
 
-    def missing(self, table: str, setup: Setup, num_windows: int) -> list[Heat]:
+    def missing(self, table: str, setup: Setup, num_windows: int | None = None) -> list[Heat]:
         """What has not been measured yet, or only while the machine was too busy for it."""
         first = _TUNING_WINDOW if table == TUNING else 0
+        num_windows = num_windows or setup.num_parts
         return [
             Heat(setup, rate, window)
             for window, rate in product(range(first, first + num_windows), reversed(setup.rates))
@@ -89,28 +92,23 @@ class Session:
     ) -> None:
         if not heats or self.is_over:
             return
+        if not is_measured(setup):
+            with console.status(f"measuring the device of {setup.name}: some minutes"):
+                measure(setup, self.folder)
         with ExitStack() as stack:
             with console.status(f"starting {len(systems)} servers of {setup.name}"):
                 servers = stack.enter_context(self._served(setup, systems))
             self._measure(table, heats, servers)
 
     def _measure(self, table: str, heats: Sequence[Heat], servers: Mapping[System, Server]) -> None:
-        facts = {"code_digest": tree_digest()[:16]}
-        budgets = {system.name: system.max_num_batched_tokens for system in servers}
+        facts = {"machine": cpu_name(), "code_digest": tree_digest()[:16]}
         context = get_context("spawn")
         with ProcessPoolExecutor(len(servers), context) as clients, progress_bar() as progress:
             for heat in progress.track(heats, description=f"{heats[0].setup.name}, {table}"):
                 if self.is_over:
                     console.print("the time is up: the same command goes on from here")
                     return
-                made = datetime.now(UTC).isoformat(timespec="seconds")
-                rows = [
-                    row
-                    | {"max_num_batched_tokens": budgets[str(row["system"])]}
-                    | {"slowdown": heat.setup.slowdown, "made": made}
-                    | facts
-                    for row in run(heat, servers, clients)
-                ]
+                rows = [row | facts for row in self._rows(heat, servers, clients)]
                 self.book.keep_heat(table, rows)
                 for row in rows:
                     console.print(
@@ -118,6 +116,23 @@ class Session:
                         f"{row['system']} {row['attainment']:.1%} in time, sent "
                         f"{row['max_lateness_s']} s late at most"
                     )
+
+    def _rows(
+        self, heat: Heat, servers: Mapping[System, Server], clients: ProcessPoolExecutor
+    ) -> list[Row]:
+        """Of one heat, with how it was made and which recorded steps are its own."""
+        recordings = {s.name: self._steps(heat.setup, s) for s in servers}
+        budgets = {s.name: s.max_num_batched_tokens for s in servers}
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        first = {name: num_steps(path) for name, path in recordings.items()}
+        rows = run(heat, servers, clients)
+        for row in rows:
+            name = str(row["system"])
+            row["max_num_batched_tokens"] = budgets[name]
+            row["first_step"] = first[name]
+            row["num_steps"] = num_steps(recordings[name]) - first[name]
+            row |= {"slowdown": heat.setup.slowdown, "made": made}
+        return rows
 
     @contextmanager
     def _served(self, setup: Setup, systems: Sequence[System]) -> Iterator[Mapping[System, Server]]:
@@ -132,9 +147,20 @@ class Session:
                 server.await_up()
             yield servers
 
+    def _stretch(self, setup: Setup, row: Mapping[Hashable, Any]) -> Stretch:
+        """The steps of a run."""
+        system = System(setup.policy_budget, _policy_of(row))
+        return Stretch(self._steps(setup, system), int(row["first_step"]), int(row["num_steps"]))
+
     def _steps(self, setup: Setup, system: System) -> Path:
         """Where the steps of a server are recorded."""
         return self.folder / f"{setup.name}-{system.name.replace(' ', '-')}.csv"
+
+
+def _policy_of(row: Mapping[Hashable, Any]) -> str | None:
+    """None for vLLM's own scheduler."""
+    name = str(row["system"])
+    return None if name.startswith("vLLM ") else name
 
 
 def seconds_of(tuning: Sequence[Heat], runs: Sequence[Heat]) -> float:

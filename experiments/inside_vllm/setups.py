@@ -11,13 +11,14 @@ from typing import Any
 from experiments.inside_vllm.server import Launch
 from slosched.core import DeadlineRule, Limits
 from slosched.engine.simulate import SimulationConfig
+from slosched.engine.torch.embedded import embedded_model_dir
 from slosched.evaluate.capacity.windows import window
 from slosched.perfmodel import FittedModel, load_model, scaled
 from slosched.workload import Proportional, Trace, read_trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
+RESULTS = Path(__file__).parent / "results"
 RULE = DeadlineRule.MEAN_TPOT
-_MODEL_DIR = Path.home() / ".cache" / "slosched" / "models" / "smollm2-135m-v1"
 _PLUGIN = "slosched.integrations.vllm"
 
 
@@ -45,7 +46,8 @@ class Setup:
     title: str
     trace: str
     latency_model: str
-    """What policies predict with, and what an emulated device's steps take."""
+    """What policies predict with, and what an emulated device's steps take; of a device that is
+    not emulated a file, made by device.py."""
     rates: tuple[float, ...]
     """Requests/s offered; vLLM at its best budget has its knee (90 % in time) near the first."""
     budgets: tuple[int, ...]
@@ -54,6 +56,8 @@ class Setup:
     """What slosched's policies may at most put into a step."""
     num_requests: int
     """In one run."""
+    num_parts: int
+    """Of the trace, which are played at every rate: the more, the further apart they are."""
     base_s: float
     """A prompt's first token is promised in so long and twice its unloaded prefill."""
     tpot_s: float
@@ -66,6 +70,9 @@ class Setup:
     """Of the trace's prompts and outputs, for devices that are small."""
     block_size: int = 16
     """Tokens; vLLM's attention on CPUs wants a multiple of 32."""
+    kv_tokens: int | None = None
+    """What the KV cache holds; what the latency model's device held, if left out."""
+    dtype: str = "auto"
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     policies: tuple[str, ...] = ("slo_aware", "goodput")
@@ -105,10 +112,13 @@ class Setup:
         options = [
             *("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(self.max_num_seqs)),
             *("--max-num-batched-tokens", str(system.max_num_batched_tokens)),
-            *("--block-size", str(self.block_size)),
+            *("--block-size", str(self.block_size), "--dtype", self.dtype),
             *("--middleware", f"{_PLUGIN}.SLOMiddleware"),
             *self.options,
         ]
+        if self.kv_tokens is not None:  # one block is vLLM's own
+            num_blocks = self.kv_tokens // self.block_size + 1
+            options += ["--num-gpu-blocks-override", str(num_blocks)]
         if self.is_emulated:
             options += ["--distributed-executor-backend", f"{_PLUGIN}.EmulatedExecutor"]
             settings |= {"emulate": self.latency_model, "emulate_slowdown": self.slowdown}
@@ -117,11 +127,11 @@ class Setup:
             settings |= {"policy": system.policy, "record": str(steps)}
             if not self.is_emulated:
                 settings |= {"profile": self.latency_model}
-        return Launch(_MODEL_DIR, tuple(options), settings, self.environment)
+        return Launch(embedded_model_dir(), tuple(options), settings, self.environment)
 
-    def simulation(self, system: System, schedule_s: float = 0.0) -> SimulationConfig:
+    def simulation(self, system: System) -> SimulationConfig:
         """The same server, simulated: vLLM plans ahead of an emulated device, as of a GPU."""
-        capacity = int(self.model.provenance["kv_capacity_tokens"])
+        capacity = self.kv_tokens or int(self.model.provenance["kv_capacity_tokens"])
         return SimulationConfig(
             limits=Limits(
                 max_num_batched_tokens=system.max_num_batched_tokens,
@@ -131,7 +141,6 @@ class Setup:
             num_blocks=capacity // self.block_size,
             block_size=self.block_size,
             online=system.policy is not None,
-            schedule_s=schedule_s,
             overlap=self.is_emulated,
         )
 
@@ -151,10 +160,11 @@ SETUPS = {
             budgets=(512, 1024, 2048, 8192),
             policy_budget=8192,
             num_requests=200,
+            num_parts=8,
             base_s=0.5,
             tpot_s=0.025,
             max_model_len=16_384,
-            slowdown=4.0,
+            slowdown=3.0,
             environment=_EMULATED,
         ),
         Setup(
@@ -166,32 +176,32 @@ SETUPS = {
             budgets=(256, 512, 1024, 2048, 8192),
             policy_budget=8192,
             num_requests=100,
+            num_parts=15,
             base_s=0.5,
             tpot_s=0.025,
             max_model_len=16_384,
-            slowdown=4.0,
             environment=_EMULATED,
         ),
         Setup(
             name="conv-cpu",
             title="Azure's conversations, an eighth as long, on one core (SmolLM2-135M)",
             trace="azure_conv_2023.csv",
-            latency_model="cpu/smollm2-135m",
-            rates=(1.0, 2.0, 4.0),
+            latency_model=str(RESULTS / "conv-cpu-device.json"),
+            rates=(2.0, 3.0, 4.0),
             budgets=(64, 128, 256),
             policy_budget=256,
             num_requests=24,
+            num_parts=10,
             base_s=2.0,
             tpot_s=0.3,
             max_model_len=2048,
             max_num_seqs=64,
             is_emulated=False,
             length_scale=1 / 8,
-            options=(
-                *("--dtype", "float32", "--num-gpu-blocks-override", "513"),
-                "--enforce-eager",
-            ),
+            options=("--enforce-eager",),
             block_size=32,
+            kv_tokens=16_384,
+            dtype="float32",
             environment={
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -205,4 +215,6 @@ SETUPS = {
 
 def smoke(setup: Setup) -> Setup:
     """The same in a minute or two, to see that everything works."""
-    return replace(setup, num_requests=10, rates=setup.rates[:1], budgets=setup.budgets[-2:])
+    return replace(
+        setup, num_requests=10, num_parts=1, rates=setup.rates[:1], budgets=setup.budgets[-2:]
+    )

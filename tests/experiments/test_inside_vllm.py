@@ -11,14 +11,18 @@ import pytest
 
 from experiments.inside_vllm import report
 from experiments.inside_vllm.compare import gains, mean_of, prediction_errors, same_ranking
+from experiments.inside_vllm.device import is_measured
 from experiments.inside_vllm.heats import Heat, Row, scores
-from experiments.inside_vllm.predict import predicted
+from experiments.inside_vllm.predict import Stretch, fitted, num_steps, predicted
 from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
 from experiments.inside_vllm.session import Session, seconds_of
 from experiments.inside_vllm.setups import SETUPS, TRACES, System, smoke
 from slosched.core import SLO, EndReason, RequestStatus
 from slosched.evaluate.metrics import RequestRecord
 from slosched.integrations.vllm.settings import read_settings
+from slosched.perfmodel import Measurement, Profile, save_model, write_profile
+from slosched.perfmodel.device import cpu_name
+from slosched.perfmodel.measurement import Chunk
 
 CONV = SETUPS["conv-h100"]
 needs_traces = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} is not there")
@@ -51,6 +55,9 @@ def row(system: str, window: int, num_good: int, *, late_s: float = 0.0, rate: f
         "wall_s": 1.0,
         "slowdown": CONV.slowdown,
         "max_num_batched_tokens": 2048,
+        "machine": "a computer",
+        "first_step": 0,
+        "num_steps": 0,
         "code_digest": "abc",
         "made": "2026-01-01",
     }
@@ -67,7 +74,8 @@ def test_every_server_is_started_with_settings_that_slosched_reads(name: str) ->
         assert (settings.emulate is not None) is setup.is_emulated
         if system.policy is not None:
             assert settings.policy == system.policy
-            assert settings.make_model("Intel(R) Xeon(R) Processor @ 2.50GHz") is not None
+            device = setup.model.provenance.get("device", "NVIDIA H100")
+            assert settings.make_model(device) is not None
         budget = command[command.index("--max-num-batched-tokens") + 1]
         assert int(budget) == system.max_num_batched_tokens >= setup.max_num_seqs
 
@@ -156,6 +164,32 @@ def test_how_long_it_takes_is_said_before() -> None:
     assert seconds_of([], []) == 0
     real = replace(heat, setup=replace(setup, is_emulated=False))
     assert seconds_of([], [real]) > seconds_of([], [heat]), "one after the other"
+
+
+def test_a_model_is_fitted_to_the_steps_of_the_runs_that_count(tmp_path: Path) -> None:
+    device, path = CONV.model, tmp_path / "steps.csv"
+    assert num_steps(path) == 0
+    batches: list[tuple[Chunk, ...]] = [((1, 100 * i), (64 * i, 0)) for i in range(1, 40)]
+    batches += [((1, 50 * i),) * i for i in range(1, 40)]
+    took_s = [device.predict(Measurement(chunks, 1.0).shape) for chunks in batches]
+    rows = [Measurement(chunks, took) for chunks, took in zip(batches, took_s, strict=True)]
+    disturbed = [replace(row, seconds=5 * row.seconds) for row in rows]
+    write_profile(Profile((*disturbed, *rows, *disturbed), {}), path)
+    assert num_steps(path) == 3 * len(rows)
+    for first, factor in ((0, 5.0), (len(rows), 1.0)):
+        model = fitted([Stretch(path, first, len(rows))]).model
+        found_s = [model.predict(row.shape) for row in rows]
+        assert found_s == pytest.approx([factor * took for took in took_s], rel=0.1)
+
+
+def test_a_device_that_is_not_emulated_is_measured_before_it_is_used(tmp_path: Path) -> None:
+    assert is_measured(CONV), "an emulated one is as its latency model says"
+    path = tmp_path / "device.json"
+    setup = replace(SETUPS["conv-cpu"], latency_model=str(path))
+    assert not is_measured(setup)
+    for device, is_this in (("another processor", False), (cpu_name(), True)):
+        save_model(replace(CONV.model, provenance={"device": device}), path)
+        assert is_measured(setup) is is_this
 
 
 def test_the_best_budget_is_that_of_the_best_mean(tmp_path: Path) -> None:
