@@ -66,7 +66,8 @@ def prediction_errors(runs: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataF
     means = both.groupby(["setup", "rate", "system"], as_index=False)[
         ["attainment", "attainment_predicted"]
     ].mean()
-    means["points"] = 100 * (means["attainment_predicted"] - means["attainment"])
+    points = 100 * (means["attainment_predicted"] - means["attainment"])
+    means["points"] = points.round(2)  # files keep six digits
     return means
 
 
