@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,8 +58,10 @@ def fitted(stretches: Sequence[Stretch], seed: int = 0) -> FitReport:
     return fit(Profile(tuple(rows), next(iter(profiles.values())).provenance))
 
 
-def predicted(heat: Heat, system: System, device: FittedModel) -> Row:
+def predicted(heat: Heat, system: System, device: FittedModel, lag_s: float = 0.0) -> Row:
     """What the simulator says of a run on `device`; policies start with a model of their own.
+
+    `lag_s` is how much later than the engine's clock a client's says that a first token came.
 
     The device is as noisy as the steps were about its model: whoever fills a step to the last
     millisecond that a promise leaves depends on it.
@@ -72,4 +76,14 @@ def predicted(heat: Heat, system: System, device: FittedModel) -> Row:
         scheduler_model=setup.model,
     )
     records = [RequestRecord.from_request(request) for request in requests]
-    return {**identity(heat, system), **scores(setup, records)}
+    seen = [replace(record, arrival_s=record.arrival_s - lag_s) for record in records]
+    return {**identity(heat, system), **scores(setup, seen), "lag_s": lag_s}
+
+
+def lag(pairs: Sequence[tuple[Mapping[Hashable, Any], Row]], slowdown: float) -> float:
+    """What a server adds to a first token before and behind its engine, in seconds of the wall.
+
+    `pairs` are runs, measured and simulated: the median of what lies between their median TTFTs.
+    """
+    apart_s = [float(run["ttft_p50_s"]) - float(str(guess["ttft_p50_s"])) for run, guess in pairs]
+    return max(0.0, statistics.median(apart_s) * slowdown)

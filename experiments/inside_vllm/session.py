@@ -15,13 +15,13 @@ from typing import Any
 
 from experiments.inside_vllm.device import is_measured, measure
 from experiments.inside_vllm.heats import Heat, Row, run
-from experiments.inside_vllm.predict import Stretch, fitted, num_steps, predicted
+from experiments.inside_vllm.predict import Stretch, fitted, lag, num_steps, predicted
 from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
 from experiments.inside_vllm.server import Server, started
 from experiments.inside_vllm.setups import Setup, System
 from slosched.cli.console import console, progress_bar
 from slosched.evaluate.capacity.code import tree_digest
-from slosched.perfmodel import load_model, save_model
+from slosched.perfmodel import FittedModel, load_model, save_model
 from slosched.perfmodel.device import cpu_name
 
 _TUNING_WINDOW = 20
@@ -71,11 +71,13 @@ class Session:
             error = fit.held_out
             console.print(f"wrote {path}: held-out error {error.mape:.1f} % on average")
         device = load_model(path)
+        # Where hardly anybody waits, a first token is late for the server's sake alone.
+        calm = [row for row in rows if row["rate"] == min(setup.rates)]
         with progress_bar() as progress:
+            trial = progress.track(calm, description=f"{setup.name}, what HTTP takes")
+            lag_s = lag([(row, _guess(setup, row, device)) for row in trial], setup.slowdown)
             for row in progress.track(rows, description=f"simulating {setup.name}"):
-                system = System(int(row["max_num_batched_tokens"]), _policy_of(row))
-                heat = Heat(setup, float(row["rate"]), int(row["window"]))
-                self.book.keep(PREDICTIONS, [predicted(heat, system, device)])
+                self.book.keep(PREDICTIONS, [_guess(setup, row, device, lag_s)])
 
     def missing(self, table: str, setup: Setup, num_windows: int | None = None) -> list[Heat]:
         """What has not been measured yet, or only while the machine was too busy for it."""
@@ -161,6 +163,14 @@ def _policy_of(row: Mapping[Hashable, Any]) -> str | None:
     """None for vLLM's own scheduler."""
     name = str(row["system"])
     return None if name.startswith("vLLM ") else name
+
+
+def _guess(
+    setup: Setup, row: Mapping[Hashable, Any], device: FittedModel, lag_s: float = 0.0
+) -> Row:
+    """A measured run, simulated."""
+    system = System(int(row["max_num_batched_tokens"]), _policy_of(row))
+    return predicted(Heat(setup, row["rate"], row["window"]), system, device, lag_s)
 
 
 def seconds_of(tuning: Sequence[Heat], runs: Sequence[Heat]) -> float:

@@ -13,7 +13,7 @@ from experiments.inside_vllm import report
 from experiments.inside_vllm.compare import gains, mean_of, prediction_errors, same_ranking
 from experiments.inside_vllm.device import is_measured
 from experiments.inside_vllm.heats import Heat, Row, scores
-from experiments.inside_vllm.predict import Stretch, fitted, num_steps, predicted
+from experiments.inside_vllm.predict import Stretch, fitted, lag, num_steps, predicted
 from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
 from experiments.inside_vllm.session import Session, seconds_of
 from experiments.inside_vllm.setups import SETUPS, TRACES, System, smoke
@@ -57,6 +57,7 @@ def row(system: str, window: int, num_good: int, *, late_s: float = 0.0, rate: f
         "max_num_batched_tokens": 2048,
         "machine": "a computer",
         "first_step": 0,
+        "lag_s": 0.0,
         "num_steps": 0,
         "code_digest": "abc",
         "made": "2026-01-01",
@@ -105,7 +106,7 @@ def test_scores_are_the_devices() -> None:
         RequestRecord(f"r{i}", float(i), 8, 2, slo, *done, (i + 0.4, i + 0.8), i + 0.8)
         for i in range(5)
     ]
-    found = scores(CONV, records)
+    found = scores(replace(CONV, slowdown=4.0), records)
     assert found["num_good"] == 5
     assert found["ttft_p50_s"] == pytest.approx(0.1)
     assert found["good_requests_per_s"] == pytest.approx(4.0)
@@ -180,6 +181,17 @@ def test_a_model_is_fitted_to_the_steps_of_the_runs_that_count(tmp_path: Path) -
         model = fitted([Stretch(path, first, len(rows))]).model
         found_s = [model.predict(row.shape) for row in rows]
         assert found_s == pytest.approx([factor * took for took in took_s], rel=0.1)
+
+
+@needs_traces
+def test_a_server_that_hands_tokens_on_late_breaks_promises_and_is_found_out() -> None:
+    setup = replace(CONV, num_requests=60)
+    heat, system = Heat(setup, 40.0, 0), System(2048)
+    prompt, late = (predicted(heat, system, setup.model, lag_s) for lag_s in (0.0, 2.0))
+    assert int(str(late["num_good"])) < int(str(prompt["num_good"]))
+    assert late["tpot_p99_s"] == pytest.approx(prompt["tpot_p99_s"])
+    assert lag([(dict(late), prompt)], setup.slowdown) == pytest.approx(2.0)
+    assert lag([(dict(prompt), late)], setup.slowdown) == 0.0, "nobody is early"
 
 
 def test_a_device_that_is_not_emulated_is_measured_before_it_is_used(tmp_path: Path) -> None:
