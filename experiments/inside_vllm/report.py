@@ -37,7 +37,7 @@ def write(page: Path = PAGE, book: Book | None = None) -> None:
 def text(runs: pd.DataFrame, predictions: pd.DataFrame, tuning: pd.DataFrame) -> str:
     """The page in Markdown."""
     names = [name for name in SETUPS if (runs["setup"] == name).any()]
-    parts = [_HEAD, "![Good requests/s against requests/s offered](inside_vllm/goodput.svg)"]
+    parts = [_HEAD, _FIGURE]
     for name in names:
         chosen = [frame[frame["setup"] == name] for frame in (runs, predictions, tuning)]
         parts += [_section(SETUPS[name], *chosen)]
@@ -56,6 +56,11 @@ _HEAD = (
     "TPOT as `vllm bench serve --goodput` has it); rejected ones are not good. Intervals are "
     "95 %, by Student's t over the parts of the trace. How it is done: "
     "[experiments/inside_vllm](../experiments/inside_vllm/README.md)."
+)
+
+_FIGURE = (
+    "![Good requests/s against requests/s offered](inside_vllm/goodput.svg)\n\n"
+    "Lines are measured, with their intervals; rings are simulated; dotted is all that was offered."
 )
 
 
