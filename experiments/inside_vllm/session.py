@@ -72,7 +72,8 @@ class Session:
             console.print(f"wrote {path}: held-out error {error.mape:.1f} % on average")
         device = load_model(path)
         # Where hardly anybody waits, a first token is late for the server's sake alone.
-        calm = [row for row in rows if row["rate"] == min(setup.rates)]
+        lowest = min(row["rate"] for row in rows)
+        calm = [row for row in rows if row["rate"] == lowest]
         with progress_bar() as progress:
             trial = progress.track(calm, description=f"{setup.name}, what HTTP takes")
             lag_s = lag([(row, _guess(setup, row, device)) for row in trial], setup.slowdown)

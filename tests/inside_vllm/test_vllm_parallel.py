@@ -6,7 +6,6 @@ starts its engine alone, and both know of each other by address and port.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -173,19 +172,6 @@ def test_each_engine_records_into_a_file_of_its_own(cluster: Cluster) -> None:
         assert 5 <= len(read_profile(file).measurements) <= planned[engine]
 
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 2,
-    "vocab_size": 50_000,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "float32",
-}
-"""A shape that four devices can share."""
 PROMPTS = [list(range(100 * i + 10, 100 * i + 50)) for i in range(1, 7)]
 
 
@@ -207,17 +193,18 @@ class Run:
     """By which slosched's latency model has come to correct itself, for a decode."""
 
 
-def run(folder: Path, monkeypatch: pytest.MonkeyPatch, emulate: str, **options: int) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, emulate: str, **options: int) -> Run:
     """`PROMPTS` in one engine with its scheduler in this process, which tells what it did."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    from real_vllm import model_dir  # whose four heads four devices can share
     from vllm import LLM, SamplingParams
 
     from slosched.integrations.vllm import EmulatedExecutor
 
-    (folder / "config.json").write_text(json.dumps(MODEL))
     settings = {"policy": "fcfs", "emulate": emulate, "emulate_slowdown": SLOWDOWN}
     llm = LLM(
-        str(folder),
+        model_dir(),
+        max_model_len=4096,
         skip_tokenizer_init=True,
         max_num_batched_tokens=64,  # a prompt and a half
         enable_prefix_caching=False,
@@ -249,10 +236,10 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, emulate: str, **options: 
 
 
 def test_a_pipeline_carries_out_every_plan_and_overlaps_its_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     emulate = "h100/llama-3.1-70b-tp4"
-    found = run(tmp_path, monkeypatch, emulate, tensor_parallel_size=4, pipeline_parallel_size=2)
+    found = run(monkeypatch, emulate, tensor_parallel_size=4, pipeline_parallel_size=2)
     assert found.tokens == [prompt[:NUM_TOKENS] for prompt in PROMPTS]
     assert found.most_in_flight == 1, "two stages, two steps"
     assert not found.truth.num_diverged_steps
@@ -264,7 +251,7 @@ def test_a_pipeline_carries_out_every_plan_and_overlaps_its_steps(
 
 
 def test_a_latency_model_of_another_number_of_devices_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(SloschedError, match="was measured on 1 device and does not say"):
-        run(tmp_path, monkeypatch, "h100/llama-3.1-8b", tensor_parallel_size=4)
+        run(monkeypatch, "h100/llama-3.1-8b", tensor_parallel_size=4)
