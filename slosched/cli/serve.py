@@ -91,8 +91,9 @@ def serve(
     """Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
 
     The promises given here hold for every request that brings none of its own (body fields
-    `slo_ttft_ms`, `slo_tpot_ms` or headers `x-slo-ttft-ms`, `x-slo-tpot-ms`).  A request that
-    cannot be served in time is refused with a 429 and the reason.
+    `slo_ttft_ms`, `slo_tpot_ms`, `slo_e2e_ms`, or headers `x-llm-d-slo-ttft-ms`,
+    `x-llm-d-slo-tpot-ms`).  A request that cannot be served in time is refused with a 429 and the
+    reason.
 
     Without `--latency-model` the model is profiled for a minute on the first start (`--calibrate`)
     and the result is kept in the cache.

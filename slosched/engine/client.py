@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -23,6 +22,7 @@ import numpy as np
 
 from slosched.core import NO_SLO, SLO, EndReason, RequestStatus, SloschedError
 from slosched.evaluate.metrics import RequestRecord
+from slosched.workload.http_slo import slo_headers
 from slosched.workload.trace import Trace, TraceRequest
 
 _LEAD_S = 0.05
@@ -139,10 +139,7 @@ class _Target:
         return json.dumps(document).encode()
 
     def post(self, body: bytes, slo: SLO) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        headers = {"content-type": "application/json"}
-        for name, seconds in (("x-slo-ttft-ms", slo.ttft_s), ("x-slo-tpot-ms", slo.tpot_s)):
-            if seconds < math.inf:
-                headers[name] = repr(seconds * 1000)
+        headers = {"content-type": "application/json", **slo_headers(slo)}
         return self.session.post(f"{self.url}/v1/completions", data=body, headers=headers)
 
 

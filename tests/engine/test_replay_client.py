@@ -28,7 +28,7 @@ def make_trace(n: int, gap_s: float = 0.005, prompt: int = 20, slo: SLO = NO_SLO
 
 
 def test_every_request_has_one_record_with_forced_lengths() -> None:
-    trace = make_trace(100, slo=SLO(9.0, 3.0))
+    trace = make_trace(100, slo=SLO(9.0, 3.0, 12.5))
     seen: list[RequestRecord] = []
     with live() as server:
         report = replay(trace, server.url, ReplayOptions(model=MODEL), on_record=seen.append)
@@ -50,7 +50,7 @@ def test_every_request_has_one_record_with_forced_lengths() -> None:
         assert sorted((r.num_prompt_tokens, r.num_output_tokens) for r in served) == sorted(
             (r.num_prompt_tokens, r.num_output_tokens) for r in trace.requests
         )
-        assert {r.slo for r in served} == {SLO(9.0, 3.0)}
+        assert {r.slo for r in served} == {SLO(9.0, 3.0, 12.5)}
 
 
 def test_it_is_open_loop() -> None:

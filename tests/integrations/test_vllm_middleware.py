@@ -70,6 +70,26 @@ def test_headers_become_fields_and_the_bodys_own_word_goes_first() -> None:
     }
 
 
+def test_the_headers_of_llm_d_go_before_the_old_ones() -> None:
+    app = App(TOKEN)
+    headers = {"x_llm_d_slo_ttft_ms": "200", "x_slo_ttft_ms": "500", "x_slo_e2e_ms": "9000"}
+    ask(app, {"prompt": "x"}, x_llm_d_slo_tpot_ms="40", **headers)
+    assert app.document["vllm_xargs"] == {
+        "slo_ttft_ms": 200.0,
+        "slo_tpot_ms": 40.0,
+        "slo_e2e_ms": 9000.0,
+    }
+
+
+def test_a_promise_of_a_name_that_does_not_exist_is_a_bad_request() -> None:
+    app = App(TOKEN)
+    start, body = ask(app, {"prompt": "x", "vllm_xargs": {"slo_ttft": 5, "slo_tier": "gold"}})
+    assert start["status"] == 400
+    message = json.loads(body["body"])["error"]["message"]
+    assert "no promise 'slo_ttft' (did you mean slo_ttft_ms?)" in message
+    assert app.document is None
+
+
 def test_without_headers_a_request_is_left_as_it_is() -> None:
     app = App(TOKEN)
     ask(app, {"prompt": "x", "vllm_xargs": {"slo_tpot_ms": "30"}})

@@ -26,6 +26,7 @@ PROMISES = Promises(DEFAULT, {"gold": SLO(0.2, 0.02)})
         ({"slo_tpot_ms": "40"}, SLO(1.0, 0.04)),
         ({"slo_tier": "gold"}, SLO(0.2, 0.02)),
         ({"slo_tier": "gold", "slo_tpot_ms": 10.0}, SLO(0.2, 0.01)),
+        ({"slo_e2e_ms": 7000}, SLO(1.0, 0.05, 7.0)),
     ],
 )
 def test_a_request_is_promised_what_it_asks_for_else_its_tier_else_the_default(
@@ -38,6 +39,11 @@ def test_a_request_is_promised_what_it_asks_for_else_its_tier_else_the_default(
 def test_no_other_promise_is_taken(value: object) -> None:
     with pytest.raises(BadPromiseError, match="slo_ttft_ms"):
         PROMISES.of({"slo_ttft_ms": value})
+
+
+def test_a_promise_of_a_name_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(BadPromiseError, match=r"'slo_e2e_s' \(did you mean slo_e2e_ms\?\)"):
+        PROMISES.of({"slo_e2e_s": 7})
 
 
 def test_an_unknown_tier_is_refused_with_those_there_are() -> None:

@@ -11,9 +11,9 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
-from slosched.core import EndReason
+from slosched.core import DeadlineRule, EndReason, RequestStatus
 from slosched.engine.loop import StepRecord
-from slosched.evaluate.metrics import RequestRecord, is_good
+from slosched.evaluate.metrics import RequestRecord, is_good, met_e2e, met_tokens, met_ttft
 from slosched.perfmodel import OnlineModel
 from slosched.scheduler import Scheduler
 
@@ -21,6 +21,7 @@ _LATENCY_BUCKETS_S = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120,
 )  # fmt: skip
 _FINISH_REASONS = (EndReason.STOP, EndReason.LENGTH)
+_PROMISES = ("ttft", "tpot", "e2e")
 
 
 class Histogram:
@@ -56,6 +57,8 @@ class ServerMetrics:
         self._ends = dict.fromkeys(EndReason, 0)
         self._num_refused = 0
         self._num_good = 0
+        self._num_promised = dict.fromkeys(_PROMISES, 0)
+        self._num_kept = dict.fromkeys(_PROMISES, 0)
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
@@ -90,7 +93,11 @@ class ServerMetrics:
     def observe_end(self, record: RequestRecord) -> None:
         assert record.end_reason is not None
         self._ends[record.end_reason] += 1
-        self._num_good += is_good(record, self._scheduler.limits.deadline_rule)
+        rule = self._scheduler.limits.deadline_rule
+        self._num_good += is_good(record, rule)
+        for name, is_kept in _promises(record, rule).items():
+            self._num_promised[name] += 1
+            self._num_kept[name] += is_kept
         if record.ttft_s is not None:
             self._num_prompt_tokens += record.num_prompt_tokens
             self._num_cached_tokens += record.num_cached_tokens
@@ -162,6 +169,13 @@ class ServerMetrics:
             count = self.num_ended(reason)
             yield f'slosched:requests_ended_total{{{label},reason="{reason}"}} {count}'
 
+        for name, text, counts in (
+            ("slosched:promises", "Ended requests with such a promise.", self._num_promised),
+            ("slosched:promises_kept", "Those to which it was kept.", self._num_kept),
+        ):
+            by_promise = {f'{label},promise="{p}"': n for p, n in counts.items()}
+            yield from _samples(f"{name}_total", "counter", text, by_promise)
+
     def _latency_model(self, label: str) -> Iterator[str]:
         """How far off the fitted model is by now, and how often its upper bound was broken."""
         model = self._scheduler.latency_model
@@ -195,6 +209,22 @@ class ServerMetrics:
             ),
         ):
             yield from _samples(name, kind, text, values)
+
+
+def _promises(record: RequestRecord, rule: DeadlineRule) -> dict[str, bool]:
+    """Return the promises that were made to a request that ended, and whether each was kept.
+
+    As attainment counts them: only TTFT can be kept to a request that did not finish.
+    """
+    slo, is_finished = record.slo, record.status is RequestStatus.FINISHED
+    kept = {}
+    if slo.ttft_s < math.inf:
+        kept["ttft"] = met_ttft(record)
+    if slo.tpot_s < math.inf:
+        kept["tpot"] = is_finished and met_tokens(record, rule)
+    if slo.e2e_s is not None:
+        kept["e2e"] = is_finished and met_e2e(record)
+    return kept
 
 
 def _sample(name: str, kind: str, text: str, label: str, value: float) -> Iterator[str]:

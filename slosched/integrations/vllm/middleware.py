@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from slosched.integrations.vllm.slo import (
-    TPOT_FIELD,
-    TTFT_FIELD,
-    BadPromiseError,
-    seconds_of,
-)
+from slosched.integrations.vllm.slo import BadPromiseError, check_names, seconds_of
 from slosched.integrations.vllm.words import INVALID, REJECTED
+from slosched.workload.http_slo import PROMISES
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -26,8 +22,6 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _PATHS = ("/v1/completions", "/v1/chat/completions")
-_HEADERS = {b"x-slo-ttft-ms": TTFT_FIELD, b"x-slo-tpot-ms": TPOT_FIELD}
-"""The headers of the Gateway API Inference Extension and llm-d."""
 _REFUSED = re.compile(rf'"stop_reason": ?"({REJECTED}|{INVALID}):([^"]*)"'.encode())
 _BEGUN = re.compile(
     rb'"finish_reason": ?"|"tool_calls": ?\[\{|'
@@ -112,22 +106,19 @@ async def _send_error(send: Send, status: int, kind: str, message: str) -> None:
 
 
 def _with_promises(scope: Message, body: bytes) -> tuple[Message, bytes]:
-    """The request with its SLO headers as `vllm_xargs`; what the body says itself goes first."""
-    found = {
-        field: value.decode("latin-1")
-        for name, value in scope["headers"]
-        if (field := _HEADERS.get(name.lower())) is not None
-    }
+    """Return the request with its SLO headers as `vllm_xargs`; what the body says goes first."""
+    found = _promised_in_headers(scope["headers"])
     try:
         document = json.loads(body)
         said = document.get("vllm_xargs") or {}
         wanted = {**found, **said}
     except (ValueError, AttributeError, TypeError):
         return scope, body  # vLLM says what is wrong with it
+    check_names(wanted)
     promises = {
-        field: 1000 * seconds_of(field, wanted[field])
-        for field in (TTFT_FIELD, TPOT_FIELD)
-        if field in wanted
+        names.field: 1000 * seconds_of(names.field, wanted[names.field])
+        for names in PROMISES
+        if names.field in wanted
     }
     if not found:
         return scope, body
@@ -135,6 +126,16 @@ def _with_promises(scope: Message, body: bytes) -> tuple[Message, bytes]:
     body = json.dumps(document).encode()
     headers = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
     return {**scope, "headers": [*headers, (b"content-length", b"%d" % len(body))]}, body
+
+
+def _promised_in_headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return by field the times, as they are written, that the headers of a request promise."""
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in pairs}
+    return {
+        names.field: headers[header]
+        for names in PROMISES
+        if (header := names.header_in(headers)) is not None
+    }
 
 
 async def _body(receive: Receive) -> bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from slosched.core import NO_SLO, SLO, SloschedError
 from slosched.workload import seconds_of_ms
+from slosched.workload.http_slo import PromiseNames, asked_slo, unknown_promise
 
-TTFT_FIELD, TPOT_FIELD, TIER_FIELD = "slo_ttft_ms", "slo_tpot_ms", "slo_tier"
+TIER_FIELD = "slo_tier"
 
 
 class BadPromiseError(SloschedError, ValueError):
@@ -23,20 +25,17 @@ class Promises:
     tiers: Mapping[str, SLO] = field(default_factory=dict)
 
     def of(self, extra_args: Mapping[str, object] | None) -> SLO:
-        """The SLO of a request whose `vllm_xargs` are `extra_args`.
+        """Return the SLO of a request whose `vllm_xargs` are `extra_args`.
 
-        Each of the two times is looked up on its own.  Raises BadPromiseError for a time that is
-        no positive, finite number of milliseconds, and for a tier that there is not.
+        Each of the three times is looked up on its own.  Raises BadPromiseError for a time that is
+        no positive, finite number of milliseconds, for a tier that there is not, and for a promise
+        of any other name.
         """
         if not extra_args:
             return self.default
+        check_names(extra_args)
         base = self._tier(extra_args[TIER_FIELD]) if TIER_FIELD in extra_args else self.default
-        ttft_ms, tpot_ms = extra_args.get(TTFT_FIELD), extra_args.get(TPOT_FIELD)
-        return SLO(
-            base.ttft_s if ttft_ms is None else seconds_of(TTFT_FIELD, ttft_ms),
-            base.tpot_s if tpot_ms is None else seconds_of(TPOT_FIELD, tpot_ms),
-            base.e2e_s,
-        )
+        return asked_slo(partial(_asked_s, extra_args), base)
 
     def _tier(self, name: object) -> SLO:
         if not isinstance(name, str) or name not in self.tiers:
@@ -47,8 +46,19 @@ class Promises:
         return self.tiers[name]
 
 
+def check_names(extra_args: Mapping[str, object]) -> None:
+    """Raise BadPromiseError if a field is spelt like a promise and is none."""
+    if unknown := unknown_promise(extra_args, TIER_FIELD):
+        raise BadPromiseError(unknown[1])
+
+
+def _asked_s(extra_args: Mapping[str, object], names: PromiseNames) -> float | None:
+    value = extra_args.get(names.field)
+    return None if value is None else seconds_of(names.field, value)
+
+
 def seconds_of(name: str, milliseconds: object) -> float:
-    """Seconds of a request's time; BadPromiseError if it is none."""
+    """Return the seconds of a request's time; raise BadPromiseError if it is none."""
     try:
         return seconds_of_ms(name, milliseconds)
     except ValueError as error:

@@ -259,11 +259,18 @@ def test_what_is_missing_is_called_so(server: Live) -> None:
     assert "messages is missing" in server.post(CHAT)[1]["error"]["message"]
 
 
-def test_a_promise_of_no_known_name_is_refused(server: Live) -> None:
-    for path, body in (("/v1/completions", {"prompt": "x"}), (CHAT, {"messages": HI})):
-        status, answer, _ = server.post(path, **body, slo_ttft=1)
-        assert status == 400
-        assert "slo_ttft_ms and slo_tpot_ms" in answer["error"]["message"]
+@pytest.mark.parametrize(
+    ("field", "meant"), [("slo_ttft", "slo_ttft_ms"), ("slo_e2e_s", "slo_e2e_ms")]
+)
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/completions", {"prompt": "x"}), (CHAT, {"messages": HI})]
+)
+def test_a_promise_of_no_known_name_is_refused(
+    server: Live, path: str, body: dict[str, Any], field: str, meant: str
+) -> None:
+    status, answer, _ = server.post(path, **body, **{field: 1})
+    assert (status, answer["error"]["param"]) == (400, field)
+    assert f"no promise {field!r} (did you mean {meant}?)" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -357,6 +364,12 @@ def test_tokenize(server: Live) -> None:
         ({"x-slo-ttft-ms": "200"}, {"slo_ttft_ms": 300}, SLO(0.3, 0.25)),
         ({"x-slo-ttft-ms": "garbage"}, {"slo_ttft_ms": 300}, SLO(0.3, 0.25)),
         ({"X-SLO-TPOT-MS": "40"}, {"slo_ttft_ms": "300"}, SLO(0.3, 0.04)),
+        ({"x-llm-d-slo-ttft-ms": "200", "X-LLM-D-SLO-TPOT-MS": "40"}, {}, SLO(0.2, 0.04)),
+        ({"x-llm-d-slo-ttft-ms": "200", "x-slo-ttft-ms": "garbage"}, {}, SLO(0.2, 0.25)),
+        ({"x-llm-d-slo-ttft-ms": "200"}, {"slo_ttft_ms": 300}, SLO(0.3, 0.25)),
+        ({}, {"slo_e2e_ms": 9000}, SLO(1.5, 0.25, 9.0)),
+        ({"x-slo-e2e-ms": "8000"}, {}, SLO(1.5, 0.25, 8.0)),
+        ({"x-slo-e2e-ms": "8000"}, {"slo_e2e_ms": 9000}, SLO(1.5, 0.25, 9.0)),
     ],
 )
 def test_the_slo_of_a_request(
@@ -367,12 +380,39 @@ def test_the_slo_of_a_request(
     assert record.slo == expected
 
 
+@pytest.mark.parametrize("header", ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms", "x-slo-e2e-ms"])
 @pytest.mark.parametrize("value", ["-1", "0", "nan", "inf", "", "1s", "1e999"])
-def test_a_wrong_slo_header_is_named_with_its_value(value: str) -> None:
-    with pytest.raises(ApiError, match="x-slo-tpot-ms") as caught:
-        parse_slo({"x-slo-tpot-ms": value}, {}, SLO(1, 1))
+def test_a_wrong_slo_header_is_named_with_its_value(header: str, value: str) -> None:
+    with pytest.raises(ApiError, match=f"^{header}") as caught:
+        parse_slo({header: value}, {}, SLO(1, 1))
     assert caught.value.status == 400
     assert repr(value) in caught.value.message
+
+
+def test_metrics_tell_promises_and_which_were_kept(server: Live) -> None:
+    """An end-to-end time that nobody can keep makes a request that finishes no good one."""
+
+    def counts() -> dict[str, float]:
+        return {
+            name: n for name, n in samples(server).items() if "promises" in name or good in name
+        }
+
+    good = "slosched:good_requests_total"
+    before = counts()
+    kept = {"slo_ttft_ms": 60_000, "slo_tpot_ms": 60_000}
+    assert server.post(prompt="abcd", max_tokens=5, **kept, slo_e2e_ms=60_000)[0] == 200
+    assert server.post(prompt="abcd", max_tokens=5, **kept, slo_e2e_ms=0.01)[0] == 200
+    rise = {name: n - before[name] for name, n in counts().items()}
+    label = f'model_name="{MODEL}"'
+    assert rise == {
+        f"{good}{{{label}}}": 1,
+        f'slosched:promises_total{{{label},promise="ttft"}}': 2,
+        f'slosched:promises_total{{{label},promise="tpot"}}': 2,
+        f'slosched:promises_total{{{label},promise="e2e"}}': 2,
+        f'slosched:promises_kept_total{{{label},promise="ttft"}}': 2,
+        f'slosched:promises_kept_total{{{label},promise="tpot"}}': 2,
+        f'slosched:promises_kept_total{{{label},promise="e2e"}}': 1,
+    }
 
 
 def test_metrics(server: Live) -> None:

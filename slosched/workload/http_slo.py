@@ -1,0 +1,72 @@
+"""The names of promises over HTTP: fields of a request's body, and headers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+
+from slosched.core import SLO
+from slosched.spelling import meant
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseNames:
+    """How one promised time is spelt; its unit is always the millisecond."""
+
+    field: str
+    """In a request's body."""
+    headers: tuple[str, ...]
+    """In lower case; where a request has several of them, the first one counts."""
+
+    def header_in(self, headers: Container[str]) -> str | None:
+        """Return the name of the header that counts, or None if the request has none."""
+        return next((name for name in self.headers if name in headers), None)
+
+
+TTFT = PromiseNames("slo_ttft_ms", ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"))
+"""llm-d's header, and the one of before, which the Gateway API Inference Extension also reads."""
+TPOT = PromiseNames("slo_tpot_ms", ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"))
+E2E = PromiseNames("slo_e2e_ms", ("x-slo-e2e-ms",))
+"""Until the last token; llm-d has no header for it."""
+PROMISES = (TTFT, TPOT, E2E)
+
+
+def asked_slo(asked_s: Callable[[PromiseNames], float | None], default: SLO) -> SLO:
+    """Return the SLO of a request that asks for the times of `asked_s`.
+
+    Where that is None the time is the default's, each on its own.
+    """
+    ttft_s, tpot_s, e2e_s = map(asked_s, PROMISES)
+    return SLO(
+        default.ttft_s if ttft_s is None else ttft_s,
+        default.tpot_s if tpot_s is None else tpot_s,
+        default.e2e_s if e2e_s is None else e2e_s,
+    )
+
+
+def slo_headers(slo: SLO) -> dict[str, str]:
+    """Return the headers of a request with this promise, under every name that a server may know.
+
+    A time that was not promised has none.
+    """
+    times_s = (slo.ttft_s, slo.tpot_s, math.inf if slo.e2e_s is None else slo.e2e_s)
+    return {
+        header: repr(seconds * 1000)
+        for names, seconds in zip(PROMISES, times_s, strict=True)
+        if seconds < math.inf
+        for header in names.headers
+    }
+
+
+def unknown_promise(fields: Iterable[str], *others: str) -> tuple[str, str] | None:
+    """Return the first field that begins as a promise and is none, with a complaint about it.
+
+    `others` are further fields that may begin so.  Returns None if there is nothing to complain of.
+    """
+    known = (*(names.field for names in PROMISES), *others)
+    for name in fields:
+        if name.startswith("slo_") and name not in known:
+            shown = f"{name!r:.100}{meant(name[:100], known)}"
+            return name, f"there is no promise {shown}; there are {', '.join(known)}"
+    return None
