@@ -150,6 +150,7 @@ class GroupedSteps:
         """Steps of the group and nobody else, until one of them ends."""
         scheduler, on_row = self._scheduler, self._on_row
         model = scheduler.latency_model
+        self._kv.settle_ends()  # `schedule` would; the next block is taken without it
         until_s = scheduler.policy.decodes_until_s(group, scheduler.limits)
         start_s = self._clock.now_s()
         if until_s <= start_s:
@@ -200,7 +201,6 @@ class GroupedSteps:
         for request in finished:
             reason = self._executor.end_reason(request)
             self._scheduler.end(request.request_id, reason, now_s)
-        self._kv.settle_ends()
 
     def _regroup(self, group: GroupedDecodes, batch: ScheduledBatch) -> None:
         """Who emitted is a decode now, who began a prompt is one of the others."""

@@ -54,6 +54,7 @@ class BlockManager:
         kv = view.kv
         self._block_size = kv.block_size
         self._num_blocks = kv.num_blocks
+        self._num_held_blocks = kv.num_held_blocks
         self._num_watermark_blocks = int(watermark * kv.num_blocks)
         self._num_lookahead_slots = num_lookahead_slots
         # vLLM asks that a step's tokens be whole blocks then; not with fewer than one.
@@ -156,9 +157,17 @@ class BlockManager:
         self.num_free_blocks = num_free
         return decodes
 
-    def leave(self, request: Request) -> None:
-        """A victim gives its blocks back; swapped out it keeps its table."""
+    def leave(self, request: Request, num_freed_blocks: int) -> None:
+        """Give a victim's blocks back, of which the KV cache frees `num_freed_blocks`.
+
+        Swapped out it keeps its table.  Where equal blocks have no names, the others are held by
+        somebody else, or were booked and never taken.
+        """
         table = self.tables[request.request_id]
+        if not self.caches_prefixes:
+            num_never_taken = table.num_blocks - self._num_held_blocks(request.request_id)
+            self.num_free_blocks += num_freed_blocks + num_never_taken
+            return
         names = self._names(request.request_id, table.num_slots)
         self._more.subtract(names)
         num_still_held = sum(map(self._is_held, names))

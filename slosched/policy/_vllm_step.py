@@ -154,8 +154,7 @@ class Step:
                 if is_allocatable and self._can_schedule(self.blocks.num_left(head)):
                     break
                 victim = self.running.pop()
-                self._batch.preempt(victim, PreemptionMode.RECOMPUTE)
-                self.blocks.leave(victim)
+                self._preempt(victim, PreemptionMode.RECOMPUTE)
                 self.waiting.appendleft(victim)
             self.waiting.appendleft(head)
         self.waiting = deque(sorted(self.waiting, key=key))
@@ -216,12 +215,16 @@ class Step:
             victim = self.running.pop() if self.running else request
             if victim is request and self._would_start_over_for_ever(request):
                 return True
-            self._batch.preempt(victim)
-            self.blocks.leave(victim)
+            self._preempt(victim)
             self.victims.append(victim)
             if victim is request:
                 return False
         return True
+
+    def _preempt(self, victim: Request, mode: PreemptionMode | None = None) -> None:
+        before = self._batch.num_free_blocks
+        self._batch.preempt(victim, mode)
+        self.blocks.leave(victim, num_freed_blocks=self._batch.num_free_blocks - before)
 
     def _would_start_over_for_ever(self, request: Request) -> bool:
         """True for a chunked prompt that holds the whole cache, so that no block can be free."""
