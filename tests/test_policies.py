@@ -1,51 +1,17 @@
-"""The laws of DESIGN.md section 4, for every policy and its options."""
+"""The laws of `slosched.testing`, for every policy and its options."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from pathlib import Path
 
 import pytest
+from law_variants import VARIANTS
 
-from slosched.core import Policy
-from slosched.policy import EDF, FCFS, POLICIES, SJF, Sarathi, SLOAware
-from slosched.policy._drop import Drop
-from slosched.policy.slo_aware import EarlyReject, LateRule
-from slosched.policy.spec import make_policy
-from slosched.testing import check_policy
+from slosched.policy import POLICIES
+from slosched.testing import check_laws, check_policy, scenario_from_json
 
-VARIANTS: dict[str, Callable[[], Policy]] = {
-    **POLICIES,
-    "fcfs, drop expired": partial(FCFS, drop=Drop.EXPIRED),
-    "sarathi, drop infeasible": partial(Sarathi, token_budget=24, drop=Drop.INFEASIBLE),
-    "edf, drop infeasible": partial(EDF, token_budget=24, drop=Drop.INFEASIBLE),
-    "sjf, drop expired": partial(SJF, token_budget=24, drop=Drop.EXPIRED),
-    "slo_aware, bind": partial(
-        SLOAware, late=LateRule.BIND, early_reject=EarlyReject.ROUND, min_chunk_tokens=4
-    ),
-    "slo_aware, margin": partial(
-        SLOAware, early_reject=EarlyReject.OFF, expire_begun=False, margin=0.25
-    ),
-    **{
-        spec: partial(make_policy, spec)
-        for spec in (
-            "fairbatching:deadlines=run,margin=0.1",
-            "slidebatching:deadlines=run,min_chunk_tokens=4",
-            "slai:token_budget=24",
-            "vllm_v1:policy=priority,long_prefill_token_threshold=5,watermark=0.1",
-            "vllm_v1:scheduler_reserve_full_isl=false,enable_chunked_prefill=false",
-            "vllm_v1:prefill_schedule_interval=3,max_num_active_seqs=3",
-            "slosserve:admission=dp",
-            "sglang:enable_mixed_chunk=true,chunked_prefill_size=16,schedule_policy=lpm",
-            "sglang:enable_priority_scheduling=true,max_queued_requests=2",
-            "sglang:schedule_policy=hrrn",
-            "sglang:schedule_policy=shortest-prefill-first,chunked_prefill_size=8",
-            "sarathi:token_budget=24+early_rejection:prior_decode_s=0.05",
-            "edf+past_future:prior_output_tokens=8",
-            "slo_aware+past_future:prior_output_tokens=4,reserve=0.2+early_rejection:max_load=0.8",
-        )
-    },
-}
+FOUND = sorted((Path(__file__).parent / "laws").glob("*.json"))
+"""Scenarios on which a law broke once."""
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -57,3 +23,9 @@ def test_the_policy_obeys_the_laws(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_policy_obeys_the_laws_in_many_more_scenarios(name: str) -> None:
     check_policy(VARIANTS[name], max_examples=400)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
+def test_no_law_breaks_where_one_once_did(path: Path, name: str) -> None:
+    check_laws(VARIANTS[name], scenario_from_json(path.read_text(encoding="utf-8")))

@@ -1,0 +1,32 @@
+"""The laws that every policy must obey, for our tests and for those of your own policy.
+
+    from slosched.testing import check_policy
+
+    def test_my_policy_obeys_the_laws() -> None:
+        check_policy(MyPolicy)
+
+`check_policy` plays random scenarios (hypothesis) on a simulated device and raises LawBrokenError,
+or the engine's own error, with the smallest scenario that it found.  Needs `hypothesis`.
+"""
+
+from slosched.testing.files import scenario_from_json, scenario_to_json
+from slosched.testing.laws import check_laws, check_policy
+from slosched.testing.plans import LawBrokenError
+from slosched.testing.play import Run, play
+from slosched.testing.scenario import Scenario, ScenarioRequest, device_model
+from slosched.testing.scenarios import prefix_hosts, scenarios
+
+__all__ = [
+    "LawBrokenError",
+    "Run",
+    "Scenario",
+    "ScenarioRequest",
+    "check_laws",
+    "check_policy",
+    "device_model",
+    "play",
+    "prefix_hosts",
+    "scenario_from_json",
+    "scenario_to_json",
+    "scenarios",
+]

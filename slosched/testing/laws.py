@@ -1,0 +1,87 @@
+"""The laws: what playing a scenario in several ways must have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hypothesis import HealthCheck, given, settings
+
+from slosched.core import Policy, Request, SchedulerOutput
+from slosched.testing.plans import require
+from slosched.testing.play import play
+from slosched.testing.scenario import Scenario
+from slosched.testing.scenarios import scenarios
+
+
+def check_policy(make_policy: Callable[[], Policy], *, max_examples: int = 100) -> None:
+    """Raise if a policy breaks a law on any of `max_examples` random scenarios."""
+
+    @settings(
+        max_examples=max_examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(scenarios())
+    def laws_hold(scenario: Scenario) -> None:
+        check_laws(make_policy, scenario)
+
+    laws_hold()
+
+
+def check_laws(make_policy: Callable[[], Policy], scenario: Scenario) -> None:
+    """Play one scenario in several ways and compare them."""
+    run = play(make_policy(), scenario)
+    again = play(make_policy(), scenario)
+    require(run.decisions == again.decisions, "the same seed gave other decisions")
+    later = play(make_policy(), scenario.shifted(1024.0))
+    require(
+        [output for _, output in later.decisions] == [output for _, output in run.decisions],
+        "shifting all times changed the decisions",
+    )
+    renamed = play(make_policy(), scenario, name=_backwards)
+    names = {f"r{i}": _backwards(i) for i in range(len(scenario.requests))}
+    require(
+        [_renamed(output, names) for _, output in run.decisions]
+        == [_renamed(output, {}) for _, output in renamed.decisions],
+        "renaming the requests changed the decisions",
+    )
+    in_groups = scenario.simulated(make_policy())
+    one_by_one = scenario.simulated(make_policy(), on_step=lambda _: None)
+    require(
+        [_fate(request) for request in in_groups] == [_fate(request) for request in one_by_one],
+        "`schedule_beside` or `decodes_until_s` promised what `schedule` does not do",
+    )
+
+
+def _backwards(index: int) -> str:
+    """A name that sorts the other way round."""
+    return f"z{999 - index}"
+
+
+def _renamed(output: SchedulerOutput, names: dict[str, str]) -> list[object]:
+    def new(request_ids: Sequence[str]) -> list[str]:
+        return [names.get(request_id, request_id) for request_id in request_ids]
+
+    return [
+        list(
+            zip(
+                new(list(output.num_scheduled_tokens)),
+                output.num_scheduled_tokens.values(),
+                strict=True,
+            )
+        ),
+        new(output.preempted),
+        new(output.swapped_out),
+        new(output.swapped_in),
+        list(zip(new(list(output.rejected)), output.rejected.values(), strict=True)),
+        list(
+            zip(new(list(output.num_found_tokens)), output.num_found_tokens.values(), strict=True)
+        ),
+        sorted(new(sorted(output.repeated))),
+    ]
+
+
+def _fate(request: Request) -> tuple[object, ...]:
+    times_s = tuple(request.token_times_s)
+    return (times_s, request.end_reason, request.end_s, request.num_preemptions, request.num_swaps)

@@ -1,0 +1,89 @@
+"""Play one scenario to its end, and check every step of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slosched.core import EndReason, Policy, Request, SchedulerOutput
+from slosched.engine.checked_memory import CheckedMemory
+from slosched.engine.loop import Engine
+from slosched.engine.overlap import OverlappedEngine
+from slosched.engine.scheduling_time import SimulatedDevice
+from slosched.engine.simulated import SimulatedExecutor, VirtualClock
+from slosched.kv import KVCache
+from slosched.scheduler import Scheduler
+from slosched.testing.plans import Watched, check_ends, require
+from slosched.testing.scenario import Scenario, ScenarioRequest, device_model
+
+
+@dataclass
+class Run:
+    """What a scenario came to: every decision, and the requests at their end."""
+
+    requests: list[Request]
+    decisions: list[tuple[float, SchedulerOutput]] = field(default_factory=list)
+
+
+def play(
+    policy: Policy,
+    scenario: Scenario,
+    name: Callable[[int], str] = "r{}".format,
+    kv: KVCache | None = None,
+) -> Run:
+    """Run a scenario to its end and check every step of it."""
+    policy.reset()
+    kv = kv or scenario.empty_cache()
+    watched = Watched(policy, kv)
+    clock = VirtualClock()
+    scheduler = Scheduler(watched, kv, scenario.limits, device_model())
+    requests = [_make(r, name(i), scenario) for i, r in enumerate(scenario.requests)]
+    lengths = {
+        request.request_id: source.num_output_tokens
+        for request, source in zip(requests, scenario.requests, strict=True)
+    }
+    engine = _engine(scheduler, clock, lengths, scenario.overlap)
+    ended: list[str] = []
+    next_arrival = 0
+    step = 0
+    while next_arrival < len(requests) or engine.has_work:
+        if not engine.has_work:
+            clock.advance_to(requests[next_arrival].arrival_s)
+        while next_arrival < len(requests) and (requests[next_arrival].arrival_s <= clock.now_s()):
+            scheduler.add_request(requests[next_arrival])
+            next_arrival += 1
+        for request, source in zip(requests, scenario.requests, strict=True):
+            if source.abort_at_step == step:
+                scheduler.end(request.request_id, EndReason.CLIENT, clock.now_s())
+        ended += [r.request_id for r in engine.step().ended]
+        kv.check()
+        step += 1
+    check_ends(requests, ended, lengths)
+    require(
+        kv.num_free_blocks == kv.num_blocks and kv.num_free_host_blocks == kv.num_host_blocks,
+        "KV blocks are still held after the last request has ended",
+    )
+    return Run(requests, watched.decisions)
+
+
+def _engine(
+    scheduler: Scheduler, clock: VirtualClock, lengths: dict[str, int], overlap: bool
+) -> Engine:
+    block_size, device_clock = scheduler.kv.block_size, VirtualClock() if overlap else clock
+    executor = SimulatedExecutor(device_model(), device_clock, lengths)
+    checked = CheckedMemory(executor, block_size)
+    if not overlap:
+        return Engine(scheduler, checked, clock)
+    return OverlappedEngine(scheduler, SimulatedDevice(checked, device_clock, clock), clock)
+
+
+def _make(source: ScenarioRequest, request_id: str, scenario: Scenario) -> Request:
+    return Request(
+        request_id=request_id,
+        arrival_s=source.arrival_s,
+        num_prompt_tokens=source.num_prompt_tokens,
+        max_tokens=scenario.max_tokens,
+        slo=source.slo,
+        prefix_hashes=source.prefix_hashes,
+        prefix_block_tokens=scenario.prefix_block_tokens,
+    )
