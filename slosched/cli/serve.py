@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from slosched.cli import options, vllm
+from slosched.cli.calibration import calibrated_model
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError, LocalModel, open_local
-from slosched.cli.measuring import ProfileRun, run_profile
 from slosched.cli.simulation import kv_capacity_tokens
-from slosched.core import NO_SLO, Executor, LatencyModel, Limits
+from slosched.core import NO_SLO, Executor, LatencyModel
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
 from slosched.kv import HostWrites, KVCache, PrefixCaching
-from slosched.perfmodel import FittedModel, OnlineModel, fit, load_model, save_model
+from slosched.perfmodel import FittedModel, OnlineModel, load_model
 from slosched.perfmodel.device import check_device
-from slosched.perfmodel.store import MODEL_FORMAT
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from slosched.engine.server import Tokenizer
-
-_QUICK_BATCHES = 60
-_QUICK_CONTEXT_TOKENS = 2048
 
 
 @grouped
@@ -72,6 +66,10 @@ def serve(
             help="How long a model without --latency-model is measured on its first start.",
         ),
     ] = options.Seconds(60),
+    recalibrate: Annotated[
+        bool,
+        typer.Option("--recalibrate", help="Measure it anew, whatever was kept from a start."),
+    ] = False,
     overlap: Annotated[
         bool,
         typer.Option("--overlap", help="Plan each step while the one before it runs."),
@@ -96,7 +94,8 @@ def serve(
     reason.
 
     Without `--latency-model` the model is profiled for a minute on the first start (`--calibrate`)
-    and the result is kept in the cache.
+    and the result is kept in the cache.  Every start says how wrong it is; `--recalibrate` measures
+    anew.
 
     Examples:
 
@@ -121,6 +120,9 @@ def serve(
         raise ExtraMissingError(
             f"serving needs the serve extra ({error}): pip install 'slosched[serve]'"
         ) from error
+    if recalibrate and (emulate is not None or latency_model is not None):
+        other = "--emulate" if latency_model is None else "--latency-model"
+        raise ValueError(f"--recalibrate has nothing to measure for beside {other}; leave one out")
     chosen = make_policy(policy)
     prefix_host = options.prefix_host(
         prefix_cache, prefix_host_tokens, prefix_host_writes, kv.block_size
@@ -132,7 +134,8 @@ def serve(
     else:
         given = None if latency_model is None else load_model(latency_model, force=force)
         local = open_local(model, kv, num_prefix_host_blocks=prefix_host.num_blocks)
-        device = _real(local, limits.limits(), given, calibrate, force)
+        calibrated = partial(calibrated_model, local, limits.limits(), calibrate, anew=recalibrate)
+        device = _real(local, given, calibrated, force)
     index = prefix_cache.new_index()
     cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index, prefix_host)
     scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))
@@ -202,9 +205,8 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
 
 def _real(
     local: LocalModel,
-    limits: Limits,
     given: FittedModel | None,
-    calibrate_s: float,
+    calibrated: Callable[[], FittedModel],
     force: bool,
 ) -> _Device:
     if given is not None and not force:
@@ -212,7 +214,7 @@ def _real(
     return _Device(
         name=local.loaded.name,
         executor=local.executor,
-        latency_model=given or remembered_model(local, limits, calibrate_s),
+        latency_model=given or calibrated(),
         tokenizer=make_tokenizer(local),
         num_blocks=local.num_blocks,
         max_model_len=local.max_model_len,
@@ -227,41 +229,3 @@ def make_tokenizer(local: LocalModel) -> Tokenizer:
     if loaded.tokenizer is None:
         return NoTokenizer(loaded.vocab_size)
     return HuggingFaceTokenizer(loaded.tokenizer, loaded.vocab_size)
-
-
-def remembered_model(local: LocalModel, limits: Limits, calibrate_s: float) -> FittedModel:
-    """The latency model of this model on this device, from the cache or profiled now."""
-    from slosched.engine.torch import default_cache_dir
-
-    path = default_cache_dir() / "latency" / f"{_fingerprint(local, limits)}.json"
-    if path.exists():
-        console.print(f"latency model: {path}")
-        return load_model(path)
-    console.print(
-        f"no --latency-model given: profiling {local.loaded.name} for "
-        f"at most {calibrate_s:g} s, once (kept in {path.parent})"
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    run = ProfileRun(
-        num_batches=_QUICK_BATCHES,
-        time_limit_s=calibrate_s,
-        max_context_tokens=_QUICK_CONTEXT_TOKENS,
-        overwrite=True,
-    )
-    measured = run_profile(local, limits, path.with_suffix(".csv"), run)
-    report = fit(measured)
-    save_model(report.model, path)
-    console.print(f"latency model: held-out error {report.held_out.mape:.1f} % on average, {path}")
-    return report.model
-
-
-def _fingerprint(local: LocalModel, limits: Limits) -> str:
-    """Of everything on which the times depend, so that a stale model is never used."""
-    facts = {k: v for k, v in local.provenance().items() if k not in ("date", "kv_capacity_tokens")}
-    facts |= {
-        "format": MODEL_FORMAT,
-        "tokens": str(limits.max_num_batched_tokens),
-        "seqs": str(limits.max_num_seqs),
-    }
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-    return f"{Path(local.loaded.name).name}-{digest}"

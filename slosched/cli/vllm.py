@@ -37,6 +37,7 @@ _OURS_ALONE = (
     "prefix_cache",
     "prefix_host_tokens",
     "prefix_host_writes",
+    "recalibrate",
     "threads",
 )
 """Options of commands that mean nothing to vLLM."""

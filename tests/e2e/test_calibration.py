@@ -1,0 +1,77 @@
+"""The latency model that a server measures by itself: kept, judged at every start, measured anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import Said
+
+from slosched.cli.calibration import calibrated_model
+from slosched.cli.local import LocalModel, open_local
+from slosched.cli.options import KVOptions, ModelOptions
+from slosched.core import Limits
+
+SMALL = Limits(max_num_batched_tokens=64, max_num_seqs=4)
+
+
+@pytest.fixture(scope="module")
+def local() -> LocalModel:
+    return open_local(ModelOptions(model="tiny-random", device="cpu"), KVOptions(kv_tokens=512))
+
+
+def make_poor(path: Path) -> None:
+    """As a start with too short a measurement on a busy machine leaves it."""
+    document = json.loads(path.read_text())
+    document["held_out_error_percent"] |= {"mape": 21.4, "p99": 77.7}
+    path.write_text(json.dumps(document))
+
+
+def test_a_poor_calibration_says_so_at_every_start_until_it_is_measured_anew(
+    local: LocalModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SLOSCHED_CACHE", str(tmp_path))
+
+    def start(*, anew: bool = False) -> str:
+        calibrated_model(local, SMALL, 0.1, anew=anew)
+        return " ".join(capsys.readouterr().out.split())
+
+    said = start()
+    assert "profiling tiny-random for at most 0.1 s" in said
+    (path,) = (tmp_path / "latency").glob("*.json")
+    first = json.loads(path.read_text())
+    error = first["held_out_error_percent"]
+    assert f"wrong by {error['mape']:.1f} % on average and {error['p99']:.1f} % at p99" in said
+
+    said = start()
+    assert "profiling" not in said
+    assert f"wrong by {error['mape']:.1f} % on average" in said
+    assert f"measured {first['provenance']['date']}, --recalibrate does so anew" in said
+
+    make_poor(path)
+    for _ in range(2):
+        said = start()
+        assert "wrong by 21.4 % on average and 77.7 % at p99" in said
+        assert "warning: the latency model is wrong by 21 % on average, more than 15 %" in said
+        assert "--recalibrate --calibrate 60s" in said
+
+    said = start(anew=True)
+    assert "profiling tiny-random" in said
+    assert json.loads(path.read_text())["held_out_error_percent"]["mape"] != 21.4
+    assert "21.4 %" not in start()
+
+
+@pytest.mark.parametrize(
+    "other", [("--emulate", "rtx4090/llama-3.1-8b"), ("--latency-model", "rtx4090/llama-3.1-8b")]
+)
+def test_nothing_is_measured_anew_for_a_model_that_is_given(
+    cli: Callable[..., Said], other: tuple[str, str]
+) -> None:
+    said = cli("serve", "--recalibrate", *other)
+    assert said.status != 0
+    assert f"--recalibrate has nothing to measure for beside {other[0]}" in said.complaint
