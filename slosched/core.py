@@ -656,6 +656,14 @@ class Policy(ABC):
         """
         return -math.inf
 
+    def heeded_fields(self) -> Mapping[str, str]:
+        """Return the fields of `Request` that an option has this policy go by, with that option.
+
+        For example {"priority": "policy=priority"}.  On requests that all have the same value there
+        such an option changes nothing, and the command line says so.  Default: none.
+        """
+        return {}
+
     def reset(self) -> None:  # noqa: B027  # most policies have no state
         """Forget everything learnt from earlier steps."""
 

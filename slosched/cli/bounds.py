@@ -11,6 +11,7 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console, table
 from slosched.cli.groups import grouped
+from slosched.cli.inert import note_inert
 from slosched.cli.simulation import ReplicaOptions
 from slosched.evaluate.bounds import Bound, Pace, bounds_of, capacity_bound
 from slosched.workload import TTFTPromise
@@ -50,6 +51,7 @@ def bounds(
     """
     device = replica.open(limits.limits(), kv, seed)
     requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
+    note_inert(requests, {}, device.config)
     with console.status("solving"):
         found = bounds_of(requests, device.model, device.config, hindsight=hindsight)
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
@@ -59,6 +61,8 @@ def bounds(
     for assumptions, alike in groupby(found.each, key=lambda bound: bound.assumptions):
         names = ", ".join(bound.name.partition(" ")[0] for bound in alike)
         console.print(f"{names}: {'; '.join(assumptions)}.", style="dim")
+    if replica.max_loras is not None:
+        console.print("--max-loras tightens no bound: they hold with any number of adapters.")
     if found.why_none_holds:
         console.print(f"For reference only: {found.why_none_holds}.")
     if capacity is not None:

@@ -11,6 +11,7 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar, what
 from slosched.cli.groups import grouped
+from slosched.cli.inert import note_inert
 from slosched.cli.simulation import ReplicaOptions
 from slosched.cli.sweeping import (
     Jobs,
@@ -103,8 +104,7 @@ def capacity(
         raise ValueError(f"--max-rate must be a positive number of requests/s, not {max_rate}")
     plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate, shared_rates)
     specs = list(dict.fromkeys(policy or ("sarathi", "goodput")))
-    for spec in specs:
-        make_policy(spec)  # complains before anything is run
+    policies = {spec: make_policy(spec) for spec in specs}  # complains before anything is run
     make_pool = pool_of(jobs, ray)
     device = replica.open(limits.limits(), kv, seed)
     contenders = [Contender(s, s, device.model, device.model_name, device.config) for s in specs]
@@ -112,6 +112,7 @@ def capacity(
     contenders += [one.contender(contenders[0]) for one in found]
     numbers = range(seed, seed + seeds)
     windows = windows_of(trace, arrivals, promise, device, numbers, _DEFAULT_REQUESTS)
+    note_inert(windows[0], policies, device.config)
     with Store(out / "points.sqlite") as store:
         sweep = Sweep(contenders, windows, plan, store)
         finished = _run(sweep, make_pool)

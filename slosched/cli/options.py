@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +16,16 @@ from slosched.core import NO_SLO, SLO, DeadlineRule, LatencyModel, Limits, Preem
 from slosched.kv import HostWrites, PrefixCaching, PrefixHost
 from slosched.workload import (
     KINDS,
+    Adapters,
+    Priorities,
     Proportional,
     SLORule,
     Tiers,
     Trace,
     TTFTPromise,
+    parse_adapters,
     parse_duration,
+    parse_priority,
     parse_tier,
     parse_ttft,
 )
@@ -41,6 +45,23 @@ def ttft(text: str) -> TTFTPromise:
         return parse_ttft(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def adapters(text: str) -> Adapters:
+    """LoRA adapters; a complaint that typer shows beside the option's name."""
+    try:
+        return parse_adapters(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _priorities(texts: list[str] | None) -> list[str] | None:
+    """Complains of what `Priorities` refuses."""
+    try:
+        Priorities(tuple(map(parse_priority, texts or ())))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return texts
 
 
 class Seconds(float):
@@ -277,6 +298,25 @@ class TraceOptions:
     max_output_tokens: Annotated[
         int | None, typer.Option(min=1, help="Clip longer outputs to this.")
     ] = None
+    priority: Annotated[
+        # `PriorityShare`, which typer takes no list of.
+        list[str] | None,
+        typer.Option(
+            callback=_priorities,
+            metavar="SHARE:PRIORITY",
+            help="Give a random share of the requests a priority, lower served first: 0.2:-1.  "
+            "Repeat; all others get 0.  Default: what the trace says.",
+        ),
+    ] = None
+    loras: Annotated[
+        Adapters | None,
+        typer.Option(
+            parser=adapters,
+            metavar="NUM[:SKEW]",
+            help="Give every request one of so many LoRA adapters: 8, or 32:1 for Zipf's law.  "
+            "Default: what the trace says.",
+        ),
+    ] = None
 
     def open(self, source: str, slo: SLO | SLORule | None, seed: int) -> Trace:
         """The trace of a file, name or kind.  An SLO given replaces those in the file."""
@@ -288,6 +328,11 @@ class TraceOptions:
         if self.length_scale != 1.0:
             trace = trace.with_lengths_scaled(self.length_scale)
         trace = trace.clipped(self.max_prompt_tokens, self.max_output_tokens).trace
+        if self.priority:
+            shares = tuple(map(parse_priority, self.priority))
+            trace = trace.with_priorities(Priorities(shares, seed))
+        if self.loras is not None:
+            trace = trace.with_adapters(replace(self.loras, seed=seed))
         return trace if slo is None else trace.with_slo(slo)
 
     def _made_up(self, kind: str, seed: int) -> Trace:

@@ -10,7 +10,8 @@ import typer
 from rich.progress import Progress
 
 from slosched.cli import options
-from slosched.cli.console import console, progress_bar
+from slosched.cli.console import progress_bar
+from slosched.cli.inert import note_inert
 from slosched.cli.results import Outcome
 from slosched.core import Limits, Policy, Request
 from slosched.engine.disturbances import Disturbances
@@ -135,6 +136,10 @@ class ReplicaOptions:
             "time is hidden.",
         ),
     ] = False
+    max_loras: Annotated[
+        int | None,
+        typer.Option(min=1, help="Different LoRA adapters in one step.  Default: no limit."),
+    ] = None
     prefix_cache: options.PrefixCache = PrefixCaching.OFF
     prefix_host_tokens: options.PrefixHostTokens = 0
     prefix_host_writes: options.PrefixHostWrites = HostWrites.BACK
@@ -149,7 +154,7 @@ class ReplicaOptions:
         model = load_model(name)
         host = (self.prefix_host_tokens, self.prefix_host_writes, kv.block_size)
         config = SimulationConfig(
-            limits=limits,
+            limits=replace(limits, max_loras=self.max_loras),
             num_blocks=kv.num_blocks(kv_capacity_tokens(model)),
             block_size=kv.block_size,
             num_host_blocks=kv.num_host_blocks,
@@ -174,7 +179,7 @@ def simulate_policies(
     trace: Trace, policies: Mapping[str, Policy], replica: Replica
 ) -> dict[str, Outcome]:
     """Each policy on the same arrivals and the same device, with a progress bar."""
-    _note_missing_prefixes(trace, replica)
+    note_inert(trace, policies, replica.config)
     with progress_bar() as progress:
         return {
             name: _simulated(trace, name, policy, replica, progress)
@@ -199,7 +204,8 @@ def simulate_contenders(
     trace: Trace, contenders: Mapping[str, tuple[Policy, Replica]]
 ) -> Simulated:
     """Each on its device, with a progress bar; raises only where there is no outcome at all."""
-    _note_missing_prefixes(trace, next(iter(contenders.values()))[1])
+    policies = {name: policy for name, (policy, _) in contenders.items()}
+    note_inert(trace, policies, next(iter(contenders.values()))[1].config)
     done = Simulated({}, {})
     with progress_bar() as progress:
         for name, (policy, replica) in contenders.items():
@@ -214,14 +220,6 @@ def simulate_contenders(
     if not done.outcomes:
         raise next(iter(done.failed.values()))
     return done
-
-
-def _note_missing_prefixes(trace: Trace, replica: Replica) -> None:
-    if replica.config.prefix_cache is not PrefixCaching.OFF and trace.prefix_block_tokens is None:
-        console.print(
-            f"[yellow]note:[/] {trace.name} says nothing of shared prefixes: the prefix cache "
-            "finds none"
-        )
 
 
 def _simulated(
@@ -241,4 +239,5 @@ def _simulated(
 
 def _limits(limits: Limits) -> dict[str, object]:
     names = ("max_num_batched_tokens", "max_num_seqs", "preemption_mode", "deadline_rule")
-    return {name: getattr(limits, name) for name in names}
+    loras = {} if limits.max_loras is None else {"max_loras": limits.max_loras}
+    return {name: getattr(limits, name) for name in names} | loras

@@ -10,8 +10,10 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar, table
 from slosched.cli.groups import grouped
+from slosched.cli.inert import note_inert
 from slosched.cli.simulation import ReplicaOptions
 from slosched.cli.sweeping import Jobs, Precision, RayAddress, pool_of, windows_of
+from slosched.policy.spec import make_policy
 from slosched.workload.slo import TTFTPromise
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def tune(
     base = Contender(policy, policy, device.model, device.model_name, device.config)
     numbers = [*range(seed, seed + seeds), *range(-1 - seed, -1 - seed - seeds, -1)]
     windows = windows_of(trace, arrivals, promise, device, numbers, _DEFAULT_REQUESTS)
+    note_inert(windows[0], {policy: make_policy(policy)}, device.config)
     with Store(out / "points.sqlite") as store:
         tuner = Tuner(base, values, windows[seeds:], objective, precision=precision, store=store)
         try:

@@ -89,8 +89,10 @@ def replay(
     """Send `trace` to the server at `base_url` and wait until every request has ended.
 
     Prompts are random token ids, outputs are forced to the trace's lengths.  SLOs travel as
-    headers; a request without one is served under the server's default.  `on_record` is called as
-    each request ends.
+    headers; a request without one is served under the server's default.  A priority travels in the
+    body.  A LoRA adapter is asked for as the model, if the server lists one of its name; otherwise
+    the base model serves the request, and the report counts it.  `on_record` is called as each
+    request ends.
 
     Raises ReplayError if the server does not answer, has another model or refuses the warm-up.
     """
@@ -123,19 +125,27 @@ class _Target:
     model: str
     token_range: tuple[int, int]
     seed: int
+    adapters: frozenset[str] = frozenset()
+    """Models beside `model` that the server has: a LoRA adapter is asked for by its name."""
 
-    def body(self, index: int, num_prompt_tokens: int, num_output_tokens: int) -> bytes:
-        """The same for the same seed and index."""
+    def adapter(self, request: TraceRequest) -> str | None:
+        """The request's LoRA adapter, if the server has it."""
+        return request.lora_id if request.lora_id in self.adapters else None
+
+    def body(self, index: int, request: TraceRequest, num_output_tokens: int) -> bytes:
+        """The same for the same seed, index and request."""
         rng = np.random.default_rng([self.seed, index])
         document: dict[str, object] = {
-            "model": self.model,
-            "prompt": rng.integers(*self.token_range, num_prompt_tokens).tolist(),
+            "model": self.adapter(request) or self.model,
+            "prompt": rng.integers(*self.token_range, request.num_prompt_tokens).tolist(),
             "max_tokens": num_output_tokens,
             "ignore_eos": True,
             "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        if request.priority:  # servers that know no priorities may refuse the field
+            document["priority"] = request.priority
         return json.dumps(document).encode()
 
     def post(self, body: bytes, slo: SLO) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
@@ -159,7 +169,7 @@ async def _find_target(session: aiohttp.ClientSession, url: str, options: Replay
     if name is None or name not in models:
         raise ReplayError(f"{url} serves {', '.join(models) or 'no model'}, not {options.model!r}")
     token_range = options.token_range or _plain_ids(models[name].get("vocab_size"))
-    return _Target(session, url, name, token_range, options.seed)
+    return _Target(session, url, name, token_range, options.seed, frozenset(models) - {name})
 
 
 def _plain_ids(vocab_size: object) -> tuple[int, int]:
@@ -172,7 +182,7 @@ async def _warm_up(target: _Target, trace: Trace, options: ReplayOptions) -> Non
     """First requests cost more (imports, kernels, caches), and a wrong set-up shows at once."""
     for i, request in enumerate(trace.requests[: options.num_warmup]):
         num_output_tokens = min(request.num_output_tokens, _WARMUP_OUTPUT_TOKENS)
-        body = target.body(len(trace) + i, request.num_prompt_tokens, num_output_tokens)
+        body = target.body(len(trace) + i, request, num_output_tokens)
         post = target.post(body, NO_SLO)
         try:
             async with asyncio.timeout(options.drain_timeout_s), post as response:
@@ -213,9 +223,7 @@ class _Run:
         tasks: list[asyncio.Task[RequestRecord]] = []
         async with asyncio.TaskGroup() as group:
             for index, request in enumerate(trace.requests):
-                body = self._target.body(
-                    index, request.num_prompt_tokens, request.num_output_tokens
-                )
+                body = self._target.body(index, request, request.num_output_tokens)
                 await asyncio.sleep(self._start_s + request.arrival_s - self._now_s())
                 tasks.append(group.create_task(self._follow(request, body, deadline_s)))
         return ReplayReport(
@@ -246,6 +254,8 @@ class _Run:
             end = _lost(f"unreadable answer: {type(error).__name__}")
         if end.status is RequestStatus.FINISHED and len(times_s) != request.num_output_tokens:
             self._errors["finished with another number of tokens than the trace's"] += 1
+        if request.lora_id is not None and self._target.adapter(request) is None:
+            self._errors[f"its LoRA adapter is not there: served by {self._target.model}"] += 1
         if end.error is not None:
             self._errors[end.error] += 1
         record = self._record(request, times_s, end)
@@ -283,6 +293,8 @@ class _Run:
             end_reason=end.reason,
             token_times_s=tuple(times_s),
             end_s=self._now_s() - self._start_s,
+            priority=request.priority,
+            lora_id=self._target.adapter(request),
         )
 
 

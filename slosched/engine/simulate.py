@@ -134,6 +134,8 @@ def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
                 r.num_output_tokens, min(longest, capacity_tokens - r.num_prompt_tokens)
             ),
             slo=r.slo,
+            priority=r.priority,
+            lora_id=r.lora_id,
             prefix_hashes=r.prefix_hashes,
             prefix_block_tokens=trace.prefix_block_tokens,
         )

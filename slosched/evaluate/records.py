@@ -86,6 +86,8 @@ def _as_json(record: RequestRecord) -> dict[str, object]:
         "num_swaps": record.num_swaps,
         "started_s": record.started_s,
         "num_cached_tokens": record.num_cached_tokens,
+        "priority": record.priority,
+        "lora_id": record.lora_id,
     }
 
 
@@ -107,6 +109,8 @@ def _from_json(fields: dict[str, Any]) -> RequestRecord:
         num_swaps=int(fields["num_swaps"]),
         started_s=fields.get("started_s"),
         num_cached_tokens=int(fields.get("num_cached_tokens", 0)),
+        priority=int(fields.get("priority", 0)),
+        lora_id=fields.get("lora_id"),
     )
 
 

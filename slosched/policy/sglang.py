@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -101,6 +101,10 @@ class SGLang(Policy):
                 f"not {self.schedule_policy}"
             )
         self.reset()
+
+    def heeded_fields(self) -> Mapping[str, str]:
+        is_on = self.enable_priority_scheduling
+        return {"priority": "enable_priority_scheduling=true"} if is_on else {}
 
     def reset(self) -> None:
         self._queues = Queues()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import importlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -115,6 +115,10 @@ class TRTLLM(Policy):
             {"token_budget": token_budget},
             "schedule",
         )
+
+    def heeded_fields(self) -> Mapping[str, str]:
+        by_priority = self.waiting_queue_policy is WaitingQueue.PRIORITY
+        return {"priority": "waiting_queue_policy=priority"} if by_priority else {}
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view)

@@ -85,6 +85,10 @@ class VLLMV0(Policy):
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         self.reset()
 
+    def heeded_fields(self) -> Mapping[str, str]:
+        by_priority = self.policy is SchedulingPolicy.PRIORITY
+        return {"priority": "policy=priority"} if by_priority else {}
+
     def reset(self) -> None:
         self._tables: dict[str, BlockTable] = {}
         self._running: list[str] = []

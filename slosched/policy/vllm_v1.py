@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -81,6 +81,10 @@ class VLLMV1(Policy):
                 f"{self.prefill_schedule_interval}"
             )
         self.reset()
+
+    def heeded_fields(self) -> Mapping[str, str]:
+        by_priority = self.policy is SchedulingPolicy.PRIORITY
+        return {"priority": "policy=priority"} if by_priority else {}
 
     def reset(self) -> None:
         self._num_steps = 0

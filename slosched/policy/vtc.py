@@ -72,6 +72,10 @@ class VTC(Policy):
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         self.reset()
 
+    def heeded_fields(self) -> Mapping[str, str]:
+        fields = {Client.LORA: "lora_id", Client.PRIORITY: "priority"}
+        return {f: f"client={c}" for c, f in fields.items() if c is self.client}
+
     def reset(self) -> None:
         self._client_of = self.client.key
         self._counters: dict[Hashable, float] = {}

@@ -70,6 +70,10 @@ class Wrapper(Policy):
         """The inner policy's: nobody waits, so there is nothing to decide."""
         return self.inner.decodes_until_s(decodes, limits)
 
+    def heeded_fields(self) -> Mapping[str, str]:
+        """Return the inner policy's."""
+        return self.inner.heeded_fields()
+
     def reset(self) -> None:
         self.inner.reset()
 

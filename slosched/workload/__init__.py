@@ -1,6 +1,13 @@
 """What is asked of the engine: traces read from files or made up, their rate and their SLOs."""
 
 from slosched.workload.fetch import FetchError, cached_trace, fetch_trace
+from slosched.workload.marks import (
+    Adapters,
+    Priorities,
+    PriorityShare,
+    parse_adapters,
+    parse_priority,
+)
 from slosched.workload.public import PUBLIC_TRACES, public_trace
 from slosched.workload.readers import FORMATS, read_trace, write_trace
 from slosched.workload.slo import (
@@ -21,8 +28,11 @@ __all__ = [
     "FORMATS",
     "KINDS",
     "PUBLIC_TRACES",
+    "Adapters",
     "Clipped",
     "FetchError",
+    "Priorities",
+    "PriorityShare",
     "Proportional",
     "SLORule",
     "TTFTPromise",
@@ -32,7 +42,9 @@ __all__ = [
     "TraceRequest",
     "cached_trace",
     "fetch_trace",
+    "parse_adapters",
     "parse_duration",
+    "parse_priority",
     "parse_tier",
     "parse_ttft",
     "public_trace",

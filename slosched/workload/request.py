@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slosched.core import NO_SLO, SLO, SloschedError
+
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+"""What a server takes: 32 bits."""
 
 
 class TraceError(SloschedError, ValueError):
@@ -29,6 +32,11 @@ class TraceRequest:
     """
     session_id: str | None = None
     """The conversation that the request is a turn of, if the trace says."""
+    # Both are left out of `repr`, of which the keys of stored results are made.
+    priority: int = field(default=0, repr=False)
+    """As `Request.priority`: lower is served earlier, where the policy looks at it."""
+    lora_id: str | None = field(default=None, repr=False)
+    """The LoRA adapter that the request needs; None for the base model."""
 
     def __post_init__(self) -> None:
         if not self.request_id or not self.request_id.isprintable():
@@ -44,8 +52,15 @@ class TraceRequest:
             raise TraceError(
                 f"request {self.request_id!r} needs {name} >= 1, not {getattr(self, name)!r}"
             )
-        if self.session_id is not None and not (self.session_id and self.session_id.isprintable()):
+        for name in ("session_id", "lora_id"):
+            text = getattr(self, name)
+            if text is not None and not (text and text.isprintable()):
+                raise TraceError(
+                    f"request {self.request_id!r}: a {name} must be printable text on one line, "
+                    f"not {text!r}"
+                )
+        if not MIN_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise TraceError(
-                f"request {self.request_id!r}: a session_id must be printable text on one line, "
-                f"not {self.session_id!r}"
+                f"request {self.request_id!r}: a priority must be in "
+                f"[{MIN_PRIORITY}, {MAX_PRIORITY}], not {self.priority!r}"
             )

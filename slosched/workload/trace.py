@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slosched.core import SLO
+from slosched.workload.marks import Adapters, Priorities
 from slosched.workload.request import TraceError, TraceRequest
 from slosched.workload.slo import SLORule
 from slosched.workload.statistics import (
@@ -192,6 +193,18 @@ class Trace:
         requests = tuple(replace(r, slo=s) for r, s in zip(self.requests, slos, strict=True))
         return self._derived(requests)
 
+    def with_priorities(self, priorities: Priorities) -> Trace:
+        """The same requests, each with the priority that is drawn for it."""
+        drawn = priorities.assign(len(self))
+        requests = [replace(r, priority=p) for r, p in zip(self.requests, drawn, strict=True)]
+        return self._derived(requests, priorities=str(priorities), priorities_seed=priorities.seed)
+
+    def with_adapters(self, adapters: Adapters) -> Trace:
+        """The same requests, each with the LoRA adapter that is drawn for it."""
+        drawn = adapters.assign(len(self))
+        requests = [replace(r, lora_id=name) for r, name in zip(self.requests, drawn, strict=True)]
+        return self._derived(requests, loras=str(adapters), loras_seed=adapters.seed)
+
     def with_lengths_scaled(self, factor: float) -> Trace:
         """Every prompt and output `factor` times as long, and at least one token.
 
@@ -243,7 +256,8 @@ class Trace:
         `iat_cv` is the coefficient of variation of the gaps between arrivals; `idc_1s` and
         `idc_60s` the index of dispersion of counts (variance / mean of arrivals a window; a
         Poisson process has 1).  NaN where the trace is too short to say.  `prefix_hit_rate` is
-        there if the trace has prefix hashes, `sessions` and `turns_mean` if it has conversations.
+        there if the trace has prefix hashes, `sessions` and `turns_mean` if it has conversations,
+        `priorities` and `loras`, how many there are, where requests differ in them.
         """
         arrivals = self.arrivals_s
         row: dict[str, str | float] = {
@@ -259,9 +273,17 @@ class Trace:
         row |= describe_lengths("output", self.output_tokens)
         if self.prefix_block_tokens is not None:
             row["prefix_hit_rate"] = prefix_hit_rate(r.prefix_hashes for r in self.requests)
-        return row | describe_sessions(r.session_id for r in self.requests)
+        row |= describe_sessions(r.session_id for r in self.requests)
+        return row | self._num_marks()
 
-    def _derived(self, requests: Sequence[TraceRequest], **noted: float) -> Trace:
+    def _num_marks(self) -> dict[str, int]:
+        """Different priorities and LoRA adapters, of each only if there is something to tell."""
+        priorities = len({r.priority for r in self.requests})
+        loras = len({r.lora_id for r in self.requests} - {None})
+        found = {"priorities": priorities} if priorities > 1 else {}
+        return found | ({"loras": loras} if loras else {})
+
+    def _derived(self, requests: Sequence[TraceRequest], **noted: str | float) -> Trace:
         return replace(self, requests=tuple(requests), provenance={**self.provenance, **noted})
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -51,6 +52,23 @@ def test_every_request_has_one_record_with_forced_lengths() -> None:
             (r.num_prompt_tokens, r.num_output_tokens) for r in trace.requests
         )
         assert {r.slo for r in served} == {SLO(9.0, 3.0, 12.5)}
+
+
+def test_priorities_travel_and_adapters_as_far_as_the_server_has_them() -> None:
+    trace = make_trace(12)
+    requests = [
+        replace(r, priority=i % 3 - 1, lora_id="sql" if i < 4 else None)
+        for i, r in enumerate(trace.requests)
+    ]
+    with live() as server:
+        report = replay(Trace.of(requests, "marked"), server.url, NO_WARMUP)
+        served = list(server.worker.records)
+    assert {r.status for r in report.records} == {RequestStatus.FINISHED}
+    assert [r.priority for r in report.records] == [r.priority for r in requests]
+    assert sorted(r.priority for r in served) == sorted(r.priority for r in requests)
+    # Our server loads no adapters: the base model has served all of them, and the report says so.
+    assert {r.lora_id for r in report.records} == {None}
+    assert report.errors == {f"its LoRA adapter is not there: served by {MODEL}": 4}
 
 
 def test_it_is_open_loop() -> None:

@@ -238,6 +238,21 @@ def test_a_key_is_all_that_a_replay_depends_on() -> None:
     assert trace_digest(renamed) == base.trace
 
 
+def test_priorities_and_adapters_are_in_the_key_and_traces_without_keep_theirs() -> None:
+    first = TraceRequest("a", 0.0, 10, 3, SLO(1.0, 0.05), (1, 2), "s")
+    trace = Trace.of([first, TraceRequest("b", 0.5, 20, 4)], "t", prefix_block_tokens=16)
+    # As it was before there were priorities and adapters, so that stored results are found again.
+    assert trace_digest(trace) == (
+        "0e8787d5fc2df09845614fc35a134a40031757f110c22b09ec0efb10a86eac89"
+    )
+    marked = [replace(first, priority=1), replace(first, priority=2), replace(first, lora_id="x")]
+    digests = [
+        trace_digest(Trace.of([one, trace.requests[1]], "t", prefix_block_tokens=16))
+        for one in marked
+    ]
+    assert len({trace_digest(trace), *digests}) == 4
+
+
 _IN_ANOTHER_PROCESS = """
 import json
 from test_capacity import MODEL, Bench, point, poisson

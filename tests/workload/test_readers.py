@@ -151,6 +151,8 @@ def traces(draw):
             *(i, draw(st.floats(-1e6, 1e6)), draw(tokens), draw(tokens), draw(slos)),
             prefix_hashes=tuple(draw(hashes)),
             session_id=draw(st.none() | request_ids),
+            priority=draw(st.just(0) | st.integers(-(2**31), 2**31 - 1)),
+            lora_id=draw(st.none() | request_ids),
         )
         for i in ids
     ]
@@ -163,6 +165,33 @@ def test_what_is_written_is_read_back_identically(tmp_path_factory, trace, suffi
     path = tmp_path_factory.mktemp("trace") / f"trace.{suffix}"
     write_trace(trace, path)
     assert read_trace(path) == trace
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "t.csv",
+            "arrival_s,input_tokens,output_tokens,priority,lora_id\n0,9,3,-1,sql\n1,9,3,,\n",
+        ),
+        (
+            "t.jsonl",
+            '{"arrival_s": 0, "input_tokens": 9, "output_tokens": 3, "priority": -1,'
+            ' "lora_id": "sql"}\n{"arrival_s": 1, "input_tokens": 9, "output_tokens": 3,'
+            ' "priority": null}\n',
+        ),
+    ],
+)
+def test_files_of_others_may_say_priority_and_adapter(tmp_path, name, text):
+    trace = read_trace(written(tmp_path, text, name))
+    assert [(r.priority, r.lora_id) for r in trace.requests] == [(-1, "sql"), (0, None)]
+
+
+@pytest.mark.parametrize("cell", ["high", "1.5", "inf", "3000000000"])
+def test_a_priority_that_is_none_names_line_value_and_expectation(tmp_path, cell):
+    text = f"arrival_s,input_tokens,output_tokens,priority\n0,9,3,{cell}\n"
+    with pytest.raises(TraceError, match=f"line 2: priority is '{cell}'; expected a whole number"):
+        read_trace(written(tmp_path, text))
 
 
 def test_jsonl_is_json_with_null_for_what_is_not_promised(tmp_path):

@@ -82,7 +82,11 @@ def digest(document: object) -> str:
 
 def trace_digest(trace: Trace) -> str:
     """Of the requests; not of the trace's name or of where it comes from."""
-    return hashlib.sha256(repr(trace.requests).encode()).hexdigest()
+    summed = hashlib.sha256(repr(trace.requests).encode())
+    marks = [(r.priority, r.lora_id) for r in trace.requests]
+    if set(marks) != {(0, None)}:  # traces that have none keep the digest that they always had
+        summed.update(repr(marks).encode())
+    return summed.hexdigest()
 
 
 def model_digest(model: FittedModel) -> str:

@@ -36,6 +36,8 @@ class RequestRecord:
     """When its first token was computed, where that is known: until then it was queued."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were found in the prefix cache."""
+    priority: int = 0
+    lora_id: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.token_times_s) != self.num_output_tokens:
@@ -62,6 +64,8 @@ class RequestRecord:
             num_swaps=request.num_swaps,
             started_s=request.started_s,
             num_cached_tokens=request.num_cached_tokens,
+            priority=request.priority,
+            lora_id=request.lora_id,
         )
 
     @property

@@ -20,7 +20,8 @@ COLUMNS = (
     *("slo_ttft_s", "slo_tpot_s", "slo_e2e_s"),
 )
 _SHARING_COLUMNS = ("session_id", "prefix_hashes")
-"""Only in files of traces that have them."""
+_MARKS = ("priority", "lora_id")
+"""Like those for sharing only in files of traces that have them."""
 _VERSION = 1
 _MAGIC = f"# slosched-trace {_VERSION}"
 
@@ -82,6 +83,7 @@ def _write_parquet(trace: Trace, path: Path) -> None:
 
     types = {"request_id": pa.string(), "session_id": pa.string()}
     types |= {"num_prompt_tokens": pa.int64(), "num_output_tokens": pa.int64()}
+    types |= {"priority": pa.int64(), "lora_id": pa.string()}
     types |= {"prefix_hashes": pa.list_(pa.int64())}
     metadata = {HEADER_KEY: json.dumps(_header(trace))}
     fields = [pa.field(column, types.get(column, pa.float64())) for column in _columns(trace)]
@@ -103,18 +105,19 @@ def _header(trace: Trace) -> dict[str, object]:
 
 def _columns(trace: Trace) -> tuple[str, ...]:
     shares = any(r.prefix_hashes or r.session_id for r in trace.requests)
-    return (*COLUMNS, *_SHARING_COLUMNS) if shares else COLUMNS
+    marks = (name for name in _MARKS if any(getattr(r, name) for r in trace.requests))
+    return (*COLUMNS, *(_SHARING_COLUMNS if shares else ()), *marks)
 
 
 def _rows(trace: Trace) -> Iterator[tuple[object, ...]]:
     """The values of each request, in the order of `_columns`."""
-    num_columns = len(_columns(trace))
+    more = _columns(trace)[len(COLUMNS) :]
     for r in trace.requests:
         e2e_s = None if r.slo.e2e_s is None else float(r.slo.e2e_s)
         promise = (float(r.slo.ttft_s), float(r.slo.tpot_s), e2e_s)
         lengths = (r.num_prompt_tokens, r.num_output_tokens)
         values = (r.request_id, float(r.arrival_s), *lengths, *promise)
-        yield (*values, r.session_id, r.prefix_hashes)[:num_columns]
+        yield (*values, *(getattr(r, name) for name in more))
 
 
 def own_request(row: Row) -> TraceRequest:

@@ -195,7 +195,7 @@ def _requests(
     latest_s, latest = -math.inf, ""
     for row in rows:
         try:
-            request = request_of(row)
+            request = _marked(request_of(row), row)
         except RowError as error:
             bad.add(error)
             continue
@@ -212,6 +212,13 @@ def _requests(
         counts.before_zero += request.arrival_s < 0
         latest_s, latest = request.arrival_s, row.place
         yield request
+
+
+def _marked(request: TraceRequest | None, row: Row) -> TraceRequest | None:
+    """The request with its row's `priority` and `lora_id`, columns that any format may have."""
+    if request is None or not ("priority" in row.values or "lora_id" in row.values):
+        return request
+    return replace(request, priority=row.priority(), lora_id=row.text("lora_id"))
 
 
 def _timed(requests: list[TraceRequest], known: Format, name: str, note: _Note, seed: int) -> Trace:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slosched.workload.request import TraceError
+from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY, TraceError
 
 _MAX_SHOWN = 200
 _MAX_HASH = 2**63 - 1
@@ -89,6 +89,16 @@ class Row:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(column, f"a whole number of tokens, at least {least}")
         return value
+
+    def priority(self) -> int:
+        """The cell `priority`; 0 if it is empty or missing."""
+        expected = f"a whole number in [{MIN_PRIORITY}, {MAX_PRIORITY}]"
+        if self.text("priority") is None:
+            return 0
+        number = self.number_of("priority", expected, MIN_PRIORITY, MAX_PRIORITY)
+        if not number.is_integer():
+            raise self.wrong("priority", expected)
+        return int(number)
 
     def number_of(self, column: str, expected: str, low: float, high: float) -> float:
         """A number in [low, high]; NaN is in no interval."""

@@ -1,0 +1,44 @@
+"""Options that cannot matter on the trace at hand: each is said once, before the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.markup import escape
+
+from slosched.cli.console import console
+from slosched.core import Policy
+from slosched.engine.simulate import SimulationConfig
+from slosched.kv import PrefixCaching
+from slosched.workload import Trace
+
+_MENDED_BY = {
+    "priority": "--priority 0.2:-1 gives a fifth of them another",
+    "lora_id": "--loras 8 gives each one of eight",
+}
+"""By field of a request, how a trace that lacks it gets it."""
+
+
+def note_inert(trace: Trace, policies: Mapping[str, Policy], config: SimulationConfig) -> None:
+    """Print a note for every option of policies and replica that changes nothing on `trace`."""
+    for note in (*_of_replica(trace, config), *_of_policies(trace, policies)):
+        console.print(f"[yellow]note:[/] {escape(note)}")
+
+
+def _of_replica(trace: Trace, config: SimulationConfig) -> Iterator[str]:
+    if config.prefix_cache is not PrefixCaching.OFF and trace.prefix_block_tokens is None:
+        yield f"{trace.name} says nothing of shared prefixes: the prefix cache finds none"
+    most, needed = config.limits.max_loras, len({r.lora_id for r in trace.requests} - {None})
+    if most is not None and needed <= most:
+        has = f"the requests of {trace.name} need {needed or 'no'} LoRA adapters in all"
+        yield f"--max-loras {most} changes nothing: {has}; --loras {2 * most} gives it more"
+
+
+def _of_policies(trace: Trace, policies: Mapping[str, Policy]) -> Iterator[str]:
+    for name, policy in policies.items():
+        for field, option in policy.heeded_fields().items():
+            if len({getattr(request, field) for request in trace.requests}) == 1:
+                yield (
+                    f"{name}: {option} has nothing to go by, as all requests of {trace.name} have "
+                    f"the same {field}; {_MENDED_BY[field]}"
+                )

@@ -1,0 +1,73 @@
+"""Priorities and LoRA adapters on the command line, and options that cannot matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from command_line import Said
+
+from slosched.evaluate.records import read_records
+from slosched.workload import read_trace
+
+pytestmark = pytest.mark.e2e
+
+Cli = Callable[..., Said]
+
+TRACE = ("--trace", "azure_conv", "-n", "60", "--rate", "12", "--max-num-seqs", "8")
+TWO = ("compare", "-p", "vllm_v0", "-p", "vllm_v0:policy=priority", *TRACE, "-o", "out")
+
+
+def rows(said: Said) -> list[list[str]]:
+    """The figures of each policy, without its name."""
+    lines = [line for line in said.out.splitlines() if line.startswith("│ vllm_v0")]
+    return [line.strip("│").split("│")[1:] for line in lines]
+
+
+def test_priority_orders_what_has_priorities_and_says_where_nothing_has(cli: Cli) -> None:
+    without = cli(*TWO)
+    assert without.status == 0
+    assert rows(without)[0] == rows(without)[1]
+    assert without.out.count("policy=priority has nothing to go by") == 1
+    assert "all requests of azure_conv have the same priority" in " ".join(without.out.split())
+    mixed = cli(*TWO, "--priority", "0.2:-1", "--priority", "0.3:4")
+    assert mixed.status == 0
+    assert rows(mixed)[0] != rows(mixed)[1]
+    assert "nothing to go by" not in mixed.out
+
+
+def test_a_limit_on_adapters_matters_where_the_trace_has_more(cli: Cli) -> None:
+    one = ("replay", "-p", "vllm_v0", *TRACE)
+    free = cli(*one)
+    limited = cli(*one, "--max-loras", "2")
+    assert rows(limited) == rows(free)
+    assert "--max-loras 2 changes nothing" in limited.out
+    assert rows(cli(*one, "--loras", "8:1", "--max-loras", "2")) != rows(free)
+
+
+def test_marks_go_into_trace_files_and_records(cli: Cli, tmp_path) -> None:
+    made = cli("trace", "make", *TRACE[1:2], "-n", "60", "--priority", "0.5:-1", "--loras", "3")
+    assert "--out" in made.complaint  # has to be given
+    marks = ("--priority", "0.5:-1", "--loras", "3")
+    said = cli("trace", "make", "azure_conv", "-n", "60", *marks, "-o", "marked.csv")
+    assert "│ priorities " in said.out
+    requests = read_trace(tmp_path / "marked.csv").requests
+    assert {r.priority for r in requests} == {-1, 0}
+    assert {r.lora_id for r in requests} == {"lora-1", "lora-2", "lora-3"}
+    cli("replay", "--trace", "marked.csv", "-p", "vllm_v1:policy=priority", "-o", "run")
+    records = read_records(tmp_path / "run" / "records.jsonl").records
+    assert [(r.priority, r.lora_id) for r in records] == [(r.priority, r.lora_id) for r in requests]
+
+
+@pytest.mark.parametrize(
+    ("typed", "complaint"),
+    [
+        (("--priority", "0.2"), "write SHARE:PRIORITY"),
+        (("--priority", "0.7:1", "--priority", "0.7:2"), "add up to 1.4"),
+        (("--loras", "none"), "write NUM or NUM:SKEW"),
+    ],
+)
+def test_marks_that_cannot_be_are_refused(cli: Cli, typed: tuple[str, ...], complaint: str) -> None:
+    said = cli("trace", "show", "azure_conv", *typed)
+    assert said.status == 2
+    assert complaint in said.complaint
