@@ -28,8 +28,8 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from benchmarks.trees import REFERENCES, TreesModel, fit_trees
 from slosched.core import BatchShape, LatencyModel, Limits
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import (
     FITTERS,
     ErrorReport,
@@ -44,8 +44,8 @@ from slosched.perfmodel import (
 )
 from slosched.perfmodel.errors import predictions, report_errors
 from slosched.perfmodel.split import covering, on_grid
-from slosched.perfmodel.trees import REFERENCES, TreesModel, fit_trees
 from slosched.policy import FCFS
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload.trace import Trace, TraceRequest
 
 ROOT = Path(__file__).parents[1]

@@ -15,9 +15,9 @@ from typing import Any
 
 from slosched import __version__
 from slosched.core import Limits
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import load_model
 from slosched.policy import Sarathi
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload.trace import Trace, TraceRequest
 
 

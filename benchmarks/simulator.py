@@ -29,10 +29,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from slosched.core import SLO, Limits, Request
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.evaluate.metrics import StepRow
+from slosched.metrics import StepRow
 from slosched.perfmodel import load_model
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, read_trace, synthesize
 
 AZURE_CONV = Path(__file__).parents[2] / "shared" / "traces" / "azure_conv_2023.csv"

@@ -26,11 +26,11 @@ import numpy as np
 import pandas as pd
 
 from slosched.core import SLO, DeadlineRule
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.evaluate.metrics import RequestRecord, StepRow, summarize
 from slosched.evaluate.plots import decile_lines, timeline
+from slosched.metrics import RequestRecord, StepRow, summarize
 from slosched.perfmodel import load_model
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, synthesize
 from slosched.workload.lengths import Lognormal
 
@@ -95,8 +95,8 @@ pd.DataFrame(scores).T[columns].astype(float).round(3)
 # the burst.
 
 # %%
-from slosched.evaluate.metrics import is_good
 from slosched.evaluate.plots.style import look
+from slosched.metrics import is_good
 
 WIDTH_S = 2.0
 edges = np.arange(0.0, LASTS_S + WIDTH_S, WIDTH_S)

@@ -24,7 +24,6 @@ import numpy as np
 import pandas as pd
 
 from slosched.core import SLO
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.bounds import LegalSteps, fluid_bound, on_time_bound
 from slosched.evaluate.bounds.demand import (
     demand_at,
@@ -35,6 +34,7 @@ from slosched.evaluate.bounds.demand import (
 from slosched.evaluate.capacity import Contender, Plan, Study, Sweep, local_pool
 from slosched.evaluate.plots import attainment_curves, goodput_curves
 from slosched.perfmodel import load_model
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
 from slosched.workload.lengths import Lognormal
 

@@ -141,9 +141,9 @@ pd.DataFrame({"this trace": trace.summary(), "Azure, 2023": fitted_summary("azur
 # early what would make others late. The rate is more than this GPU can serve in time.
 
 # %%
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.evaluate.metrics import RequestRecord, summarize
+from slosched.metrics import RequestRecord, summarize
 from slosched.policy import FCFS, SLOAware
+from slosched.simulator.simulate import SimulationConfig, simulate
 
 replica = SimulationConfig(num_blocks=int(gpu.provenance["kv_capacity_tokens"]) // 16)
 busy = trace.scaled_to(4.5)

@@ -7,7 +7,7 @@ from functools import partial
 
 from slosched.core import Policy
 from slosched.policy import EDF, FCFS, POLICIES, SJF, Sarathi, SLOAware
-from slosched.policy._drop import Drop
+from slosched.policy.kit.drop import Drop
 from slosched.policy.slo_aware import EarlyReject, LateRule
 from slosched.policy.spec import make_policy
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from slosched.core import Limits, Request
 from slosched.kv import HashIndex, KVCache
-from slosched.policy.vllm_v0 import SchedulingPolicy
+from slosched.policy.engines.vllm_v0.policy import SchedulingPolicy
 from slosched.scheduler import Scheduler
 
 ORACLES = Path(__file__).parent / "oracles"

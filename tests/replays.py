@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from slosched.core import SLO, EndReason, RequestStatus
-from slosched.evaluate.metrics import RequestRecord
+from slosched.metrics import RequestRecord
 
 SLO_1S_100MS = SLO(ttft_s=1.0, tpot_s=0.1)
 

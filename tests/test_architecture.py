@@ -15,15 +15,17 @@ PACKAGE = Path(__file__).parents[1] / "slosched"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("core", "spelling"),
-    ("batch", "kv", "perfmodel", "workload", "evaluate.metrics"),
+    ("batch", "kv", "metrics", "perfmodel", "workload"),
     ("policy", "scheduler"),
     ("engine",),
+    ("simulator",),
+    ("replay",),
     ("integrations", "testing"),
     ("evaluate",),
     ("cli",),
     ("__main__",),
 )
-"""Lowest first (DESIGN.md section 2).  A module imports from its own part or from lower layers."""
+"""Lowest first (docs/architecture.md).  A module imports from its own part or from lower layers."""
 
 HEAVY = {"torch", "transformers", "starlette", "uvicorn", "aiohttp", "safetensors", "gguf", "vllm"}
 NOT_FOR_POLICIES = HEAVY | {"time", "random", "os", "datetime", "asyncio", "threading"}
@@ -83,6 +85,57 @@ def test_imports_point_down(name: str) -> None:
         assert target[0] < own[0], f"slosched.{name} must not import {imported}"
 
 
+def imported_modules(name: str) -> set[str]:
+    """Modules of the package that `name` imports anywhere, types and functions' bodies included."""
+    found = set()
+    for imported in imports(modules()[name]):
+        short = imported.removeprefix("slosched.")
+        if imported.startswith("slosched.") and short in modules() and short != name:
+            found.add(short)
+    return found
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules in which each can be reached from each other one."""
+    reached = {name: {name} for name in arrows}
+    for name in arrows:
+        pending = list(arrows[name])
+        while pending:
+            if (target := pending.pop()) not in reached[name]:
+                reached[name].add(target)
+                pending += arrows[target]
+    groups = {
+        tuple(sorted(other for other in reached[name] if name in reached[other])) for name in arrows
+    }
+    return [list(group) for group in sorted(groups) if len(group) > 1]
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Nor do they inside a part.
+
+    `from slosched.kv import x` counts as an import of the package `slosched.kv` unless x is a
+    module of its own.
+    """
+    arrows = {name: imported_modules(name) for name in modules() if name}
+    # `from package import module` names both; only the module is meant.
+    for name, targets in arrows.items():
+        tree = modules()[name]
+        packages = {
+            (node.module or "").removeprefix("slosched.")
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            and all(
+                f"{node.module}.{a.name}".removeprefix("slosched.") in modules() for a in node.names
+            )
+        }
+        targets -= packages
+    assert circles(arrows) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
+
+
 def test_the_rule_catches_an_arrow_that_points_up() -> None:
     tree = ast.parse("from slosched.engine.loop import Engine")
     upward = [layer_of(n.removeprefix("slosched.")) for n in imports(tree)]
@@ -100,7 +153,7 @@ def test_policies_know_neither_clock_nor_chance_nor_tensor() -> None:
 
 def test_heavy_libraries_are_imported_in_the_engine_alone() -> None:
     for name, tree in modules().items():
-        hosts = ("engine.torch", "engine.server", "engine.client", "integrations.vllm.")
+        hosts = ("engine.torch", "engine.server", "replay.client", "integrations.vllm.")
         if not name.startswith(hosts):
             used = {i.split(".")[0] for i in imports(tree, everywhere=False)}
             assert not used & HEAVY, name
@@ -108,7 +161,7 @@ def test_heavy_libraries_are_imported_in_the_engine_alone() -> None:
 
 def test_importing_slosched_is_light() -> None:
     program = (
-        "import sys, slosched, slosched.policy, slosched.engine.simulate, slosched.cli,"
+        "import sys, slosched, slosched.policy, slosched.simulator.simulate, slosched.cli,"
         "slosched.integrations.vllm.settings;"
         f"print(sorted({HEAVY!r} & set(sys.modules)))"
     )

@@ -25,10 +25,10 @@ from slosched.core import (
     StalledError,
 )
 from slosched.engine.checked_memory import WrongBlockError
-from slosched.engine.decodes import GroupedDecodes
 from slosched.kv import KVCache, KVCorruptionError
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
+from slosched.simulator.decodes import GroupedDecodes
 from slosched.testing import LawBrokenError, Scenario, check_laws, scenarios
 
 NOTICED = (LawBrokenError, WrongBlockError)

@@ -18,10 +18,10 @@ from experiments.arena.ring import undisturbed
 from experiments.arena.rows import Row
 from experiments.arena.scenarios import LOADS, Scale, Scenario
 from slosched.core import BatchShape
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.bounds import Pace, demand_of, fluid_bound, on_time_bound
 from slosched.evaluate.capacity import TARGETS
 from slosched.perfmodel import FittedModel
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
 
 ON_TIME, LASTING, EVEN_STREAM = "L1 and L2", "L5 pace", "even stream"

@@ -13,7 +13,6 @@ from experiments.arena.contenders import Class
 from experiments.arena.heats import Settled
 from experiments.arena.ring import Ring, undisturbed
 from experiments.arena.scenarios import LOADS
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.bounds import bounds_of
 from slosched.evaluate.capacity import (
     TARGETS,
@@ -24,8 +23,9 @@ from slosched.evaluate.capacity import (
     Study,
     Sweep,
 )
-from slosched.evaluate.metrics.fairness import decile_of
+from slosched.metrics.fairness import decile_of
 from slosched.perfmodel import FittedModel
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
 
 DECILE_LOADS = (1.0, 2.0)

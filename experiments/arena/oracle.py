@@ -15,12 +15,12 @@ from experiments.arena.rows import Row, Tables, best, knee_of, pick
 from experiments.arena.scenarios import Scale, Scenario
 from experiments.arena.targets import FLAGSHIP, asked_of
 from slosched.core import BatchShape
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import FittedModel
 from slosched.policy import goodput
-from slosched.policy._punctual import Order, Supply, Timed, best_order, most_by_rank
+from slosched.policy.kit.punctual import Order, Supply, Timed, best_order, most_by_rank
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace
 
 OVERLOAD = 2.0

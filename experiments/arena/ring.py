@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from experiments.arena.contenders import Entry
 from experiments.arena.scenarios import Scale, Scenario
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity import Bench, Contender, Plan, Store, Sweep, local_pool
 from slosched.evaluate.capacity.pool import start
 from slosched.perfmodel import FittedModel
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
 
 OnReplay = Callable[[], None]

@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from slosched.core import SLO, DeadlineRule, Limits
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity import window
 from slosched.perfmodel import FittedModel, load_model
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Proportional, SLORule, Trace, read_trace, synthesize
 from slosched.workload.lengths import Lognormal
 

@@ -15,9 +15,9 @@ from experiments.arena.results import Results
 from experiments.arena.ring import OnReplay, Ring
 from experiments.arena.scenarios import LOADS, Scale, Scenario
 from experiments.command import provenance
-from slosched.engine.simulate import simulate
 from slosched.evaluate.capacity import Store, window
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import simulate
 from slosched.workload import Trace
 
 _SEARCH_RATES = 4

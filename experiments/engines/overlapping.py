@@ -21,8 +21,8 @@ from experiments.engines.study import (
     windows,
 )
 from slosched.core import Limits
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.plots.style import BLACK, legend_above, look, single_axes
+from slosched.simulator.simulate import SimulationConfig
 
 _DEVICES = (
     "l40s/llama-3.1-8b",

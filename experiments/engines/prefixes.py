@@ -23,10 +23,10 @@ from experiments.engines.study import (
     windows,
 )
 from slosched.core import Limits
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.plots.style import WIDTH_IN, legend_above, look, tidy
 from slosched.kv import PrefixCaching
-from slosched.policy.sglang import MAX_WAITING_FOR_PREFIXES
+from slosched.policy.engines.sglang.policy import MAX_WAITING_FOR_PREFIXES
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
 from slosched.workload.statistics import prefix_hit_rate
 

@@ -22,8 +22,8 @@ from experiments.engines.study import (
     windows,
 )
 from slosched.core import Limits
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.plots.style import WIDTH_IN, legend_above, log_axis, look, tidy
+from slosched.simulator.simulate import SimulationConfig
 
 _MODEL = "h100/llama-3.1-8b"
 _RATE = 20.0

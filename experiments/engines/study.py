@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from experiments.arena.scenarios import Recorded
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.evaluate.metrics import StepRow
+from slosched.metrics import StepRow
 from slosched.perfmodel import FittedModel, load_model
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace
 
 LEVEL = 0.95

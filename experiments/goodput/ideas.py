@@ -13,9 +13,9 @@ from experiments.goodput import parts
 from experiments.goodput.plans import BankInPlan, Hurry
 from slosched.core import Policy
 from slosched.policy import goodput
-from slosched.policy._punctual import most_in_time
 from slosched.policy.goodput import Goodput
-from slosched.policy.past_future import PastFuture
+from slosched.policy.kit.punctual import most_in_time
+from slosched.policy.published.past_future import PastFuture
 
 
 @dataclass(frozen=True)

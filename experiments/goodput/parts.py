@@ -18,9 +18,9 @@ from slosched.core import (
     SchedulerOutput,
     SchedulerView,
 )
-from slosched.policy._deferred import add_without_preempting, serve_something
-from slosched.policy._punctual import Order, Supply, Timed, are_in_time, best_order, most_in_time
 from slosched.policy.goodput import Goodput, _add_decodes, _merge, _Pace, _Pack
+from slosched.policy.kit.deferred import add_without_preempting, serve_something
+from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, best_order, most_in_time
 
 
 def all_decodes_first(

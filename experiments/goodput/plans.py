@@ -14,8 +14,8 @@ from experiments.goodput.parts import all_decodes_first
 from slosched.batch import BatchBuilder
 from slosched.core import DecodeGroup, Request, SchedulerOutput, SchedulerView
 from slosched.policy import goodput
-from slosched.policy._punctual import Order, Supply, Timed
 from slosched.policy.goodput import Goodput, _give_way, _Pace, _Pack
+from slosched.policy.kit.punctual import Order, Supply, Timed
 
 
 class BankInPlan(Goodput):

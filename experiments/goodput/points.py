@@ -15,9 +15,9 @@ import numpy as np
 
 from experiments.arena.scenarios import NOISE, PROMISES, SCENARIOS, Scenario
 from slosched.core import Policy, Request
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.simulate import simulate
 from slosched.evaluate.capacity import Outcomes
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import simulate
 from slosched.workload import Trace
 
 NUM_WINDOWS = 2

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from experiments.inside_vllm.server import Server
 from experiments.inside_vllm.setups import RULE, Setup, System
-from slosched.engine.client import ReplayOptions, ReplayReport, replay
-from slosched.evaluate.metrics import RequestRecord, Summary, summarize
+from slosched.metrics import RequestRecord, Summary, summarize
+from slosched.replay.client import ReplayOptions, ReplayReport, replay
 from slosched.workload import Trace
 
 Row = dict[str, object]

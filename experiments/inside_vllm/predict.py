@@ -13,11 +13,11 @@ import numpy as np
 
 from experiments.inside_vllm.heats import Heat, Row, identity, scores
 from experiments.inside_vllm.setups import Setup, System
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.simulate import simulate
-from slosched.evaluate.metrics import RequestRecord
+from slosched.metrics import RequestRecord
 from slosched.perfmodel import FitReport, FittedModel, Measurement, Profile, fit, read_profile
 from slosched.policy.spec import make_policy
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import simulate
 
 _MAX_FITTED = 1000
 """Recorded steps that are fitted; thousands more tell the same."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from experiments.inside_vllm.server import Launch
 from slosched.core import DeadlineRule, Limits
-from slosched.engine.simulate import SimulationConfig
 from slosched.engine.torch.embedded import embedded_model_dir
 from slosched.evaluate.capacity.windows import window
 from slosched.perfmodel import FittedModel, load_model, scaled
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Proportional, Trace, read_trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

@@ -16,11 +16,11 @@ import typer
 
 from slosched.cli.console import console, progress_bar
 from slosched.core import DeadlineRule, Limits
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.evaluate.metrics import RequestRecord, summarize
+from slosched.metrics import RequestRecord, summarize
 from slosched.perfmodel import load_model
 from slosched.policy.spec import make_policy
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, read_trace
 from slosched.workload.slo import Proportional
 

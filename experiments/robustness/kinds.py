@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from slosched.core import PreemptionMode
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.simulate import SimulationConfig
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
 
 WARM_UP_SHARE = 1 / 3

@@ -13,7 +13,7 @@ from experiments.markdown import table
 from experiments.robustness.figures import loss_figure, short
 from experiments.robustness.kinds import WARM_UP_SHARE, Kind, kinds
 from experiments.robustness.results import Results
-from slosched.engine.disturbances import Disturbances
+from slosched.simulator.disturbances import Disturbances
 
 PAGE = Path(__file__).parents[2] / "docs" / "robustness.md"
 FIGURES = PAGE.with_suffix("")

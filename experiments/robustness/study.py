@@ -12,8 +12,6 @@ import pandas as pd
 from experiments.arena.scenarios import QUICK, SCENARIOS, Scenario
 from experiments.robustness.kinds import Kind, kinds
 from experiments.robustness.losses import Compared, loss
-from slosched.engine.disturbances import UNDISTURBED
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity import (
     Bench,
     CapacityError,
@@ -29,6 +27,8 @@ from slosched.evaluate.capacity import (
 from slosched.evaluate.capacity.point import model_digest, trace_digest
 from slosched.evaluate.capacity.pool import run_point, start
 from slosched.perfmodel import FittedModel
+from slosched.simulator.disturbances import UNDISTURBED
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
 
 POLICIES = (

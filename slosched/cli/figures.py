@@ -8,18 +8,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from slosched.cli.fit import (
-    ERROR_COLUMNS,
-    FORM_COLUMNS,
-    PARAMETER_COLUMNS,
-    choice,
-    error_rows,
-    form_rows,
-    parameter_rows,
-)
 from slosched.cli.results import Outcome, columns, outcome_rows, summarize_all
 from slosched.core import DeadlineRule
-from slosched.evaluate.metrics import summarize_steps
 from slosched.evaluate.plots import (
     MAX_TIERS,
     decile_lines,
@@ -33,8 +23,18 @@ from slosched.evaluate.plots import (
     timeline,
 )
 from slosched.evaluate.report import Section, write_report
+from slosched.metrics import summarize_steps
 from slosched.perfmodel import FitReport
 from slosched.perfmodel.errors import groups
+from slosched.perfmodel.fit_report import (
+    ERROR_COLUMNS,
+    FORM_COLUMNS,
+    PARAMETER_COLUMNS,
+    choice,
+    error_rows,
+    form_rows,
+    parameter_rows,
+)
 
 
 def plot_fit(report: FitReport) -> Figure:

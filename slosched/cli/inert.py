@@ -8,8 +8,8 @@ from rich.markup import escape
 
 from slosched.cli.console import console
 from slosched.core import Policy
-from slosched.engine.simulate import SimulationConfig
 from slosched.kv import PrefixCaching
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
 
 _MENDED_BY = {

@@ -10,18 +10,18 @@ from typing import Annotated
 import typer
 
 import slosched
-from slosched.cli.bounds import bounds
-from slosched.cli.capacity import capacity
-from slosched.cli.compare import compare
+from slosched.cli.commands.bounds import bounds
+from slosched.cli.commands.capacity import capacity
+from slosched.cli.commands.compare import compare
+from slosched.cli.commands.demo import demo
+from slosched.cli.commands.fit import fit
+from slosched.cli.commands.policies import policies
+from slosched.cli.commands.profile import profile
+from slosched.cli.commands.replay import replay
+from slosched.cli.commands.serve import serve
+from slosched.cli.commands.trace import trace_app
+from slosched.cli.commands.tune import tune
 from slosched.cli.console import complain, place_in_users_code
-from slosched.cli.demo import demo
-from slosched.cli.fit import fit
-from slosched.cli.policies import policies
-from slosched.cli.profile import profile
-from slosched.cli.replay import replay
-from slosched.cli.serve import serve
-from slosched.cli.trace import trace_app
-from slosched.cli.tune import tune
 from slosched.core import SloschedError
 
 app = typer.Typer(

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from slosched.cli.console import table
 from slosched.core import DeadlineRule
-from slosched.evaluate.metrics import RequestRecord, StepRow, Summary, summarize
+from slosched.metrics import RequestRecord, StepRow, Summary, summarize
 
 COLUMNS = (
     "policy",

@@ -14,12 +14,12 @@ from slosched.cli.console import progress_bar
 from slosched.cli.inert import note_inert
 from slosched.cli.results import Outcome
 from slosched.core import Limits, Policy, Request
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.scheduling_time import MEASURED, ScheduleTime
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.evaluate.metrics import RequestRecord, StepRow
 from slosched.kv import HostWrites, PrefixCaching
+from slosched.metrics import RequestRecord, StepRow
 from slosched.perfmodel import DEFAULT_MODEL, FittedModel, load_model
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.scheduling_time import MEASURED, ScheduleTime
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace
 
 _DEFAULT_KV_TOKENS = 131_072

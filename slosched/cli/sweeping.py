@@ -12,7 +12,7 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console
 from slosched.cli.simulation import Replica
-from slosched.engine.simulate import SimulationConfig
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import KINDS, Trace
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from slosched.core import (
     StalledError,
     StepResult,
 )
-from slosched.evaluate.metrics import StepRow
+from slosched.metrics import StepRow
 from slosched.scheduler import Scheduler
 
 

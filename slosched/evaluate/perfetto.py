@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from slosched.core import DeadlineRule, RequestStatus
-from slosched.evaluate.metrics import RequestColumns, RequestRecord, StepRow, good_requests
+from slosched.metrics import RequestColumns, RequestRecord, StepRow, good_requests
 
 Event = dict[str, Any]
 

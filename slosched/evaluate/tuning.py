@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from slosched.core import Limits
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity import (
     CapacityError,
     Contender,
@@ -29,6 +28,7 @@ from slosched.evaluate.capacity import (
 )
 from slosched.evaluate.statistics import antitonic, crossing
 from slosched.policy.spec import PolicySpecError, make_policy, values_to_try, with_options
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload.trace import Trace
 
 TUNED_FORMAT = "slosched-tuned/1"

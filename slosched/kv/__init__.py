@@ -2,13 +2,13 @@
 
 from slosched.kv.cache import KVCache
 from slosched.kv.checks import KVCorruptionError
-from slosched.kv.hash_index import HashIndex
-from slosched.kv.host_tier import NO_PREFIX_HOST, HostWrites, PrefixHost
-from slosched.kv.keys import BlockKeys, Key, block_keys
-from slosched.kv.merged_index import MergedIndex
 from slosched.kv.pool import BlockPool, OutOfBlocksError
-from slosched.kv.prefix import PrefixCaching, PrefixIndex
-from slosched.kv.radix_index import RadixIndex
+from slosched.kv.prefix.index.hash_index import HashIndex
+from slosched.kv.prefix.index.host_tier import NO_PREFIX_HOST, HostWrites, PrefixHost
+from slosched.kv.prefix.index.index import PrefixCaching, PrefixIndex
+from slosched.kv.prefix.index.keys import BlockKeys, Key, block_keys
+from slosched.kv.prefix.index.merged_index import MergedIndex
+from slosched.kv.prefix.index.radix_index import RadixIndex
 
 __all__ = [
     "NO_PREFIX_HOST",

@@ -6,13 +6,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 from slosched.core import BlockCopy, BlockLedger, BlockNames, Request, ScheduledChunk
 from slosched.kv.checks import KVCorruptionError, check_pool
-from slosched.kv.forecast import Forecast
-from slosched.kv.hash_index import HashIndex
-from slosched.kv.host_tier import NO_PREFIX_HOST, HostTier, PrefixHost
 from slosched.kv.ledger import OwnBlocks, SharedLedger
 from slosched.kv.pool import BlockPool, OutOfBlocksError
-from slosched.kv.prefix import PrefixIndex
-from slosched.kv.sharing import SharedBlocks
+from slosched.kv.prefix.index.forecast import Forecast
+from slosched.kv.prefix.index.hash_index import HashIndex
+from slosched.kv.prefix.index.host_tier import NO_PREFIX_HOST, HostTier, PrefixHost
+from slosched.kv.prefix.index.index import PrefixIndex
+from slosched.kv.prefix.index.sharing import SharedBlocks
 
 
 class KVCache:

@@ -1,29 +1,29 @@
 """The table of all policies.  A new one is a file here, a line below, and its test."""
 
 from slosched.core import Policy
-from slosched.policy.early_rejection import EarlyRejection
 from slosched.policy.edf import EDF
-from slosched.policy.fairbatching import FairBatching
+from slosched.policy.engines.sglang.policy import SGLang
+from slosched.policy.engines.trtllm.policy import TRTLLM
+from slosched.policy.engines.vllm_v0.policy import VLLMV0
+from slosched.policy.engines.vllm_v1.policy import VLLMV1
 from slosched.policy.fcfs import FCFS
 from slosched.policy.goodput import Goodput
-from slosched.policy.jitserve import JITServe
-from slosched.policy.medha_lars import MedhaLARS
-from slosched.policy.past_future import PastFuture
-from slosched.policy.qoserve import QoServe
+from slosched.policy.kit.wrapper import Wrapper
+from slosched.policy.published.early_rejection import EarlyRejection
+from slosched.policy.published.fairbatching import FairBatching
+from slosched.policy.published.jitserve import JITServe
+from slosched.policy.published.medha_lars import MedhaLARS
+from slosched.policy.published.past_future import PastFuture
+from slosched.policy.published.qoserve import QoServe
+from slosched.policy.published.scorpio import Scorpio
+from slosched.policy.published.slai import SLAI
+from slosched.policy.published.slidebatching import SlideBatching
+from slosched.policy.published.slosserve.policy import SLOsServe
+from slosched.policy.published.sola import SOLA
+from slosched.policy.published.vtc import VTC
 from slosched.policy.sarathi import Sarathi
-from slosched.policy.scorpio import Scorpio
-from slosched.policy.sglang import SGLang
 from slosched.policy.sjf import SJF
-from slosched.policy.slai import SLAI
-from slosched.policy.slidebatching import SlideBatching
 from slosched.policy.slo_aware import SLOAware
-from slosched.policy.slosserve import SLOsServe
-from slosched.policy.sola import SOLA
-from slosched.policy.trtllm import TRTLLM
-from slosched.policy.vllm_v0 import VLLMV0
-from slosched.policy.vllm_v1 import VLLMV1
-from slosched.policy.vtc import VTC
-from slosched.policy.wrapper import Wrapper
 
 POLICIES: dict[str, type[Policy]] = {
     "fcfs": FCFS,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder
 from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView, tunable
-from slosched.policy._decode_first import decodes_until_s, may_start_new
-from slosched.policy._drop import Drop, drop_late
-from slosched.policy._vllm_v1 import add_begun_beside, admit
+from slosched.policy.engines.vllm_v1.admission import add_begun_beside, admit
+from slosched.policy.kit.decode_first import decodes_until_s, may_start_new
+from slosched.policy.kit.drop import Drop, drop_late
 
 
 @dataclass

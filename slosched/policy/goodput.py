@@ -23,10 +23,10 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
-from slosched.policy._decode_first import add_decodes
-from slosched.policy._deferred import add_without_preempting, num_in_time, serve_something
-from slosched.policy._drop import without_rejected
-from slosched.policy._punctual import (
+from slosched.policy.kit.decode_first import add_decodes
+from slosched.policy.kit.deferred import add_without_preempting, num_in_time, serve_something
+from slosched.policy.kit.drop import without_rejected
+from slosched.policy.kit.punctual import (
     Order,
     Supply,
     Timed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slosched.policy._decode_first import DecodeFirst
+from slosched.policy.kit.decode_first import DecodeFirst
 
 
 @dataclass

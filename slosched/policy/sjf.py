@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from slosched.core import Request
-from slosched.policy._decode_first import DecodeFirst
+from slosched.policy.kit.decode_first import DecodeFirst
 
 
 @dataclass

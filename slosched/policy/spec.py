@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from slosched.core import TRIED, Policy, SloschedError
 from slosched.policy import POLICIES, WRAPPERS
-from slosched.policy.wrapper import Wrapper
+from slosched.policy.kit.wrapper import Wrapper
 from slosched.spelling import meant
 
 _PLUS = re.compile(r"(?<!=)\+(?=\s*[A-Za-z_])")

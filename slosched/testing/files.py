@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from slosched.core import SLO, DeadlineRule, Limits, PreemptionMode
-from slosched.engine.disturbances import Disturbances
 from slosched.kv import HostWrites, PrefixCaching, PrefixHost
+from slosched.simulator.disturbances import Disturbances
 from slosched.testing.scenario import Scenario, ScenarioRequest
 
 

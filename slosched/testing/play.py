@@ -9,10 +9,10 @@ from slosched.core import EndReason, Policy, Request, SchedulerOutput
 from slosched.engine.checked_memory import CheckedMemory
 from slosched.engine.loop import Engine
 from slosched.engine.overlap import OverlappedEngine
-from slosched.engine.scheduling_time import SimulatedDevice
-from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
 from slosched.scheduler import Scheduler
+from slosched.simulator.scheduling_time import SimulatedDevice
+from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 from slosched.testing.plans import Watched, check_ends, require
 from slosched.testing.scenario import Scenario, ScenarioRequest, device_model
 

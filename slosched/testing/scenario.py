@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from slosched.core import SLO, Limits, Policy, Request
-from slosched.engine.disturbances import UNDISTURBED, Disturbances
 from slosched.engine.loop import StepRecord
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
 from slosched.perfmodel import LinearCoefficients, LinearModel
+from slosched.simulator.disturbances import UNDISTURBED, Disturbances
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
 
 TICK_S = 2.0**-12

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from slosched.core import SLO, DeadlineRule, Limits, PreemptionMode
-from slosched.engine.disturbances import UNDISTURBED, Disturbances
 from slosched.kv import NO_PREFIX_HOST, HostWrites, PrefixCaching, PrefixHost
+from slosched.simulator.disturbances import UNDISTURBED, Disturbances
 from slosched.testing.scenario import TICK_S, Scenario, ScenarioRequest
 
 _ALL_DISTURBANCES = Disturbances(0.1, 0.2, tail=0.1, stall_s=64 * TICK_S, stall_every_s=0.25)

@@ -26,10 +26,10 @@ from slosched.core import (
     SchedulerOutput,
     SchedulerView,
 )
-from slosched.evaluate.records import read_records
 from slosched.perfmodel import bundled_models, load_model, read_profile
 from slosched.policy import FCFS, POLICIES, WRAPPERS
 from slosched.policy.spec import policy_fields
+from slosched.replay.files import read_records
 from slosched.workload import KINDS, read_trace, synthesize
 
 pytestmark = pytest.mark.e2e

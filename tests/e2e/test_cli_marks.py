@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from command_line import Said
 
-from slosched.evaluate.records import read_records
+from slosched.replay.files import read_records
 from slosched.workload import read_trace
 
 pytestmark = pytest.mark.e2e

@@ -17,8 +17,8 @@ import pytest
 from command_line import Said, Server, serving
 
 from slosched.core import EndReason, RequestStatus
-from slosched.evaluate.records import read_records
 from slosched.perfmodel import load_model
+from slosched.replay.files import read_records
 
 pytestmark = pytest.mark.e2e
 

@@ -20,11 +20,11 @@ from slosched.core import (
     StepResult,
 )
 from slosched.engine.loop import Engine, ExecutorFaultError
-from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import KVCache
 from slosched.perfmodel import LinearModel
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
+from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 
 
 class DeviceError(RuntimeError):

@@ -22,8 +22,8 @@ ANOTHER_MACHINE = {
 REPLAYS = """
 import hashlib
 from slosched.core import SLO
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.simulate import SimulationConfig, simulate
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.perfmodel import load_model
 from slosched.policy.spec import make_policy
 from slosched.workload import synthesize

@@ -27,13 +27,13 @@ from slosched.core import (
 )
 from slosched.engine.loop import Engine
 from slosched.engine.overlap import OverlappedEngine
-from slosched.engine.scheduling_time import MEASURED, SimulatedDevice, TakesTime
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.engine.simulated import SimulatedExecutor, VirtualClock
 from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching
 from slosched.perfmodel import LinearModel
 from slosched.policy import FCFS, POLICIES
 from slosched.scheduler import Scheduler
+from slosched.simulator.scheduling_time import MEASURED, SimulatedDevice, TakesTime
+from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 from slosched.testing import Scenario, play, scenarios
 from slosched.workload import Trace, TraceRequest
 

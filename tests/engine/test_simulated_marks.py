@@ -6,8 +6,8 @@ import pytest
 from factories import make_model
 
 from slosched.core import SLO, Limits, Request
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Adapters, Priorities, PriorityShare, Trace, synthesize
 
 LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=8)

@@ -15,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slosched.core import NO_SLO, SLO, BatchShape, DeadlineRule, LatencyModel, Limits
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.bounds import (
     Bound,
     LegalSteps,
@@ -31,9 +29,11 @@ from slosched.evaluate.bounds import (
     roofline_of,
 )
 from slosched.evaluate.bounds.roofline import GPUS, MODELS
-from slosched.evaluate.metrics import RequestRecord, is_good
+from slosched.metrics import RequestRecord, is_good
 from slosched.perfmodel import bundled_models, load_model
 from slosched.policy import POLICIES
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest, read_trace
 
 CONV = Path(__file__).parents[3] / "shared" / "traces" / "azure_conv_2023.csv"

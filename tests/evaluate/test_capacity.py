@@ -16,8 +16,6 @@ import pytest
 from factories import make_model
 
 from slosched.core import SLO, IllegalPlanError, Policy, SchedulerOutput, SchedulerView
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity import (
     Bench,
     CapacityError,
@@ -32,11 +30,18 @@ from slosched.evaluate.capacity import (
     local_pool,
     window,
 )
-from slosched.evaluate.capacity.code import _PACKAGE, _policy_sources, _replayed, code_digest
+from slosched.evaluate.capacity.code import (
+    _package_modules,
+    _statements,
+    code_digest,
+    replay_modules,
+)
 from slosched.evaluate.capacity.point import model_digest, trace_digest
 from slosched.evaluate.capacity.windows import blocks_of
 from slosched.perfmodel import load_model, scaled
 from slosched.policy.spec import policy_classes
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace, TraceError, read_trace, synthesize
 from slosched.workload.request import TraceRequest
 
@@ -305,22 +310,50 @@ def test_results_of_other_code_are_not_reused(
 
 _LOADED = """
 import sys
-from slosched.engine import simulate
-print(*(m.__file__ for n, m in sys.modules.items() if n.startswith("slosched.")), sep="\\n")
+from slosched.simulator import simulate
+print(*(n for n in sys.modules if n.startswith("slosched.")))
 """
-_ELSEWHERE = ("workload/", "policy/", "spelling.py", "evaluate/__init__.py", "__init__.py")
-"""Traces are in a point's key, a policy in its own digest; errors are spelt; the others hold no
-code."""
 
 
 def test_the_code_of_a_result_is_all_that_a_replay_loads() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True
     )
-    loaded = {Path(line).relative_to(_PACKAGE).as_posix() for line in ran.stdout.split()}
-    assert "scheduler/scheduler.py" in loaded
-    left_out = {name for name in loaded - set(_replayed()) if not name.startswith(_ELSEWHERE)}
-    assert not left_out
+    loaded = set(ran.stdout.split())
+    assert "slosched.scheduler.scheduler" in loaded
+    # Traces are in a point's key, and packages hand out names.
+    packages = {name.rpartition(".")[0] for name in _package_modules()}
+    assert not {
+        name
+        for name in loaded - replay_modules(()) - packages
+        if not name.startswith(("slosched.workload.", "slosched.spelling"))
+    }
+
+
+def test_a_result_stays_valid_where_only_words_and_places_change() -> None:
+    told = _statements(
+        '''"""A module."""
+from a.b import c
+if TYPE_CHECKING:
+    from d import e
+__all__ = ["f"]
+@dataclass
+class F:
+    """What it is."""
+    x: int = 1
+    """What x is."""
+    def f(self):
+        """Do it."""
+        from g import h
+        return h(self.x)  # why
+'''
+    )
+    assert told == _statements(
+        "@dataclass\nclass F:\n    x: int = 1\n    def f(self):\n        return h(self.x)\n"
+    )
+    assert told != _statements(
+        "@dataclass\nclass F:\n    x: int = 2\n    def f(self):\n        return h(self.x)\n"
+    )
 
 
 def test_another_policy_is_other_code() -> None:
@@ -329,13 +362,12 @@ def test_another_policy_is_other_code() -> None:
 
 
 def test_a_policys_code_is_its_own_and_that_of_its_parts() -> None:
-    ours = set(_policy_sources(policy_classes("goodput")))
-    assert {"slosched.policy.goodput", "slosched.policy._punctual"} <= ours
+    ours = replay_modules(policy_classes("goodput"))
+    assert {"slosched.policy.goodput", "slosched.policy.kit.punctual"} <= ours
     assert not any("sglang" in module for module in ours)
-    wrapped = set(_policy_sources(policy_classes("edf+early_rejection")))
-    assert {"slosched.policy.edf", "slosched.policy.early_rejection"} <= wrapped
-    package = {f"policy/{m.rpartition('.')[2]}.py" for m in ours if m.startswith("slosched.policy")}
-    assert not package & set(_replayed())
+    wrapped = replay_modules(policy_classes("edf+early_rejection"))
+    assert {"slosched.policy.edf", "slosched.policy.published.early_rejection"} <= wrapped
+    assert "slosched.policy.goodput" not in wrapped
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from factories import make_model
 
 from slosched.core import SLO, DeadlineRule, Limits
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.bounds import Pace, demand_of, fluid_bound
-from slosched.evaluate.metrics import RequestRecord, is_good
+from slosched.metrics import RequestRecord, is_good
 from slosched.policy import POLICIES
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
 
 MODEL = make_model(0.05, 0.0, 0.005, 0.0, 0.0, 0.0, 0.4)

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from replays import make_record, rejected, replays
 
 from slosched.core import DeadlineRule, EndReason, RequestStatus
-from slosched.evaluate.metrics import RequestRecord, StepRow
 from slosched.evaluate.perfetto import trace_events, write_perfetto
+from slosched.metrics import RequestRecord, StepRow
 
 RULE = DeadlineRule.MEAN_TPOT
 STEPS = [

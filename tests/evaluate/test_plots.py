@@ -10,7 +10,6 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from slosched.core import NO_SLO, SLO, DeadlineRule, EndReason, RequestStatus
-from slosched.evaluate.metrics import RequestRecord, StepRow, summarize
 from slosched.evaluate.plots import (
     decile_lines,
     fit_plot,
@@ -22,6 +21,7 @@ from slosched.evaluate.plots import (
     timeline,
 )
 from slosched.evaluate.plots.style import COLOURS, look
+from slosched.metrics import RequestRecord, StepRow, summarize
 
 RULE = DeadlineRule.MEAN_TPOT
 POLICIES = ("fcfs", "sarathi", "edf", "sjf", "slo_aware", "goodput", "qoserve", "slai", "sola")

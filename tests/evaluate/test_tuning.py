@@ -9,10 +9,10 @@ import pytest
 from factories import make_model
 
 from slosched.core import SLO, SchedulerOutput, SchedulerView, tunable
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity import CapacityError, Contender, Plan, local_pool
 from slosched.evaluate.tuning import Objective, Tuned, Tuner, judge, values_of
 from slosched.policy import Sarathi
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace, synthesize
 
 

@@ -39,7 +39,7 @@ from experiments.arena.tournament import Tournament
 from slosched.core import SLO
 from slosched.evaluate.capacity import Store
 from slosched.policy import POLICIES
-from slosched.policy._punctual import Supply
+from slosched.policy.kit.punctual import Supply
 from slosched.policy.spec import make_policy
 from slosched.workload import Tiers
 from slosched.workload.lengths import Lognormal

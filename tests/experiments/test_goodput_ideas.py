@@ -15,11 +15,11 @@ from experiments.goodput.ideas import BASE, IDEAS, Idea
 from experiments.goodput.plans import most_within
 from experiments.goodput.points import Point, shares
 from slosched.core import Limits
-from slosched.engine.disturbances import Disturbances
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import load_model
 from slosched.policy import goodput
-from slosched.policy._punctual import Supply, Timed, by_deadline, most_in_time
+from slosched.policy.kit.punctual import Supply, Timed, by_deadline, most_in_time
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload.lengths import Lognormal
 
 SOURCE = MadeUp(Lognormal(1500, 1.2), Lognormal(150, 0.8), cv=2.5)

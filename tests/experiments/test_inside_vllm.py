@@ -18,8 +18,8 @@ from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
 from experiments.inside_vllm.session import Session, seconds_of
 from experiments.inside_vllm.setups import SETUPS, TRACES, System, smoke
 from slosched.core import SLO, EndReason, RequestStatus
-from slosched.evaluate.metrics import RequestRecord
 from slosched.integrations.vllm.settings import read_settings
+from slosched.metrics import RequestRecord
 from slosched.perfmodel import Measurement, Profile, save_model, write_profile
 from slosched.perfmodel.device import cpu_name
 from slosched.perfmodel.measurement import Chunk

@@ -17,11 +17,11 @@ from experiments.robustness.losses import Compared, loss
 from experiments.robustness.results import HERE, Results, provenance
 from experiments.robustness.study import Scale, Workload, WorkloadStudy
 from slosched.core import SLO, DeadlineRule
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.capacity import Outcomes, Store
 from slosched.evaluate.capacity.outcomes import OUTCOME
 from slosched.perfmodel import load_model
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
 from slosched.workload.lengths import Lognormal
 

@@ -32,8 +32,8 @@ from slosched.core import (
     StepResult,
 )
 from slosched.kv import KVCache
-from slosched.policy.vllm_v0 import SchedulingPolicy
-from slosched.policy.vllm_v1 import VLLMV1
+from slosched.policy.engines.vllm_v0.policy import SchedulingPolicy
+from slosched.policy.engines.vllm_v1.policy import VLLMV1
 from slosched.scheduler import Scheduler
 
 NUM_SYNC, NUM_ASYNC = 300, 150

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from slosched.core import SLO
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity import Contender, Plan, Study, Sweep, local_pool
 from slosched.integrations.ray import LOCAL, RayError, ray_pool
 from slosched.perfmodel import load_model
 from slosched.policy.spec import PolicySpecError
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
 
 

@@ -12,7 +12,6 @@ from scripts import load_script
 from synthetic_steps import make_shape, random_batches
 
 from slosched.core import BatchShape, Limits, Request
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import (
     FITTERS,
     ErrorReport,
@@ -23,6 +22,7 @@ from slosched.perfmodel import (
     read_profile,
 )
 from slosched.policy import FCFS
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload.trace import Trace, TraceRequest
 
 ROOT = Path(__file__).parents[2]

@@ -22,10 +22,10 @@ from machine import slowed
 
 from slosched.core import BatchShape, LatencyModel, Limits
 from slosched.engine.loop import StepRecord
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import LinearCoefficients, LinearModel, OnlineModel
 from slosched.perfmodel.online import Regime
 from slosched.policy import Sarathi
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import read_trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"

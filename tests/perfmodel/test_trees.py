@@ -6,8 +6,8 @@ import pytest
 from factories import make_model
 from synthetic_steps import make_measurements, random_batches
 
+from benchmarks.trees import REFERENCES, fit_trees
 from slosched.perfmodel.errors import report_errors
-from slosched.perfmodel.trees import REFERENCES, fit_trees
 
 TRUTH = make_model()
 STEPS = make_measurements(random_batches(600), TRUTH)

@@ -10,10 +10,10 @@ from factories import make_model
 from views import R, flat_model, view_of
 
 from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, RequestStatus
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.evaluate.metrics import RequestRecord, summarize
+from slosched.metrics import RequestRecord, summarize
 from slosched.policy import EarlyRejection, Sarathi
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import synthesize
 
 MODEL = flat_model(5e-3, 0.5e-3)

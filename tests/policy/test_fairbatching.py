@@ -8,7 +8,7 @@ from views import begun, decode, prompt, view_of
 
 from slosched.core import Request, SchedulerOutput
 from slosched.policy import FairBatching
-from slosched.policy._deadlines import Deadlines
+from slosched.policy.kit.deadlines import Deadlines
 
 MODEL = make_model(
     per_token_s=50e-6,

@@ -14,8 +14,8 @@ from views import R, flat_model, view_of
 
 from slosched.core import BatchShape, DeadlineRule, EndReason, Limits, Request
 from slosched.perfmodel import LinearModel
-from slosched.policy._punctual import Supply, Timed, best_order, by_deadline, most_in_time
 from slosched.policy.goodput import Goodput, _Pace, _seat_s
+from slosched.policy.kit.punctual import Supply, Timed, best_order, by_deadline, most_in_time
 from slosched.policy.spec import PolicySpecError, make_policy
 
 MODEL = flat_model()

@@ -9,8 +9,8 @@ import pytest
 from views import R, flat_model, view_of
 
 from slosched.core import EndReason, SchedulerOutput
-from slosched.policy._drop import Drop
-from slosched.policy.jitserve import JITServe
+from slosched.policy.kit.drop import Drop
+from slosched.policy.published.jitserve import JITServe
 from slosched.testing import check_policy
 
 MODEL = flat_model(constant_s=9.95e-3, per_token_s=50e-6)

@@ -6,7 +6,7 @@ import pytest
 from factories import make_request
 
 from slosched.core import EndReason, Request
-from slosched.policy._lengths import OutputLengths
+from slosched.policy.kit.lengths import OutputLengths
 
 
 def ended(name: str, num_output_tokens: int, reason: EndReason = EndReason.STOP) -> Request:

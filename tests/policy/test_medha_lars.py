@@ -7,8 +7,8 @@ from views import R, view_of
 
 from slosched.core import EndReason, SchedulerOutput
 from slosched.policy import EDF
-from slosched.policy._drop import Drop
-from slosched.policy.medha_lars import MedhaLARS
+from slosched.policy.kit.drop import Drop
+from slosched.policy.published.medha_lars import MedhaLARS
 from slosched.testing import check_policy
 
 

@@ -8,10 +8,10 @@ from factories import make_model
 from views import R, view_of
 
 from slosched.core import SLO
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.policy import FCFS, PastFuture
-from slosched.policy.past_future import peak_tokens
+from slosched.policy.published.past_future import peak_tokens
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import synthesize
 
 

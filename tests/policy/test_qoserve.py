@@ -7,10 +7,10 @@ from factories import make_model
 from views import begun, decode, prompt, view_of
 
 from slosched.core import SLO, BatchShape, Limits, Request
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel.model import FittedModel
 from slosched.policy import QoServe
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import synthesize
 
 

@@ -9,10 +9,10 @@ from factories import make_model
 from views import R, flat_model, view_of
 
 from slosched.core import SLO, EndReason, Limits, RequestStatus, SchedulerOutput
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.policy import Scorpio
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest, synthesize
 
 MODEL = flat_model(5e-3, 0.5e-3)

@@ -13,8 +13,8 @@ from sglang_host import RadixKV, SGLangHere
 from slosched.core import EndReason, Limits, Policy, Request, StepResult
 from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS
-from slosched.policy._sglang_order import Order, SchedulePolicy
-from slosched.policy.sglang import SGLang
+from slosched.policy.engines.sglang.order import Order, SchedulePolicy
+from slosched.policy.engines.sglang.policy import SGLang
 from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.scheduler import Scheduler
 

@@ -19,7 +19,7 @@ from sglang_host import RadixKV, SGLangHere, Step
 from slosched.batch import BatchBuilder
 from slosched.core import EndReason, Limits, Request, RequestStatus, ScheduledBatch, StepResult
 from slosched.kv import KVCache
-from slosched.policy.sglang import SchedulePolicy, SGLang
+from slosched.policy.engines.sglang.policy import SchedulePolicy, SGLang
 from slosched.scheduler import Scheduler
 
 ORACLES = Path(__file__).parents[1] / "oracles"

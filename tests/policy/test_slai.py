@@ -7,8 +7,8 @@ from views import begun, decode, prompt, view_of
 
 from slosched.core import Request, SchedulerOutput
 from slosched.policy import SLAI
-from slosched.policy._deadlines import Deadlines
-from slosched.policy.slai import StartOrder
+from slosched.policy.kit.deadlines import Deadlines
+from slosched.policy.published.slai import StartOrder
 from slosched.policy.spec import make_policy
 
 

@@ -12,8 +12,8 @@ import pytest
 from views import R, flat_model, view_of
 
 from slosched.core import SLO, EndReason, Limits, SchedulerOutput
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.policy.slosserve import SLOsServe
+from slosched.policy.published.slosserve.policy import SLOsServe
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
 
 DECODES = [R(f"d{i}", 100, due_s=0.05, out=1) for i in range(100)]

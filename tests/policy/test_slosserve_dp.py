@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from views import FLAT, R, view_of
 
 from slosched.core import SLO, EndReason, Limits, SchedulerOutput
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.policy._feasible import PromisedLoad
-from slosched.policy._lengths import Floats, OutputLengths
-from slosched.policy._slosserve_dp import best_subset
-from slosched.policy.slosserve import Admission, SLOsServe
+from slosched.policy.kit.lengths import Floats, OutputLengths
+from slosched.policy.published.slosserve.best_subset import best_subset
+from slosched.policy.published.slosserve.policy import Admission, SLOsServe
+from slosched.policy.published.slosserve.promised_load import PromisedLoad
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
 
 DECODES = [R(f"d{i}", 100, due_s=0.05, out=1) for i in range(100)]

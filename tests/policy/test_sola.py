@@ -9,11 +9,11 @@ import pytest
 from views import R, view_of
 
 from slosched.core import SLO, EndReason, Limits, SchedulerOutput, SchedulerView
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.evaluate.metrics import RequestRecord, summarize
+from slosched.metrics import RequestRecord, summarize
 from slosched.perfmodel import load_model
 from slosched.policy import SOLA
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import synthesize
 
 NOW_S = 1.0

@@ -8,7 +8,8 @@ import pytest
 
 from slosched.core import Policy, SchedulerOutput, SchedulerView
 from slosched.policy import EDF, POLICIES, WRAPPERS, EarlyRejection, PastFuture, SLOAware
-from slosched.policy._drop import Drop
+from slosched.policy.kit.drop import Drop
+from slosched.policy.kit.wrapper import Gate, Wrapper
 from slosched.policy.slo_aware import LateRule
 from slosched.policy.spec import (
     PolicySpecError,
@@ -19,7 +20,6 @@ from slosched.policy.spec import (
     values_to_try,
     with_options,
 )
-from slosched.policy.wrapper import Gate, Wrapper
 
 
 @dataclass

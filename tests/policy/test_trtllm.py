@@ -10,10 +10,8 @@ import pytest
 from factories import make_model
 
 from slosched.core import NO_SLO, EndReason, Limits, Request, StepResult
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.kv import KVCache
-from slosched.policy.spec import PolicySpecError, make_policy
-from slosched.policy.trtllm import (
+from slosched.policy.engines.trtllm.policy import (
     TRTLLM,
     ActiveRequest,
     Capacity,
@@ -23,7 +21,9 @@ from slosched.policy.trtllm import (
     TokenBudget,
     WaitingQueue,
 )
+from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.scheduler import Scheduler
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.testing import check_policy
 from slosched.workload import Trace, TraceRequest
 

@@ -20,8 +20,8 @@ import pytest
 
 from slosched.core import Limits, Request, RequestStatus, StepResult
 from slosched.kv import KVCache
-from slosched.policy._trtllm_micro_batch import chunk_sizes, drafts_kept
-from slosched.policy.trtllm import (
+from slosched.policy.engines.trtllm.micro_batch import chunk_sizes, drafts_kept
+from slosched.policy.engines.trtllm.policy import (
     CAPACITY_SCHEDULERS,
     TRTLLM,
     ActiveRequest,

@@ -8,8 +8,8 @@ import pytest
 
 from slosched.core import EndReason, Limits, PreemptionMode, Request, StepResult
 from slosched.kv import KVCache, MergedIndex
+from slosched.policy.engines.vllm_v0.policy import VLLMV0, SchedulingPolicy
 from slosched.policy.spec import PolicySpecError, make_policy
-from slosched.policy.vllm_v0 import VLLMV0, SchedulingPolicy
 from slosched.scheduler import Scheduler
 from slosched.testing import check_policy
 

@@ -17,7 +17,7 @@ from slosched.core import (
     StepResult,
 )
 from slosched.kv import KVCache, MergedIndex
-from slosched.policy.vllm_v0 import VLLMV0, SchedulingPolicy
+from slosched.policy.engines.vllm_v0.policy import VLLMV0, SchedulingPolicy
 from slosched.scheduler import Scheduler
 
 ORACLES = Path(__file__).parents[1] / "oracles"

@@ -10,8 +10,8 @@ from views import R, view_of
 
 from slosched.core import Limits, Request, StepResult
 from slosched.kv import KVCache
-from slosched.policy.vllm_v0 import SchedulingPolicy
-from slosched.policy.vllm_v1 import VLLMV1
+from slosched.policy.engines.vllm_v0.policy import SchedulingPolicy
+from slosched.policy.engines.vllm_v1.policy import VLLMV1
 from slosched.scheduler import Scheduler
 
 PRIORITY = SchedulingPolicy.PRIORITY

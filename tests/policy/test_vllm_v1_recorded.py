@@ -9,7 +9,7 @@ from recorded_vllm import arriving, kv_of, limits_of, options_of, recorded, wait
 
 from slosched.core import Policy, ScheduledBatch, StepResult
 from slosched.policy import FCFS
-from slosched.policy.vllm_v1 import VLLMV1
+from slosched.policy.engines.vllm_v1.policy import VLLMV1
 from slosched.scheduler import Scheduler
 
 WORKLOADS = recorded("vllm033.jsonl.gz")

@@ -6,9 +6,9 @@ import pytest
 from views import R, flat_model, view_of
 
 from slosched.core import SLO, EndReason
-from slosched.engine.simulate import SimulationConfig, simulate
-from slosched.policy._drop import Drop
-from slosched.policy.vtc import VTC, Client
+from slosched.policy.kit.drop import Drop
+from slosched.policy.published.vtc import VTC, Client
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.testing import check_policy
 from slosched.workload import Trace, TraceRequest
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from slosched.core import SLO
-from slosched.workload import fit_public_traces
 from slosched.workload.arrivals import DailyArrivals, GammaArrivals, WeibullArrivals
 from slosched.workload.lengths import Fixed, Lognormal
 from slosched.workload.readers import read_trace
 from slosched.workload.sessions import Sessions
 from slosched.workload.synthetic import FITTED_KINDS, KINDS, fitted_summary, synthesize
+from tools import fit_public_traces
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 NUM_SEEDS = 5
@@ -64,7 +64,7 @@ def test_the_embedded_tables_are_what_the_script_makes(tmp_path):
     if not TRACES.exists():
         pytest.skip(f"{TRACES} is not on this machine")
     fit_public_traces.main(TRACES, tmp_path / "tables.json")
-    embedded = Path(fit_public_traces.__file__).with_name("public_traces.json")
+    embedded = fit_public_traces.TABLES
     made, kept = (json.loads(p.read_text()) for p in (tmp_path / "tables.json", embedded))
     assert made.keys() == kept.keys()
     for kind in kept:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from slosched.core import DeadlineRule, EndReason, RequestStatus
 from slosched.engine.loop import StepRecord
-from slosched.evaluate.metrics import RequestRecord, is_good, met_e2e, met_tokens, met_ttft
+from slosched.metrics import RequestRecord, is_good, met_e2e, met_tokens, met_ttft
 from slosched.perfmodel import OnlineModel
 from slosched.scheduler import Scheduler
 

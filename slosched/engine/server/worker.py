@@ -18,7 +18,7 @@ from slosched.core import EndReason, Request, SloschedError
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.server.metrics import ServerMetrics
 from slosched.engine.server.steps import StepFeed
-from slosched.evaluate.metrics import RequestRecord
+from slosched.metrics import RequestRecord
 from slosched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slosched.core import LatencyModel
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.bounds.demand import demand_of
 from slosched.evaluate.bounds.hindsight import hindsight_bound
 from slosched.evaluate.bounds.on_time import Bound, fluid_bound, on_time_bound
 from slosched.evaluate.bounds.roofline import roofline_bound, roofline_of
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload.trace import Trace
 
 _DOUBLINGS = [2.0**i for i in range(31)]

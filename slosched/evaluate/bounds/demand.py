@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from slosched.core import BatchShape, DeadlineRule, Limits
 from slosched.evaluate.bounds.prices import FloatArray, StepPrices, StepTimes, legal_steps
-from slosched.evaluate.metrics import MAX_LATE_GAP_SHARE, TOLERANCE_S
+from slosched.metrics import MAX_LATE_GAP_SHARE, TOLERANCE_S
 from slosched.workload.trace import Trace, TraceRequest
 
 IntArray = npt.NDArray[np.int64]

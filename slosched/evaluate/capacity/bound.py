@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.bounds import Demand, demand_of, fluid_bound, on_time_bound
 from slosched.evaluate.capacity.pool import MakePool
 from slosched.evaluate.capacity.rates import Lattice, Search
 from slosched.perfmodel import FittedModel
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload.trace import Trace
 
 _PRECISION = 0.03

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from slosched.engine.simulate import SimulationConfig
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.evaluate.capacity.rates import Lattice, Search
 from slosched.perfmodel import FittedModel
+from slosched.simulator.simulate import SimulationConfig
 
 TARGETS = (0.90, 0.99)
 PRECISION = 0.02

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slosched.core import DeadlineRule, Request, RequestStatus
-from slosched.evaluate.metrics import RequestColumns, RequestRecord, good_requests
+from slosched.metrics import RequestColumns, RequestRecord, good_requests
 
 OUTCOME = np.dtype(
     [

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from slosched.core import SloschedError
-from slosched.engine.simulate import SimulationConfig, simulate
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.perfmodel import FittedModel
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload.trace import Trace
 
 POINT_FORMAT = 1

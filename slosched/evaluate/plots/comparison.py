@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from slosched.evaluate.metrics import Summary
 from slosched.evaluate.plots.style import BLACK, BLUE, ORANGE, SKY, legend_above, single_axes
+from slosched.metrics import Summary
 
 
 def outcome_bars(summaries: Mapping[str, Summary]) -> Figure:

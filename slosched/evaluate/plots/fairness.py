@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from slosched.core import SLO, DeadlineRule
-from slosched.evaluate.metrics import RequestRecord, attainment_by_decile, attainment_by_tier
 from slosched.evaluate.plots.comparison import named
 from slosched.evaluate.plots.style import legend_above, log_axis, look, single_axes
+from slosched.metrics import RequestRecord, attainment_by_decile, attainment_by_tier
 
 MAX_TIERS = 12
 """With more different promises than this, as where TTFT grows with the prompt, none is a tier."""

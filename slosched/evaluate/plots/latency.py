@@ -11,8 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from slosched.evaluate.metrics import RequestColumns, RequestRecord
-from slosched.evaluate.metrics.columns import FloatArray
 from slosched.evaluate.plots.comparison import named
 from slosched.evaluate.plots.fairness import promised
 from slosched.evaluate.plots.style import (
@@ -24,6 +22,8 @@ from slosched.evaluate.plots.style import (
     single_axes,
     tidy,
 )
+from slosched.metrics import RequestColumns, RequestRecord
+from slosched.metrics.columns import FloatArray
 
 _MAX_CURVE_POINTS = 400
 _SHORTEST_S = 1e-6

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from slosched.core import DeadlineRule
-from slosched.evaluate.metrics import RequestRecord, StepRow, least_slack_s
-from slosched.evaluate.metrics.columns import FloatArray
 from slosched.evaluate.plots.style import (
     BLACK,
     BLUE,
@@ -24,6 +22,8 @@ from slosched.evaluate.plots.style import (
     WIDTH_IN,
     tidy,
 )
+from slosched.metrics import RequestRecord, StepRow, least_slack_s
+from slosched.metrics.columns import FloatArray
 
 _MAX_BINS = 400
 _AREA: dict[str, Any] = {"step": "post", "linewidth": 0.0}

@@ -19,9 +19,9 @@ from slosched.integrations.vllm.kv_view import VLLMBlocks
 from slosched.integrations.vllm.metrics import counter
 from slosched.integrations.vllm.mirror import Mirror
 from slosched.integrations.vllm.settings import Settings
+from slosched.integrations.vllm.slo import INVALID, REJECTED
 from slosched.integrations.vllm.steps import Record, StepTimes
 from slosched.integrations.vllm.truth import Fallback, Truth
-from slosched.integrations.vllm.words import INVALID, REJECTED
 from slosched.perfmodel import OnlineModel
 from slosched.perfmodel.measurement import Chunk
 from slosched.scheduler.plan_check import PlanCheck

@@ -12,8 +12,13 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from slosched.integrations.vllm.slo import BadPromiseError, check_names, seconds_of
-from slosched.integrations.vllm.words import INVALID, REJECTED
+from slosched.integrations.vllm.slo import (
+    INVALID,
+    REJECTED,
+    BadPromiseError,
+    check_names,
+    seconds_of,
+)
 from slosched.workload.http_slo import PROMISES
 
 Message = MutableMapping[str, Any]

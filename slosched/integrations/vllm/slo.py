@@ -10,6 +10,11 @@ from slosched.core import NO_SLO, SLO, SloschedError
 from slosched.workload import seconds_of_ms
 from slosched.workload.http_slo import PromiseNames, asked_slo, unknown_promise
 
+REJECTED = "slo_rejected"
+"""How the `stop_reason` of a rejected request begins: HTTP 429 with the middleware."""
+INVALID = "slo_invalid"
+"""How it begins if the promise of the request cannot be read: HTTP 400."""
+
 TIER_FIELD = "slo_tier"
 
 

@@ -31,7 +31,7 @@ from slosched.core import (
 from slosched.engine.server import ServerStartError
 from slosched.engine.server.run import _listen
 from slosched.policy import FCFS, SLOAware
-from slosched.policy._drop import Drop
+from slosched.policy.kit.drop import Drop
 
 
 def reasons(server: Live) -> list[EndReason | None]:

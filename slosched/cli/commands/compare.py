@@ -1,0 +1,183 @@
+"""`slosched compare`: policies side by side on the same arrivals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from slosched.cli import options
+from slosched.cli.console import console, what
+from slosched.cli.groups import grouped
+from slosched.cli.results import Outcome, outcome_table, summarize_all
+from slosched.cli.simulation import ReplicaOptions, Simulated, simulate_contenders
+from slosched.cli.sweeping import TunedFiles, loosest
+from slosched.core import NO_SLO, DeadlineRule, LatencyModel
+from slosched.policy import POLICIES
+from slosched.policy.spec import make_policy
+from slosched.replay.benchmark_results import is_benchmark_result, read_benchmark_result
+from slosched.replay.files import read_records
+from slosched.simulator.simulate import SimulationConfig
+from slosched.workload import Trace, TTFTPromise
+
+if TYPE_CHECKING:
+    from slosched.evaluate.bounds import Bounds
+
+
+@grouped
+def compare(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            "-p",
+            metavar="NAME[:option=value,…][+WRAPPER…]",
+            help="Repeat for each.  Default: all of them.",
+        ),
+    ] = None,
+    trace: options.TraceSource = "azure_conv",
+    promise: options.TracePromiseOptions = options.TracePromiseOptions(
+        slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
+    ),
+    arrivals: options.TraceOptions = options.TraceOptions(),
+    limits: options.LimitOptions = options.LimitOptions(),
+    kv: options.KVOptions = options.KVOptions(),
+    replica: ReplicaOptions = ReplicaOptions(),
+    tuned: TunedFiles = None,
+    records: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="Add a replay on record: records.jsonl, or what vllm bench serve "
+            "--save-detailed or sglang.bench_serving --output-details wrote, judged by "
+            "--slo-ttft and --slo-tpot.  May be repeated.",
+        ),
+    ] = None,
+    seed: options.Seed = 0,
+    out: options.OutDir = Path("runs/compare"),
+) -> None:
+    """Simulate policies on the same trace and device; leave a table, figures and an HTML report.
+
+    Examples:
+
+    - `slosched compare -p fcfs -p slo_aware -p edf:drop=expired --trace azure_code --rate 2
+      -n 500 --slo-ttft 1s --slo-tpot 50ms -o runs/code`
+    - beside a server that somebody else measured: `slosched compare -p fcfs --records
+      vllm=result.json --slo-ttft 1s --slo-tpot 50ms`
+
+    A policy that fails, or Ctrl-C, leaves what the others have done.
+    """
+    from slosched.evaluate.tuning import Tuned  # slow to import
+
+    device = replica.open(limits.limits(), kv, seed)
+    requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
+    rule = limits.deadline_rule
+    policies = {spec: make_policy(spec) for spec in policy or POLICIES}
+    tunings = [Tuned.read(path) for path in tuned or ()]
+    recorded = _read_all(records or (), promise, taken=[*policies, *(t.name for t in tunings)])
+    contenders = {name: (policy, device) for name, policy in policies.items()}
+    for tuning in tunings:
+        tuned_device = replace(device, config=tuning.on(device.config))
+        contenders[tuning.name] = make_policy(tuning.policy), tuned_device
+    simulated = simulate_contenders(requests, contenders)
+    outcomes = simulated.outcomes | recorded
+    _note_other_promises(outcomes, recorded)
+    title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
+    replicas = [replica.config for _, replica in contenders.values()]
+    bounds = _bounds(requests, device.model, loosest(replicas))
+    shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
+    console.print(outcome_table(title, summarize_all(outcomes, rule), shares))
+    console.print(_about(bounds))
+    for tuning in tunings:
+        console.print(f"[yellow]note:[/] tuned: {escape(str(tuning))}")
+    missing = _missing(simulated)
+    for name, why in missing.items():
+        console.print(f"[yellow]note:[/] {escape(f'{name} {why}')}")
+    from slosched.cli.figures import leave_report  # slow to import
+
+    text = (
+        f"{title}, judged by the deadline rule {rule}, on a simulated "
+        f"{device.model_name}. Every policy gets the same arrivals, lengths, KV cache and "
+        f"latency model; rejected and unfinished requests count as misses.\n\n{_about(bounds)}"
+    )
+    provenance = {"trace": requests.name, **requests.provenance, **device.provenance()}
+    provenance |= {f"tuned {tuning.base}": str(tuning) for tuning in tunings}
+    provenance |= missing
+    leave_report(out, "Policies compared", text, outcomes, rule, provenance, shares)
+    console.print(f"wrote {out}/report.html, and its figures as PNG and SVG")
+    if not simulated.is_whole:
+        raise typer.Exit(130 if simulated.stopped else 1)
+
+
+def _bounds(trace: Trace, model: LatencyModel, config: SimulationConfig) -> Bounds:
+    from slosched.evaluate.bounds import bounds_of  # slow to import
+
+    with console.status("bounding what any scheduler could do"):
+        return bounds_of(trace, model, config)
+
+
+def _shares(
+    outcomes: Mapping[str, Outcome], recorded: Collection[str], bounds: Bounds, rule: DeadlineRule
+) -> dict[str, float]:
+    """Of the bound, by policy; a replay on record was of another trace or device."""
+    simulated = {name: outcome for name, outcome in outcomes.items() if name not in recorded}
+    return {name: bounds.ratio(o.summary(rule).num_good) for name, o in simulated.items()}
+
+
+def _about(bounds: Bounds) -> str:
+    if bounds.why_none_holds:
+        return f"No bound on every scheduler is given: {bounds.why_none_holds}."
+    best = bounds.tightest
+    return (
+        f"No scheduler serves more than {best.num_good} of the {best.num_offered} requests well "
+        f"on this device ({best.name} bound)."
+    )
+
+
+def _read_all(
+    texts: Sequence[str], promise: options.TracePromiseOptions, taken: Collection[str]
+) -> dict[str, Outcome]:
+    """The replays that `--records` names; no name twice, nor one of those `taken`.
+
+    `promise` is what those were promised whose file does not say it.
+    """
+    found: dict[str, Outcome] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise ValueError(
+                f"--records {text!r} is not NAME=FILE, as in live=runs/a/records.jsonl"
+            )
+        if name in taken or name in found:
+            raise ValueError(f"--records {text!r}: the name {name!r} is taken; choose another")
+        file = Path(path)
+        if is_benchmark_result(file):
+            replay = read_benchmark_result(file, promise.fixed() or NO_SLO)
+        else:
+            replay = read_records(file)
+        found[name] = Outcome(replay.records)
+    return found
+
+
+def _missing(simulated: Simulated) -> dict[str, str]:
+    """Why policies have no row."""
+    why = {name: f"was given up: {what(error)}" for name, error in simulated.failed.items()}
+    return why | (
+        {"stopped": "by Ctrl-C: policies not yet done are left out"} if simulated.stopped else {}
+    )
+
+
+def _note_other_promises(outcomes: Mapping[str, Outcome], recorded: Collection[str]) -> None:
+    """Attainments compare only where the same was promised."""
+    promises = {name: {r.slo for r in outcome.records} for name, outcome in outcomes.items()}
+    simulated = [promises[name] for name in outcomes if name not in recorded]
+    for name in recorded:
+        if promises[name] not in simulated[:1]:
+            console.print(
+                f"[yellow]note:[/] {escape(name)} was promised other times than the simulated; "
+                "each is judged by its own"
+            )

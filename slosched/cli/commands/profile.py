@@ -1,0 +1,90 @@
+"""`slosched profile`: measure real batches on the model and device at hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.cli.commands.record import RecordUrl, record_to
+from slosched.cli.console import console
+from slosched.cli.groups import grouped
+from slosched.cli.listing import ShowBundled
+from slosched.cli.local import LocalModel, open_local
+from slosched.cli.measuring import ProfileRun, run_profile, summary
+from slosched.cli.sources import SourceOptions
+from slosched.cli.vllm import Engine, EngineName, VLLMModel, Words, check_vllm, open_vllm, split
+
+
+@grouped
+def profile(
+    context: typer.Context,
+    out: Annotated[Path, options.out_file("CSV file with one row a batch.")] = Path("profile.csv"),
+    model: options.ModelOptions = options.ModelOptions(),
+    limits: options.LimitOptions = options.LimitOptions(
+        max_num_batched_tokens=512, max_num_seqs=32
+    ),
+    kv: options.KVOptions = options.KVOptions(host_kv_tokens=4096),
+    max_context_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Longest context in the plan.  Default: what model and KV cache hold."
+        ),
+    ] = None,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Batches in the plan; each is measured in several passes.")
+    ] = 120,
+    passes: Annotated[
+        int, typer.Option(min=1, help="Passes over the plan at most; stable batches need three.")
+    ] = 7,
+    time_limit: Annotated[
+        float,
+        typer.Option(parser=options.duration, metavar="TIME", help="Stop measuring after this."),
+    ] = options.Seconds(600),
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew where the file exists already.")
+    ] = False,
+    source: SourceOptions = SourceOptions(),
+    record: RecordUrl = None,
+    engine: EngineName = Engine.TORCH,
+    words: Words = None,
+    seed: options.Seed = 0,
+    _list: ShowBundled = False,
+) -> None:
+    """Measure how long batches take: pure prefills, pure decodes, mixes and swaps.
+
+    The plan covers every regime with few batches and is gone through in passes, until the median
+    of each batch is known to 2 %.  Every step is written as soon as it is measured: a run that is
+    interrupted or out of time is still a profile, and the same command goes on where it stopped.
+
+    Examples:
+
+    - this device: `slosched profile --model smollm2-135m --time-limit 2m -o profile.csv`, then
+      `slosched fit profile.csv`
+    - a GPU that is not here: `slosched profile --from aiconfigurator --system h200_sxm --model
+      meta-llama/Meta-Llama-3.1-8B -o h200.csv`
+    - the traffic of a running server: `slosched profile --record http://127.0.0.1:8000
+      --time-limit 60s -o traffic.csv`
+    - vLLM's own steps, with vLLM's own options behind `--`: `slosched profile --engine vllm
+      meta-llama/Llama-3.1-8B --max-num-batched-tokens 8192 --max-num-seqs 256 -o vllm.csv --
+      --tensor-parallel-size 2`
+    """
+    if source.origin is not None:
+        source.compose(model.model, out, seed, overwrite)
+        return
+    if record is not None:
+        record_to(out, record, time_limit, overwrite)
+        return
+    name, rest = split(words, engine, model.model)
+    local: LocalModel | VLLMModel
+    if engine is Engine.VLLM:
+        check_vllm(context, force=True)
+        local = open_vllm(context, model, name, limits.limits(), kv, rest)
+    else:
+        local = open_local(replace(model, model=name), kv, seed)
+    run = ProfileRun(batches, passes, time_limit, max_context_tokens, seed, overwrite)
+    measured = run_profile(local, limits.limits(), out, run)
+    console.print(f"wrote {out}: {summary(measured, local.block_bytes)}")

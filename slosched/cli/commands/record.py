@@ -1,0 +1,55 @@
+"""`slosched profile --record`: a profile of what a running server really executes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slosched.cli.console import console, progress_bar
+from slosched.replay.recorder import RecordError, Recording, record_steps
+
+RecordUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Run no model: write every step of the server there, its batch and its time, for as "
+        "long as --time-limit.",
+    ),
+]
+
+
+def record_to(out: Path, url: str, time_limit_s: float, overwrite: bool) -> None:
+    """Write the server's steps to `out` for so long, until it stops, or until Ctrl-C."""
+    if out.exists() and not overwrite:
+        raise ValueError(f"{out} exists; name another file, or replace it with --overwrite")
+    recording = Recording(out)
+    with progress_bar() as progress:
+        task = progress.add_task(f"recording {url}", total=round(time_limit_s))
+
+        def show(recording: Recording, elapsed_s: float) -> None:
+            progress.update(task, completed=int(elapsed_s), description=_described(recording))
+
+        try:
+            record_steps(url.rstrip("/"), recording, time_limit_s, show)
+        except KeyboardInterrupt:
+            progress.update(task, description=f"{_described(recording)}; stopped by Ctrl-C")
+    if recording.ended is not None:
+        console.print(f"[yellow]note:[/] the server ended the recording: {recording.ended}")
+    if recording.num_missing:
+        console.print(
+            f"[yellow]note:[/] {recording.num_missing} steps are missing, which the server ran "
+            "faster than this could read them"
+        )
+    if not recording.num_steps:
+        raise RecordError(
+            f"nothing was recorded: the server at {url} ran no step meanwhile; "
+            f"send it traffic, as with `slosched replay --url {url}`"
+        )
+    console.print(f"wrote {_described(recording)} to {out}")
+
+
+def _described(recording: Recording) -> str:
+    regimes = ", ".join(f"{count} {name}" for name, count in recording.regimes.most_common())
+    return f"{recording.num_steps} steps" + (f" ({regimes})" if regimes else "")

@@ -1,0 +1,205 @@
+"""`slosched replay`: a trace against a running server, or through the simulator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.cli.console import console, progress_bar
+from slosched.cli.groups import grouped
+from slosched.cli.local import ExtraMissingError
+from slosched.cli.results import Outcome, outcome_table, summarize_all
+from slosched.cli.simulation import ReplicaOptions, simulate_policies
+from slosched.core import NO_SLO, DeadlineRule, RequestStatus
+from slosched.evaluate.perfetto import write_perfetto
+from slosched.perfmodel import load_model
+from slosched.policy.spec import make_policy
+from slosched.replay.files import write_records
+from slosched.workload import Trace
+
+if TYPE_CHECKING:
+    from slosched.metrics import RequestRecord
+
+_MAX_TRACED = 100_000
+"""Steps and requests; more make a trace of many megabytes, which is written only if asked for."""
+
+
+@grouped
+def replay(
+    trace: options.TraceSource = "azure_conv",
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running OpenAI-compatible server.  Without it: the simulator."),
+    ] = None,
+    policy: options.PolicyName = "goodput",
+    promise: options.TracePromiseOptions = options.TracePromiseOptions(),
+    arrivals: options.TraceOptions = options.TraceOptions(),
+    limits: options.LimitOptions = options.LimitOptions(),
+    kv: options.KVOptions = options.KVOptions(),
+    replica: ReplicaOptions = ReplicaOptions(),
+    seed: options.Seed = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            file_okay=False,
+            callback=options.writable,
+            help="Folder for records.jsonl, report.html, figures and, unless it would be large, "
+            "trace.perfetto.json.gz.",
+        ),
+    ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            callback=options.writable,
+            metavar="FILE",
+            help="Every step and request as a trace for ui.perfetto.dev or chrome://tracing; "
+            "compressed if the name ends in .gz.",
+        ),
+    ] = None,
+) -> None:
+    """Replay a trace open loop and score it: requests arrive on time whatever became of others.
+
+    Examples:
+
+    - against a server: `slosched replay --trace azure_conv -n 60 --rate 1 --url
+      http://127.0.0.1:8000 --slo-ttft 1s --slo-tpot 100ms -o runs/live`
+    - simulated: `slosched replay --trace AzureLLMInferenceTrace_conv.csv --rate 4 -p edf
+      --slo-ttft 1s --slo-tpot 50ms`
+
+    What a server's policy and limits are is the server's business; those options are for the
+    simulator.  Ctrl-C ends a replay against a server early and keeps what it has measured.
+    """
+    if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"--url {url!r} is no address of a server; write http://host:port")
+        # Only to promise multiples of the prefill time; the server has its own.
+        model = None if replica.latency_model is None else load_model(replica.latency_model)
+        requests = arrivals.open(trace, promise.rule(model, seed), seed)
+        name = "the server"
+        outcome = Outcome(_replay_until_ctrl_c(requests, url, seed))
+        simulated: dict[str, object] = {}
+    else:
+        device = replica.open(limits.limits(), kv, seed)
+        requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
+        name = policy
+        outcome = simulate_policies(requests, {name: make_policy(policy)}, device)[name]
+        simulated = {"policy": policy, **device.provenance()}
+    provenance: dict[str, object] = {
+        "trace": requests.name,
+        **requests.provenance,
+        **simulated,
+    }
+    rule = limits.deadline_rule
+    is_whole = len(outcome.records) == len(requests)
+    stopped = "" if is_whole else f"{len(outcome.records)} of "
+    title = f"{stopped}{len(requests)} requests of {requests.name}, judged by {rule}"
+    _show(title, name, outcome, rule)
+    if perfetto is not None:
+        with console.status(f"tracing {len(outcome.steps)} steps"):
+            write_perfetto(perfetto, outcome.records, outcome.steps, rule, provenance)
+        console.print(f"wrote {perfetto}: open it at https://ui.perfetto.dev")
+    if out is not None:
+        _leave(out, name, outcome, rule, title, provenance)
+    if not is_whole:
+        raise typer.Exit(130)
+
+
+def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
+    """The table, why requests were rejected, and whether anything was promised at all."""
+    console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
+    rejected = [r for r in outcome.records if r.status is RequestStatus.REJECTED]
+    if reasons := Counter(record.end_reason for record in rejected):
+        said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        console.print(f"rejected: {said}")
+    if all(record.slo == NO_SLO for record in outcome.records):
+        console.print(
+            "[yellow]note:[/] nothing was promised, so all that finished is good: promise "
+            "something with --slo-ttft 1s --slo-tpot 50ms, say"
+        )
+
+
+def _leave(
+    out: Path,
+    name: str,
+    outcome: Outcome,
+    rule: DeadlineRule,
+    title: str,
+    provenance: Mapping[str, object],
+) -> None:
+    """Records, report, figures and trace of one replay."""
+    from slosched.cli.figures import leave_report  # slow to import
+
+    write_records(out / "records.jsonl", outcome.records, provenance)
+    text = f"{title}. Rejected and unfinished requests count as misses."
+    leave_report(out, f"A replay of {name}", text, {name: outcome}, rule, provenance)
+    wrote = "records.jsonl, report.html, and its figures as PNG and SVG"
+    if len(outcome.steps) + len(outcome.records) <= _MAX_TRACED:
+        trace = out / "trace.perfetto.json.gz"
+        write_perfetto(trace, outcome.records, outcome.steps, rule, provenance)
+        wrote += ", and trace.perfetto.json.gz for https://ui.perfetto.dev"
+    console.print(f"wrote {out}/{wrote}")
+
+
+class ReplayStopped(KeyboardInterrupt):
+    """Ctrl-C, and what had ended until then."""
+
+    def __init__(self, records: list[RequestRecord]) -> None:
+        super().__init__()
+        self.records = records
+
+
+def _replay_until_ctrl_c(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
+    """All, or those that had ended; a measurement that took an hour is not thrown away."""
+    try:
+        return replay_live(trace, url, seed)
+    except ReplayStopped as stopped:
+        if not stopped.records:
+            raise
+        console.print(
+            f"[yellow]note:[/] stopped by Ctrl-C: {len(stopped.records)} of {len(trace)} requests "
+            "had ended; those that were still being served or not yet sent are left out"
+        )
+        return stopped.records
+
+
+def replay_live(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
+    """Against a server, with a progress bar; says what the client itself did late.
+
+    Ctrl-C raises ReplayStopped.
+    """
+    try:
+        from slosched.replay.client import ReplayOptions  # aiohttp is an extra
+        from slosched.replay.client import replay as replay_against
+    except ImportError as error:
+        raise ExtraMissingError(
+            f"replaying against a server needs the serve extra ({error}): "
+            "pip install 'slosched[serve]'"
+        ) from error
+    ended: list[RequestRecord] = []
+    with progress_bar() as progress:
+        task = progress.add_task(f"replaying against {url}", total=len(trace))
+
+        def on_record(record: RequestRecord) -> None:
+            ended.append(record)
+            progress.advance(task)
+
+        try:
+            report = replay_against(trace, url, ReplayOptions(seed=seed), on_record=on_record)
+        except KeyboardInterrupt:
+            raise ReplayStopped(sorted(ended, key=lambda record: record.arrival_s)) from None
+    if report.num_late_sends:
+        console.print(
+            f"[yellow]note:[/] the client sent {report.num_late_sends} requests late, by up to "
+            f"{report.max_lateness_s * 1e3:.0f} ms; their times count from when they were due"
+        )
+    for description, count in report.errors.items():
+        console.print(f"[yellow]note:[/] {count} x {description}")
+    return report.records

@@ -1,0 +1,88 @@
+"""`slosched trace`: make traces, look at them, fetch public ones."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.cli.commands.fetch import fetch
+from slosched.cli.console import console, table
+from slosched.cli.groups import grouped
+from slosched.perfmodel import load_model
+from slosched.workload import KINDS, Trace, write_trace
+
+trace_app = typer.Typer(
+    no_args_is_help=True, help="Make a trace, read one and show its statistics, or fetch one."
+)
+trace_app.command()(fetch)
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|NAME|KIND",
+        help="A trace file, a public trace that was fetched, or a kind to make up: "
+        f"{', '.join(KINDS)}.",
+    ),
+]
+
+
+@trace_app.command()
+@grouped
+def show(
+    source: Source,
+    arrivals: options.TraceOptions = options.TraceOptions(),
+    seed: options.Seed = 0,
+) -> None:
+    """Show size, rate, burstiness, lengths and sharing of a trace, and what was done to it.
+
+    Examples:
+
+    - `slosched trace show AzureLLMInferenceTrace_conv.csv`
+    - `slosched trace show azure_code -n 5000`
+    - `slosched trace show azure_conv_2024 --start 34h --duration 1h`
+    """
+    print_summary(arrivals.open(source, None, seed))
+
+
+@trace_app.command()
+@grouped
+def make(
+    source: Source,
+    out: Annotated[Path, options.out_file("File to write: .parquet, .jsonl, or else CSV.")],
+    promise: options.TracePromiseOptions = options.TracePromiseOptions(),
+    latency_model: options.LatencyModelName = None,
+    arrivals: options.TraceOptions = options.TraceOptions(),
+    seed: options.Seed = 0,
+) -> None:
+    """Write a trace: a synthetic one with the statistics of a public trace, or a file
+    cut, scaled, clipped and given promises.
+
+    Examples:
+
+    - `slosched trace make azure_conv -n 1000 --rate 4 --slo-ttft 1s -o t.csv`
+    - `slosched trace make t.csv --poisson -o control.csv`
+    - `slosched trace make sessions -n 5000 --slo-tier 0.7:1s/50ms --slo-tier 0.3:10s/200ms
+      -o tiers.parquet`
+    """
+    model = None if latency_model is None else load_model(latency_model)
+    trace = arrivals.open(source, promise.rule(model, seed), seed)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_trace(trace, out)
+    print_summary(trace)
+    console.print(f"wrote {out}")
+
+
+def print_summary(trace: Trace) -> None:
+    rows = [
+        (name, value if isinstance(value, str) else "-" if math.isnan(value) else f"{value:,.4g}")
+        for name, value in trace.summary().items()
+    ]
+    console.print(table(f"Trace {trace.name}", ("statistic", "value"), rows))
+    origin = [(key, str(value)) for key, value in trace.provenance.items()]
+    if trace.prefix_block_tokens is not None:
+        origin.append(("prefix_block_tokens", str(trace.prefix_block_tokens)))
+    console.print(table("Where it comes from", ("note", "value"), origin))

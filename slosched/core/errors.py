@@ -1,0 +1,15 @@
+"""The errors that slosched raises for a reason it can name."""
+
+from __future__ import annotations
+
+
+class SloschedError(Exception):
+    """Base of the errors that slosched raises for a reason it can name."""
+
+
+class IllegalPlanError(SloschedError):
+    """A policy returned a plan that breaks a limit; nothing of it was carried out."""
+
+
+class StalledError(SloschedError):
+    """Work is pending, nothing is scheduled, and no arrival will ever change that."""

@@ -1,0 +1,160 @@
+"""What a policy is shown, what it decides, and what a policy is."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from slosched.core.decode_group import DecodeGroup
+from slosched.core.kv import BlockNames, KVView
+from slosched.core.request import DeadlineRule, EndReason, Request
+from slosched.core.shape import BatchShape, LatencyModel
+
+
+class PreemptionMode(StrEnum):
+    """What happens to the KV cache of a preempted request."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What no step may exceed, and the two choices that policy and host must share."""
+
+    max_num_batched_tokens: int = 2048
+    """Tokens in one step, over all requests."""
+    max_num_seqs: int = 256
+    """Requests that hold a seat (are RUNNING) at once."""
+    max_num_swapped_blocks: int | None = None
+    """KV blocks of swapped requests copied between device and host in one step, both ways; None
+    for no limit."""
+    max_loras: int | None = None
+    """Different LoRA adapters in one step; None for no limit."""
+    preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
+    deadline_rule: DeadlineRule = DeadlineRule.MEAN_TPOT
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerView:
+    """Everything that a policy may look at.  It must not change any of it.
+
+    With overlapped stepping it is a forecast, so that a policy need not know: the requests as they
+    will be when the planned step begins, the tokens of the running step counted as emitted, and
+    none of them the model's own last.  Who will then have reached its output limit is not shown.
+    Arrivals are known up to the moment of planning, the begin of the running step.
+    """
+
+    now_s: float
+    """When the planned step begins, as far as can be known."""
+    waiting: Sequence[Request]
+    """In arrival order, but preempted requests stand in front."""
+    running: Sequence[Request]
+    """In the order in which they were admitted."""
+    swapped: Sequence[Request]
+    """In the order in which they were swapped out."""
+    kv: KVView
+    limits: Limits
+    latency_model: LatencyModel | None = None
+    block_names: BlockNames | None = None
+    """None if the KV cache keeps blocks of equal content apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """A policy's decision: what to run in this step and what to do to the others."""
+
+    num_scheduled_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Tokens to compute by request id; the order of the mapping is the order of priority."""
+    preempted: tuple[str, ...] = ()
+    """Running requests that lose their KV cache and are computed anew later."""
+    swapped_out: tuple[str, ...] = ()
+    swapped_in: tuple[str, ...] = ()
+    rejected: Mapping[str, EndReason] = field(default_factory=dict)
+    """Requests that have emitted nothing yet and never will, with the reason."""
+    num_found_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Of new requests that take from the prefix cache what it has when their turn comes: how many
+    tokens that is.  All others hold what is cached of them before anybody gets a block."""
+    repeated: frozenset[str] = frozenset()
+    """Scheduled requests whose one token is the last one that is computed already, once more: they
+    have their place in the step, and get no further."""
+    shape: BatchShape | None = None
+    """The shape of the step, if whoever planned it has summed it up already."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (
+            self.num_scheduled_tokens
+            or self.preempted
+            or self.swapped_out
+            or self.swapped_in
+            or self.rejected
+        )
+
+
+TRIED = "tried"
+"""Key of a field's metadata under which `tunable` keeps the values."""
+
+
+def tunable(default: Any, *others: object) -> Any:
+    """A field of a policy, with the values that `slosched tune` tries for it."""
+    return field(default=default, metadata={TRIED: (default, *others)})
+
+
+class Policy(ABC):
+    """A scheduling policy: a dataclass whose fields are its hyper-parameters.
+
+    State across steps is allowed only where the algorithm itself has it; `reset` clears it.
+    """
+
+    @abstractmethod
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        """Decide one step."""
+
+    def schedule_beside(
+        self,
+        decodes: DecodeGroup,  # noqa: ARG002  # a default
+        view: SchedulerView,  # noqa: ARG002
+    ) -> SchedulerOutput | None:
+        """`schedule`, given that each of `decodes` gets its token; None to be asked about each.
+
+        For policies that treat decodes alike: the simulator then need not touch them one by one.
+        `view` shows all the others, `decodes` are served beside the plan, which must neither
+        preempt nor swap; whatever is planned must be what `schedule` would have, decodes apart.
+        Asked only if nobody is swapped out, no LoRA limit is set, and there are blocks for the
+        decodes' tokens.  Default: always None.
+        """
+        return None
+
+    def decodes_until_s(
+        self,
+        decodes: DecodeGroup,  # noqa: ARG002  # a default
+        limits: Limits,  # noqa: ARG002
+    ) -> float:
+        """How long it is certain to give each of `decodes` one token and to do nothing else.
+
+        The promise is for the case that nobody else is there and that blocks suffice.  It holds
+        for steps that are predicted to end before the returned time, until a request arrives or
+        ends: the simulator runs them without asking.  Default: never.
+        """
+        return -math.inf
+
+    def heeded_fields(self) -> Mapping[str, str]:
+        """Return the fields of `Request` that an option has this policy go by, with that option.
+
+        For example {"priority": "policy=priority"}.  On requests that all have the same value there
+        such an option changes nothing, and the command line says so.  Default: none.
+        """
+        return {}
+
+    def reset(self) -> None:  # noqa: B027  # most policies have no state
+        """Forget everything learnt from earlier steps."""

@@ -1,0 +1,226 @@
+"""A generation request: what its client asked for, what it was promised, and how far it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class RequestStatus(StrEnum):
+    """Where a request is.  The last three are ends; a request reaches exactly one of them."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+    REJECTED = "rejected"
+    ABORTED = "aborted"
+
+    @property
+    def is_ended(self) -> bool:
+        return self in _ENDED
+
+
+_ENDED = frozenset({RequestStatus.FINISHED, RequestStatus.REJECTED, RequestStatus.ABORTED})
+
+
+class EndReason(StrEnum):
+    """Why a request ended: how it finished, why it was rejected, or who aborted it."""
+
+    STOP = "stop"
+    """Finished: the model ended it (end of sequence, a stop token)."""
+    LENGTH = "length"
+    """Finished: it reached its output limit."""
+    TOO_LONG = "too_long"
+    """Rejected: prompt and output limit together can never fit into the KV cache."""
+    EXPIRED = "expired"
+    """Rejected: its TTFT deadline has passed."""
+    INFEASIBLE = "infeasible"
+    """Rejected: even alone on the device it would miss its TTFT deadline."""
+    CASCADE = "cascade"
+    """Rejected: serving it would make several queued requests late."""
+    QUEUE_FULL = "queue_full"
+    """Rejected: as many are waiting as may."""
+    CLIENT = "client"
+    """Aborted: the client went away or cancelled."""
+    FAULT = "fault"
+    """Aborted: the executor failed while running it."""
+    SHUTDOWN = "shutdown"
+    """Aborted: the server stopped before it could be served."""
+
+    @property
+    def status(self) -> RequestStatus:
+        """The end that this is a reason for."""
+        if self in _FINISHING:
+            return RequestStatus.FINISHED
+        return RequestStatus.ABORTED if self in _ABORTING else RequestStatus.REJECTED
+
+
+_FINISHING = frozenset({EndReason.STOP, EndReason.LENGTH})
+
+
+_ABORTING = frozenset({EndReason.CLIENT, EndReason.FAULT, EndReason.SHUTDOWN})
+
+
+class DeadlineRule(StrEnum):
+    """What "on time" means for the next token; chosen once for the policy and the metric alike.
+
+    With a = arrival, t_j = time of output token j and i = number of tokens already out, the next
+    token is due at
+
+    * ``envelope``: a + ttft + i * tpot.  Early tokens bank slack (FairBatching, PolyServe).
+    * ``mean_tpot``: a + ttft for the first, then t_0 + i * tpot (DistServe, vLLM `--goodput`).
+    * ``tbt``: a + ttft for the first, then t_(i-1) + tpot (Sarathi-Serve).
+    """
+
+    ENVELOPE = "envelope"
+    MEAN_TPOT = "mean_tpot"
+    TBT = "tbt"
+
+    def next_deadline_s(self, request: Request) -> float:
+        """When the next output token of `request` is due."""
+        slo = request.slo
+        i = request.num_output_tokens
+        if i == 0:
+            return request.arrival_s + slo.ttft_s
+        if self is _TBT:
+            return request.token_times_s[-1] + slo.tpot_s
+        return self.anchor_s(request) + i * slo.tpot_s
+
+    def anchor_s(self, request: Request) -> float:
+        """What a request that has begun to emit counts from: token i is due i * tpot later.
+
+        Under `tbt` there is none.
+        """
+        if self is _MEAN_TPOT:
+            return request.token_times_s[0]
+        return request.arrival_s + request.slo.ttft_s
+
+
+# Asked for every token; Python 3.11 takes 0.1 µs to find a member by its name.
+_TBT, _MEAN_TPOT = DeadlineRule.TBT, DeadlineRule.MEAN_TPOT
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """What one request was promised: time to first token, time per output token, end to end."""
+
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s", "e2e_s"):
+            value = getattr(self, name)
+            if value is None and name == "e2e_s":
+                continue
+            if math.isnan(value) or value <= 0:
+                raise ValueError(f"SLO {name} must be a positive number of seconds, not {value!r}")
+
+
+NO_SLO = SLO(ttft_s=math.inf, tpot_s=math.inf)
+"""A promise that cannot be broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the torch engine picks the next token.  `temperature=0` is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+PLACEHOLDER = -1
+"""Id of an output token that a running step is about to emit: known to the device alone."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation request.  Policies read it; only the Scheduler writes its progress.
+
+    There is no prefill phase and no decode phase: `num_tokens` tokens are known (prompt and
+    output), `num_computed_tokens` of them are in the KV cache, and a step schedules some of the
+    difference.  A decode is the case where the difference is one.
+    """
+
+    request_id: str
+    arrival_s: float
+    num_prompt_tokens: int
+    max_tokens: int
+    """Limit on output tokens, as the client gave it.  The true length is nobody's to know."""
+    slo: SLO = NO_SLO
+    prompt_token_ids: Sequence[int] | None = None
+    sampling: SamplingParams = SamplingParams()
+    priority: int = 0
+    """Lower is served earlier (vLLM's convention); only some policies look at it."""
+    lora_id: str | None = None
+    cache_salt: str | None = None
+    """Prompts are looked up in the prefix cache among those of the same salt alone: a secret that
+    one tenant's requests share, so that no other can tell what they ask (vLLM's field)."""
+    prefix_hashes: Sequence[int] = ()
+    """What a simulated request, which has no tokens, says of its prompt: one hash a block of
+    `prefix_block_tokens` tokens.  Those that agree in the first n have the same n blocks."""
+    prefix_block_tokens: int | None = None
+
+    status: RequestStatus = RequestStatus.WAITING
+    end_reason: EndReason | None = None
+    started_s: float | None = None
+    """When it first left the queue: the begin of the step that computed its first token."""
+    num_cached_tokens: int = 0
+    """Tokens of its prompt that it found in the prefix cache when it first left the queue."""
+    end_s: float | None = None
+    deadline_s: float = math.inf
+    """When the next token is due under the run's `DeadlineRule`."""
+    num_computed_tokens: int = 0
+    """While it waits: how many of its tokens the prefix cache, if there is one, would save it."""
+    num_output_tokens: int = 0
+    """Tokens that have come out; while a step runs and the next is planned, its own as well."""
+    num_output_placeholders: int = 0
+    """How many of those are still to come: of id `PLACEHOLDER`, at the time they are expected."""
+    output_token_ids: list[int] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list)
+    num_preemptions: int = 0
+    num_swaps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_prompt_tokens < 1:
+            raise ValueError(
+                f"request {self.request_id!r} needs a prompt of at least one token, "
+                f"not {self.num_prompt_tokens}"
+            )
+        if self.max_tokens < 1:
+            raise ValueError(
+                f"request {self.request_id!r} needs max_tokens >= 1, not {self.max_tokens}"
+            )
+        if self.prompt_token_ids is not None and len(self.prompt_token_ids) != (
+            self.num_prompt_tokens
+        ):
+            raise ValueError(
+                f"request {self.request_id!r} says {self.num_prompt_tokens} prompt tokens "
+                f"but carries {len(self.prompt_token_ids)}"
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are known: the prompt and every output token so far."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens
+
+    @property
+    def is_decode(self) -> bool:
+        """True if one token is left to compute, so that the next step emits a token."""
+        return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens == 1
+
+    def slack_s(self, now_s: float) -> float:
+        """Seconds until the next token is due; negative if it is late."""
+        return self.deadline_s - now_s

@@ -1,0 +1,184 @@
+"""The shape of a step, and the protocol of the models that predict its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from slosched.core.decode_group import DecodeGroup
+
+ATTENTION_TILE_TOKENS = 64
+"""Query rows that one block of an attention kernel works on (FlashAttention-2's size for most)."""
+
+
+class BatchShape:
+    """The sums and maxima on which the time of a step depends; adding a request is O(1).
+
+    A request that computes one token is a decode, any other is a prefill chunk: the same rule as
+    for `Request.is_decode`, and the one that attention kernels follow.
+    """
+
+    __slots__ = (
+        "decode_context_tokens",
+        "max_context_tokens",
+        "max_decode_context_tokens",
+        "num_decodes",
+        "num_prefill_tiles",
+        "num_prefill_tokens",
+        "num_prefills",
+        "num_swapped_blocks",
+        "prefill_attention_tokens",
+        "prefill_context_tokens",
+        "prefill_tile_tokens",
+        "squared_chunk_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.num_prefill_tokens = 0
+        """t: tokens of all prefill chunks."""
+        self.num_prefills = 0
+        self.num_decodes = 0
+        """Bd."""
+        self.prefill_attention_tokens = 0
+        """t2: sum of chunk * (prior + (chunk + 1) / 2), the exact (query, key) pairs."""
+        self.squared_chunk_tokens = 0
+        """Sum of chunk**2: t2 as the mission's text has it, kept for comparison."""
+        self.prefill_context_tokens = 0
+        """Sum of prior + chunk over the chunks: the keys that their attention reads."""
+        self.num_prefill_tiles = 0
+        """Sum of ceil(chunk / 64): blocks of query rows that an attention kernel works on."""
+        self.prefill_tile_tokens = 0
+        """Sum over those blocks of the keys that each walks, up to its own last row."""
+        self.decode_context_tokens = 0
+        """t3: sum of the context lengths of the decodes, their own token included."""
+        self.max_context_tokens = 0
+        """The longest context of all, the tokens of this step included."""
+        self.max_decode_context_tokens = 0
+        self.num_swapped_blocks = 0
+        """KV blocks copied between device and host, both ways."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefill_tokens + self.num_decodes
+
+    @property
+    def num_reqs(self) -> int:
+        return self.num_prefills + self.num_decodes
+
+    def add(self, num_new_tokens: int, num_prior_tokens: int) -> None:
+        """Add a request that computes `num_new_tokens` on top of `num_prior_tokens` cached ones."""
+        context = num_prior_tokens + num_new_tokens
+        if num_new_tokens == 1:
+            self.num_decodes += 1
+            self.decode_context_tokens += context
+            if context > self.max_decode_context_tokens:
+                self.max_decode_context_tokens = context
+        else:
+            # Full tile i walks prior + 64 i keys, i = 1 … full; a last, shorter one walks all.
+            tiles = num_new_tokens // ATTENTION_TILE_TOKENS
+            walked = tiles * (num_prior_tokens + (tiles + 1) * (ATTENTION_TILE_TOKENS // 2))
+            if num_new_tokens % ATTENTION_TILE_TOKENS:
+                tiles += 1
+                walked += context
+            squared = num_new_tokens * num_new_tokens
+            self.num_prefills += 1
+            self.num_prefill_tokens += num_new_tokens
+            self.prefill_attention_tokens += (
+                num_new_tokens * num_prior_tokens + (squared + num_new_tokens) // 2
+            )
+            self.squared_chunk_tokens += squared
+            self.prefill_context_tokens += context
+            self.num_prefill_tiles += tiles
+            self.prefill_tile_tokens += walked
+        if context > self.max_context_tokens:
+            self.max_context_tokens = context
+
+    def add_decodes(self, contexts: Sequence[int]) -> None:
+        """Add decodes at once; their context lengths include the token that they compute."""
+        self.num_decodes += len(contexts)
+        self.decode_context_tokens += sum(contexts)
+        longest = max(contexts)
+        self.max_decode_context_tokens = max(self.max_decode_context_tokens, longest)
+        self.max_context_tokens = max(self.max_context_tokens, longest)
+
+    @classmethod
+    def of_decodes(cls, decodes: DecodeGroup) -> BatchShape:
+        """A step that serves these and nobody else."""
+        shape = cls()
+        shape.num_decodes = decodes.num_decodes
+        shape.decode_context_tokens = decodes.context_tokens
+        shape.max_decode_context_tokens = shape.max_context_tokens = decodes.max_context_tokens
+        return shape
+
+    @property
+    def sums(self) -> tuple[int, ...]:
+        """All of them, for `restore`: how a request is taken back, or many."""
+        return (
+            self.num_prefill_tokens,
+            self.num_prefills,
+            self.num_decodes,
+            self.prefill_attention_tokens,
+            self.squared_chunk_tokens,
+            self.prefill_context_tokens,
+            self.num_prefill_tiles,
+            self.prefill_tile_tokens,
+            self.decode_context_tokens,
+            self.max_context_tokens,
+            self.max_decode_context_tokens,
+            self.num_swapped_blocks,
+        )
+
+    def restore(self, sums: tuple[int, ...]) -> None:
+        """Make this shape what it was when it said `sums`."""
+        (
+            self.num_prefill_tokens,
+            self.num_prefills,
+            self.num_decodes,
+            self.prefill_attention_tokens,
+            self.squared_chunk_tokens,
+            self.prefill_context_tokens,
+            self.num_prefill_tiles,
+            self.prefill_tile_tokens,
+            self.decode_context_tokens,
+            self.max_context_tokens,
+            self.max_decode_context_tokens,
+            self.num_swapped_blocks,
+        ) = sums
+
+    def copy(self) -> BatchShape:
+        twin = BatchShape.__new__(BatchShape)
+        twin.restore(self.sums)
+        return twin
+
+    def as_dict(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BatchShape) and self.as_dict() == other.as_dict()
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={value}" for name, value in self.as_dict().items() if value)
+        return f"BatchShape({inside})"
+
+
+class LatencyModel(Protocol):
+    """How long a step takes.  Monotone: adding to a shape never makes it faster.
+
+    One exception is the device's own: a kernel that takes chunks and decodes at once may be a
+    little faster than the decodes' own (by 2 % at most in the bundled models), so that a first,
+    tiny chunk may seem to cost nothing.
+    """
+
+    def predict(self, shape: BatchShape) -> float:
+        """Seconds for one step of this shape."""
+
+    def predict_upper(self, shape: BatchShape) -> float:
+        """Seconds that at most 1 % of such steps exceed; never below `predict`."""
+
+    def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
+        """Seconds for a step that holds nothing but this one chunk; cached, so nearly free."""
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        """Learn from a step that was executed."""

@@ -1,0 +1,104 @@
+"""Which promises were kept: of a whole replay at once, and of a single request.
+
+Comparisons with a promise allow `TOLERANCE_S`, so that a token due at 0.1 + 0.2 and out at 0.3 is
+on time; it is far below anything that a clock or a user can tell.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slosched.core import DeadlineRule
+from slosched.metrics.columns import BoolArray, FloatArray, RequestColumns
+from slosched.metrics.records import RequestRecord
+
+TOLERANCE_S = 1e-9
+MAX_LATE_GAP_SHARE = 0.01
+"""Under the rule `tbt` a request keeps its tokens if at most this share of its gaps is late."""
+
+
+def token_due_s(columns: RequestColumns, rule: DeadlineRule) -> FloatArray:
+    """When each emitted token was due, shape (t,): `DeadlineRule.next_deadline_s` of each.
+
+    In place, as the arrays of some million tokens are large.
+    """
+    first_due_s = columns.arrival_s + columns.promised_ttft_s
+    has_begun = columns.has_begun
+    starts = columns.first_token[has_begun]
+    if rule is DeadlineRule.TBT:
+        due_s = columns.per_token(columns.promised_tpot_s)
+        due_s[1:] += columns.token_s[:-1]
+    else:
+        anchor_s = first_due_s.copy()
+        if rule is DeadlineRule.MEAN_TPOT:
+            anchor_s[has_begun] = columns.token_s[starts]
+        due_s = np.arange(len(columns.token_s), dtype=np.float64)
+        due_s -= columns.per_token(columns.first_token)
+        with np.errstate(invalid="ignore"):  # 0 * inf, at first tokens alone
+            due_s *= columns.per_token(columns.promised_tpot_s)
+        due_s += columns.per_token(anchor_s)
+    due_s[starts] = first_due_s[has_begun]
+    return due_s
+
+
+def tokens_on_time(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
+    """Shape (t,)."""
+    due_s = token_due_s(columns, rule)
+    due_s += TOLERANCE_S
+    return columns.token_s <= due_s
+
+
+def late_gaps(columns: RequestColumns) -> BoolArray:
+    """Shape (t,): tokens that came longer after the one before than TPOT; no first token is."""
+    return columns.gap_s > columns.per_token(columns.promised_tpot_s + TOLERANCE_S)
+
+
+def ttft_kept(columns: RequestColumns) -> BoolArray:
+    """Shape (n,): requests whose first token came out in time."""
+    return columns.ttft_s <= columns.promised_ttft_s + TOLERANCE_S
+
+
+def tokens_kept(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
+    """Shape (n,): requests whose emitted tokens kept the promise, as `rule` reads it.
+
+    `mean_tpot`: TPOT <= tpot.  `envelope`: every t_j <= a + ttft + j * tpot.  `tbt`: at most
+    `MAX_LATE_GAP_SHARE` of the gaps exceed tpot.  False where no token came out.
+    """
+    if rule is DeadlineRule.MEAN_TPOT:
+        return columns.tpot_s <= columns.promised_tpot_s + TOLERANCE_S
+    is_envelope = rule is DeadlineRule.ENVELOPE
+    late = ~tokens_on_time(columns, rule) if is_envelope else late_gaps(columns)
+    allowed_share = 0.0 if is_envelope else MAX_LATE_GAP_SHARE
+    allowed = allowed_share * (columns.num_output_tokens - 1)
+    return columns.has_begun & (columns.count(late) <= allowed)
+
+
+def e2e_kept(columns: RequestColumns) -> BoolArray:
+    """Shape (n,): no end-to-end time was promised, or the last token came out within it."""
+    is_free = np.isinf(columns.promised_e2e_s)
+    return is_free | (columns.e2e_s <= columns.promised_e2e_s + TOLERANCE_S)
+
+
+def good_requests(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
+    """Shape (n,): requests that finished and to which every promise was kept."""
+    return columns.is_finished & ttft_kept(columns) & e2e_kept(columns) & tokens_kept(columns, rule)
+
+
+def met_ttft(record: RequestRecord) -> bool:
+    """True if the first token came out in time."""
+    return bool(ttft_kept(RequestColumns.of([record]))[0])
+
+
+def met_tokens(record: RequestRecord, rule: DeadlineRule) -> bool:
+    """True if the tokens that came out kept the promise, see `tokens_kept`."""
+    return bool(tokens_kept(RequestColumns.of([record]), rule)[0])
+
+
+def met_e2e(record: RequestRecord) -> bool:
+    """True if no end-to-end time was promised or the last token came out within it."""
+    return bool(e2e_kept(RequestColumns.of([record]))[0])
+
+
+def is_good(record: RequestRecord, rule: DeadlineRule) -> bool:
+    """True if the request finished and every promise made to it was kept."""
+    return bool(good_requests(RequestColumns.of([record]), rule)[0])

@@ -1,0 +1,82 @@
+"""The rows and sentences that tell people how a fit came out."""
+
+from __future__ import annotations
+
+from slosched.perfmodel.errors import ErrorReport
+from slosched.perfmodel.fit import FitReport
+from slosched.perfmodel.linear import LinearModel
+
+ERROR_COLUMNS = ("steps", "n", "mean", "p50", "p90", "p99", "max", "under p95", "under p99")
+FORM_COLUMNS = ("form", *ERROR_COLUMNS[1:])
+PARAMETER_COLUMNS = ("parameter", "value", "95 % interval")
+
+
+def choice(report: FitReport) -> str:
+    """Why this form, in a sentence or two."""
+    error = report.held_out
+    said = f"{report.model.form}: wrong by {error.mape:.1f} % on average, {error.p99:.1f} % at p99"
+    if len(report.considered) == 1:
+        return said
+    return ". ".join(
+        (
+            f"{said}; the least held-out error of {len(form_rows(report))} forms, ties to the "
+            "simplest",
+            *(
+                f"{form} was not fitted: {why}"
+                for form, why in report.considered.items()
+                if isinstance(why, str)
+            ),
+        )
+    )
+
+
+def form_rows(report: FitReport) -> list[tuple[str, ...]]:
+    return [
+        _error_row(name, error)
+        for name, error in report.considered.items()
+        if isinstance(error, ErrorReport)
+    ]
+
+
+def parameter_rows(report: FitReport) -> list[tuple[str, str, str]]:
+    """Times in microseconds; what no measurement depends on says so."""
+    is_linear = isinstance(report.model, LinearModel)
+    rows = []
+    for i, e in enumerate(report.estimates, start=1):
+        name, unit, factor = e.name, "", 1.0
+        if name.endswith("_s"):
+            name, unit, factor = name.removesuffix("_s"), " µs", 1e6
+        name = f"C{i} {name}" if is_linear else name
+        interval = f"{factor * e.low:.3g} to {factor * e.high:.3g}{unit}"
+        rows.append(
+            (
+                name.replace("_", " "),
+                f"{factor * e.value:.4g}{unit}",
+                interval if e.is_determined else "not determined by these measurements",
+            )
+        )
+    return rows
+
+
+def error_rows(report: FitReport) -> list[tuple[str, ...]]:
+    off_grid = {"off the power-of-two grid": report.off_grid} if report.off_grid else {}
+    reports = {
+        "fitted": report.train,
+        "held out": report.held_out,
+        **{f"held out, {regime}": error for regime, error in report.by_regime.items()},
+        **off_grid,
+    }
+    return [_error_row(name, error) for name, error in reports.items()]
+
+
+def _error_row(name: str, error: ErrorReport) -> tuple[str, ...]:
+    percents = (
+        error.mape,
+        error.p50,
+        error.p90,
+        error.p99,
+        error.max,
+        error.under_p95,
+        error.under_p99,
+    )
+    return (name, str(error.count), *(f"{percent:.1f}" for percent in percents))

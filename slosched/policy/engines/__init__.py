@@ -1,0 +1,1 @@
+"""The schedulers of other engines, one folder an engine."""

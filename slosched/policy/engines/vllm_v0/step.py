@@ -1,0 +1,268 @@
+"""One step of vLLM V0 in the making: its three deques, and what it does to each of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import chain
+
+from slosched.batch import BatchBuilder
+from slosched.core import (
+    DecodeGroup,
+    EndReason,
+    PreemptionMode,
+    Request,
+    RequestStatus,
+    SchedulerOutput,
+    SchedulerView,
+)
+from slosched.policy.engines.vllm_v0.blocks import AllocStatus, BlockManager
+
+
+class Step:
+    """`running`, `waiting` and `swapped` hold what has not been looked at yet.
+
+    What is decided is entered into the `BatchBuilder` at the end, in the order in which it runs.
+    Every call is O(1) a request, and with prefix caching a block of a prompt.
+    """
+
+    def __init__(
+        self,
+        view: SchedulerView,
+        running: Iterable[Request],
+        waiting: Iterable[Request],
+        blocks: BlockManager,
+        beside: DecodeGroup | None = None,
+    ) -> None:
+        """`beside` are decodes that have their slots before anybody here is looked at."""
+        self.running = deque(running)
+        self.waiting = deque(waiting)
+        self.swapped = deque(view.swapped)
+        self.blocks = blocks
+        self.prefills: list[Request] = []
+        """Those that start in this step."""
+        self.running_prefills: list[Request] = []
+        self.running_decodes: list[Request] = []
+        self.swapped_prefills: list[Request] = []
+        self.swapped_decodes: list[Request] = []
+        self.victims: list[Request] = []
+        """Whom `schedule_running` has preempted, in that order."""
+        self._batch = BatchBuilder(view, beside=beside)
+        self._num_tokens: dict[str, int] = {}
+        """By request: what vLLM's `SchedulingBudget` counts, also tokens that are cached."""
+        self._num_free_tokens = self._batch.num_free_tokens
+        self._num_seats_taken = self._num_swap_blocks_taken = 0
+        if beside is not None:
+            self.blocks.num_free_blocks -= beside.num_new_blocks
+        self._limits = view.limits
+        self._block_size = view.kv.block_size
+        self._num_host_blocks = view.kv.num_held_host_blocks
+        self._loras: set[str | None] = set()
+
+    def count_loras(self, requests: Iterable[Request]) -> None:
+        """Their adapters are taken, whether or not they are in this step."""
+        self._loras.update(request.lora_id for request in requests)
+
+    def schedule_running(self) -> None:
+        """In order, as far as there are tokens; where blocks run out the last one goes."""
+        while self.running:
+            self._schedule_decodes()
+            num_new_tokens = self._chunk(self.running[0]) if self.running else 0
+            if num_new_tokens == 0:
+                break
+            request = self.running.popleft()
+            if self._make_room(request):
+                self._add(request, num_new_tokens, self.running_prefills, self.running_decodes)
+
+    def _schedule_decodes(self) -> None:
+        """The plain ones at the front."""
+        decodes = self.blocks.append_to_decodes(self.running, most=max(0, self._num_free_tokens))
+        for _ in decodes:
+            self.running.popleft()
+        self.running_decodes += decodes
+        self._num_tokens.update([(request.request_id, 1) for request in decodes])
+        self._loras.update([request.lora_id for request in decodes])
+        self._num_free_tokens -= len(decodes)
+
+    def resume(self, request: Request) -> None:
+        """A running prompt alone goes on."""
+        self.running.remove(request)
+        self._add(request, self._tokens_left(request), self.running_prefills, self.running_decodes)
+
+    def schedule_swapped(self) -> None:
+        """In order, until one cannot come back."""
+        passed_over: list[Request] = []
+        while self.swapped and self.blocks.can_swap_in(self.swapped[0]):
+            request = self.swapped[0]
+            if not self._has_lora_slot(request):
+                passed_over.append(self.swapped.popleft())
+                continue
+            num_swap_blocks = self._num_swap_blocks_taken + self._num_host_blocks(
+                request.request_id
+            )
+            if num_swap_blocks > self._batch.num_free_swap_blocks:
+                break
+            # A prompt of which more is left than a step can hold waits for ever in vLLM.
+            n = min(self.blocks.num_left(request), self._limits.max_num_batched_tokens)
+            if not self._can_schedule(n):
+                break
+            self.blocks.swap_in(self.swapped.popleft())
+            self._add(request, n, self.swapped_prefills, self.swapped_decodes)
+        self.swapped.extendleft(reversed(passed_over))
+
+    def schedule_prefills(
+        self,
+        *,
+        enable_chunking: bool,
+        prompt_limit: float,
+        may_go_on: Callable[[Step], bool],
+    ) -> None:
+        """Waiting requests in order, until one does not fit; what never will is rejected."""
+        passed_over: list[Request] = []
+        while may_go_on(self) and self.waiting:
+            request = self.waiting[0]
+            n = self._chunk(request) if enable_chunking else self.blocks.num_left(request)
+            status = self.blocks.can_allocate(request)
+            is_too_long = n > prompt_limit and not request.num_output_tokens
+            if is_too_long or status is AllocStatus.NEVER:
+                self._batch.reject(self.waiting.popleft(), EndReason.TOO_LONG)
+                continue
+            if status is AllocStatus.LATER:
+                break
+            if not self._has_lora_slot(request):
+                passed_over.append(self.waiting.popleft())
+                continue
+            # Where vLLM would drop it, or refuse to run, it is computed in parts.
+            n = min(n, self._limits.max_num_batched_tokens)
+            if not self._can_schedule(n):
+                break
+            self.blocks.allocate(self.waiting.popleft())
+            self.prefills.append(request)
+            self._book(request, n)
+        self.waiting.extendleft(reversed(passed_over))
+
+    def preempt_for_priority(self, key: Callable[[Request], tuple[int, float]]) -> None:
+        """The head of the queue drives out who is less urgent; then the queue is sorted.
+
+        It looks at the head before it sorts, and the room made is used by the next step.
+        """
+        self.running = deque(sorted(self.running, key=key))
+        if self.waiting:
+            head = self.waiting.popleft()
+            while self.running and key(self.running[-1]) > key(head):
+                is_allocatable = self.blocks.can_allocate(head) is AllocStatus.OK
+                if is_allocatable and self._can_schedule(self.blocks.num_left(head)):
+                    break
+                victim = self.running.pop()
+                self._preempt(victim, PreemptionMode.RECOMPUTE)
+                self.waiting.appendleft(victim)
+            self.waiting.appendleft(head)
+        self.waiting = deque(sorted(self.waiting, key=key))
+
+    @property
+    def is_recomputing(self) -> bool:
+        """True if some of those looked at had emitted tokens before they were computed anew."""
+        seen = (self.running, self.running_prefills, self.swapped_prefills, self.prefills)
+        return any(
+            r.num_preemptions and r.num_output_tokens and self.blocks.is_prefill(r)
+            for r in chain.from_iterable(seen)
+        )
+
+    @property
+    def has_room_to_spare(self) -> bool:
+        """Whether those it was made beside have a token each, and a block more than they fill."""
+        return self._num_free_tokens >= 0 and self.blocks.num_free_blocks > 0
+
+    def build(self) -> SchedulerOutput:
+        """Prompts stand before decodes.
+
+        But with prefix caching whoever comes back stands first: its blocks are taken first, and
+        what had to be evicted for them is no longer found.
+        """
+        if self.blocks.caches_prefixes:
+            self._enter_what_is_not_cached(self.swapped_prefills, self.swapped_decodes)
+            self._enter_what_is_not_cached(self.prefills, self.running_prefills)
+            self._enter_what_is_not_cached(self.running_decodes)
+            return self._batch.build()
+        self._enter(self.prefills, self.running_prefills, self.swapped_prefills)
+        self._batch.add_preempting(self.running_decodes, victims=[])
+        self._enter(self.swapped_decodes)
+        assert self._batch.num_scheduled_tokens == self._num_tokens, "not all find their room"
+        return self._batch.build()
+
+    def _enter(self, *several: Iterable[Request]) -> None:
+        for request in chain.from_iterable(several):
+            self._batch.add(request, self._num_tokens[request.request_id])
+
+    def _enter_what_is_not_cached(self, *several: Iterable[Request]) -> None:
+        """vLLM's device computes one token of a chunk that is cached as a whole, too."""
+        batch = self._batch
+        for request in chain.from_iterable(several):
+            table = self.blocks.tables[request.request_id]
+            if request.status is RequestStatus.WAITING:
+                table.num_found_tokens = request.num_tokens - batch.find(request)
+            num_new_tokens = self._num_tokens[request.request_id]
+            num_found = min(num_new_tokens, table.num_found_tokens)
+            table.num_found_tokens -= num_found
+            n = num_new_tokens - num_found
+            if not (batch.add(request, n, min_new_tokens=n) if n else batch.repeat(request)):
+                # It wants room that vLLM has made in this step, of two blocks that become equal.
+                self.blocks.forget(request)
+
+    def _make_room(self, request: Request) -> bool:
+        """Preempt from the back until `request` has its slots; False if it went itself."""
+        while not self.blocks.can_append_slots(request):
+            victim = self.running.pop() if self.running else request
+            if victim is request and self._would_start_over_for_ever(request):
+                return True
+            self._preempt(victim)
+            self.victims.append(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request, mode: PreemptionMode | None = None) -> None:
+        before = self._batch.num_free_blocks
+        self._batch.preempt(victim, mode)
+        self.blocks.leave(victim, num_freed_blocks=self._batch.num_free_blocks - before)
+
+    def _would_start_over_for_ever(self, request: Request) -> bool:
+        """True for a chunked prompt that holds the whole cache, so that no block can be free."""
+        blocks = self.blocks
+        fills_cache = blocks.is_prefill(request) and blocks.holds_all(request)
+        return fills_cache and not self._batch.would_swap_out(request)
+
+    def _add(
+        self, request: Request, n: int, prefills: list[Request], decodes: list[Request]
+    ) -> None:
+        (prefills if self.blocks.is_prefill(request) else decodes).append(request)
+        self.blocks.append_slots(request)
+        self._book(request, n)
+
+    def _book(self, request: Request, num_new_tokens: int) -> None:
+        self._num_tokens[request.request_id] = num_new_tokens
+        self._num_free_tokens -= num_new_tokens
+        if request.status is not RequestStatus.RUNNING:
+            self._num_seats_taken += 1
+            self._num_swap_blocks_taken += self._num_host_blocks(request.request_id)
+        self._loras.add(request.lora_id)
+
+    def _tokens_left(self, request: Request) -> int:
+        return min(self.blocks.num_left(request), self._num_free_tokens)
+
+    def _chunk(self, request: Request) -> int:
+        """What is left; of what may be cached, if that is too much, whole blocks."""
+        num_left, num_free = self.blocks.num_left(request), self._num_free_tokens
+        if num_left <= num_free:
+            return num_left
+        return num_free - num_free % self._block_size if self.blocks.caches_prefixes else num_free
+
+    def _can_schedule(self, num_new_tokens: int) -> bool:
+        has_seat = self._batch.num_free_seqs > self._num_seats_taken
+        return 0 < num_new_tokens <= self._num_free_tokens and has_seat
+
+    def _has_lora_slot(self, request: Request) -> bool:
+        limit, lora_id = self._limits.max_loras, request.lora_id
+        if limit is None or lora_id is None or lora_id in self._loras:
+            return True
+        return len(self._loras - {None}) < limit

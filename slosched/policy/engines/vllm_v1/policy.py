@@ -1,0 +1,201 @@
+"""vLLM's scheduler of today, V1: what runs goes on in order, what waits fills the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from slosched.batch import BatchBuilder
+from slosched.core import (
+    DecodeGroup,
+    Limits,
+    Policy,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
+from slosched.policy.engines.vllm_v0.policy import SchedulingPolicy
+from slosched.policy.engines.vllm_v1.admission import (
+    add_begun_beside,
+    add_running_by_priority,
+    admit,
+    by_urgency,
+)
+from slosched.policy.kit.decode_first import decodes_until_s, may_start_new
+
+
+@dataclass
+class VLLMV1(Policy):
+    """vLLM 0.33's V1 scheduler, decision by decision, with the names and defaults of its options.
+
+    Running requests come first, in order of admission, each with all its tokens or what is left of
+    the step's.  When KV blocks run out the youngest running one is preempted, with `priority` the
+    one of the largest number (then the latest arrival), even if it has its part in this step
+    already.  Only if nobody had to go do waiting requests start, in order of arrival or of
+    priority, until one does not fit.  Priority never takes a seat from a running request.
+
+    Tokens, seats and LoRA adapters are the host's `Limits`.  Source: vLLM 0.32 and 0.33
+    `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`.  Its asynchronous scheduling is the
+    engine's (`engine/overlap.py`).  Left out: speculation, encoders, KV connectors, structured
+    output, streaming sessions, the limits on queued requests (they are the API server's), and
+    `max_num_partial_prefills`, which V1 has refused and 0.33 dropped.  Otherwise here:
+
+    * Without `enable_chunked_prefill` vLLM asks that a step hold the longest prompt; here a longer
+      one starts when it has a step for itself, and is computed in parts.
+    * Requests that were swapped out, by the host's `preemption_mode` or by another policy, come
+      back before new ones start; V1 has no swap.
+    * Of requests of equal priority that arrived at the same instant the one goes first that stands
+      first in the queue; in vLLM the one whose name does.
+    * `prefill_schedule_interval` is obeyed by the engines of a data-parallel deployment alone, by
+      a count that they share; here steps are counted from when nobody ran.
+    """
+
+    policy: SchedulingPolicy = SchedulingPolicy.FCFS
+    """`priority`: lower numbers, then earlier arrivals, are served first and preempted last."""
+    long_prefill_token_threshold: int = tunable(0, 256, 512, 1024)
+    """The largest chunk of a prompt, unless it is alone; 0 for no such limit."""
+    long_prefill_token_threshold_adaptive: bool = False
+    """The largest chunk is never less than an equal share of the step's tokens."""
+    enable_chunked_prefill: bool = True
+    scheduler_reserve_full_isl: bool = True
+    """A prompt starts only if all of it fits into the free KV blocks."""
+    watermark: float = tunable(0.0, 0.01, 0.05)
+    """Share of the KV blocks that starting a request leaves free, unless nobody runs."""
+    max_num_active_seqs: int = 0
+    """Requests that run at once, if fewer than there are seats; 0 for as many."""
+    prefill_schedule_interval: int = 1
+    """While decodes run, prompts are computed in every so-manieth step only, unless that was too
+    few to let all start that waited."""
+
+    def __post_init__(self) -> None:
+        for name in ("long_prefill_token_threshold", "max_num_active_seqs"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark must be in [0, 1), not {self.watermark}")
+        if self.prefill_schedule_interval < 1:
+            raise ValueError(
+                f"prefill_schedule_interval must be at least 1, not "
+                f"{self.prefill_schedule_interval}"
+            )
+        self.reset()
+
+    def heeded_fields(self) -> Mapping[str, str]:
+        by_priority = self.policy is SchedulingPolicy.PRIORITY
+        return {"priority": "policy=priority"} if by_priority else {}
+
+    def reset(self) -> None:
+        self._num_steps = 0
+        """Since nobody ran."""
+        self._is_capacity_bound = False
+        """Whether the last step that let prompts start left some waiting, not for a LoRA slot."""
+        self._passed_over: set[str] = set()
+        """Who waits and found no LoRA slot when it was looked at."""
+        self._begun: set[str] = set()
+        """Whose latest chunk was not the last one; kept if prompts have to wait for their turn."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        view = self._with_active_seats(view)
+        batch = BatchBuilder(view)
+        most_tokens = self._longest_chunk(view, num_decodes=0)
+        defers = self._defers_prefills(view)
+        running = [r for r in view.running if not self._is_prefill(r)] if defers else view.running
+        if self.policy is SchedulingPolicy.PRIORITY:
+            add_running_by_priority(batch, view, running, most_tokens)
+        else:
+            batch.add_preempting(running, list(view.running), most_tokens)
+        if may_start_new(batch, view, begun=[]):
+            self._admit(batch, view, most_tokens, defers=defers)
+        if self.prefill_schedule_interval > 1:
+            self._note_begun(batch, view)
+        return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """Only if nobody has to be preempted, and steps need not be counted."""
+        view = self._with_active_seats(view)
+        batch = BatchBuilder(view, beside=decodes)
+        most_tokens = self._longest_chunk(view, decodes.num_decodes)
+        if self.prefill_schedule_interval > 1 or not add_begun_beside(
+            batch, decodes, view.running, most_tokens
+        ):
+            return None
+        self._admit(batch, view, most_tokens, defers=False)
+        return batch.build()
+
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        if self.prefill_schedule_interval > 1:
+            return super().decodes_until_s(decodes, limits)
+        return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
+
+    def _with_active_seats(self, view: SchedulerView) -> SchedulerView:
+        limits = view.limits
+        if not 0 < self.max_num_active_seqs < limits.max_num_seqs:
+            return view
+        return replace(view, limits=replace(limits, max_num_seqs=self.max_num_active_seqs))
+
+    def _longest_chunk(self, view: SchedulerView, num_decodes: int) -> int | None:
+        """Tokens; None for no limit.  `num_decodes` run beside those in view."""
+        threshold = self.long_prefill_token_threshold
+        num_requests = len(view.running) + len(view.waiting) + num_decodes
+        if not threshold or num_requests <= 1:
+            return None
+        if self.long_prefill_token_threshold_adaptive:
+            threshold = max(threshold, view.limits.max_num_batched_tokens // num_requests)
+        return threshold
+
+    def _admit(
+        self, batch: BatchBuilder, view: SchedulerView, most_tokens: int | None, *, defers: bool
+    ) -> None:
+        waiting: Iterable[Request] = view.waiting
+        if self.policy is SchedulingPolicy.PRIORITY:
+            waiting = by_urgency(waiting)
+        if defers:
+            waiting = _decodes_at_the_head(waiting)
+        passed_over = admit(
+            batch,
+            view,
+            waiting,
+            max_chunk_tokens=most_tokens,
+            may_chunk=self.enable_chunked_prefill,
+            must_fit_whole=self.scheduler_reserve_full_isl,
+            # vLLM counts its null block, which holds nothing.
+            num_watermark_blocks=int(self.watermark * (view.kv.num_blocks + 1)),
+        )
+        if self.prefill_schedule_interval > 1:
+            self._passed_over.update(passed_over)
+            left = {r.request_id for r in view.waiting if r not in batch}
+            self._passed_over &= left
+            if not defers:
+                self._is_capacity_bound = len(left) > len(self._passed_over)
+
+    def _defers_prefills(self, view: SchedulerView) -> bool:
+        if not view.running:
+            self._num_steps = 0
+        is_their_turn = self._num_steps % self.prefill_schedule_interval == 0
+        self._num_steps += 1
+        if is_their_turn or self._is_capacity_bound:
+            return False
+        return not all(map(self._is_prefill, view.running))
+
+    def _is_prefill(self, request: Request) -> bool:
+        """Also if one token is left, which a decode that was preempted may have, too."""
+        return not request.is_decode or request.request_id in self._begun
+
+    def _note_begun(self, batch: BatchBuilder, view: SchedulerView) -> None:
+        granted = batch.num_scheduled_tokens
+        waits = {r.request_id for r in view.running if r not in batch and not batch.has_left(r)}
+        self._begun &= waits
+        for request in chain(view.running, view.waiting):
+            left = request.num_uncomputed_tokens
+            if granted.get(request.request_id, left) < left:
+                self._begun.add(request.request_id)
+
+
+def _decodes_at_the_head(waiting: Iterable[Request]) -> Iterable[Request]:
+    """Those of which all but one token is cached, until the first that is not."""
+    for request in waiting:
+        if request.num_uncomputed_tokens > 1:
+            return
+        yield request

@@ -1,0 +1,1 @@
+"""The parts that policies are made of."""

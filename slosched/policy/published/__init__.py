@@ -1,0 +1,1 @@
+"""Policies from papers, one a file."""

@@ -1,0 +1,235 @@
+"""Early rejection (Mooncake): who would break a promise once it decodes is refused on arrival."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slosched.core import (
+    BatchShape,
+    DecodeGroup,
+    EndReason,
+    LatencyModel,
+    Request,
+    RequestStatus,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
+from slosched.policy.kit.wrapper import Gate, Wrapper
+
+_WINDOW = 200
+"""Requests over which what was seen is averaged."""
+_MAX_JUDGED = 64
+"""New requests judged in one step, the others in the next: a bound on its cost in a burst."""
+
+
+@dataclass
+class EarlyRejection(Wrapper):
+    """Refuses a new request if the load predicted for when it begins to decode is too high.
+
+    1. It begins after the prefills of all that were taken on before it, and its own.  The TTFT
+       load is the TTFT that follows, by the one it was promised.
+    2. Then decode: it, those that decode now and have not for t_d by then, and those that come
+       before it.  The TBT load is the predicted time of a step of these by the tightest TPOT.
+    3. The larger of the two is the load; above `max_load` the request is refused.  Who was taken
+       on is not refused here any more.
+
+    Source: Mooncake (arXiv 2407.00079), section 7: early rejection based on prediction, at the
+    level of the system, where every request is taken to decode for the same time t_d.  (Decided
+    by the present load of decodes, prefills and decodes swing in opposite phase.)
+
+    Otherwise here: one replica does both, and a wrapper does not know in which steps the inner
+    policy computes a prompt, so predicted waits are taken times how much longer than predicted
+    they were of late; t_d is the mean of the finished requests'.  Left out: the choice of an
+    instance, and the transfer and reuse of KV caches.
+
+    Output lengths: those of finished requests, in t_d and in the mean context of a decode.
+    """
+
+    max_load: float = tunable(1.0, 0.7, 0.8, 0.9, 1.1)
+    prior_decode_s: float = 5.0
+    """t_d before any request has finished."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_load", "prior_decode_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        self.reset()
+
+    def reset(self) -> None:
+        super().reset()
+        self._taken: dict[str, _Taken] = {}
+        """Those taken on, until they end."""
+        self._just_taken: list[_Taken] = []
+        """By the last `gate`, until its step is planned."""
+        self._seen = _Seen(self.prior_decode_s)
+
+    def gate(self, view: SchedulerView) -> Gate:
+        model = view.latency_model
+        if model is None:
+            raise ValueError("early_rejection predicts times: give the scheduler a latency model")
+        self._just_taken = []
+        new = self._new(view.waiting)
+        if not new:
+            return Gate(view.waiting, {})
+        self._look()
+        self._just_taken = self._judge(new[:_MAX_JUDGED], view.now_s, model)
+        if len(self._just_taken) == len(new):
+            return Gate(view.waiting, {})
+        taken = {each.request.request_id for each in self._just_taken}
+        out = {r.request_id for r in new} - taken
+        now_s = view.now_s
+        rejected = {
+            r.request_id: EndReason.EXPIRED if r.deadline_s < now_s else EndReason.INFEASIBLE
+            for r in new[:_MAX_JUDGED]
+            if r.request_id in out
+        }
+        return Gate(tuple(r for r in view.waiting if r.request_id not in out), rejected)
+
+    def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate:  # noqa: ARG002  # it remembers who decodes
+        return self.gate(view)
+
+    def planned(self, view: SchedulerView, gate: Gate, output: SchedulerOutput) -> None:  # noqa: ARG002  # what was taken is enough
+        self._taken |= {each.request.request_id: each for each in self._just_taken}
+        self._just_taken = []
+
+    def _new(self, waiting: Sequence[Request]) -> list[Request]:
+        """They stand at the end of the queue."""
+        new = []
+        for request in reversed(waiting):
+            if request.request_id in self._taken or request.num_preemptions:
+                break
+            new.append(request)
+        return new[::-1]
+
+    def _look(self) -> None:
+        """Who has got its first token, and who has ended, since the last arrival."""
+        for each in list(self._taken.values()):
+            request = each.request
+            if not each.has_begun and request.num_output_tokens:
+                each.has_begun = True
+                self._seen.first_token(request.token_times_s[0] - each.taken_s, each.work_s)
+            if request.end_reason is not None:
+                del self._taken[request.request_id]
+                if request.status is RequestStatus.FINISHED:
+                    self._seen.finished(request)
+
+    def _judge(self, new: Sequence[Request], now_s: float, model: LatencyModel) -> list[_Taken]:
+        forecast = _Forecast(now_s, model, self._taken.values(), self._seen)
+        taken = []
+        for request in new:
+            work_s = forecast.work_s_with(request)
+            if forecast.load(request, work_s) <= self.max_load:
+                forecast.take(request, work_s)
+                taken.append(_Taken(request, now_s, work_s))
+        return taken
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A request that was taken on."""
+
+    request: Request
+    taken_s: float
+    work_s: float
+    """Prefills until its first token, when it was taken on."""
+    has_begun: bool = False
+    """Whether its first token was seen."""
+
+
+class _Seen:
+    """What recent requests came to."""
+
+    def __init__(self, prior_decode_s: float) -> None:
+        self._prior_decode_s = prior_decode_s
+        self._waits_s: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
+        self._decodes: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
+
+    def first_token(self, wait_s: float, work_s: float) -> None:
+        self._waits_s.append((wait_s, work_s))
+
+    def finished(self, request: Request) -> None:
+        decode_s = request.token_times_s[-1] - request.token_times_s[0]
+        self._decodes.append((decode_s, request.num_output_tokens))
+
+    @property
+    def slowdown(self) -> float:
+        """How much longer a first token takes than the prefills until then."""
+        work_s = sum(each_s for _, each_s in self._waits_s)
+        return sum(each_s for each_s, _ in self._waits_s) / work_s if work_s else 1.0
+
+    @property
+    def decode_s(self) -> float:
+        """t_d."""
+        if not self._decodes:
+            return self._prior_decode_s
+        return sum(each_s for each_s, _ in self._decodes) / len(self._decodes)
+
+    @property
+    def output_tokens(self) -> float:
+        if not self._decodes:
+            return 0.0
+        return sum(num for _, num in self._decodes) / len(self._decodes)
+
+
+class _Forecast:
+    """The load to come, from all that were taken on."""
+
+    def __init__(
+        self, now_s: float, model: LatencyModel, taken: Iterable[_Taken], seen: _Seen
+    ) -> None:
+        self._now_s, self._model = now_s, model
+        self._slowdown, self._decode_s = seen.slowdown, seen.decode_s
+        self._work_s = 0.0
+        self._ends_s: list[float] = []
+        """When those that decode now will have done so for t_d."""
+        self._begins_s: list[float] = []
+        """When those that do not yet will begin to."""
+        self._tpot_s = math.inf
+        requests = [each.request for each in taken]
+        for request in requests:
+            self._tpot_s = min(self._tpot_s, request.slo.tpot_s)
+            if request.num_output_tokens and request.status is not RequestStatus.WAITING:
+                self._ends_s.append(request.token_times_s[0] + self._decode_s)
+            else:
+                self._add_prefill(self.work_s_with(request))
+        self._ends_s.sort()
+        prompt_tokens = sum(r.num_prompt_tokens for r in requests) / max(1, len(requests))
+        self._context = prompt_tokens + seen.output_tokens / 2
+        self._steps_s: dict[int, float] = {}
+
+    def work_s_with(self, request: Request) -> float:
+        """Prefills until the request's first token if it comes next."""
+        known = request.num_prompt_tokens + request.num_output_tokens
+        computed = request.num_computed_tokens
+        return self._work_s + self._model.predict_prefill(known - computed, computed)
+
+    def load(self, request: Request, work_s: float) -> float:
+        begin_s = self._now_s + self._slowdown * work_s
+        ttft_load = (begin_s - request.arrival_s) / request.slo.ttft_s
+        num_ended = bisect_right(self._ends_s, begin_s)
+        num_ended += bisect_right(self._begins_s, begin_s - self._decode_s)
+        num = len(self._ends_s) + len(self._begins_s) - num_ended + 1
+        return max(ttft_load, self._step_s(num) / min(self._tpot_s, request.slo.tpot_s))
+
+    def take(self, request: Request, work_s: float) -> None:
+        self._tpot_s = min(self._tpot_s, request.slo.tpot_s)
+        self._add_prefill(work_s)
+
+    def _add_prefill(self, work_s: float) -> None:
+        self._work_s = work_s
+        self._begins_s.append(self._now_s + self._slowdown * work_s)
+
+    def _step_s(self, num_decodes: int) -> float:
+        """Of so many decodes and nothing else."""
+        if num_decodes not in self._steps_s:
+            shape = BatchShape()
+            shape.num_decodes = num_decodes
+            shape.decode_context_tokens = round(num_decodes * self._context)
+            shape.max_context_tokens = shape.max_decode_context_tokens = round(self._context)
+            self._steps_s[num_decodes] = self._model.predict(shape)
+        return self._steps_s[num_decodes]

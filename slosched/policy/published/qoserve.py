@@ -1,0 +1,199 @@
+"""QoServe (Niyama): chunks as large as the decodes' slack, and hopeless prompts at the back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from slosched.batch import BatchBuilder
+from slosched.core import (
+    DecodeGroup,
+    LatencyModel,
+    Limits,
+    Policy,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
+from slosched.policy.kit.decode_first import add_decodes, add_prefills
+from slosched.policy.kit.drop import Drop, drop_late
+
+_LEAST_STEP_TOKENS = 128
+_SCARCE_STEP_TOKENS = 512
+_RATE_MEMORY = 0.995
+"""Weight of the past in the running mean of the prefill rate, each step."""
+
+
+@dataclass
+class QoServe(Policy):
+    """Every decode; then as many tokens of prompts as the most urgent decode has slack for.
+
+    1. Dynamic chunking: a step holds the largest number of tokens on a grid (128, 256, 512, …,
+       `max_step_tokens`) whose predicted time, taken `safety` times, is within the smallest slack
+       of the decodes; 128 if none is.  The prediction takes the prompts for one, the first.
+    2. Hybrid prioritization: prompts in order of deadline + `alpha_s_per_token` · tokens left.
+       Zero is earliest deadline first; very large is shortest remaining prefill first.
+    3. Eager relegation: a prompt that has not begun and would be late even if the device computed
+       nothing else, at the prefill rate seen of late, is served after all others from then on.
+
+    Source: QoServe, formerly Niyama (ASPLOS '26, arXiv 2503.22562); its code, branch
+    `niyama_asplos2026` of microsoft/sarathi-serve at 72339db: `deadline_scheduler.py`,
+    `sequence.py`.  There the fields are `hybrid_prioritization_param`, `pred_thres`, the end of
+    `TOKEN_SEARCH_SPACE`, `expected_prefill_throughput`, and 1,000 · 32 free tokens for
+    `LOW_MEMORY_TOKEN_SEARCH_SPACE`.
+
+    Otherwise here: the run's latency model predicts, not a random forest or the code's linear fit;
+    deadlines are those of the run's `DeadlineRule` (the code counts tokens from the later of the
+    promised and the true first one, and one TBT later than the paper's equation); KV blocks are
+    kept for prompts begun, and decodes are preempted when they run out, where the code fails.
+    Left out: tiers with only an end-to-end deadline, for which it assumes 15 output tokens;
+    `drop`, which it has not, is there so that all are compared with the same options.
+
+    Nothing is known of output lengths.
+    """
+
+    alpha_s_per_token: float = tunable(0.008, 0.0, 0.001, 0.03)
+    """How much later a prompt counts as due for each token that is left of it."""
+    safety: float = tunable(1.2, 1.0, 1.1)
+    """Factor on predicted times."""
+    max_step_tokens: int = tunable(2552, 4096, 8192)
+    """The largest step, where slack allows; `max_num_batched_tokens` may cut it further."""
+    relegate: bool = True
+    scarce_kv_tokens: int = 32_000
+    """With room for fewer tokens in the KV cache, a step holds 512 tokens at most."""
+    prefill_tokens_per_s: float = 8500.0
+    """The prefill rate assumed at the start."""
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
+
+    def __post_init__(self) -> None:
+        for name, least in (("alpha_s_per_token", 0.0), ("scarce_kv_tokens", 0)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("safety", "prefill_tokens_per_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.max_step_tokens < _LEAST_STEP_TOKENS:
+            raise ValueError(
+                f"max_step_tokens must be at least {_LEAST_STEP_TOKENS}, not {self.max_step_tokens}"
+            )
+        self.reset()
+
+    def reset(self) -> None:
+        self._rate_tokens_per_s = self.prefill_tokens_per_s
+        self._last_step_s = 0.0
+        self._last_prefill_tokens = 0
+        self._relegated: set[str] = set()
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        self._observe(view.now_s)
+        batch = BatchBuilder(view)
+        view = drop_late(batch, view, self.drop)
+        begun, waiting = add_decodes(batch, view)
+        first_s = min((r.deadline_s for r in view.running if r.is_decode), default=math.inf)
+        return self._with_prefills(batch, view, first_s, begun, waiting)
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        self._observe(view.now_s)
+        batch = BatchBuilder(view, beside=decodes)
+        if batch.num_free_tokens < 0:
+            return None
+        view = drop_late(batch, view, self.drop)
+        return self._with_prefills(
+            batch, view, decodes.first_deadline_s, view.running, view.waiting
+        )
+
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        """For ever, unless the prefill rate of the last step is still to be seen."""
+        if self._last_prefill_tokens or decodes.num_decodes > limits.max_num_batched_tokens:
+            return -math.inf
+        return math.inf
+
+    def _observe(self, now_s: float) -> None:
+        """The rate of the last step, if it computed prefills; it has ended by now."""
+        if self._last_prefill_tokens and now_s > self._last_step_s:
+            seen = self._last_prefill_tokens / (now_s - self._last_step_s)
+            self._rate_tokens_per_s += (1 - _RATE_MEMORY) * (seen - self._rate_tokens_per_s)
+        self._last_prefill_tokens = 0
+        self._last_step_s = now_s
+
+    def _with_prefills(
+        self,
+        batch: BatchBuilder,
+        view: SchedulerView,
+        first_deadline_s: float,
+        begun: Sequence[Request],
+        waiting: Sequence[Request],
+    ) -> SchedulerOutput:
+        if self._relegated:
+            self._relegated &= {r.request_id for r in (*begun, *view.swapped, *view.waiting)}
+        prefills = sorted((*begun, *waiting), key=self._urgency)
+        if not prefills:
+            return batch.build()
+        slack_s = first_deadline_s - view.now_s
+        step_tokens = self._step_tokens(batch, view, slack_s, prefills[0].num_computed_tokens)
+        num_decodes = batch.shape.num_tokens
+        batch.num_free_tokens = min(batch.num_free_tokens, step_tokens - num_decodes)
+        in_order = self._hopeless_last(prefills, view.now_s)
+        add_prefills(batch, in_order, reserved_blocks=batch.blocks_promised(begun))
+        self._last_prefill_tokens = batch.shape.num_tokens - num_decodes
+        return batch.build()
+
+    def _urgency(self, request: Request) -> float:
+        return request.deadline_s + self.alpha_s_per_token * (
+            request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
+        )
+
+    def _hopeless_last(self, prefills: Iterable[Request], now_s: float) -> Iterator[Request]:
+        """Each is asked only when it is its turn, as a step has room for few."""
+        last = []
+        for request in prefills:
+            if request.request_id in self._relegated:
+                last.append(request)
+            elif self.relegate and self._is_hopeless(request, now_s):
+                self._relegated.add(request.request_id)
+                last.append(request)
+            else:
+                yield request
+        yield from last
+
+    def _is_hopeless(self, request: Request, now_s: float) -> bool:
+        if request.num_computed_tokens or request.num_output_tokens:
+            return False
+        needed_s = request.num_prompt_tokens / self._rate_tokens_per_s
+        return now_s + needed_s > request.deadline_s
+
+    def _step_tokens(
+        self, batch: BatchBuilder, view: SchedulerView, slack_s: float, num_prior_tokens: int
+    ) -> int:
+        """Dynamic chunking: tokens of the step, its decodes included."""
+        model = view.latency_model
+        if model is None:
+            raise ValueError("qoserve predicts every batch: give the scheduler a latency model")
+        sizes = self._grid(batch.num_free_blocks * view.kv.block_size < self.scarce_kv_tokens)
+        fits, too_long = 0, len(sizes)  # sizes[0] whether it fits or not
+        while too_long - fits > 1:
+            middle = (fits + too_long) // 2
+            seconds = _predict_with(model, batch, sizes[middle], num_prior_tokens)
+            if self.safety * seconds <= slack_s:
+                fits = middle
+            else:
+                too_long = middle
+        return sizes[fits]
+
+    def _grid(self, kv_is_scarce: bool) -> list[int]:
+        step, most = (128, _SCARCE_STEP_TOKENS) if kv_is_scarce else (256, self.max_step_tokens)
+        most = min(most, self.max_step_tokens)
+        return [_LEAST_STEP_TOKENS, *range(256, most, step), most]
+
+
+def _predict_with(
+    model: LatencyModel, batch: BatchBuilder, step_tokens: int, num_prior_tokens: int
+) -> float:
+    """Seconds of the batch filled up to `step_tokens` with a chunk of one prompt."""
+    shape = batch.shape.copy()
+    chunk = step_tokens - shape.num_tokens
+    if chunk > 0:
+        shape.add(chunk, num_prior_tokens)
+    return model.predict(shape)

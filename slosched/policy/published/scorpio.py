@@ -1,0 +1,262 @@
+"""SCORPIO: each decode as often as its TPOT asks for, and only prompts that both promises allow."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+from slosched.batch import BatchBuilder
+from slosched.core import (
+    BatchShape,
+    DecodeGroup,
+    EndReason,
+    LatencyModel,
+    Limits,
+    Policy,
+    Request,
+    RequestStatus,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
+from slosched.policy.kit.decode_first import (
+    add_prefills,
+    check_token_budget,
+    decodes_until_s,
+    may_start_new,
+)
+from slosched.policy.kit.deferred import serve_something
+from slosched.policy.kit.lengths import OutputLengths
+
+_MAX_ASKED = 256
+"""Prompts that the TTFT guard looks at in one step, the most urgent: a bound on its cost."""
+_LEAST_TRP = 0.05
+"""Of a decode whose TPOT is very long, or that was promised none: it runs in one step of 20."""
+_ROUNDING = 1e-9
+_MAX_REFUSED = 32
+"""Prompts that the TPOT guard refuses in one step, then it lets no more in: a bound on its cost."""
+
+
+@dataclass
+class Scorpio(Policy):
+    """Prompts by deadline, if both guards let them pass; decodes by credit; in a token budget.
+
+    1. TTFT guard: prompts in order of deadline.  One that would be late even if the device
+       computed nothing but the prompts before it is rejected.
+    2. TPOT-relative proportionality: TRP = the least TPOT of the running / its own.  In each step
+       a decode earns its TRP as credit; with a credit of 1 it gets a token and pays 1.
+    3. TPOT guard: a prompt starts if a step of the virtual batch, the sum of all TRPs with it,
+       of the mean length with half of its expected output added, is within the least TPOT.  Who
+       may not start waits on, and those behind it are asked.
+
+    Source: SCORPIO (arXiv 2505.23022), from two sets of notes on its text; its code was not to be
+    had.  Equations 4 and 5 (ITL and TPOT of a batch) → the run's latency model and `epsilon`;
+    6 and 7 (prefill times and their sum) → `_ttft_guard`; VBS → `_Running.virtual_batch`.
+
+    The paper leaves open how prompts and decodes share a step.  Here decodes come first and
+    prompts are cut to what is left of `token_budget`, as in Sarathi.  Otherwise here: prompts that
+    have begun count as running in the TPOT guard; a decode without a TPOT runs in one step of 20.
+    Left out: the predictor of output lengths by a language model of its own.
+
+    Output lengths: the mean of the finished requests'.
+    """
+
+    token_budget: int = tunable(512, 128, 256, 1024, 2048)
+    epsilon: float = tunable(1.0, 1.25, 1.5, 2.0)
+    """Factor on the predicted TPOT of the virtual batch: room for prompts in the same step."""
+    prior_output_tokens: int = 200
+    """Expected output of a request before any has finished."""
+
+    def __post_init__(self) -> None:
+        check_token_budget(self.token_budget)
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon must be positive, not {self.epsilon}")
+        self.reset()
+
+    def reset(self) -> None:
+        self._lengths = OutputLengths(self.prior_output_tokens)
+        self._credits: dict[str, float] = {}
+        """Of the decodes, since several TPOTs were among them."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        batch = BatchBuilder(view, token_budget=self.token_budget)
+        begun = [r for r in view.running if not r.is_decode]
+        decodes = [r for r in view.running if r.is_decode] if begun else list(view.running)
+        tiers = Counter(r.slo.tpot_s for r in decodes)
+        credit_of = self._earned(decodes, tiers)
+        chosen = _with_credit(decodes, credit_of, batch.num_free_tokens) if credit_of else decodes
+        batch.add_preempting(chosen, victims=list(view.running))
+        running = _Running(tiers, sum(r.num_computed_tokens + 1 for r in decodes))
+        for request in view.swapped:
+            running.add(request)
+        may_start = may_start_new(batch, view, begun)
+        begun = [r for r in begun if not batch.has_left(r)]
+        self._add_prompts(batch, view, running, begun, may_start=may_start)
+        if not batch.num_scheduled_tokens and view.running:
+            serve_something(batch, view.running)
+        if credit_of:
+            self._credits = {
+                request_id: credit - (request_id in batch.num_scheduled_tokens)
+                for request_id, credit in credit_of.items()
+            }
+        return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If all decodes have the same TPOT: then each gets its token in every step."""
+        batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
+        if batch.num_free_tokens < 0 or len(decodes.num_by_tpot_s) > 1:
+            return None
+        running = _Running(decodes.num_by_tpot_s, decodes.context_tokens)
+        self._add_prompts(batch, view, running, view.running, may_start=True)
+        return batch.build()
+
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        if len(decodes.num_by_tpot_s) > 1:
+            return -math.inf
+        return decodes_until_s(decodes, limits, self.token_budget)
+
+    def _earned(
+        self, decodes: Sequence[Request], tiers: Mapping[float, int]
+    ) -> dict[str, float] | None:
+        """The credit of each with this step's; None if all earn the same, so that all run."""
+        if len(tiers) <= 1:
+            return None
+        least_s = min(tiers)
+        trps = {tpot_s: _trp(least_s, tpot_s) for tpot_s in tiers}
+        known = self._credits
+        return {r.request_id: known.get(r.request_id, 0.0) + trps[r.slo.tpot_s] for r in decodes}
+
+    def _add_prompts(
+        self,
+        batch: BatchBuilder,
+        view: SchedulerView,
+        running: _Running,
+        begun: Sequence[Request],
+        *,
+        may_start: bool,
+    ) -> None:
+        model = view.latency_model
+        if model is None:
+            raise ValueError("scorpio predicts both promises: give the scheduler a latency model")
+        self._lengths.update()
+        for request in begun:
+            running.add(request)
+        prompts = _ttft_guard(batch, view, model, begun)
+        if may_start:
+            prompts = self._tpot_guard(batch, model, running, prompts)
+        else:
+            prompts = [r for r in prompts if r.status is RequestStatus.RUNNING]
+        add_prefills(batch, prompts, reserved_blocks=batch.blocks_promised(begun))
+        for request in prompts:
+            if request in batch:
+                self._lengths.watch(request)
+
+    def _tpot_guard(
+        self,
+        batch: BatchBuilder,
+        model: LatencyModel,
+        running: _Running,
+        prompts: Iterable[Request],
+    ) -> list[Request]:
+        """Those that may go on or start, as far as the step has tokens for them."""
+        allowed: list[Request] = []
+        half_output = float(self._lengths.expected_left(0)) / 2
+        num_free, num_refused = batch.num_free_tokens, 0
+        for request in prompts:
+            if num_free <= 0 or num_refused == _MAX_REFUSED:
+                break
+            if request.status is not RequestStatus.RUNNING:
+                was = running.sums
+                running.add(request)
+                if was.num_requests and not self._keeps_tpot(model, running, half_output):
+                    running.restore(request, was)
+                    num_refused += 1
+                    continue
+            allowed.append(request)
+            num_free -= request.num_uncomputed_tokens
+        return allowed
+
+    def _keeps_tpot(self, model: LatencyModel, running: _Running, half_output: float) -> bool:
+        least_s = min(running.tiers)
+        if least_s == math.inf:
+            return True
+        num = running.virtual_batch(least_s)
+        length = running.sums.context_tokens / running.sums.num_requests + half_output
+        shape = BatchShape()
+        shape.num_decodes = math.ceil(num - _ROUNDING)
+        shape.decode_context_tokens = round(num * length)
+        shape.max_context_tokens = shape.max_decode_context_tokens = round(length)
+        return self.epsilon * model.predict(shape) <= least_s
+
+
+class _Sums(NamedTuple):
+    num_requests: int
+    context_tokens: int
+
+
+class _Running:
+    """Those that run or may start: their number by TPOT, and their context."""
+
+    def __init__(self, num_by_tpot_s: Mapping[float, int], context_tokens: int) -> None:
+        self.tiers = Counter(num_by_tpot_s)
+        self.sums = _Sums(self.tiers.total(), context_tokens)
+
+    def add(self, request: Request) -> None:
+        self.tiers[request.slo.tpot_s] += 1
+        num, context = self.sums
+        self.sums = _Sums(num + 1, context + request.num_prompt_tokens + request.num_output_tokens)
+
+    def restore(self, request: Request, sums: _Sums) -> None:
+        """As it was before the last request was added."""
+        self.tiers[request.slo.tpot_s] -= 1
+        if not self.tiers[request.slo.tpot_s]:
+            del self.tiers[request.slo.tpot_s]
+        self.sums = sums
+
+    def virtual_batch(self, least_s: float) -> float:
+        """VBS: how many of them run in a step, on average."""
+        # In a fixed order: sums of floats depend on it.
+        tiers = sorted(self.tiers.items())
+        return sum(num * _trp(least_s, tpot_s) for tpot_s, num in tiers)
+
+
+def _trp(least_tpot_s: float, tpot_s: float) -> float:
+    """TPOT-relative proportionality: the share of the steps that a request needs."""
+    return 1.0 if tpot_s == least_tpot_s else max(least_tpot_s / tpot_s, _LEAST_TRP)
+
+
+def _with_credit(
+    decodes: Sequence[Request], credit_of: Mapping[str, float], most: int
+) -> list[Request]:
+    """Those that can pay for a token; of too many, those with the most credit."""
+    able = [r for r in decodes if credit_of[r.request_id] >= 1 - _ROUNDING]
+    if len(able) <= most:
+        return able
+    richest = sorted(able, key=lambda r: credit_of[r.request_id], reverse=True)[:most]
+    ids = {r.request_id for r in richest}
+    return [r for r in able if r.request_id in ids]
+
+
+def _ttft_guard(
+    batch: BatchBuilder, view: SchedulerView, model: LatencyModel, begun: Sequence[Request]
+) -> list[Request]:
+    """Prompts by deadline, without those that are refused for not making theirs."""
+    predict, end_s = model.predict_prefill, view.now_s
+    kept = []
+    by_deadline = sorted((*begun, *view.waiting), key=attrgetter("deadline_s"))
+    for request in by_deadline[:_MAX_ASKED]:
+        known = request.num_prompt_tokens + request.num_output_tokens
+        computed = request.num_computed_tokens
+        prefill_s = predict(known - computed, computed)
+        is_new = request.status is RequestStatus.WAITING and not request.num_output_tokens
+        if is_new and end_s + prefill_s > request.deadline_s:
+            is_late = request.deadline_s < view.now_s
+            batch.reject(request, EndReason.EXPIRED if is_late else EndReason.INFEASIBLE)
+        else:
+            end_s += prefill_s
+            kept.append(request)
+    return kept

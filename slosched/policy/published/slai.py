@@ -1,0 +1,131 @@
+"""SLAI: a decode may wait until the last moment at which its token can still be in time."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+
+from slosched.batch import BatchBuilder
+from slosched.core import DecodeGroup, Policy, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.policy.kit.deadlines import Deadlines
+from slosched.policy.kit.decode_first import add_prefills, check_token_budget
+from slosched.policy.kit.deferred import are_alone, serve_something
+from slosched.policy.kit.drop import Drop, drop_late
+
+
+class StartOrder(StrEnum):
+    """Which of the prompts that wait starts first."""
+
+    SHORTEST = "shortest"
+    FCFS = "fcfs"
+
+
+@dataclass
+class SLAI(Policy):
+    """Decodes at their last schedulable time, prompts, then the other decodes, in a token budget.
+
+    1. The last schedulable time of a decode is when its next token is due, less `offset_steps`
+       mean steps; less `full_offset_steps` where `full_kv` of the KV blocks or more are held.
+       From then on it is critical.
+    2. Critical decodes, the most urgent first; then prompts begun, in the order in which they
+       began; then prompts that wait, the shortest first and, with `tiers_first`, those with the
+       smallest TPOT before all others; then the decodes that are not critical, with what is left.
+
+    Source: SLAI (SIGMETRICS '26, arXiv 2508.01002); its code, agrimUT/SLAI at 5098a7a:
+    `slai_scheduler.py` and `mistral7b_relaxed.yml`, whose fields are `token_budget`,
+    `below_memory_limit_offset`, `above_memory_limit_offset`, `memory_limit`, `fcfs` and
+    `user_priority`.  The mean is that of all steps so far.
+
+    Otherwise here: the offset follows the present mean and KV use, not those of the step in which
+    the decode last took part; when KV blocks run out, prompts begun are preempted first, the
+    last one first, then the least urgent decodes, where the code preempts the decode that needs
+    the block; KV blocks are kept for prompts begun; its cap on decodes in a step, equal to its
+    seats, is left to `max_num_seqs`; gaps without work are no steps.  Left out: RAD, the paper's
+    throughput-optimal policy, which knows no deadline.  `drop`, which it has not, is there so
+    that all are compared with the same options.
+
+    Nothing is known of output lengths, and nothing of how long a step takes but the mean.
+    """
+
+    token_budget: int = tunable(512, 256, 1024, 2048)
+    offset_steps: float = tunable(5.0, 2.0, 10.0)
+    """Mean steps before its due time from which on a decode is critical."""
+    full_offset_steps: float = 10.0
+    """The same while the KV cache is full: decodes end sooner, which frees blocks."""
+    full_kv: float = 0.96
+    """Share of the KV blocks that makes the cache full."""
+    start: StartOrder = tunable(StartOrder.SHORTEST, StartOrder.FCFS)
+    tiers_first: bool = True
+    deadlines: Deadlines = tunable(Deadlines.TBT, Deadlines.RUN)
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
+
+    def __post_init__(self) -> None:
+        check_token_budget(self.token_budget)
+        for name in ("offset_steps", "full_offset_steps", "full_kv"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        self.reset()
+
+    def reset(self) -> None:
+        self._mean_step_s = 0.0
+        self._num_steps = 0
+        self._last_step_s: float | None = None
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        self._observe(view.now_s, has_work=bool(view.running or view.swapped))
+        batch = BatchBuilder(view, token_budget=self.token_budget)
+        view = drop_late(batch, view, self.drop)
+        decodes, due_s = self.deadlines.in_order([r for r in view.running if r.is_decode])
+        begun = [r for r in view.running if not r.is_decode]
+        offset_s = self._offset_steps(view) * self._mean_step_s
+        num_critical = bisect_right([each_s - view.now_s for each_s in due_s], offset_s)
+        in_order = [*decodes, *begun]
+        batch.add_preempting(decodes[:num_critical], victims=list(in_order))
+        self._add_prompts(batch, view, begun)
+        others = [r for r in decodes[num_critical:] if not batch.has_left(r)]
+        batch.add_preempting(others, victims=list(others))
+        if not batch.num_scheduled_tokens:
+            serve_something(batch, in_order)
+        return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If they are alone: then critical or not, all of them run."""
+        if not are_alone(decodes, view, self.token_budget):
+            return None
+        self._observe(view.now_s, has_work=True)
+        return SchedulerOutput()
+
+    def _observe(self, now_s: float, *, has_work: bool) -> None:
+        """The time since the last decision is that of a step if work was left over from it."""
+        if self._last_step_s is not None and has_work:
+            self._num_steps += 1
+            step_s = now_s - self._last_step_s
+            self._mean_step_s += (step_s - self._mean_step_s) / self._num_steps
+        self._last_step_s = now_s
+
+    def _offset_steps(self, view: SchedulerView) -> float:
+        num_held = view.kv.num_blocks - view.kv.num_free_blocks
+        is_full = num_held >= self.full_kv * view.kv.num_blocks
+        return self.full_offset_steps if is_full else self.offset_steps
+
+    def _add_prompts(
+        self, batch: BatchBuilder, view: SchedulerView, begun: Sequence[Request]
+    ) -> None:
+        """None starts or comes back in a step that had to preempt."""
+        prefills = [r for r in begun if not batch.has_left(r)]
+        reserved_blocks = batch.blocks_promised(prefills)
+        if not (batch.preempted or batch.swapped_out) and batch.num_free_tokens > 0:
+            prefills += [*view.swapped, *self._starting(view)]
+        add_prefills(batch, prefills, reserved_blocks)
+
+    def _starting(self, view: SchedulerView) -> list[Request]:
+        waiting = list(view.waiting)
+        if self.start == StartOrder.SHORTEST:
+            waiting.sort(key=attrgetter("num_prompt_tokens"))
+        if self.tiers_first:
+            waiting.sort(key=attrgetter("slo.tpot_s"))
+        return waiting

@@ -1,0 +1,245 @@
+"""SlideBatching (ProServe): by deadline while all can be met, by density where they cannot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from slosched.batch import BatchBuilder
+from slosched.core import (
+    BatchShape,
+    DecodeGroup,
+    LatencyModel,
+    Policy,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
+from slosched.policy.kit.deadlines import Deadlines
+from slosched.policy.kit.deferred import all_in_time, are_alone, num_in_time, serve_something
+from slosched.policy.kit.drop import Drop, drop_late
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass
+class SlideBatching(Policy):
+    """One queue of decodes and prompts; the line between urgent and normal slides with the load.
+
+    1. e(r) is what all that is left of r would cost now, without the constant c0 of a step.
+    2. The step may last as long as the least time left among those that can still be in time
+       (at least e(r) + c0 is left), and at least `floor` · the smallest TPOT promised.
+    3. At that pace the whole queue takes Φ = Σe · step / (step - c0).  Who has less than
+       `alpha` · Φ left is urgent: with a short queue nobody is, in overload everybody.
+    4. Urgent decodes, urgent prompts, then all others.  Urgent ones by density 1 / e(r), the
+       cheapest first, but first of all prompts overdue by `starved_after` TTFTs; the others by
+       deadline.
+    5. In that order until one does not fit into the time of the step; prompts are cut to it, but
+       not to chunks below `min_chunk_tokens`.  Who does not fit waits, decodes among them.
+
+    Source: ProServe (arXiv 2512.12928) and its code in jd-opensource/xllm at 87e8d6e:
+    `mix_scheduler.cpp` (there `lambda` is alpha, 0.65 the floor, 50 tokens the smallest cut),
+    `priority_comparator.cpp`, `time_predictor.cpp`, as literature.md 2.4 has them.  At 1054bac,
+    the version read for this file, urgent requests go by density alone (decodes are the cheapest
+    anyhow), and who is starved is noted but not used.
+
+    Otherwise here: the run's latency model predicts; its step of one token stands for c0, and a
+    decode's e(r) is its share, by context, in what all decodes cost together; prompts that wait
+    do not evict running requests (decodes do, from the end of the order), so that nothing is
+    computed twice in turns; where the code would run nothing, what runs is served all the same.
+    Left out: weights of tenants, layer by layer reloading, and the router above.  `margin` and
+    `drop`, which it has not, are there so that all are compared with the same options.
+
+    Nothing is known of output lengths.
+    """
+
+    alpha: float = tunable(1.0, 0.8, 0.5)
+    """Share of the time for the whole queue below which a request is urgent."""
+    floor: float = tunable(0.65, 1.0)
+    """Share of the smallest TPOT that a step may always last."""
+    starved_after: float = 1.0
+    """TTFTs after which an overdue prompt goes before cheaper ones."""
+    min_chunk_tokens: int = 51
+    """No prompt is cut to fewer tokens."""
+    deadlines: Deadlines = tunable(Deadlines.ENVELOPE, Deadlines.RUN)
+    margin: float = tunable(0.0, 0.05, 0.1, 0.2)
+    """Share of the step's time that is left unused, against predictions that are too low."""
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
+
+    def __post_init__(self) -> None:
+        for name, least in (("alpha", 0), ("floor", 0), ("starved_after", 0)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.min_chunk_tokens < 1:
+            raise ValueError(f"min_chunk_tokens must be at least 1, not {self.min_chunk_tokens}")
+        if not 0 <= self.margin < 1:
+            raise ValueError(f"margin must be in [0, 1), not {self.margin}")
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        model = view.latency_model
+        if model is None:
+            raise ValueError(
+                "slidebatching predicts every batch: give the scheduler a latency model"
+            )
+        batch = BatchBuilder(view)
+        view = drop_late(batch, view, self.drop)
+        queue = _Queue(view, model, self.deadlines)
+        if queue.requests:
+            step_s = queue.step_s(self.floor)
+            order = self._in_order(queue, self.alpha * queue.time_for_all_s(step_s))
+            batch.time_limit_s = (1 - self.margin) * step_s
+            _Pack(batch, queue, order, self.min_chunk_tokens).fill()
+        return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If they are alone and done in the time that a step may always last."""
+        limit_s = (1 - self.margin) * (self.floor * min(decodes.num_by_tpot_s))
+        if not (are_alone(decodes, view) and all_in_time(decodes, view, limit_s)):
+            return None
+        return SchedulerOutput()
+
+    def _in_order(self, queue: _Queue, urgent_below_s: float) -> npt.NDArray[np.intp]:
+        """Places in the queue, the first to be served first."""
+        left_s = queue.left_s
+        is_starved = np.zeros(len(left_s), dtype=bool)
+        overdue = np.flatnonzero(left_s[queue.num_decodes :] < 0) + queue.num_decodes
+        for i in overdue.tolist():
+            is_starved[i] = left_s[i] < -self.starved_after * queue.requests[i].slo.ttft_s
+        is_decode = np.arange(len(left_s)) < queue.num_decodes
+        is_urgent = left_s < urgent_below_s
+        group = np.where(is_urgent, np.where(is_decode, 0, np.where(is_starved, 1, 2)), 3)
+        group = group.astype(np.int8)  # sorted in one pass
+        return np.lexsort((np.where(is_urgent, queue.cost_s, left_s), group))
+
+
+class _Queue:
+    """All requests: decodes that run, prompts that have begun, swapped ones, those that wait."""
+
+    def __init__(self, view: SchedulerView, model: LatencyModel, deadlines: Deadlines) -> None:
+        begun = [  # `not r.is_decode`, written out
+            r
+            for r in view.running
+            if r.num_prompt_tokens + r.num_output_tokens - r.num_computed_tokens != 1
+        ]
+        decodes = [r for r in view.running if r.is_decode] if begun else view.running
+        self.requests = [*decodes, *begun, *view.swapped, *view.waiting]
+        self.num_decodes = len(decodes)
+        self.num_running = len(view.running)
+        self.constant_s = model.predict_prefill(1)
+        """c0."""
+        self.left_s = _array(deadlines.due_s(self.requests)) - view.now_s
+        """Time left, of each."""
+        costs_s = _array(self._seconds(model, len(view.waiting))) - self.constant_s
+        self.cost_s = np.concatenate((self._decode_costs_s(decodes, model), costs_s))
+        """e(r), of each."""
+
+    def _decode_costs_s(self, decodes: Sequence[Request], model: LatencyModel) -> _Floats:
+        contexts = [r.num_computed_tokens + 1 for r in decodes]
+        if not contexts:
+            return _array(())
+        shape = BatchShape()
+        shape.add_decodes(contexts)
+        together_s = max(0.0, model.predict(shape) - self.constant_s)
+        return _array(contexts) * (together_s / shape.decode_context_tokens)
+
+    def _seconds(self, model: LatencyModel, num_waiting: int) -> list[float]:
+        """What is left of each that is no decode would take as a step of its own."""
+        predict, first_waiting = model.predict_prefill, len(self.requests) - num_waiting
+        partly = self.requests[self.num_decodes : first_waiting]
+        waiting = self.requests[first_waiting:]
+        seconds = [predict(r.num_uncomputed_tokens, r.num_computed_tokens) for r in partly]
+        # A thousand may wait; none of their tokens are computed, and their times are remembered.
+        return seconds + [predict(r.num_prompt_tokens + r.num_output_tokens) for r in waiting]
+
+    def step_s(self, floor: float) -> float:
+        """How long the step may last."""
+        in_time = self.left_s >= self.cost_s + self.constant_s
+        soonest_s = float(self.left_s.min(initial=math.inf, where=in_time))
+        tpot_s = min([r.slo.tpot_s for r in self.requests])
+        return max(soonest_s, floor * tpot_s)
+
+    def time_for_all_s(self, step_s: float) -> float:
+        """Φ: seconds to clear the queue in steps of this length."""
+        total_s = float(self.cost_s.sum())
+        if step_s == math.inf:
+            return total_s
+        if step_s <= self.constant_s:
+            return math.inf
+        return total_s * step_s / (step_s - self.constant_s)
+
+
+def _array(values: Sequence[float]) -> _Floats:
+    """`np.array` in two thirds of its time."""
+    return np.fromiter(values, np.float64, len(values))
+
+
+class _Pack:
+    """Fills a step in the order of a queue."""
+
+    def __init__(
+        self, batch: BatchBuilder, queue: _Queue, order: npt.NDArray[np.intp], min_chunk_tokens: int
+    ) -> None:
+        self._batch = batch
+        self._queue = queue
+        self._order = order
+        self._min_chunk_tokens = min_chunk_tokens
+        self._running = [queue.requests[i] for i in order[order < queue.num_running].tolist()]
+        self._victims = list(self._running)
+        begun = queue.requests[queue.num_decodes : queue.num_running]
+        self._promised_blocks = batch.blocks_promised(begun)
+        self._may_start = True
+
+    def fill(self) -> None:
+        """Until time or tokens are used up."""
+        requests, is_decode = self._queue.requests, self._order < self._queue.num_decodes
+        runs = [0, *(np.flatnonzero(np.diff(is_decode)) + 1).tolist(), len(is_decode)]
+        for begin, end in pairwise(runs):
+            places = self._order[begin:end].tolist()
+            if is_decode[begin]:
+                goes_on = self._add_decodes([requests[i] for i in places])
+            else:
+                goes_on = all(self._add_prompt(i) for i in places)
+            if not goes_on:
+                break
+        if not self._batch.num_scheduled_tokens:
+            others = (requests[i] for i in self._order.tolist() if i >= self._queue.num_running)
+            serve_something(self._batch, self._running, others)
+
+    def _add_decodes(self, decodes: list[Request]) -> bool:
+        """False if one of them has no time or no token left."""
+        batch = self._batch
+        if batch.preempted or batch.swapped_out:
+            decodes = [r for r in decodes if not batch.has_left(r)]
+        num_served = num_in_time(batch, decodes)
+        batch.add_preempting(decodes[:num_served], self._victims)
+        return num_served == len(decodes)
+
+    def _add_prompt(self, place: int) -> bool:
+        """False if it has no time or no token left."""
+        batch, request = self._batch, self._queue.requests[place]
+        if place < self._queue.num_running:
+            if batch.has_left(request):
+                return True
+            self._promised_blocks -= batch.blocks_promised((request,))
+        elif not self._has_room(request):
+            return True
+        n = batch.add(request, min_new_tokens=self._min_chunk_tokens)
+        self._promised_blocks += batch.blocks_promised((request,))
+        return n > 0 or batch.blocks_missing(request, 1) > batch.num_free_blocks
+
+    def _has_room(self, request: Request) -> bool:
+        """The first that has not keeps those behind it out, too."""
+        batch = self._batch
+        self._may_start = (
+            self._may_start
+            and batch.num_free_seqs > 0
+            and not (batch.preempted or batch.swapped_out)
+            and batch.fits_whole(request, self._promised_blocks)
+        )
+        return self._may_start

@@ -1,0 +1,1 @@
+"""SLOs-Serve's scheduler."""

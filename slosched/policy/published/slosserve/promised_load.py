@@ -1,0 +1,267 @@
+"""Can every promise be kept to the end?  A sweep over the load that is promised, as sums.
+
+Source: SLOs-Serve (arXiv 2504.08784; `csrc/adm_ctrl_scheduler.cc`).  A request's demand is its
+prompt, whole by the deadline of its first token, then a token every TPOT until it is expected to
+end.  Between two events (a decode begins or ends) every step of one TPOT leaves the same time over
+beside the decodes; that time is banked, and the prompts due by then have to fit into the bank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from slosched.core import BatchShape, LatencyModel, Request, SchedulerView
+from slosched.policy.kit.lengths import Floats, OutputLengths
+
+_MAX_DECODES = 64
+"""Decodes that are looked at one by one.  It bounds the cost of a sweep."""
+
+
+class PromisedLoad:
+    """The requests whose promises are to be kept; `add` refuses what would break any.
+
+    All times are seconds from now.  Those that are late already are part of the load, but no
+    reason to refuse another.  Requests without a deadline are no part of it.
+    """
+
+    def __init__(
+        self,
+        view: SchedulerView,
+        model: LatencyModel,
+        lengths: OutputLengths,
+        decodes: Sequence[Request],
+        prompts: Sequence[Request],
+        *,
+        margin: float,
+    ) -> None:
+        self._view = view
+        self._predict_prefill = model.predict_prefill
+        self._lengths = lengths
+        self._margin = margin
+        promised = [r for r in prompts if r.deadline_s < math.inf]
+        self._columns = self._decode_columns(decodes)
+        if promised:
+            columns = (self._columns, self.columns_of(promised))
+            self._columns = np.concatenate(columns, axis=1)
+        self._decode_cost_s = _decode_cost_s(model, self._columns)
+        self._sweep = _Sweep(self._columns, *self._decode_cost_s, margin)
+
+    def columns_of(self, prompts: Sequence[Request]) -> Floats:
+        """What a load knows of prompts, shape (8, prompts).
+
+        Due, work, decode begins and ends (s), tokens/s, context (tokens), TPOT (s), requests.
+        """
+        predict = self._predict_prefill
+        due_s = np.array([r.deadline_s for r in prompts], dtype=np.float64) - self._view.now_s
+        work_s = np.array(
+            [predict(r.num_uncomputed_tokens, r.num_computed_tokens) for r in prompts],
+            dtype=np.float64,
+        )
+        context = np.array([r.num_tokens for r in prompts], dtype=np.float64)
+        tpot_s, lasts_s = self._pace(prompts)
+        begin_s = np.maximum(due_s, 0.0)
+        one = np.ones(len(prompts))
+        rows = (due_s, work_s, begin_s, begin_s + lasts_s, 1 / tpot_s, context, tpot_s, one)
+        return np.concatenate(rows).reshape(len(rows), -1)
+
+    def _decode_columns(self, decodes: Sequence[Request]) -> Floats:
+        """The same of requests whose prompt is done; of many, each of a sample stands for some."""
+        sample = decodes[:: max(1, -(-len(decodes) // _MAX_DECODES))]
+        weight = np.full(len(sample), len(decodes) / max(1, len(sample)))
+        context = np.array([r.num_computed_tokens for r in sample], dtype=np.float64) + 1
+        tpot_s, lasts_s = self._pace(sample)
+        now_s = np.zeros(len(sample))
+        rate = weight / tpot_s
+        rows = (now_s, now_s, now_s, lasts_s, rate, context * weight, tpot_s, weight)
+        return np.concatenate(rows).reshape(len(rows), -1)
+
+    def _pace(self, requests: Sequence[Request]) -> tuple[Floats, Floats]:
+        """TPOT of each, and how long it will emit tokens: 0 if it was promised none."""
+        emitted = np.array([r.num_output_tokens for r in requests], dtype=np.float64)
+        most_left = np.array([r.max_tokens for r in requests], dtype=np.float64) - emitted
+        left = np.minimum(self._lengths.expected_left(emitted), most_left)
+        tpot_s = np.array([r.slo.tpot_s for r in requests], dtype=np.float64)
+        return tpot_s, left * np.where(tpot_s < math.inf, tpot_s, 0.0)
+
+    def room_beside(self, new: Floats) -> Room:
+        """What this load leaves over for `new` requests (columns in order of their deadlines)."""
+        sweep, kv = self._sweep, self._view.kv
+        due_s, end_s = new[0], new[3]
+        seats = self._view.limits.max_num_seqs - sweep.num_active_after(due_s)
+        return Room(
+            sweep.room_s(due_s),
+            *sweep.promises_from(due_s[0]),
+            np.array([sweep.least_free_share(*times) for times in zip(due_s, end_s, strict=True)]),
+            seats,
+            kv.num_blocks * kv.block_size - sweep.grows_to_tokens.sum(),
+            1 / self._columns[6].min() if self._columns.shape[1] else 0.0,
+            *self._decode_cost_s,
+        )
+
+    def has_room(self, columns: Floats) -> list[bool]:
+        """False for each that is late alone, or whose prompt alone is more than is banked for it.
+
+        What must be refused whatever else is added, at a fraction of the cost of `add`.
+        """
+        due_s, work_s = columns[:2]
+        fits = self._sweep.room_s(due_s) >= self._sweep.net_s(work_s)
+        has_room: list[bool] = (fits & (due_s >= work_s)).tolist()
+        return has_room
+
+    def add(self, new: Floats) -> bool:
+        """Take requests of these columns on if the load stays feasible; else leave it as it was."""
+        num_new = new.shape[1]
+        columns = np.concatenate((self._columns, new), axis=1)
+        sweep = _Sweep(columns, *self._decode_cost_s, self._margin)
+        was_late = np.zeros(columns.shape[1], dtype=np.bool_)
+        was_late[:-num_new] = self._sweep.surplus_s < 0
+        kv = self._view.kv
+        if (
+            np.any((sweep.surplus_s < 0) & ~was_late)
+            or sweep.is_overloaded_by_last(num_new)
+            or sweep.outgrows_by_last(num_new, kv.num_blocks * kv.block_size)
+            or sweep.most_seats_of_last(num_new) > self._view.limits.max_num_seqs
+        ):
+            return False
+        self._columns, self._sweep = columns, sweep
+        return True
+
+
+class Room(NamedTuple):
+    """What a load leaves over, of time in seconds."""
+
+    banked_s: Floats
+    """Of the bank when each new one is due."""
+    promised_at_s: Floats
+    """When a prompt of the load is due that is not late already, from the first new one on."""
+    promised_room_s: Floats
+    """Of the bank at those times."""
+    free_share: Floats
+    """Of each step while each new one emits tokens, at the fullest."""
+    num_free_seats: Floats
+    """When each new one is due."""
+    num_free_kv_tokens: float
+    """When all of the load have grown to their ends."""
+    steps_per_s: float
+    """That its tightest TPOT asks for; 0 if it is empty."""
+    step_s: float
+    """Cost of a step apart from its decodes."""
+    decode_s: float
+    """Cost of each decode in a step."""
+
+
+def _decode_cost_s(model: LatencyModel, columns: Floats) -> tuple[float, float]:
+    """Seconds of a step apart from its decodes, and of each decode in it."""
+    num_requests = columns[7].sum()
+    num = max(2, round(num_requests))
+    mean_context = round(columns[5].sum() / num_requests) if num_requests else 1
+    one_s, all_s = (model.predict(_decodes(n, mean_context)) for n in (1, num))
+    each_s = max(0.0, (all_s - one_s) / (num - 1))
+    return max(0.0, one_s - each_s), each_s
+
+
+def _decodes(num: int, context_tokens: int) -> BatchShape:
+    shape = BatchShape()
+    shape.num_decodes = num
+    shape.decode_context_tokens = num * context_tokens
+    shape.max_context_tokens = shape.max_decode_context_tokens = context_tokens
+    return shape
+
+
+class _Sweep:
+    """The events of a load in order of time, and what is active between them."""
+
+    def __init__(self, columns: Floats, step_s: float, decode_s: float, margin: float) -> None:
+        self._due_s, self._work_s, self._begin_s, self._end_s = columns[:4]
+        self._rate, self._context, tpot_s, self._num = columns[4:]
+        self._step_s = step_s
+        times_s = np.concatenate(([0.0], self._begin_s, self._end_s))
+        self._order = np.argsort(times_s)
+        self._times_s = times_s[self._order]
+        self._gaps_s = self._times_s[1:] - self._times_s[:-1]
+        self._tokens_per_s = self._running_sum(self._rate)
+        """Of all decodes that are active from each event to the next."""
+        fixed_share = step_s / tpot_s.min() if len(tpot_s) else 0.0
+        self._free_share = 1 - margin - fixed_share - decode_s * self._tokens_per_s
+        """The share of time that prompts get from each event to the next."""
+        self._bank_share = np.maximum(self._free_share, 0.0)
+        banked_s = np.cumsum(self._bank_share[:-1] * self._gaps_s)
+        self._banked_s = np.concatenate(([0.0], banked_s))
+        prompts = np.flatnonzero(self._work_s > 0)
+        prompts = prompts[np.argsort(self._due_s[prompts], kind="stable")]
+        self._prompts_due_s = self._due_s[prompts]
+        self._owed_s = np.concatenate(([0.0], np.cumsum(self.net_s(self._work_s[prompts]))))
+        self.surplus_s = np.full(len(self._due_s), math.inf)
+        """Banked time that is left when each prompt is due; infinite for a decode."""
+        self._prompts_surplus_s = self._bank_at(self._prompts_due_s) - self._owed_s[1:]
+        self.surplus_s[prompts] = self._prompts_surplus_s
+
+    def net_s(self, work_s: Floats) -> Floats:
+        """Prefill work less the cost of a step as such, which the bank has paid already."""
+        return np.maximum(work_s - self._step_s, 0.0)
+
+    def room_s(self, due_s: Floats) -> Floats:
+        """Banked time until then that is not owed to prompts due by then."""
+        num_due = np.searchsorted(self._prompts_due_s, due_s, side="right")
+        return self._bank_at(due_s) - self._owed_s[num_due]
+
+    def is_overloaded_by_last(self, num: int) -> bool:
+        """True if decodes alone do not fit into their TPOT while any of the last ones is active."""
+        if self._free_share.min() >= 0:
+            return False
+        begin_s, end_s = self._begin_s[-num:].min(), self._end_s[-num:].max()
+        active = (self._times_s >= begin_s) & (self._times_s < end_s)
+        return bool(np.any(self._free_share[active] < 0))
+
+    def outgrows_by_last(self, num: int, num_kv_tokens: int) -> bool:
+        """True if all their KV caches together outgrow that before the last ones have ended."""
+        if self.grows_to_tokens.sum() <= num_kv_tokens:
+            return False
+        grown = self._tokens_per_s * self._times_s - self._running_sum(self._rate * self._begin_s)
+        ends = np.concatenate(([0.0], np.zeros(len(self._context)), self._context))
+        held = self._context.sum() - np.cumsum(ends[self._order])
+        # A peak is just before an event: what was active until then, grown up to it.
+        peaks = (held + grown)[:-1] + self._tokens_per_s[:-1] * self._gaps_s
+        before_end = self._times_s[1:] <= self._end_s[-num:].max()
+        return bool(np.any(peaks[before_end] > num_kv_tokens * (1 + 1e-9)))
+
+    @property
+    def grows_to_tokens(self) -> Floats:
+        """The KV cache of each when it ends."""
+        grown: Floats = self._rate * (self._end_s - self._begin_s) + self._context
+        return grown
+
+    def most_seats_of_last(self, num: int) -> float:
+        """Seats that are taken when one of the last ones is due, its own among them."""
+        return float(self.num_active_after(self._due_s[-num:]).max())
+
+    def num_active_after(self, at_s: Floats) -> Floats:
+        """Seats that are taken then."""
+        num: Floats = (self._end_s > at_s[:, np.newaxis]) @ self._num
+        return num
+
+    def promises_from(self, at_s: float) -> tuple[Floats, Floats]:
+        """When the prompts that are not late are due from then on, and the bank left then."""
+        kept = (self._prompts_due_s >= at_s) & (self._prompts_surplus_s >= 0)
+        return self._prompts_due_s[kept], self._prompts_surplus_s[kept]
+
+    def least_free_share(self, begin_s: float, end_s: float) -> float:
+        """Of the times between; what decodes leave over of each step."""
+        first = np.searchsorted(self._times_s, begin_s, side="right") - 1
+        last = np.searchsorted(self._times_s, end_s, side="left")
+        return float(self._free_share[first : max(last, first + 1)].min())
+
+    def _bank_at(self, at_s: Floats) -> Floats:
+        beyond_s = np.maximum(at_s - self._times_s[-1], 0.0)
+        banked_s = np.interp(at_s, self._times_s, self._banked_s)
+        until_s: Floats = banked_s + beyond_s * self._bank_share[-1]
+        return until_s
+
+    def _running_sum(self, weights: Floats) -> Floats:
+        """Sum of the weights of the decodes that have begun and not ended, by event."""
+        changes: Floats = np.concatenate(([0.0], weights, -weights))
+        return np.cumsum(changes[self._order])

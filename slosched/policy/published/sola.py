@@ -1,0 +1,187 @@
+"""SOLA: whichever of TTFT and TPOT is in more danger is served first, within the other's bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from slosched.batch import BatchBuilder
+from slosched.core import (
+    DecodeGroup,
+    LatencyModel,
+    Limits,
+    Policy,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
+from slosched.policy.kit.decode_first import add_decodes, add_prefills, check_token_budget
+from slosched.policy.kit.drop import Drop, drop_late
+from slosched.policy.kit.lengths import Floats
+
+
+@dataclass
+class SOLA(Policy):
+    """Every decode; then prompts, as many as TPOT allows where TTFT is in more danger.
+
+    The state: p_TTFT, the largest share of a promised TTFT that has passed among the prompts that
+    can still be in time, and p_TPOT, the largest share of a promised TPOT that a decode has taken
+    per token so far.  Prompts go in order of predicted TTFT / promised TTFT, the largest first.
+
+    1. p_TTFT >= p_TPOT, TTFT is optimized within TPOT: k, the prompt tokens of the step, is the
+       largest multiple of `tile_tokens` with which no decode's token becomes late.
+    2. p_TTFT < p_TPOT, TPOT is optimized within TTFT: k is what is left of `token_budget`, and
+       prompts are added only as long as the step pushes none of those left out past its TTFT.
+
+    Source: SOLA (MLSys '25), from two sets of notes on its text; its code was not to be had.
+    State monitor → `_tpot_ratio` and `_rated`; the constraint on k, max (t_TPOT + C_p / l_out) <=
+    T_TPOT → `_time_limit_s`, which is the same under the run's deadline rule `mean_tpot`; that on
+    n, max (t_TTFT + C_p(run) + C_d(run) + C_p(r)) <= T_TTFT → `_pushing_none_out`; its two cost
+    models → the run's latency model, and prompts and decodes share a step.
+
+    Where the notes are silent, here: k where TPOT is optimized is a budget as Sarathi's; the
+    relaxation to a percentile, for when a constraint cannot be kept, leaves those out that cannot
+    be in time any more, and such prompts come last.  Left out: the order of decodes (all run), and
+    the prediction of peak memory, for which `sola+past_future` is there.  `drop`, which it has
+    not, is there so that all are compared with the same options.
+
+    Nothing is known of output lengths.
+    """
+
+    tile_tokens: int = tunable(64, 128, 256)
+    token_budget: int = tunable(512, 128, 256, 1024, 2048)
+    """Tokens of a step in which TPOT is optimized."""
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
+
+    def __post_init__(self) -> None:
+        check_token_budget(self.token_budget)
+        if self.tile_tokens < 1:
+            raise ValueError(f"tile_tokens must be at least 1, not {self.tile_tokens}")
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        model = view.latency_model
+        if model is None:
+            raise ValueError("sola predicts every batch: give the scheduler a latency model")
+        batch = BatchBuilder(view)
+        view = drop_late(batch, view, self.drop)
+        begun, waiting = add_decodes(batch, view)
+        prompts = _rated((*begun, *waiting), view.now_s, model)
+        if prompts.requests:
+            decodes = [r for r in view.running if r.is_decode]
+            if prompts.ttft_ratio < _tpot_ratio(decodes, view.now_s):
+                num_free = self.token_budget - batch.shape.num_tokens
+                batch.num_free_tokens = min(batch.num_free_tokens, num_free)
+                chosen = _pushing_none_out(batch, model, prompts)
+            else:
+                chosen = prompts.requests
+                if decodes:
+                    limit_s = _time_limit_s(batch, view.now_s, model, decodes)
+                    batch.num_free_tokens = self._tokens_within(limit_s, batch, model, chosen)
+            add_prefills(batch, chosen, reserved_blocks=batch.blocks_promised(begun))
+        return batch.build()
+
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        """For ever: whatever the state, all decodes run."""
+        return math.inf if decodes.num_decodes <= limits.max_num_batched_tokens else -math.inf
+
+    def _tokens_within(
+        self, limit_s: float, batch: BatchBuilder, model: LatencyModel, prompts: Sequence[Request]
+    ) -> int:
+        """k: as many prompt tokens as the step has time for, all that there are or whole tiles."""
+        most = 0
+        for request in prompts:
+            most = min(most + request.num_uncomputed_tokens, batch.num_free_tokens)
+            if most == batch.num_free_tokens:
+                break
+        prior = prompts[0].num_computed_tokens
+
+        def fits(tokens: int) -> bool:
+            shape = batch.shape.copy()
+            shape.add(tokens, prior)
+            return model.predict(shape) <= limit_s
+
+        if most <= 0 or fits(most):
+            return most
+        fitting, too_many = 0, -(-most // self.tile_tokens)
+        while too_many - fitting > 1:
+            middle = (fitting + too_many) // 2
+            if fits(middle * self.tile_tokens):
+                fitting = middle
+            else:
+                too_many = middle
+        return fitting * self.tile_tokens
+
+
+class _Prompts(NamedTuple):
+    """Prompts that wait or have begun, in order."""
+
+    requests: list[Request]
+    spare_s: Floats
+    """How long each can wait and still be in time; negative if it cannot be."""
+    ttft_ratio: float
+    """p_TTFT; infinite if none can be in time."""
+
+
+def _rated(requests: Sequence[Request], now_s: float, model: LatencyModel) -> _Prompts:
+    predict = model.predict_prefill
+    prefill_s = _floats(
+        predict(r.num_prompt_tokens + r.num_output_tokens - (done := r.num_computed_tokens), done)
+        for r in requests
+    )
+    spare_s = _floats(r.deadline_s for r in requests) - now_s - prefill_s
+    passed_s = now_s - _floats(r.arrival_s for r in requests)
+    ttft_s = _floats(r.slo.ttft_s for r in requests)
+    in_time = spare_s >= 0
+    ratio = float((passed_s / ttft_s)[in_time].max()) if in_time.any() else math.inf
+    order = np.lexsort((-(passed_s + prefill_s) / ttft_s, ~in_time))
+    return _Prompts([requests[i] for i in order.tolist()], spare_s[order], ratio)
+
+
+def _floats(values: Iterable[float]) -> Floats:
+    return np.fromiter(values, dtype=np.float64)
+
+
+def _tpot_ratio(decodes: Sequence[Request], now_s: float) -> float:
+    """p_TPOT, over those that have emitted two tokens or more."""
+    return max(
+        (
+            (now_s - r.token_times_s[0]) / ((r.num_output_tokens - 1) * r.slo.tpot_s)
+            for r in decodes
+            if r.num_output_tokens > 1
+        ),
+        default=0.0,
+    )
+
+
+def _pushing_none_out(batch: BatchBuilder, model: LatencyModel, prompts: _Prompts) -> list[Request]:
+    """The first n: more would make the step too long for one that is not among them.
+
+    Who cannot wait for the decodes alone is no reason to add fewer.
+    """
+    shape, num_free = batch.shape.copy(), batch.num_free_tokens
+    spare_s = np.where(prompts.spare_s >= model.predict(shape), prompts.spare_s, math.inf)
+    least_from_s = np.append(np.minimum.accumulate(spare_s[::-1])[::-1], math.inf)
+    for i, request in enumerate(prompts.requests):
+        chunk = min(request.num_uncomputed_tokens, num_free)
+        if chunk <= 0:
+            return prompts.requests[:i]
+        shape.add(chunk, request.num_computed_tokens)
+        if model.predict(shape) > least_from_s[i + 1]:
+            return prompts.requests[:i]
+        num_free -= chunk
+    return prompts.requests
+
+
+def _time_limit_s(
+    batch: BatchBuilder, now_s: float, model: LatencyModel, decodes: Sequence[Request]
+) -> float:
+    """Until the first token is due that can be in time; the least TPOT if none can."""
+    alone_s = model.predict(batch.shape)
+    slacks_s = (r.deadline_s - now_s for r in decodes)
+    least_tpot_s = min(r.slo.tpot_s for r in decodes)
+    return min((slack_s for slack_s in slacks_s if slack_s >= alone_s), default=least_tpot_s)

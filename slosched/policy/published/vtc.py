@@ -1,0 +1,178 @@
+"""VTC: the client who was served least goes first, by a counter of tokens."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+
+from slosched.batch import BatchBuilder
+from slosched.core import DecodeGroup, Policy, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.policy.kit.decode_first import add_decodes, add_prefills, check_token_budget
+from slosched.policy.kit.drop import Drop, drop_late
+
+
+class Client(StrEnum):
+    """Whose requests share one counter."""
+
+    TIER = "tier"
+    """Those that were promised the same TTFT and TPOT."""
+    LORA = "lora"
+    """Those that use the same LoRA adapter, as in the paper's code."""
+    PRIORITY = "priority"
+    """Those of the same priority."""
+
+    @property
+    def key(self) -> Callable[[Request], Hashable]:
+        """What is the same for all requests of one client."""
+        match self:
+            case Client.TIER:
+                return attrgetter("slo.ttft_s", "slo.tpot_s")
+            case Client.LORA:
+                return attrgetter("lora_id")
+            case Client.PRIORITY:
+                return attrgetter("priority")
+
+
+@dataclass
+class VTC(Policy):
+    """Every decode, then prompts of the client whose virtual token counter is least.
+
+    1. A client that begins to wait has its counter lifted to the least of those that wait, or, if
+       nobody does, to that of the client that stopped waiting last: idling earns no credit.
+    2. While tokens and KV cache last, the earliest request of the client with the least counter
+       starts, and the counter grows by its prompt.  Who does not fit keeps all others out.
+    3. Each output token makes the counter of its client grow, too.
+
+    No preemption and no refusal: two clients that always have something waiting never differ by
+    more than 2 * max(prompt price * longest prompt, output price * tokens of a full cache).
+
+    Source: Virtual Token Counter (OSDI '24, arXiv 2401.00588), algorithm 2; code of the authors'
+    artifact (`Ying1123/VTC-artifact`, `vtc_req_queue.py` at 14c19b7: `served` → `_counters`,
+    `input_price`, `output_price`).  There a client is a LoRA adapter.  Requests carry no user or
+    session here, so by default a client is a tier, that is, a promise; see `client`.  Chunks are
+    Sarathi's: a prompt is paid for when it starts.  Left out: weights of clients, the profiled
+    cost function, and the variants that predict or know the output length (this needs none).
+    """
+
+    client: Client = Client.TIER
+    prompt_price: float = 1.0
+    """w_p: what a prompt token adds to the counter."""
+    output_price: float = 2.0
+    """w_q: what an output token adds."""
+    token_budget: int = tunable(512, 128, 256, 1024, 2048)
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
+
+    def __post_init__(self) -> None:
+        check_token_budget(self.token_budget)
+        for name in ("prompt_price", "output_price"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        self.reset()
+
+    def heeded_fields(self) -> Mapping[str, str]:
+        fields = {Client.LORA: "lora_id", Client.PRIORITY: "priority"}
+        return {f: f"client={c}" for c, f in fields.items() if c is self.client}
+
+    def reset(self) -> None:
+        self._client_of = self.client.key
+        self._counters: dict[Hashable, float] = {}
+        self._waited: frozenset[Hashable] = frozenset()
+        """Clients of which a request waited when the last step had been planned."""
+        self._last_left: Hashable = None
+        """The client that stopped waiting last."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        batch = BatchBuilder(view, token_budget=self.token_budget)
+        view = drop_late(batch, view, self.drop)
+        queues = self._queues(view.waiting)
+        begun, may_start = add_decodes(batch, view)
+        started = self._add_prompts(batch, begun, queues if may_start else {})
+        self._waited = frozenset(client for client, queue in queues.items() if queue)
+        self._pay(self._emitting(batch, (*view.running, *view.swapped, *started)))
+        return batch.build()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """If the budget has a token for each of the decodes."""
+        batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
+        if batch.num_free_tokens < 0:
+            return None
+        view = drop_late(batch, view, self.drop)
+        queues = self._queues(view.waiting)
+        started = self._add_prompts(batch, view.running, queues)
+        self._waited = frozenset(client for client, queue in queues.items() if queue)
+        emitting = self._emitting(batch, (*view.running, *started))
+        emitting.update(decodes.num_by(self._client_of))
+        self._pay(emitting)
+        return batch.build()
+
+    def _add_prompts(
+        self,
+        batch: BatchBuilder,
+        begun: Sequence[Request],
+        queues: Mapping[Hashable, deque[Request]],
+    ) -> list[Request]:
+        """Those that have begun, then those whose turn it is; who of these starts."""
+        add_prefills(batch, begun, reserved_blocks=batch.blocks_promised(begun))
+        return self._start(batch, queues, batch.blocks_promised(begun))
+
+    def _queues(self, waiting: Sequence[Request]) -> dict[Hashable, deque[Request]]:
+        """What waits, by client; the counters of those that have begun to wait are lifted."""
+        queues: dict[Hashable, deque[Request]] = {}
+        for request, client in zip(waiting, map(self._client_of, waiting), strict=True):
+            queue = queues.get(client)
+            if queue is None:
+                queues[client] = deque((request,))
+            else:
+                queue.append(request)
+        counters = self._counters
+        present = [client for client in queues if client in self._waited]
+        for client in queues:
+            if client in self._waited:
+                continue
+            least = min((counters[other] for other in present), default=None)
+            if least is None:
+                least = counters.get(self._last_left, 0.0)
+            counters[client] = max(counters.get(client, 0.0), least)
+            present.append(client)
+        return queues
+
+    def _start(
+        self, batch: BatchBuilder, queues: Mapping[Hashable, deque[Request]], reserved_blocks: int
+    ) -> list[Request]:
+        started: list[Request] = []
+        for client, request in self._in_turn(queues):
+            if batch.num_free_tokens <= 0:
+                break
+            if not batch.admit(request, reserved_blocks=reserved_blocks):
+                break
+            started.append(request)
+            reserved_blocks += batch.blocks_promised((request,))
+            queues[client].popleft()
+            self._last_left = client
+            if not request.num_preemptions:  # what is computed anew was paid for
+                self._counters[client] += self.prompt_price * request.num_prompt_tokens
+        return started
+
+    def _in_turn(
+        self, queues: Mapping[Hashable, deque[Request]]
+    ) -> Iterator[tuple[Hashable, Request]]:
+        """The earliest request of whose counter is least, as the counters are when asked."""
+        while clients := [client for client, queue in queues.items() if queue]:
+            client = min(clients, key=self._counters.__getitem__)
+            yield client, queues[client][0]
+
+    def _emitting(self, batch: BatchBuilder, requests: Iterable[Request]) -> Counter[Hashable]:
+        """Output tokens that come out of the step, by client."""
+        scheduled, client_of = batch.num_scheduled_tokens, self._client_of
+        return Counter(
+            client_of(request)
+            for request in requests
+            if scheduled.get(request.request_id) == request.num_uncomputed_tokens
+        )
+
+    def _pay(self, emitting: Mapping[Hashable, int]) -> None:
+        for client, num in emitting.items():
+            self._counters[client] = self._counters.get(client, 0.0) + self.output_price * num

@@ -1,0 +1,1 @@
+"""Replays against a real server, and the files that replays leave."""

@@ -1,0 +1,129 @@
+"""Results of other servers' own benchmarks as records, so that the same code scores them.
+
+Read is what `vllm bench serve --save-result --save-detailed` and SGLang's `python -m
+sglang.bench_serving --output-details` write: one object whose lists have an entry a request:
+
+* `input_lens`, `output_lens`: tokens;
+* `ttfts`: seconds from sending a request to its first token;
+* `itls`: for each request, the seconds between the chunks of its answer;
+* `errors`: what went wrong, empty if nothing;
+* `start_times` (vLLM alone): seconds on one clock at which each request was sent.
+
+They hold no promise, so one must be given, and know neither rejection nor preemption.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from slosched.core import SLO, EndReason, RequestStatus
+from slosched.metrics import RequestRecord
+from slosched.replay.files import RecordsError, Replay
+
+_LISTS = ("input_lens", "output_lens", "ttfts", "itls")
+_SETTINGS = ("backend", "model_id", "request_rate", "burstiness", "max_concurrency", "duration")
+
+
+def is_benchmark_result(path: Path) -> bool:
+    """True if the file looks like one of theirs, whole or not."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            start = file.read(65_536)
+    except (OSError, UnicodeDecodeError):
+        return False
+    return start.lstrip().startswith("{") and "slosched-records" not in start[:200]
+
+
+def read_benchmark_result(path: Path, slo: SLO) -> Replay:
+    """The records of a result, each request promised `slo`.  RecordsError for what is none.
+
+    Where several results were appended to a file, the last counts.  Without `start_times` all
+    requests count as sent at once: latencies are right, rates are unknown (NaN).
+    """
+    result = _last_result(path)
+    missing = [name for name in _LISTS if not isinstance(result.get(name), list)]
+    if missing:
+        raise RecordsError(
+            f"{path} has no {', '.join(missing)}; run vllm bench serve with --save-detailed, "
+            "or sglang.bench_serving with --output-details"
+        )
+    num_requests = len(result["ttfts"])
+    starts_s = result.get("start_times") or [0.0] * num_requests
+    errors = result.get("errors") or [""] * num_requests
+    rows = (starts_s, *(result[name] for name in _LISTS), errors)
+    lengths = {len(row) for row in rows}
+    if lengths != {num_requests} or not num_requests:
+        raise RecordsError(f"{path}: its lists have {sorted(lengths)} entries, not one a request")
+    try:
+        zero_s = min(starts_s)
+        records = [
+            _record(str(i), start_s - zero_s, *row, slo=slo)
+            for i, (start_s, *row) in enumerate(zip(*rows, strict=True))
+        ]
+    except (TypeError, ValueError) as error:
+        raise RecordsError(f"{path} holds what is no request: {error}") from error
+    settings = {name: result[name] for name in _SETTINGS if name in result}
+    return Replay(records, {"read from": path.name, **settings})
+
+
+def _record(
+    request_id: str,
+    start_s: float,
+    num_prompt_tokens: int,
+    num_output_tokens: int,
+    ttft_s: float,
+    gaps_s: list[float],
+    error: str | None,
+    *,
+    slo: SLO,
+) -> RequestRecord:
+    times_s = (
+        []
+        if error or not num_output_tokens
+        else _times_s(start_s + ttft_s, gaps_s, num_output_tokens)
+    )
+    return RequestRecord(
+        request_id=request_id,
+        arrival_s=start_s,
+        num_prompt_tokens=int(num_prompt_tokens),
+        num_output_tokens=len(times_s),
+        slo=slo,
+        status=RequestStatus.FINISHED if times_s else RequestStatus.ABORTED,
+        end_reason=EndReason.STOP if times_s else EndReason.FAULT,
+        token_times_s=times_s,
+        end_s=times_s[-1] if times_s else None,
+    )
+
+
+def _times_s(first_s: float, gaps_s: list[float], num_tokens: int) -> list[float]:
+    """When each token came.  A chunk may hold several; they are dealt to the chunks evenly.
+
+    The first token is in the first chunk and the last in the last, so that TTFT, TPOT and end to
+    end are exact whatever the chunks hold.
+    """
+    chunks_s = list(accumulate(gaps_s, initial=first_s))
+    if num_tokens == 1:
+        return chunks_s[:1]
+    last = len(chunks_s) - 1
+    return [chunks_s[j * last // (num_tokens - 1)] for j in range(num_tokens)]
+
+
+def _last_result(path: Path) -> dict[str, Any]:
+    """The object of a JSON file, or of the last line of a JSONL file."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise RecordsError(f"cannot read the result {path}: {error.strerror}") from error
+    try:
+        result = json.loads(text)
+    except ValueError:
+        try:
+            result = json.loads(text.splitlines()[-1])
+        except ValueError as error:
+            raise RecordsError(f"{path} is not JSON: {error}") from error
+    if not isinstance(result, dict):
+        raise RecordsError(f"{path} holds a {type(result).__name__}, not the result of a benchmark")
+    return result

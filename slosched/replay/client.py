@@ -1,0 +1,347 @@
+"""Replay a trace against a running server, open loop.
+
+Each request is sent at its scheduled arrival, whatever became of the earlier ones, and its times
+count from that arrival: a client that falls behind must not flatter the server (coordinated
+omission).  Nothing is retried.  Works with any OpenAI-compatible server that knows `ignore_eos`
+(ours, vLLM, SGLang), and counts tokens by the server's `usage`: busy servers join several tokens
+into one chunk of a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import aiohttp
+import numpy as np
+
+from slosched.core import NO_SLO, SLO, EndReason, RequestStatus, SloschedError
+from slosched.metrics import RequestRecord
+from slosched.workload.http_slo import slo_headers
+from slosched.workload.trace import Trace, TraceRequest
+
+_LEAD_S = 0.05
+"""From the end of the warm-up to the first arrival."""
+_KEEPALIVE_S = 2.0
+"""Shorter than any server's, so that no request goes out on a connection that is just closing."""
+_PROBE_TIMEOUT_S = 10.0
+_WARMUP_OUTPUT_TOKENS = 4
+_FIRST_PLAIN_ID, _LAST_PLAIN_ID = 100, 10_000
+"""Special tokens are at one end of a vocabulary or the other; these ids are beyond doubt."""
+
+OnRecord = Callable[[RequestRecord], None]
+
+
+class ReplayError(SloschedError):
+    """There is no server to replay against, or it is not the one that was meant."""
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What a replay saw; times in the records count from its start, as in the trace."""
+
+    records: list[RequestRecord]
+    """One for each request of the trace, in its order."""
+    num_late_sends: int
+    """Requests that the client itself sent later than it should have, by `late_after_s` or more."""
+    max_lateness_s: float
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """What else went wrong, by description; requests lost that way are ABORTED."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How a replay is driven."""
+
+    model: str | None = None
+    """None takes the first that the server names."""
+    seed: int = 0
+    """Of the random prompts."""
+    token_range: tuple[int, int] | None = None
+    """Prompt ids are drawn from [low, high); None for ids that are plain in every vocabulary."""
+    num_warmup: int = 3
+    """Requests of the trace's lengths that are sent one by one before the start."""
+    drain_timeout_s: float = 600.0
+    """Requests that have not ended so long after the last arrival are given up (ABORTED)."""
+    late_after_s: float = 0.01
+    """From which delay a send counts as late."""
+
+    def __post_init__(self) -> None:
+        if self.token_range is not None and not 0 <= self.token_range[0] < self.token_range[1]:
+            raise ValueError(f"token_range must be 0 <= low < high, not {self.token_range!r}")
+        for name in ("num_warmup", "drain_timeout_s", "late_after_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)!r}")
+
+
+def replay(
+    trace: Trace,
+    base_url: str,
+    options: ReplayOptions | None = None,
+    *,
+    on_record: OnRecord | None = None,
+) -> ReplayReport:
+    """Send `trace` to the server at `base_url` and wait until every request has ended.
+
+    Prompts are random token ids, outputs are forced to the trace's lengths.  SLOs travel as
+    headers; a request without one is served under the server's default.  A priority travels in the
+    body.  A LoRA adapter is asked for as the model, if the server lists one of its name; otherwise
+    the base model serves the request, and the report counts it.  `on_record` is called as each
+    request ends.
+
+    Raises ReplayError if the server does not answer, has another model or refuses the warm-up.
+    """
+    return asyncio.run(replay_async(trace, base_url, options, on_record=on_record))
+
+
+async def replay_async(
+    trace: Trace,
+    base_url: str,
+    options: ReplayOptions | None = None,
+    *,
+    on_record: OnRecord | None = None,
+) -> ReplayReport:
+    """`replay` inside a running event loop."""
+    options = options or ReplayOptions()
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        target = await _find_target(session, base_url.rstrip("/"), options)
+        await _warm_up(target, trace, options)
+        return await _Run(target, options, on_record).play(trace)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The server, and how to ask it for so many tokens."""
+
+    session: aiohttp.ClientSession
+    url: str
+    model: str
+    token_range: tuple[int, int]
+    seed: int
+    adapters: frozenset[str] = frozenset()
+    """Models beside `model` that the server has: a LoRA adapter is asked for by its name."""
+
+    def adapter(self, request: TraceRequest) -> str | None:
+        """The request's LoRA adapter, if the server has it."""
+        return request.lora_id if request.lora_id in self.adapters else None
+
+    def body(self, index: int, request: TraceRequest, num_output_tokens: int) -> bytes:
+        """The same for the same seed, index and request."""
+        rng = np.random.default_rng([self.seed, index])
+        document: dict[str, object] = {
+            "model": self.adapter(request) or self.model,
+            "prompt": rng.integers(*self.token_range, request.num_prompt_tokens).tolist(),
+            "max_tokens": num_output_tokens,
+            "ignore_eos": True,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        if request.priority:  # servers that know no priorities may refuse the field
+            document["priority"] = request.priority
+        return json.dumps(document).encode()
+
+    def post(self, body: bytes, slo: SLO) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        headers = {"content-type": "application/json", **slo_headers(slo)}
+        return self.session.post(f"{self.url}/v1/completions", data=body, headers=headers)
+
+
+async def _find_target(session: aiohttp.ClientSession, url: str, options: ReplayOptions) -> _Target:
+    try:
+        timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT_S)
+        async with session.get(f"{url}/v1/models", timeout=timeout) as response:
+            response.raise_for_status()
+            models = {entry["id"]: entry for entry in (await response.json())["data"]}
+    except (aiohttp.ClientError, OSError) as error:  # OSError: TimeoutError is one
+        raise ReplayError(
+            f"no server answers at {url} ({_describe(error)}); start one with `slosched serve`"
+        ) from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ReplayError(f"{url}/v1/models is not an OpenAI-compatible answer") from error
+    name = options.model if options.model is not None else next(iter(models), None)
+    if name is None or name not in models:
+        raise ReplayError(f"{url} serves {', '.join(models) or 'no model'}, not {options.model!r}")
+    token_range = options.token_range or _plain_ids(models[name].get("vocab_size"))
+    return _Target(session, url, name, token_range, options.seed, frozenset(models) - {name})
+
+
+def _plain_ids(vocab_size: object) -> tuple[int, int]:
+    """Our server tells its vocabulary's size; any other has at least a thousand tokens."""
+    high = min(vocab_size, _LAST_PLAIN_ID) if isinstance(vocab_size, int) else 1000
+    return min(_FIRST_PLAIN_ID, high - 1), high
+
+
+async def _warm_up(target: _Target, trace: Trace, options: ReplayOptions) -> None:
+    """First requests cost more (imports, kernels, caches), and a wrong set-up shows at once."""
+    for i, request in enumerate(trace.requests[: options.num_warmup]):
+        num_output_tokens = min(request.num_output_tokens, _WARMUP_OUTPUT_TOKENS)
+        body = target.body(len(trace) + i, request, num_output_tokens)
+        post = target.post(body, NO_SLO)
+        try:
+            async with asyncio.timeout(options.drain_timeout_s), post as response:
+                answer = await response.text()
+        except (aiohttp.ClientError, OSError) as error:
+            raise ReplayError(
+                f"{target.url} failed on a warm-up request: {_describe(error)}"
+            ) from error
+        # A prompt that is too long or too slow is a fact of the trace, and will be recorded.
+        if response.status not in (200, 429) and "context_length_exceeded" not in answer:
+            raise ReplayError(
+                f"{target.url} refused a warm-up request with HTTP {response.status}: {answer:.300}"
+            )
+
+
+class _End(NamedTuple):
+    status: RequestStatus
+    reason: EndReason
+    error: str | None = None
+    """To be counted, if it is not one of the ordinary ends."""
+
+
+class _Run:
+    """One replay under way."""
+
+    def __init__(self, target: _Target, options: ReplayOptions, on_record: OnRecord | None) -> None:
+        self._target = target
+        self._options = options
+        self._on_record = on_record
+        self._now_s = asyncio.get_running_loop().time
+        self._start_s = 0.0
+        self._lateness_s: list[float] = []
+        self._errors: Counter[str] = Counter()
+
+    async def play(self, trace: Trace) -> ReplayReport:
+        self._start_s = self._now_s() + _LEAD_S
+        deadline_s = self._start_s + trace.duration_s + self._options.drain_timeout_s
+        tasks: list[asyncio.Task[RequestRecord]] = []
+        async with asyncio.TaskGroup() as group:
+            for index, request in enumerate(trace.requests):
+                body = self._target.body(index, request, request.num_output_tokens)
+                await asyncio.sleep(self._start_s + request.arrival_s - self._now_s())
+                tasks.append(group.create_task(self._follow(request, body, deadline_s)))
+        return ReplayReport(
+            records=[task.result() for task in tasks],
+            num_late_sends=sum(late_s >= self._options.late_after_s for late_s in self._lateness_s),
+            max_lateness_s=max(self._lateness_s),
+            errors=dict(self._errors),
+        )
+
+    async def _follow(self, request: TraceRequest, body: bytes, deadline_s: float) -> RequestRecord:
+        """Send one request and watch it to its end."""
+        self._lateness_s.append(self._now_s() - self._start_s - request.arrival_s)
+        times_s: list[float] = []
+        try:
+            async with (
+                asyncio.timeout_at(deadline_s),
+                self._target.post(body, request.slo) as response,
+            ):
+                if response.status == 200:
+                    end = await self._read_events(response.content, times_s)
+                else:
+                    end = _refusal(response.status, await response.read())
+        except TimeoutError:
+            end = _lost("not ended in time, given up", EndReason.CLIENT)
+        except (aiohttp.ClientError, OSError) as error:
+            end = _lost(f"connection failed: {type(error).__name__}")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            end = _lost(f"unreadable answer: {type(error).__name__}")
+        if end.status is RequestStatus.FINISHED and len(times_s) != request.num_output_tokens:
+            self._errors["finished with another number of tokens than the trace's"] += 1
+        if request.lora_id is not None and self._target.adapter(request) is None:
+            self._errors[f"its LoRA adapter is not there: served by {self._target.model}"] += 1
+        if end.error is not None:
+            self._errors[end.error] += 1
+        record = self._record(request, times_s, end)
+        if self._on_record is not None:
+            self._on_record(record)
+        return record
+
+    async def _read_events(self, lines: aiohttp.StreamReader, times_s: list[float]) -> _End:
+        """Stamp every token of a stream of server-sent events; how the stream ended."""
+        end = _lost("the stream ended before the request")
+        async for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[len(b"data:") :].strip()
+            if data == b"[DONE]":
+                break
+            event = json.loads(data)
+            if "error" in event:
+                return _failure(event["error"])
+            new = _num_tokens(event, len(times_s)) - len(times_s)
+            times_s.extend([self._now_s() - self._start_s] * new)
+            for choice in event["choices"]:
+                if (reason := choice.get("finish_reason")) is not None:
+                    end = _End(RequestStatus.FINISHED, _finish_reason(reason))
+        return end
+
+    def _record(self, request: TraceRequest, times_s: list[float], end: _End) -> RequestRecord:
+        return RequestRecord(
+            request_id=request.request_id,
+            arrival_s=request.arrival_s,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=len(times_s),
+            slo=request.slo,
+            status=end.status,
+            end_reason=end.reason,
+            token_times_s=tuple(times_s),
+            end_s=self._now_s() - self._start_s,
+            priority=request.priority,
+            lora_id=self._target.adapter(request),
+        )
+
+
+def _num_tokens(event: Mapping[str, Any], num_before: int) -> int:
+    """Tokens so far, as the server counts them; where it does not, a choice is a token.
+
+    The last event of some servers has a count and nothing else.
+    """
+    usage = event.get("usage")
+    told = num_before + len(event["choices"]) if usage is None else usage["completion_tokens"]
+    return max(num_before, int(told))
+
+
+def _refusal(status: int, answer: bytes) -> _End:
+    """What an HTTP error means: a rejection is an answer, everything else a failure."""
+    try:
+        error = json.loads(answer)["error"]
+        message, code = str(error.get("message")), error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        error, message, code = {}, answer[:100].decode(errors="replace"), None
+    if status == 429:
+        return _End(RequestStatus.REJECTED, _reason(error, EndReason.INFEASIBLE))
+    if status == 503:
+        return _End(RequestStatus.REJECTED, _reason(error, EndReason.SHUTDOWN))
+    if code == "context_length_exceeded":
+        return _End(RequestStatus.REJECTED, EndReason.TOO_LONG)
+    return _lost(f"HTTP {status}: {message:.100}")
+
+
+def _failure(error: Mapping[str, object]) -> _End:
+    """An error in the midst of a stream."""
+    return _lost(f"failed while streaming: {error.get('code')}", _reason(error, EndReason.FAULT))
+
+
+def _lost(error: str, reason: EndReason = EndReason.FAULT) -> _End:
+    return _End(RequestStatus.ABORTED, reason, error)
+
+
+def _reason(error: Mapping[str, object], default: EndReason) -> EndReason:
+    """Our server says why; others do not."""
+    reason = error.get("reason")
+    return EndReason(reason) if isinstance(reason, str) and reason in set(EndReason) else default
+
+
+def _finish_reason(reason: str) -> EndReason:
+    return EndReason.LENGTH if reason == "length" else EndReason.STOP
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

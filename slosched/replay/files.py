@@ -1,0 +1,118 @@
+"""Records of a replay as a JSON-lines file: one line of provenance, then one a request."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slosched.core import SLO, EndReason, RequestStatus, SloschedError
+from slosched.metrics import RequestRecord
+
+_FORMAT = "slosched-records/1"
+
+T = TypeVar("T")
+
+
+class RecordsError(SloschedError):
+    """A file of records cannot be read."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a replay left: its records, and where they come from."""
+
+    records: list[RequestRecord]
+    provenance: Mapping[str, object]
+
+
+def write_records(
+    path: Path, records: Sequence[RequestRecord], provenance: Mapping[str, object]
+) -> None:
+    """Write them, making the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        header = {"format": _FORMAT, "provenance": dict(provenance)}
+        file.write(json.dumps(header, default=str) + "\n")
+        for record in records:
+            file.write(json.dumps(_as_json(record)) + "\n")
+
+
+def read_records(path: Path) -> Replay:
+    """Raises RecordsError with file and line for what is not a record."""
+    try:
+        header, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
+    except OSError as error:
+        raise RecordsError(f"cannot read the records {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RecordsError(f"{path} is not a text file: {error}") from error
+    provenance = _parsed(path, 1, header, _provenance)
+    records = [_parsed(path, i, line, _from_json) for i, line in enumerate(lines, start=2)]
+    if not records:
+        raise RecordsError(f"{path} holds no record")
+    return Replay(records, provenance)
+
+
+def _parsed(path: Path, number: int, line: str, parse: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        return parse(json.loads(line))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RecordsError(
+            f"{path}, line {number} is not what `slosched replay` writes: {error!r}"
+        ) from error
+
+
+def _provenance(header: dict[str, Any]) -> dict[str, object]:
+    if header["format"] != _FORMAT:
+        raise ValueError(f"its format is {header['format']!r}, not {_FORMAT!r}")
+    return dict(header["provenance"])
+
+
+def _as_json(record: RequestRecord) -> dict[str, object]:
+    slo = (record.slo.ttft_s, record.slo.tpot_s, record.slo.e2e_s)
+    return {
+        "request_id": record.request_id,
+        "arrival_s": record.arrival_s,
+        "num_prompt_tokens": record.num_prompt_tokens,
+        "slo_s": [None if s is None or math.isinf(s) else s for s in slo],
+        "status": record.status,
+        "end_reason": record.end_reason,
+        "end_s": record.end_s,
+        "token_times_s": list(record.token_times_s),
+        "num_preemptions": record.num_preemptions,
+        "num_swaps": record.num_swaps,
+        "started_s": record.started_s,
+        "num_cached_tokens": record.num_cached_tokens,
+        "priority": record.priority,
+        "lora_id": record.lora_id,
+    }
+
+
+def _from_json(fields: dict[str, Any]) -> RequestRecord:
+    ttft_s, tpot_s, e2e_s = fields["slo_s"]
+    times_s = tuple(map(float, fields["token_times_s"]))
+    reason = fields["end_reason"]
+    return RequestRecord(
+        request_id=str(fields["request_id"]),
+        arrival_s=float(fields["arrival_s"]),
+        num_prompt_tokens=int(fields["num_prompt_tokens"]),
+        num_output_tokens=len(times_s),
+        slo=SLO(_or_never(ttft_s), _or_never(tpot_s), e2e_s),
+        status=RequestStatus(fields["status"]),
+        end_reason=None if reason is None else EndReason(reason),
+        token_times_s=times_s,
+        end_s=fields["end_s"],
+        num_preemptions=int(fields["num_preemptions"]),
+        num_swaps=int(fields["num_swaps"]),
+        started_s=fields.get("started_s"),
+        num_cached_tokens=int(fields.get("num_cached_tokens", 0)),
+        priority=int(fields.get("priority", 0)),
+        lora_id=fields.get("lora_id"),
+    )
+
+
+def _or_never(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds

@@ -1,0 +1,250 @@
+"""Simulated steps in which the decodes are one group, while the policy treats them alike.
+
+Most of what a replay computes is one token more for each of a hundred decodes.  Where the policy
+can plan beside a group of them (`Policy.schedule_beside`), or says for how long there is nothing to
+plan (`Policy.decodes_until_s`), such a step costs what the other requests in it cost.  It does to
+the last bit what `Engine.step` would have done, but for the numbers of the KV blocks, which nobody
+sees in a simulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from slosched.core import (
+    BatchShape,
+    Policy,
+    Request,
+    RequestStatus,
+    ScheduledBatch,
+)
+from slosched.engine.loop import Engine
+from slosched.metrics import StepRow
+from slosched.perfmodel import FittedModel
+from slosched.simulator.decodes import GroupedDecodes
+from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
+
+OnRow = Callable[[StepRow, Sequence[Request]], None]
+
+_MOST_SKIPPED = 32
+"""Steps that go one by one after the policy has declined again and again."""
+
+
+class GroupedSteps:
+    """Runs steps of one engine with its decodes as a group; between calls, they may stay one."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        executor: SimulatedExecutor,
+        clock: VirtualClock,
+        on_row: OnRow | None = None,
+    ) -> None:
+        scheduler = engine.scheduler
+        self._engine = engine
+        self._scheduler = scheduler
+        self._kv = scheduler.kv
+        self._executor = executor
+        self._clock = clock
+        self._on_row = on_row
+        model = scheduler.latency_model
+        learns = model is not None and not isinstance(model, FittedModel)
+        self._observe = model.observe if model is not None and learns else None
+        policy = type(scheduler.policy)
+        self._plans_beside = policy.schedule_beside is not Policy.schedule_beside
+        self._is_possible = scheduler.limits.max_loras is None and (
+            self._plans_beside or policy.decodes_until_s is not Policy.decodes_until_s
+        )
+        self._group: GroupedDecodes | None = None
+        self._others: dict[str, Request] = {}
+        """Running requests that are not in the group: prompts that have begun."""
+        self._num_to_skip = 0
+        self._num_skipped = 0
+
+    def run(self, arrival_s: float) -> bool:
+        """Run steps until `arrival_s`, or until a plan for everyone is needed.
+
+        False if none was run and the engine has to: then there is no group, all is written down.
+        """
+        if not self._is_possible:
+            return False
+        if self._group is None:
+            if self._num_to_skip:
+                self._num_to_skip -= 1
+                return False
+            self._form()
+        num_steps = 0
+        while self._group is not None:
+            if self._is_over(self._group) or not (num := self._run_some(self._group, arrival_s)):
+                self._dissolve(declined=num_steps == 0)
+                break
+            num_steps += num
+            if self._clock.now_s() >= arrival_s:
+                break
+        return num_steps > 0
+
+    def _is_over(self, group: GroupedDecodes) -> bool:
+        return bool(
+            not group.num_decodes
+            or group.num_new_blocks > self._kv.num_free_blocks
+            # A prompt with one token left is a decode for the policy, but has not emitted yet.
+            or (self._others and any(r.is_decode for r in self._others.values()))
+        )
+
+    def _run_some(self, group: GroupedDecodes, arrival_s: float) -> int:
+        """At least one step, or none because the policy declines."""
+        num_steps = 0
+        if not (self._others or self._scheduler.queues.waiting):
+            num_steps = self._run_alone(group, arrival_s)
+        if not num_steps and self._plans_beside:
+            num_steps = self._step_with_others(group)
+        return num_steps
+
+    def _form(self) -> None:
+        """Make a group of all decodes, unless the policy must be asked about everyone anyway."""
+        queues = self._scheduler.queues
+        if queues.swapped or (queues.waiting and not self._plans_beside):
+            return
+        group = GroupedDecodes(self._kv, self._scheduler.limits.deadline_rule)
+        others: dict[str, Request] = {}
+        for request_id, request in queues.running.items():
+            if not request.is_decode:
+                others[request_id] = request
+            elif request.num_output_tokens:
+                group.join(request, self._executor.num_tokens_left(request))
+                group.are_oldest = not others
+            else:  # a prompt's last token is none of the others' business, nor the group's
+                return
+        if group.num_decodes > 1 and (self._plans_beside or not others):
+            self._group, self._others = group, others
+
+    def _dissolve(self, *, declined: bool) -> None:
+        """Write everyone's progress down, and let the engine run the next step, or more."""
+        assert self._group is not None
+        self._group.book_all()
+        self._group = None
+        self._others = {}
+        self._num_skipped = min(_MOST_SKIPPED, 2 * self._num_skipped + 1) if declined else 0
+        self._num_to_skip = max(1, self._num_skipped)
+
+    def _step_with_others(self, group: GroupedDecodes) -> int:
+        scheduler, start_s = self._scheduler, self._clock.now_s()
+        batch = scheduler.schedule_beside(group, self._others.values(), start_s)
+        if batch is None:
+            return 0
+        predicted_s = queued = None
+        if self._on_row is not None:
+            queued, model = self._queued(), scheduler.latency_model
+            predicted_s = None if model is None else model.predict(batch.shape)
+        now_s = self._pass_time(batch.shape, start_s)
+        finished = group.advance(now_s)
+        scheduler.update(batch, self._executor.result(batch, now_s - start_s), now_s)
+        self._end(finished, now_s)
+        self._regroup(group, batch)
+        if queued is not None:
+            self._tell(start_s, batch.shape, predicted_s, queued)
+        return 1
+
+    def _run_alone(self, group: GroupedDecodes, arrival_s: float) -> int:
+        """Steps of the group and nobody else, until one of them ends."""
+        scheduler, on_row = self._scheduler, self._on_row
+        model = scheduler.latency_model
+        self._kv.settle_ends()  # `schedule` would; the next block is taken without it
+        until_s = scheduler.policy.decodes_until_s(group, scheduler.limits)
+        start_s = self._clock.now_s()
+        if until_s <= start_s:
+            return 0
+        shape = BatchShape.of_decodes(group)
+        num_steps = 0
+        while True:
+            predicted_s = None
+            if model is not None and (until_s != math.inf or on_row is not None):
+                predicted_s = model.predict(shape)
+            if until_s != math.inf and (predicted_s is None or predicted_s >= until_s - start_s):
+                break
+            if not group.take_blocks():
+                break
+            shape.num_swapped_blocks = self._num_written()
+            if shape.num_swapped_blocks and model is not None and on_row is not None:
+                predicted_s = model.predict(shape)
+            queued = self._queued() if on_row is not None else None
+            now_s = self._pass_time(shape, start_s)
+            finished = group.advance(now_s)
+            num_steps += 1
+            if finished:
+                self._end(finished, now_s)
+            if queued is not None:
+                self._tell(start_s, shape, predicted_s, queued)
+            if finished or now_s >= arrival_s:
+                break
+            shape.num_swapped_blocks = 0
+            shape.decode_context_tokens += group.num_decodes
+            shape.max_decode_context_tokens += 1
+            shape.max_context_tokens += 1
+            start_s = now_s
+        return num_steps
+
+    def _num_written(self) -> int:
+        """Blocks that the prefix cache copies to the host in this step, to make room in it."""
+        to_host, _ = self._kv.take_copies()
+        return len(to_host)
+
+    def _pass_time(self, shape: BatchShape, start_s: float) -> float:
+        """Let a step's time pass and the model learn from it; when it ended."""
+        elapsed_s = self._executor.pass_time(shape)
+        if self._observe is not None:
+            self._observe(shape, elapsed_s)
+        return start_s + elapsed_s
+
+    def _end(self, finished: Iterable[Request], now_s: float) -> None:
+        for request in finished:
+            reason = self._executor.end_reason(request)
+            self._scheduler.end(request.request_id, reason, now_s)
+
+    def _regroup(self, group: GroupedDecodes, batch: ScheduledBatch) -> None:
+        """Who emitted is a decode now, who began a prompt is one of the others."""
+        others = self._others
+        for request, _, _, emits_token, _ in batch.chunks:
+            request_id = request.request_id
+            if not emits_token:
+                others[request_id] = request
+                continue
+            is_oldest = not others or next(iter(others)) == request_id
+            others.pop(request_id, None)
+            if not request.status.is_ended:
+                group.join(request, self._executor.num_tokens_left(request))
+                group.are_oldest = group.are_oldest and (is_oldest or not others)
+        for request_id in batch.output.rejected:
+            others.pop(request_id, None)
+        if not others:
+            group.are_oldest = True
+
+    def _queued(self) -> tuple[int, int, float]:
+        """What a row says of the queues, after the plan was carried out and before it runs."""
+        queues = self._scheduler.queues
+        return len(queues.waiting), len(queues.running), self._kv.used_fraction
+
+    def _tell(
+        self,
+        start_s: float,
+        shape: BatchShape,
+        predicted_s: float | None,
+        queued: tuple[int, int, float],
+    ) -> None:
+        assert self._on_row is not None
+        ended = self._engine.take_ended()
+        num_waiting, num_running, kv_used_fraction = queued
+        row = StepRow(
+            start_s=start_s,
+            duration_s=self._clock.now_s() - start_s,
+            predicted_s=predicted_s,
+            num_prefill_tokens=shape.num_prefill_tokens,
+            num_decodes=shape.num_decodes,
+            num_waiting=num_waiting,
+            num_running=num_running,
+            num_swapped=0,
+            kv_used_fraction=kv_used_fraction,
+            num_rejected=sum(r.status is RequestStatus.REJECTED for r in ended),
+        )
+        self._on_row(row, ended)

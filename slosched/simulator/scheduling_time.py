@@ -1,0 +1,72 @@
+"""What scheduling itself costs, in the simulator: time on the host, beside the device's or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from slosched.core import (
+    Executor,
+    Policy,
+    ScheduledBatch,
+    SchedulerOutput,
+    SchedulerView,
+    StepResult,
+)
+from slosched.simulator.simulated import VirtualClock
+
+MEASURED: Literal["measured"] = "measured"
+"""Instead of a number of seconds: what the decision takes on this machine.  Not reproducible."""
+
+ScheduleTime = float | Literal["measured"]
+
+
+class TakesTime(Policy):
+    """A policy whose every decision lets time pass on the clock of a simulation."""
+
+    def __init__(self, policy: Policy, clock: VirtualClock, schedule_s: ScheduleTime) -> None:
+        if schedule_s != MEASURED and not 0 <= schedule_s < float("inf"):
+            raise ValueError(f"schedule_s must be finite seconds >= 0, not {schedule_s!r}")
+        self._policy = policy
+        self._clock = clock
+        self._schedule_s = schedule_s
+
+    def __repr__(self) -> str:
+        return repr(self._policy)
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        start_s = time.perf_counter()
+        output = self._policy.schedule(view)
+        measured_s = time.perf_counter() - start_s
+        self._clock.advance(measured_s if self._schedule_s == MEASURED else self._schedule_s)
+        return output
+
+    def reset(self) -> None:
+        self._policy.reset()
+
+
+class SimulatedDevice:
+    """A simulated executor with a clock of its own, so that the host's may go on meanwhile."""
+
+    def __init__(self, executor: Executor, device: VirtualClock, host: VirtualClock) -> None:
+        """`device` is the clock on which `executor` lets its steps pass."""
+        self._executor = executor
+        self._device = device
+        self._host = host
+
+    def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
+        return partial(self._wait, batch, self._host.now_s())
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        return self.launch(batch)()
+
+    def release(self, request_id: str) -> None:
+        self._executor.release(request_id)
+
+    def _wait(self, batch: ScheduledBatch, launched_s: float) -> StepResult:
+        self._device.advance_to(launched_s)
+        result = self._executor.execute(batch)
+        self._host.advance_to(self._device.now_s())
+        return result

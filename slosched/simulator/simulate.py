@@ -1,0 +1,143 @@
+"""Replay a trace through the step loop in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from slosched.core import LatencyModel, Limits, Policy, Request
+from slosched.engine.loop import Engine, StepRecord
+from slosched.engine.overlap import OverlappedEngine
+from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
+from slosched.perfmodel import FittedModel, OnlineModel, scaled
+from slosched.scheduler import Scheduler
+from slosched.simulator.disturbances import UNDISTURBED, Disturbances
+from slosched.simulator.grouped import GroupedSteps, OnRow
+from slosched.simulator.scheduling_time import ScheduleTime, SimulatedDevice, TakesTime
+from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
+from slosched.workload.trace import Trace
+
+
+@dataclass(frozen=True)
+class SimulationConfig:
+    """The replica that is simulated; the same for every policy of a comparison."""
+
+    limits: Limits = field(default_factory=Limits)
+    num_blocks: int = 8192
+    """KV blocks on the device."""
+    block_size: int = 16
+    num_host_blocks: int = 8192
+    """KV blocks in host memory, for preemption by swap."""
+    prefix_cache: PrefixCaching = PrefixCaching.OFF
+    """Whether requests share the KV blocks of what their traces' prefix hashes say is equal."""
+    prefix_host: PrefixHost = NO_PREFIX_HOST
+    """Host memory for what the prefix cache evicts."""
+    disturbances: Disturbances = UNDISTURBED
+    """What makes the device's steps take other times than its model says."""
+    bias: float = 1.0
+    """What steps take over what the policy's latency model says; the device stays as it is."""
+    online: bool = False
+    """Whether the policy's latency model learns from the steps."""
+    schedule_s: ScheduleTime = 0.0
+    """What a decision takes: seconds, or "measured", which no two runs repeat."""
+    overlap: bool = False
+    """Whether the next step is planned while one runs, so that its decision costs no time."""
+    seed: int = 0
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the device's KV cache holds."""
+        return self.num_blocks * self.block_size
+
+
+def simulate(
+    trace: Trace,
+    policy: Policy,
+    model: LatencyModel,
+    config: SimulationConfig | None = None,
+    *,
+    scheduler_model: LatencyModel | None = None,
+    on_step: Callable[[StepRecord], None] | None = None,
+    on_row: OnRow | None = None,
+) -> list[Request]:
+    """Play `trace` open loop until every request has ended; they come back in order of arrival.
+
+    The device takes as long as `model` says; the policy predicts with `scheduler_model` (the same
+    one by default, which no real engine grants it), off by `config.bias` and corrected as it goes
+    if `config.online`.  Each request's true output length is known to the device alone; its limit
+    `max_tokens` is the longest output of the whole trace, as far as the KV cache allows.  `on_row`
+    is told of every step, as a row, and of the requests that ended in it.  `on_step` gets the whole
+    record of it, request by request, which takes several times as long.
+    """
+    config = config or SimulationConfig()
+    policy.reset()
+    clock = VirtualClock()
+    index = config.prefix_cache.new_index()
+    kv = KVCache(
+        *(config.num_blocks, config.block_size, config.num_host_blocks, index, config.prefix_host)
+    )
+    predictor = _biased(scheduler_model or model, config.bias)
+    if config.online:
+        predictor = OnlineModel(predictor)
+    if config.schedule_s:
+        policy = TakesTime(policy, clock, config.schedule_s)
+    scheduler = Scheduler(policy, kv, config.limits, predictor)
+    lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
+    device_clock = VirtualClock() if config.overlap else clock
+    executor = SimulatedExecutor(model, device_clock, lengths, config.disturbances, config.seed)
+    if config.overlap:
+        device = SimulatedDevice(executor, device_clock, clock)
+        engine: Engine = OverlappedEngine(scheduler, device, clock)
+    else:
+        engine = Engine(scheduler, executor, clock)
+    grouped = GroupedSteps(engine, executor, clock, on_row)
+    requests = make_requests(trace, capacity_tokens=config.num_blocks * config.block_size)
+    next_arrival = 0
+    while next_arrival < len(requests) or engine.has_work:
+        if not engine.has_work:
+            clock.advance_to(requests[next_arrival].arrival_s)
+        now_s = clock.now_s()
+        while next_arrival < len(requests) and requests[next_arrival].arrival_s <= now_s:
+            scheduler.add_request(requests[next_arrival])
+            next_arrival += 1
+        arrival_s = requests[next_arrival].arrival_s if next_arrival < len(requests) else math.inf
+        if on_step is None and not config.overlap and grouped.run(arrival_s):
+            continue
+        record = engine.step()
+        if on_step is not None:
+            on_step(record)
+        if on_row is not None:
+            on_row(record.row(), record.ended)
+    return requests
+
+
+def _biased(model: LatencyModel, bias: float) -> LatencyModel:
+    if bias == 1:
+        return model
+    if not 0 < bias < math.inf:
+        raise ValueError(f"bias must be a positive, finite factor, not {bias!r}")
+    if not isinstance(model, FittedModel):
+        raise ValueError(f"only a fitted model can be off by a bias, not a {type(model).__name__}")
+    return scaled(model, 1 / bias)
+
+
+def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
+    """Requests as a client would send them, without their output lengths."""
+    longest = max(r.num_output_tokens for r in trace.requests)
+    return [
+        Request(
+            request_id=r.request_id,
+            arrival_s=r.arrival_s,
+            num_prompt_tokens=r.num_prompt_tokens,
+            max_tokens=max(
+                r.num_output_tokens, min(longest, capacity_tokens - r.num_prompt_tokens)
+            ),
+            slo=r.slo,
+            priority=r.priority,
+            lora_id=r.lora_id,
+            prefix_hashes=r.prefix_hashes,
+            prefix_block_tokens=trace.prefix_block_tokens,
+        )
+        for r in trace.requests
+    ]

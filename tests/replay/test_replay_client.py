@@ -1,0 +1,230 @@
+"""The open-loop client against real servers: ours, broken ones, and none."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from live_server import MODEL, live
+
+from slosched.core import NO_SLO, SLO, EndReason, Limits, RequestStatus
+from slosched.metrics import RequestRecord
+from slosched.policy import FCFS
+from slosched.policy.kit.drop import Drop
+from slosched.replay.client import ReplayError, ReplayOptions, replay
+from slosched.workload.trace import Trace, TraceRequest
+
+NO_WARMUP = ReplayOptions(num_warmup=0)
+
+
+def make_trace(n: int, gap_s: float = 0.005, prompt: int = 20, slo: SLO = NO_SLO) -> Trace:
+    return Trace.of(
+        [TraceRequest(f"t{i}", i * gap_s, prompt + i % 7, 1 + i % 9, slo) for i in range(n)], "test"
+    )
+
+
+def test_every_request_has_one_record_with_forced_lengths() -> None:
+    trace = make_trace(100, slo=SLO(9.0, 3.0, 12.5))
+    seen: list[RequestRecord] = []
+    with live() as server:
+        report = replay(trace, server.url, ReplayOptions(model=MODEL), on_record=seen.append)
+        assert not report.errors
+        assert [r.request_id for r in report.records] == [r.request_id for r in trace.requests]
+        assert sorted(r.request_id for r in seen) == sorted(r.request_id for r in report.records)
+        for record, request in zip(report.records, trace.requests, strict=True):
+            assert (record.status, record.end_reason) == (
+                RequestStatus.FINISHED,
+                EndReason.LENGTH,
+            )
+            assert record.num_output_tokens == request.num_output_tokens
+            assert record.arrival_s == request.arrival_s
+            assert record.slo == request.slo
+            assert record.arrival_s < record.token_times_s[0]
+            assert all(a <= b for a, b in pairwise(record.token_times_s))
+        served = list(server.worker.records)[3:]  # without the warm-up
+        # Not in order: requests a few milliseconds apart may overtake each other on the way.
+        assert sorted((r.num_prompt_tokens, r.num_output_tokens) for r in served) == sorted(
+            (r.num_prompt_tokens, r.num_output_tokens) for r in trace.requests
+        )
+        assert {r.slo for r in served} == {SLO(9.0, 3.0, 12.5)}
+
+
+def test_priorities_travel_and_adapters_as_far_as_the_server_has_them() -> None:
+    trace = make_trace(12)
+    requests = [
+        replace(r, priority=i % 3 - 1, lora_id="sql" if i < 4 else None)
+        for i, r in enumerate(trace.requests)
+    ]
+    with live() as server:
+        report = replay(Trace.of(requests, "marked"), server.url, NO_WARMUP)
+        served = list(server.worker.records)
+    assert {r.status for r in report.records} == {RequestStatus.FINISHED}
+    assert [r.priority for r in report.records] == [r.priority for r in requests]
+    assert sorted(r.priority for r in served) == sorted(r.priority for r in requests)
+    # Our server loads no adapters: the base model has served all of them, and the report says so.
+    assert {r.lora_id for r in report.records} == {None}
+    assert report.errors == {f"its LoRA adapter is not there: served by {MODEL}": 4}
+
+
+def test_it_is_open_loop() -> None:
+    """While the device stands still requests keep coming, and their waiting counts."""
+    trace = make_trace(20, gap_s=0.01)
+    with live() as server:
+        server.device.gate.clear()
+        threading.Timer(0.5, server.device.gate.set).start()
+        report = replay(trace, server.url, NO_WARMUP)
+        arrivals_s = sorted(r.arrival_s for r in server.worker.records)
+        assert arrivals_s[-1] - arrivals_s[0] < 0.45, "all of them came during the pause"
+        assert report.records[0].token_times_s[0] > 0.3
+        assert {r.status for r in report.records} == {RequestStatus.FINISHED}
+
+
+def test_late_sends_are_counted_and_count_against_the_server() -> None:
+    trace = make_trace(5, gap_s=0.0)
+    with live() as server:
+        report = replay(trace, server.url, ReplayOptions(num_warmup=0, late_after_s=0.0))
+        assert report.num_late_sends >= 4  # five bodies cannot be made in no time
+        assert report.max_lateness_s > 0
+        assert all(r.arrival_s == 0 for r in report.records)
+
+
+def test_rejections_carry_their_reason() -> None:
+    trace = make_trace(10, slo=SLO(1e-6, 1.0))
+    with live(FCFS(drop=Drop.INFEASIBLE)) as server:
+        report = replay(trace, server.url)  # the warm-up carries no SLO
+    assert {r.status for r in report.records} == {RequestStatus.REJECTED}
+    assert {r.end_reason for r in report.records} <= {EndReason.EXPIRED, EndReason.INFEASIBLE}
+    assert not report.errors
+
+
+def test_a_prompt_that_is_too_long_is_rejected_as_in_the_simulator() -> None:
+    trace = Trace.of(
+        [TraceRequest("long", 0.0, 600, 5), TraceRequest("short", 0.01, 5, 5)], "lengths"
+    )
+    with live() as server:
+        report = replay(trace, server.url)
+    assert [r.end_reason for r in report.records] == [EndReason.TOO_LONG, EndReason.LENGTH]
+
+
+def test_faults_in_the_midst_are_aborts_with_a_count() -> None:
+    trace = make_trace(10, gap_s=0.0)
+    with live() as server:
+        server.device.fault = RuntimeError("broken")
+        report = replay(trace, server.url, NO_WARMUP)
+        server.device.fault = None
+    assert {(r.status, r.end_reason) for r in report.records} == {
+        (RequestStatus.ABORTED, EndReason.FAULT)
+    }
+    assert sum(report.errors.values()) == 10
+    assert all("HTTP 500" in error for error in report.errors)
+
+
+def test_what_does_not_end_in_time_is_given_up_and_freed() -> None:
+    trace = make_trace(4, gap_s=0.0)
+    with live(limits=Limits(max_num_seqs=2)) as server:
+        server.device.gate.clear()
+        report = replay(trace, server.url, ReplayOptions(num_warmup=0, drain_timeout_s=0.3))
+        assert {(r.status, r.end_reason) for r in report.records} == {
+            (RequestStatus.ABORTED, EndReason.CLIENT)
+        }
+        assert report.errors == {"not ended in time, given up": 4}
+        server.device.gate.set()
+        for _ in range(4):
+            server.device.released.get(timeout=10)
+        assert server.num_held_blocks == 0
+
+
+def test_no_server_and_the_wrong_model() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with pytest.raises(ReplayError, match="slosched serve"):
+        replay(make_trace(2), f"http://127.0.0.1:{port}")
+    with live() as server:
+        with pytest.raises(ReplayError, match=f"serves {MODEL}, not 'gpt-9'"):
+            replay(make_trace(2), server.url, ReplayOptions(model="gpt-9"))
+        server.device.fault = RuntimeError("broken")
+        with pytest.raises(ReplayError, match="warm-up request with HTTP 500"):
+            replay(make_trace(2), server.url)
+
+
+MODELS = b'{"data": [{"id": "m"}]}'
+FIRST_TOKEN = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
+LAST_TOKEN = b'data: {"choices": [{"text": "b", "finish_reason": "length"}]}\n\n'
+JOINED_TOKENS = (
+    b'data: {"choices": [{"text": "ab", "finish_reason": "length"}], '
+    b'"usage": {"completion_tokens": 2}}\n\n'
+)
+TOTAL = b'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\n'
+
+
+@contextmanager
+def scripted_server(answer: bytes, content_type: bytes = b"text/event-stream") -> Iterator[str]:
+    """Answers every POST with the same bytes and hangs up: what a foreign server may do."""
+
+    def talk() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as lines:
+                is_get = lines.readline().startswith(b"GET")
+                length = 0
+                while (line := lines.readline().strip()) != b"":
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                lines.read(length)
+                kind, body = (b"application/json", MODELS) if is_get else (content_type, answer)
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: %b\r\n\r\n%b"
+                    % (kind, body)
+                )
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=talk)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "num_tokens", "error"),
+    [
+        (FIRST_TOKEN + LAST_TOKEN + b"data: [DONE]\n\n", "finished", 2, None),
+        (b": comment\n\n" + FIRST_TOKEN + LAST_TOKEN, "finished", 2, None),
+        (JOINED_TOKENS + b"data: [DONE]\n\n", "finished", 2, None),
+        (LAST_TOKEN + TOTAL + b"data: [DONE]\n\n", "finished", 2, None),
+        (LAST_TOKEN + b"data: [DONE]\n\n", "finished", 1, "another number of tokens"),
+        (FIRST_TOKEN, "aborted", 1, "stream ended"),
+        (FIRST_TOKEN + b"data: [DONE]\n\n", "aborted", 1, "stream ended"),
+        (FIRST_TOKEN + b'data: {"error": {"code": "oops"}}\n\n', "aborted", 1, "oops"),
+        (b"data: {nonsense\n\n", "aborted", 0, "unreadable"),
+        (b"data: [1]\n\n", "aborted", 0, "unreadable"),
+        (b"", "aborted", 0, "stream ended"),
+    ],
+)
+def test_other_servers_and_broken_streams(
+    answer: bytes, status: str, num_tokens: int, error: str | None
+) -> None:
+    trace = Trace.of([TraceRequest("a", 0.0, 5, 2)], "one")
+    with scripted_server(answer) as url:
+        report = replay(trace, url, NO_WARMUP)
+    [record] = report.records
+    assert (record.status, record.num_output_tokens) == (status, num_tokens)
+    assert [error in message for message in report.errors] == ([True] if error else [])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"token_range": (5, 5)}, {"token_range": (-1, 5)}, {"late_after_s": -1.0}]
+)
+def test_options_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ReplayOptions(**wrong)  # type: ignore[arg-type]
