@@ -66,7 +66,7 @@ bench-simulator: setup  ## How fast the simulator is, at mean batches of 16, 64 
 	$(BIN)/python benchmarks/simulator.py
 
 bench-accuracy: setup  ## How right the latency model is, on every data set at hand
-	$(BIN)/python benchmarks/latency_model.py --plot runs/vllm_runs.png
+	$(BIN)/python -m benchmarks.latency_model --plot runs/vllm_runs.png
 
 arena: setup  ## Compare all policies in all scenarios (SCALE=full takes a night); make docs/arena.md
 	$(BIN)/python -m experiments.arena run --scale $(SCALE)

@@ -1,10 +1,10 @@
 """How right the latency model is: every form on every set of measurements, held out.
 
-    python benchmarks/latency_model.py                      # all that is at hand
-    python benchmarks/latency_model.py lss                  # measured kernels of three GPUs
-    python benchmarks/latency_model.py aic                  # AIConfigurator's tables (extra)
-    python benchmarks/latency_model.py vllm --plot runs/vllm.png
-    python benchmarks/latency_model.py pair profile.csv traffic.csv
+    python -m benchmarks.latency_model                      # all that is at hand
+    python -m benchmarks.latency_model lss                  # measured kernels of three GPUs
+    python -m benchmarks.latency_model aic                  # AIConfigurator's tables (extra)
+    python -m benchmarks.latency_model vllm --plot runs/vllm.png
+    python -m benchmarks.latency_model pair profile.csv traffic.csv
 
 Errors are percentages of the measured time; "under p99" is the 99th percentile of under-prediction.
 The step rows that are fitted never number more than 160; forms with a table of the layers' times

@@ -92,7 +92,7 @@ def _package_modules() -> dict[str, Path]:
 
 
 def _source(name: str) -> str:
-    """Read a module of slosched from its file; any other, such as a notebook's, as it was loaded."""
+    """Read the source of a module: of slosched from its file, of any other as it was loaded."""
     if (path := _package_modules().get(name)) is not None:
         return path.read_text(encoding="utf-8")
     return inspect.getsource(sys.modules[name])
