@@ -3,12 +3,12 @@
 from slosched.kv.cache import KVCache
 from slosched.kv.checks import KVCorruptionError
 from slosched.kv.pool import BlockPool, OutOfBlocksError
-from slosched.kv.prefix.index.hash_index import HashIndex
-from slosched.kv.prefix.index.host_tier import NO_PREFIX_HOST, HostWrites, PrefixHost
-from slosched.kv.prefix.index.index import PrefixCaching, PrefixIndex
-from slosched.kv.prefix.index.keys import BlockKeys, Key, block_keys
-from slosched.kv.prefix.index.merged_index import MergedIndex
-from slosched.kv.prefix.index.radix_index import RadixIndex
+from slosched.kv.prefix.hash_index import HashIndex
+from slosched.kv.prefix.host_tier import NO_PREFIX_HOST, HostWrites, PrefixHost
+from slosched.kv.prefix.index import PrefixCaching, PrefixIndex
+from slosched.kv.prefix.keys import BlockKeys, Key, block_keys
+from slosched.kv.prefix.merged_index import MergedIndex
+from slosched.kv.prefix.radix_index import RadixIndex
 
 __all__ = [
     "NO_PREFIX_HOST",

@@ -8,11 +8,11 @@ from slosched.core import BlockCopy, BlockLedger, BlockNames, Request, Scheduled
 from slosched.kv.checks import KVCorruptionError, check_pool
 from slosched.kv.ledger import OwnBlocks, SharedLedger
 from slosched.kv.pool import BlockPool, OutOfBlocksError
-from slosched.kv.prefix.index.forecast import Forecast
-from slosched.kv.prefix.index.hash_index import HashIndex
-from slosched.kv.prefix.index.host_tier import NO_PREFIX_HOST, HostTier, PrefixHost
-from slosched.kv.prefix.index.index import PrefixIndex
-from slosched.kv.prefix.index.sharing import SharedBlocks
+from slosched.kv.prefix.forecast import Forecast
+from slosched.kv.prefix.hash_index import HashIndex
+from slosched.kv.prefix.host_tier import NO_PREFIX_HOST, HostTier, PrefixHost
+from slosched.kv.prefix.index import PrefixIndex
+from slosched.kv.prefix.sharing import SharedBlocks
 
 
 class KVCache:

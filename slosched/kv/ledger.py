@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from slosched.kv.prefix.index.keys import Key
-from slosched.kv.prefix.index.sharing import SharedBlocks
+from slosched.kv.prefix.keys import Key
+from slosched.kv.prefix.sharing import SharedBlocks
 
 
 class FoundBefore:

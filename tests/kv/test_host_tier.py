@@ -10,7 +10,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from slosched.kv.prefix.index.host_tier import HostTier
 
 from slosched.core import EndReason, Request, ScheduledChunk
 from slosched.kv import (
@@ -23,6 +22,7 @@ from slosched.kv import (
     RadixIndex,
     block_keys,
 )
+from slosched.kv.prefix.host_tier import HostTier
 
 NUM_BLOCKS, NUM_SWAP_BLOCKS, SIZE, MAX_TOKENS = 9, 3, 2, 9
 

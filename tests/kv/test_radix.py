@@ -10,7 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
-from slosched.kv.prefix.index.radix import Node, RadixCorruptionError, RadixTree
+
+from slosched.kv.prefix.radix import Node, RadixCorruptionError, RadixTree
 
 Prefix = tuple[Hashable, tuple[int, ...]]
 

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from slosched.kv.prefix.index.radix import Node, RadixTree
-
 from slosched.batch import BatchBuilder
 from slosched.core import Request, ScheduledBatch, ScheduledChunk, SchedulerOutput, SchedulerView
 from slosched.kv import KVCache
+from slosched.kv.prefix.radix import Node, RadixTree
 from slosched.policy.engines.sglang.adder import AddResult, PrefillAdder
 from slosched.policy.engines.sglang.order import content, sort_depth_first
 from slosched.policy.engines.sglang.policy import SchedulePolicy, SGLang

@@ -8,9 +8,9 @@ from itertools import islice
 
 from slosched.core import RequestStatus
 from slosched.kv.ledger import SharedLedger
-from slosched.kv.prefix.index.hash_index import HashIndex
-from slosched.kv.prefix.index.keys import Key
-from slosched.kv.prefix.index.sharing import SharedBlocks
+from slosched.kv.prefix.hash_index import HashIndex
+from slosched.kv.prefix.keys import Key
+from slosched.kv.prefix.sharing import SharedBlocks
 
 
 class Forecast(SharedLedger):

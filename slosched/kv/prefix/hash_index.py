@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
-from slosched.kv.prefix.index.keys import Key
+from slosched.kv.prefix.keys import Key
 
 
 class HashIndex:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slosched.kv.pool import BlockPool
-from slosched.kv.prefix.index.keys import Key
-from slosched.kv.prefix.index.radix_index import RadixIndex
+from slosched.kv.prefix.keys import Key
+from slosched.kv.prefix.radix_index import RadixIndex
 
 
 class HostWrites(StrEnum):

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from slosched.kv.prefix.index.hash_index import HashIndex
-from slosched.kv.prefix.index.keys import Key
-from slosched.kv.prefix.index.merged_index import MergedIndex
-from slosched.kv.prefix.index.radix_index import RadixIndex
+from slosched.kv.prefix.hash_index import HashIndex
+from slosched.kv.prefix.keys import Key
+from slosched.kv.prefix.merged_index import MergedIndex
+from slosched.kv.prefix.radix_index import RadixIndex
 
 
 class PrefixIndex(Protocol):

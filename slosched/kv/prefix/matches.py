@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from slosched.kv.prefix.index.keys import Key
+from slosched.kv.prefix.keys import Key
 
 
 @dataclass(slots=True, eq=False)

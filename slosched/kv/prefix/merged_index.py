@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slosched.kv.prefix.index.hash_index import HashIndex
-from slosched.kv.prefix.index.keys import Key
+from slosched.kv.prefix.hash_index import HashIndex
+from slosched.kv.prefix.keys import Key
 
 
 class MergedIndex(HashIndex):

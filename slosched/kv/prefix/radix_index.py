@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
-from slosched.kv.prefix.index.keys import Key
-from slosched.kv.prefix.index.radix import Node, RadixTree
+from slosched.kv.prefix.keys import Key
+from slosched.kv.prefix.radix import Node, RadixTree
 
 
 class RadixIndex:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from slosched.core import Request
-from slosched.kv.prefix.index.host_tier import HostTier
-from slosched.kv.prefix.index.index import PrefixIndex
-from slosched.kv.prefix.index.keys import BlockKeys, Key, block_keys
-from slosched.kv.prefix.index.matches import Match, Matches
-from slosched.kv.prefix.index.unfinished import Unfinished
+from slosched.kv.prefix.host_tier import HostTier
+from slosched.kv.prefix.index import PrefixIndex
+from slosched.kv.prefix.keys import BlockKeys, Key, block_keys
+from slosched.kv.prefix.matches import Match, Matches
+from slosched.kv.prefix.unfinished import Unfinished
 
 
 class SharedBlocks:

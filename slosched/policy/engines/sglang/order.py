@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from slosched.core import Request
-from slosched.kv.prefix.index.radix import Node, RadixTree
+from slosched.kv.prefix.radix import Node, RadixTree
 
 MAX_WAITING_FOR_PREFIXES = 128
 """Above this many, looking for prefixes takes SGLang too long, and two orders give way to fcfs."""
