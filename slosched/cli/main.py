@@ -10,29 +10,16 @@ from typing import Annotated
 import typer
 
 import slosched
-from slosched.cli.commands.bounds import bounds
-from slosched.cli.commands.capacity import capacity
-from slosched.cli.commands.compare import compare
-from slosched.cli.commands.demo import demo
-from slosched.cli.commands.fit import fit
-from slosched.cli.commands.policies import policies
-from slosched.cli.commands.profile import profile
-from slosched.cli.commands.replay import replay
-from slosched.cli.commands.serve import serve
-from slosched.cli.commands.trace import trace_app
-from slosched.cli.commands.tune import tune
-from slosched.cli.console import complain, place_in_users_code
-from slosched.core import SloschedError
+from slosched.cli.lazy import LazyCommands, add_summaries
 
 app = typer.Typer(
+    cls=LazyCommands,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # plain: what it takes to draw frames takes as long as all the rest
     pretty_exceptions_enable=False,
     help="SLO-aware scheduling of LLM inference: profile, fit, serve, replay, compare.",
 )
-for command in (profile, fit, serve, replay, compare, bounds, capacity, tune, policies, demo):
-    app.command()(command)
-app.add_typer(trace_app, name="trace")
+add_summaries(app)
 
 
 def _print_version(asked: bool) -> None:
@@ -66,6 +53,9 @@ def main() -> None:
     try:
         app()
     except Exception as error:
+        from slosched.cli.console import complain, place_in_users_code
+        from slosched.core import SloschedError
+
         is_input = isinstance(error, SloschedError | ValueError | OSError)
         if not is_input and place_in_users_code(error) is None:
             raise

@@ -12,13 +12,17 @@ from slosched.cli import options
 from slosched.cli.commands.fetch import fetch
 from slosched.cli.console import console, table
 from slosched.cli.groups import grouped
+from slosched.cli.lazy import SUMMARIES
 from slosched.perfmodel import load_model
 from slosched.workload import KINDS, Trace, write_trace
 
-trace_app = typer.Typer(
-    no_args_is_help=True, help="Make a trace, read one and show its statistics, or fetch one."
+trace = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help=SUMMARIES["trace"],
 )
-trace_app.command()(fetch)
+trace.command()(fetch)
 
 Source = Annotated[
     str,
@@ -30,7 +34,7 @@ Source = Annotated[
 ]
 
 
-@trace_app.command()
+@trace.command()
 @grouped
 def show(
     source: Source,
@@ -48,7 +52,7 @@ def show(
     print_summary(arrivals.open(source, None, seed))
 
 
-@trace_app.command()
+@trace.command()
 @grouped
 def make(
     source: Source,

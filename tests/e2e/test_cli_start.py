@@ -1,0 +1,84 @@
+"""What the command line imports before there is work to do, and what starting it costs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import resource
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import typer
+
+from slosched.cli.lazy import SUMMARIES
+
+pytestmark = pytest.mark.e2e
+
+MOST_S = 0.3
+HEAVY = {
+    *("aiohttp", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn"),
+    *("starlette", "torch", "transformers", "vllm"),
+}
+"""What takes a tenth of a second or more to import, and only some work needs."""
+_RUN = """
+import json, sys
+from importlib import import_module
+for module in {modules}:
+    import_module(module)
+sys.argv = ["slosched", *{arguments}]
+from slosched.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+print(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}})))
+"""
+
+
+def imported_by(*arguments: str, modules: tuple[str, ...] = ()) -> set[str]:
+    """Packages that a process has imported which imports `modules` and runs a command."""
+    code = _RUN.format(modules=modules, arguments=arguments)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_import_no_command(option: str) -> None:
+    found = imported_by(option)
+    assert "typer" in found
+    assert not found & (HEAVY | {"numpy"})
+
+
+def test_the_list_of_policies_imports_nothing_heavy() -> None:
+    found = imported_by("policies")
+    assert "numpy" in found  # policies compute with it
+    assert not found & HEAVY
+
+
+def test_no_command_imports_anything_heavy_before_it_runs() -> None:
+    """For its help, and for a slip in its options."""
+    commands = tuple(f"slosched.cli.commands.{name}" for name in SUMMARIES)
+    assert not imported_by("--version", modules=commands) & HEAVY
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_a_summary_is_the_first_sentence_of_the_command(name: str) -> None:
+    command = getattr(import_module(f"slosched.cli.commands.{name}"), name)
+    text = command.info.help if isinstance(command, typer.Typer) else inspect.getdoc(command)
+    assert text.split("\n\n")[0].replace("\n", " ") == SUMMARIES[name]
+
+
+@pytest.mark.cost
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_the_command_line_starts_at_once(option: str) -> None:
+    """In processor time of the child, which a busy machine does not change much; best of five."""
+    assert min(_processor_s(option) for _ in range(5)) <= MOST_S
+
+
+def _processor_s(option: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "slosched", option], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
