@@ -81,7 +81,7 @@ def test_without_a_command_it_lists_them_all(cli: Cli) -> None:
     said = cli()
     assert said.status == 2
     for command in ("profile", "fit", "serve", "replay", "compare", "policies", "trace", "demo"):
-        assert re.search(rf"^  {command} ", said.out, flags=re.MULTILINE), command
+        assert re.search(rf"^  {command} ", said.err, flags=re.MULTILINE), command
 
 
 @pytest.mark.parametrize(
