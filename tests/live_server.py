@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import aiohttp
 from factories import make_model
 
-from slosched.core import NO_SLO, SLO, Limits, Policy, ScheduledBatch, StepResult
+from slosched.core import NO_SLO, SLO, Clock, Limits, Policy, ScheduledBatch, StepResult
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
@@ -96,13 +96,15 @@ def live(
     drain_timeout_s: float = 5.0,
     max_consecutive_faults: int = 10,
     overlap: bool = False,
+    clock: Clock | None = None,
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), FAST)
     device = Device()
-    engine = Engine(scheduler, device, MonotonicClock())
+    clock = clock or MonotonicClock()
+    engine = Engine(scheduler, device, clock)
     if overlap:
-        engine = OverlappedEngine(scheduler, InBackground(device), MonotonicClock())
+        engine = OverlappedEngine(scheduler, InBackground(device), clock)
     worker = EngineWorker(engine, max_consecutive_faults=max_consecutive_faults)
     config = ServerConfig(MODEL, max_model_len, default_slo)
     app = build_app(worker, ByteTokenizer(), config)

@@ -38,6 +38,7 @@ _OURS_ALONE = (
     "prefix_host_tokens",
     "prefix_host_writes",
     "recalibrate",
+    "step_timeout",
     "threads",
 )
 """Options of commands that mean nothing to vLLM."""

@@ -87,6 +87,8 @@ class Engine:
         self.clock = clock
         self.num_faults = 0
         """Steps at which the executor failed."""
+        self.waits_for: tuple[ScheduledBatch | None, float] = (None, 0.0)
+        """The batch that the device runs, and since when; None while it is not waited for."""
         self._num_idle_steps = 0
 
     @property
@@ -107,7 +109,8 @@ class Engine:
             self._note_idle_step(batch)
         else:
             self._num_idle_steps = 0
-            result = self._result_of(batch, partial(self.executor.execute, batch))
+            wait = partial(self.executor.execute, batch)
+            result = self._result_of(batch, wait, self.clock.now_s())
         end_s = self._book(batch, result)
         return StepRecord(start_s, end_s, batch, result, self.take_ended(), *queued)
 
@@ -135,7 +138,10 @@ class Engine:
             scheduler.latency_model.observe(batch.shape, result.elapsed_s)
         return end_s
 
-    def _result_of(self, batch: ScheduledBatch, wait: Callable[[], StepResult]) -> StepResult:
+    def _result_of(
+        self, batch: ScheduledBatch, wait: Callable[[], StepResult], began_s: float
+    ) -> StepResult:
+        self.waits_for = batch, began_s
         try:
             result = wait()
             if batch.output.num_scheduled_tokens.keys() - result.token_ids.keys():
@@ -152,6 +158,8 @@ class Engine:
             kv.discard_unfinished(failed)
             kv.clear_prefix_host()
             raise
+        finally:
+            self.waits_for = None, self.clock.now_s()
 
     def _note_idle_step(self, batch: ScheduledBatch) -> None:
         """A step may run nothing if it changed the queues, but not for ever."""

@@ -93,7 +93,7 @@ class OverlappedEngine(Engine):
     def _settle(self, step: _Step) -> tuple[StepResult, float]:
         """Wait for a step and book it; what came of it, and when."""
         try:
-            result = self._result_of(step.batch, step.wait)
+            result = self._result_of(step.batch, step.wait, step.began_s)
         finally:
             if self._running is not None:
                 self._running.began_s = self.clock.now_s()

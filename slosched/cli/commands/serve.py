@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -30,6 +31,11 @@ from slosched.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from slosched.engine.server import Tokenizer
+
+
+def _step_timeout(text: str) -> float:
+    """Return seconds; infinitely many if the watchdog is turned off."""
+    return math.inf if text.strip() in ("off", "0") else options.duration(text)
 
 
 @grouped
@@ -83,6 +89,15 @@ def serve(
             parser=options.duration, metavar="TIME", help="How long a shutdown waits for answers."
         ),
     ] = options.Seconds(30),
+    step_timeout: Annotated[
+        float,
+        typer.Option(
+            parser=_step_timeout,
+            metavar="TIME|off",
+            help="/health answers 503 while a step takes longer than this, and than 20 times what "
+            "was predicted; the first steps have five minutes.",
+        ),
+    ] = options.Seconds(10),
     engine: vllm.EngineName = vllm.Engine.TORCH,
     words: vllm.Words = None,
 ) -> None:
@@ -142,7 +157,7 @@ def serve(
     loop = Engine(scheduler, device.executor, MonotonicClock())
     if overlap:
         loop = OverlappedEngine(scheduler, InBackground(device.executor), MonotonicClock())
-    worker = http.EngineWorker(loop)
+    worker = http.EngineWorker(loop, step_limit=http.StepLimit(step_timeout))
     config = http.ServerConfig(
         device.name,
         max_model_len=device.max_model_len,

@@ -19,6 +19,7 @@ from slosched.engine.server.tokenizer import (
     NoTokenizer,
     Tokenizer,
 )
+from slosched.engine.server.watchdog import StepLimit
 from slosched.engine.server.worker import EngineWorker
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "NoTokenizer",
     "ServerConfig",
     "ServerStartError",
+    "StepLimit",
     "Tokenizer",
     "build_app",
     "check_can_listen",

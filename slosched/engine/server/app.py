@@ -80,10 +80,16 @@ class _Api:
         self._max_body_bytes = max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * self._max_model_len)
 
     async def health(self, _http: HTTPRequest) -> Response:
-        why = self._worker.why_not_serving
-        if why is None:
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "unavailable", "reason": why}, 503)
+        if (why := self._worker.why_not_serving) is not None:
+            return JSONResponse({"status": "unavailable", "reason": why}, 503)
+        if (hang := self._worker.watchdog.hang()) is not None:
+            step = {
+                "running_s": hang.running_s,
+                "predicted_s": hang.predicted_s,
+                "limit_s": hang.limit_s,
+            }
+            return JSONResponse({"status": "hung", "reason": hang.reason, "step": step}, 503)
+        return JSONResponse({"status": "ok"})
 
     async def models(self, _http: HTTPRequest) -> Response:
         model = {

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from slosched.core import DeadlineRule, EndReason, RequestStatus
 from slosched.engine.loop import StepRecord
+from slosched.engine.server.watchdog import Watchdog
 from slosched.metrics import RequestRecord, is_good, met_e2e, met_tokens, met_ttft
 from slosched.perfmodel import OnlineModel
 from slosched.scheduler import Scheduler
@@ -52,8 +53,9 @@ class Histogram:
 class ServerMetrics:
     """What /metrics tells of one engine since it started."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, watchdog: Watchdog | None = None) -> None:
         self._scheduler = scheduler
+        self._watchdog = watchdog
         self._ends = dict.fromkeys(EndReason, 0)
         self._num_refused = 0
         self._num_good = 0
@@ -121,7 +123,8 @@ class ServerMetrics:
         """The whole page."""
         escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         label = f'model_name="{escaped}"'
-        lines = [*self._gauges(label), *self._counters(label), *self._latency_model(label)]
+        lines = [*self._gauges(label), *self._counters(label)]
+        lines += [*self._latency_model(label), *self._hangs(label)]
         for histogram in (
             self._ttft, self._itl, self._tpot, self._e2e, self.queue_time, self._step,
         ):  # fmt: skip
@@ -175,6 +178,16 @@ class ServerMetrics:
         ):
             by_promise = {f'{label},promise="{p}"': n for p, n in counts.items()}
             yield from _samples(f"{name}_total", "counter", text, by_promise)
+
+    def _hangs(self, label: str) -> Iterator[str]:
+        if self._watchdog is None:
+            return
+        is_hung = self._watchdog.hang() is not None
+        text = "1 while the running step takes longer than it may, as /health says."
+        yield from _sample("slosched:step_is_hung", "gauge", text, label, int(is_hung))
+        num_hangs = self._watchdog.num_hangs
+        text = "Steps that took longer than they may."
+        yield from _sample("slosched:steps_hung_total", "counter", text, label, num_hangs)
 
     def _latency_model(self, label: str) -> Iterator[str]:
         """How far off the fitted model is by now, and how often its upper bound was broken."""

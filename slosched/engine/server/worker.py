@@ -18,10 +18,13 @@ from slosched.core import EndReason, Request, SloschedError
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.server.metrics import ServerMetrics
 from slosched.engine.server.steps import StepFeed
+from slosched.engine.server.watchdog import StepLimit, Watchdog
 from slosched.metrics import RequestRecord
 from slosched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+_STEP_LIMIT = StepLimit()
 
 
 class NotServingError(SloschedError):
@@ -57,11 +60,17 @@ class EngineWorker:
     """Runs an engine's steps in a thread of its own.  All methods may be called from any thread.
 
     `max_consecutive_faults` steps that fail one after the other mean that the device is gone for
-    good; from then on the server is broken, as it is after a bug of the policy, and says so.
+    good; from then on the server is broken, as it is after a bug of the policy, and says so.  While
+    a step takes longer than `step_limit` it is not healthy, but goes on taking requests.
     """
 
     def __init__(
-        self, engine: Engine, *, max_records: int = 10_000, max_consecutive_faults: int = 10
+        self,
+        engine: Engine,
+        *,
+        max_records: int = 10_000,
+        max_consecutive_faults: int = 10,
+        step_limit: StepLimit = _STEP_LIMIT,
     ) -> None:
         self._engine = engine
         self._inbox: list[Generation | _Abort] = []
@@ -73,7 +82,8 @@ class EngineWorker:
         self._num_faults = 0
         self._max_consecutive_faults = max_consecutive_faults
         self._thread = threading.Thread(target=self._run, name="slosched-engine", daemon=True)
-        self.metrics = ServerMetrics(engine.scheduler)
+        self.watchdog = Watchdog(engine, step_limit)
+        self.metrics = ServerMetrics(engine.scheduler, self.watchdog)
         self.steps = StepFeed()
         self.records: deque[RequestRecord] = deque(maxlen=max_records)
         """The latest requests that ended, in order of their end."""
@@ -119,6 +129,10 @@ class EngineWorker:
 
     def start(self) -> None:
         self._thread.start()
+        watch = threading.Thread(
+            target=self.watchdog.run, args=(self._stopped,), name="slosched-watchdog", daemon=True
+        )
+        watch.start()
 
     def submit(self, request: Request) -> Generation:
         """Queue a request whose updates go to the running event loop.
@@ -203,11 +217,14 @@ class EngineWorker:
 
     def _step(self) -> None:
         num_faults = self._engine.num_faults
+        self.watchdog.began()
         try:
             record = self._engine.step()
         except Exception as error:
             self._handle_failed_step(error, is_fault=self._engine.num_faults > num_faults)
             return
+        finally:
+            self.watchdog.ended()
         self._num_faults = 0
         self._note_first_scheduled(record)
         self.metrics.observe_step(record)

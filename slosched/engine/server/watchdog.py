@@ -1,0 +1,127 @@
+"""The watchdog: it tells a step that hangs from one that only takes long.
+
+The engine's thread says when it begins and ends a step.  Whoever asks, and a thread that asks about
+once a second, compares how long that has been with what the step was predicted to take.  A hang is
+logged when it is seen first and when it is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slosched.core import ScheduledBatch
+from slosched.engine.loop import Engine
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimit:
+    """How long a step may take before it counts as hung."""
+
+    timeout_s: float = 10.0
+    """At least so long, whatever was predicted; infinite for ever."""
+    times_predicted: float = 20.0
+    """So many times its prediction, if that is longer."""
+    warmup_timeout_s: float = 300.0
+    """For the first steps, which load and compile what the later ones only run."""
+    num_warmup_steps: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "times_predicted", "warmup_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
+
+    def of_step(self, predicted_s: float | None, num_ended: int) -> float:
+        """Return the limit of a step, in seconds, of which `num_ended` have ended before it."""
+        limit_s = max(self.timeout_s, self.times_predicted * (predicted_s or 0.0))
+        return max(limit_s, self.warmup_timeout_s) if num_ended < self.num_warmup_steps else limit_s
+
+
+class Hang(NamedTuple):
+    """A step that has taken longer than it may."""
+
+    batch: ScheduledBatch | None
+    """What the device runs; None if the engine's own thread is at fault."""
+    running_s: float
+    limit_s: float
+
+    @property
+    def predicted_s(self) -> float | None:
+        return None if self.batch is None else self.batch.predicted_s
+
+    @property
+    def reason(self) -> str:
+        """Return who hangs, for how long, and how long it should have taken."""
+        allowed = f"{self.limit_s:.3g} s are allowed (--step-timeout)"
+        if self.batch is None:
+            return f"a step has been planned or booked for {self.running_s:.1f} s; {allowed}"
+        predicted_s = self.predicted_s
+        expected = "nothing was predicted" if predicted_s is None else f"{predicted_s:.3g} s were"
+        shape = self.batch.shape
+        return (
+            f"the device has not ended a step for {self.running_s:.1f} s; {expected} predicted and "
+            f"{allowed}; the step holds {len(self.batch.chunks)} requests with "
+            f"{shape.num_prefill_tokens} prefill tokens and {shape.num_decodes} decodes"
+        )
+
+
+class Watchdog:
+    """Watches the steps of one engine.  `began` and `ended` are for the engine's thread alone."""
+
+    def __init__(self, engine: Engine, limit: StepLimit) -> None:
+        self._engine = engine
+        self._limit = limit
+        self._began_s: float | None = None
+        """When the engine's thread began the step that it is in."""
+        self._num_ended = 0
+        self._lock = threading.Lock()
+        self._hung_since_s: float | None = None
+        """When the step began that is known to hang."""
+        self.num_hangs = 0
+
+    def began(self) -> None:
+        self._began_s = self._engine.clock.now_s()
+
+    def ended(self) -> None:
+        self._began_s = None
+        self._num_ended += 1
+        if self._hung_since_s is not None:
+            self.hang()
+
+    def hang(self) -> Hang | None:
+        """Return the step that hangs now; log it if that is news, and also if it is over."""
+        with self._lock:
+            now_s = self._engine.clock.now_s()
+            found = self._find(now_s)
+            if found is not None and self._hung_since_s is None:
+                self._hung_since_s = now_s - found.running_s
+                self.num_hangs += 1
+                log.error("hung: %s", found.reason)
+            elif found is None and self._hung_since_s is not None:
+                took_s = now_s - self._hung_since_s
+                self._hung_since_s = None
+                log.warning("no longer hung: the step that hung ended after %.1f s", took_s)
+            return found
+
+    def run(self, stopped: threading.Event) -> None:
+        """Watch until `stopped` is set, so that the log tells of a hang that nobody asks about."""
+        if self._limit.timeout_s < math.inf:
+            while not stopped.wait(_PERIOD_S):
+                self.hang()
+
+    def _find(self, now_s: float) -> Hang | None:
+        """Look at each fact once, the clock first: the engine's thread goes on meanwhile."""
+        began_s = self._began_s
+        batch, since_s = self._engine.waits_for
+        if began_s is None:
+            return None
+        running_s = now_s - max(began_s, since_s)
+        limit_s = self._limit.of_step(None if batch is None else batch.predicted_s, self._num_ended)
+        return Hang(batch, running_s, limit_s) if running_s > limit_s else None
