@@ -206,6 +206,19 @@ def test_sigterm_lets_running_requests_finish() -> None:
         assert rest.strip() == "stopped: every request has had its answer"
 
 
+def test_the_watchdog_can_be_turned_off() -> None:
+    with serving(*EMULATED, "--step-timeout", "off") as server:
+        assert server.get("/health")[0] == 200
+        assert server.metric("slosched:step_is_hung") == 0
+
+
+def test_a_step_timeout_that_is_none_is_refused(cli: Cli) -> None:
+    said = cli("serve", *EMULATED, "--step-timeout", "soon")
+    assert said.status == 2
+    assert "--step-timeout" in said.complaint
+    assert "'soon' is not a duration" in said.complaint
+
+
 def test_a_latency_model_of_another_device_serves_if_forced() -> None:
     forced = ("-m", "tiny-random", "--latency-model", GPU, "--force", "--kv-tokens", "1024")
     with serving(*forced) as server:

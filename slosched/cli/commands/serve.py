@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def _step_timeout(text: str) -> float:
     """Return seconds; infinitely many if the watchdog is turned off."""
-    return math.inf if text.strip() in ("off", "0") else options.duration(text)
+    return math.inf if str(text).strip() in ("off", "0") else options.duration(text)
 
 
 @grouped
