@@ -11,6 +11,7 @@ import pandas as pd
 import typer
 
 from experiments.arena import costs, report
+from experiments.arena.carry_over import Again, carry_over, play_again, sample
 from experiments.arena.ceilings import ceilings, lasting
 from experiments.arena.contenders import chosen
 from experiments.arena.oracle import oracle
@@ -169,6 +170,35 @@ def cost() -> None:
     Example: `python -m experiments.arena cost`.
     """
     Results().write("cost", costs.measure())
+
+
+@app.command("carry-over")
+def take_over(
+    num_rows: Annotated[
+        int, typer.Option("--sample", min=1, help="Stored rows that are played again.")
+    ] = 16,
+    seed: Annotated[int, typer.Option(help="Which rows are drawn.")] = 0,
+) -> None:
+    """Play some stored results again; if none differs, all are results of today's code.
+
+    For changes that are meant to leave every decision as it is.
+
+    Example: `python -m experiments.arena carry-over --sample 16 --seed 1`.
+    """
+
+    def say(again: Again) -> None:
+        row = again.stored
+        console.print(
+            f"{row['scenario']}, {row['contender']} at {row['load']:g}x: stored "
+            f"{row['attainment']:.6g}, today {again.attainment:.6g}"
+        )
+
+    results = Results()
+    replays = play_again(results, sample(results, num_rows, seed))
+    num_carried = carry_over(results, replays, say)
+    console.print(
+        f"taken over: {num_carried} scenarios, {num_rows} rows of which came out the same"
+    )
 
 
 make_report = add_report(app, "arena", report.PAGE, lambda: report.write(Results()))

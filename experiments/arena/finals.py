@@ -30,7 +30,7 @@ from slosched.workload import Trace
 
 DECILE_LOADS = (1.0, 2.0)
 KNEE_TARGET = TARGETS[0]
-_FINE = 1e-4
+FINE = 1e-4
 """Of a lattice on which any rate has one next to it: an overload is a multiple of the knee."""
 
 
@@ -84,7 +84,7 @@ class Finals:
     def _at_loads(self) -> dict[float, Sweep]:
         return {
             load: self._play(
-                Plan(TARGETS, _FINE, at_rate=load * self.knee[1]), self.ring.overload_windows
+                Plan(TARGETS, FINE, at_rate=load * self.knee[1]), self.ring.overload_windows
             )
             for load in LOADS
         }
@@ -231,7 +231,7 @@ class Finals:
 
     def _undisturbed_good(self, contenders: Sequence[Contender], rate: float) -> dict[str, int]:
         """By contender, over all requests of the bounds' windows."""
-        plan = Plan(TARGETS, _FINE, at_rate=rate)
+        plan = Plan(TARGETS, FINE, at_rate=rate)
         measured = self.ring.sweep(contenders, self.ring.bound_windows, plan).measured
         return {
             name: sum(int(o.good.sum()) for o in m.outcomes[m.complete[0]].values())

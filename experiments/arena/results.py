@@ -12,7 +12,7 @@ from experiments.arena.rows import Tables
 HERE = Path(__file__).parent / "results"
 KINDS = (
     *("runs", "tuned", "capacity", "overload", "ratios", "deciles"),
-    *("bounds", "ceilings", "lasting", "oracle", "cost"),
+    *("bounds", "ceilings", "lasting", "oracle", "cost", "carried_over"),
 )
 """`runs` has a row a scenario: at which scale, by which code, on which machine, how long."""
 

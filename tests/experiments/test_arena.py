@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from experiments.arena import __main__ as command
 from experiments.arena import report
+from experiments.arena.carry_over import carry_over, play_again, sample
 from experiments.arena.ceilings import EVEN_STREAM, ceilings, lasting
 from experiments.arena.contenders import Class, chosen, entries
 from experiments.arena.figures import figures
@@ -49,7 +50,7 @@ BURST = MadeUp(Lognormal(800, 1.0), Lognormal(4, 0.5), cv=1.5)
 SMALL = Scenario("tiny", "h100/llama-3.1-8b", BURST, "medium")
 
 
-APART = {"cost", "ceilings", "lasting", "oracle"}
+APART = {"cost", "ceilings", "lasting", "oracle", "carried_over"}
 """Made by commands of their own."""
 
 
@@ -76,6 +77,35 @@ def test_a_tiny_arena_leaves_every_table_of_its_own(played: Path) -> None:
     assert run["knee_requests_per_s"] > 0
     assert {row["contender"] for row in tables["capacity"]} == {"edf", "edf+drop", "goodput"}
     assert all(row["num_trials"] <= TINY.max_trials for row in tables["tuned"])
+
+
+def test_stored_results_are_carried_over_if_a_sample_comes_out_the_same(
+    played: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(played / "results", tmp_path / "results")
+    results = Results(tmp_path / "results")
+    runs = results.read("runs")
+    results.write("runs", runs.assign(code_digest="of another day"))
+    drawn = sample(results, 2, seed=0)
+    replays = play_again(results, drawn, {"tiny": SMALL}, {"tiny": TINY})
+    assert carry_over(results, replays, lambda _: None) == 1
+    assert list(results.read("runs")["code_digest"]) == list(runs["code_digest"])
+    proof = results.read("carried_over")
+    assert len(proof) == 2
+    assert set(proof["earlier_code"]) == {"of another day"}
+
+
+def test_nothing_is_carried_over_if_a_result_differs(played: Path, tmp_path: Path) -> None:
+    shutil.copytree(played / "results", tmp_path / "results")
+    results = Results(tmp_path / "results")
+    results.write("runs", results.read("runs").assign(code_digest="of another day"))
+    (row,) = sample(results, 1, seed=0)
+    row["attainment"] += 0.001
+    replays = play_again(results, [row], {"tiny": SMALL}, {"tiny": TINY})
+    with pytest.raises(ValueError, match="nothing is taken over"):
+        carry_over(results, replays, lambda _: None)
+    assert list(results.read("runs")["code_digest"]) == ["of another day"]
+    assert results.read("carried_over").empty
 
 
 def test_under_overload_the_same_load_is_offered_to_all(played: Path) -> None:
