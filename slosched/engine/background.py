@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import NamedTuple
 
 from slosched.core import Executor, ScheduledBatch, StepResult
+
+
+class _Launched(NamedTuple):
+    """A step that waits for the device."""
+
+    batch: ScheduledBatch
+    ended: Sequence[str]
+    """Requests to release before it."""
+    result: Future[StepResult]
 
 
 class InBackground:
@@ -17,14 +30,20 @@ class InBackground:
     """
 
     def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._thread = ThreadPoolExecutor(1, "slosched-device")
         self._ended: list[str] = []
         """Requests to release before the step that is launched next: steps before may hold them."""
+        self._launched: SimpleQueue[_Launched | None] = SimpleQueue()
+        weakref.finalize(self, self._launched.put, None)
+        # A daemon, or a device that hangs would keep the process from ending.
+        threading.Thread(
+            target=_run, args=(executor, self._launched), name="slosched-device", daemon=True
+        ).start()
 
     def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
         ended, self._ended = self._ended, []
-        return self._thread.submit(self._run, ended, batch).result
+        result: Future[StepResult] = Future()
+        self._launched.put(_Launched(batch, ended, result))
+        return result.result
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         return self.launch(batch)()
@@ -32,7 +51,14 @@ class InBackground:
     def release(self, request_id: str) -> None:
         self._ended.append(request_id)
 
-    def _run(self, ended: Sequence[str], batch: ScheduledBatch) -> StepResult:
-        for request_id in ended:
-            self._executor.release(request_id)
-        return self._executor.execute(batch)
+
+def _run(executor: Executor, launched: SimpleQueue[_Launched | None]) -> None:
+    """Run what is launched until None comes, which it does when nobody can launch any more."""
+    while (step := launched.get()) is not None:
+        try:
+            for request_id in step.ended:
+                executor.release(request_id)
+            step.result.set_result(executor.execute(step.batch))
+        except BaseException as error:
+            step.result.set_exception(error)
+        del step  # or it would keep its requests until the next one

@@ -182,7 +182,8 @@ class _Api:
         if model is not None and model != self._config.model_name:
             raise ApiError(
                 404,
-                f"there is no model {model!r:.100} here, only {self._config.model_name!r}",
+                f"there is no model {model!r:.100} here, only {self._config.model_name!r}; "
+                "LoRA adapters are not loaded",
                 param="model",
                 code="model_not_found",
             )

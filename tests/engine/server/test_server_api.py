@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import select
@@ -11,14 +12,16 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live_server import MODEL, Live, live
+from live_server import MODEL, Live, live, post, with_client
 
-from slosched.core import SLO, EndReason, RequestStatus
+from slosched.core import SLO, EndReason, Limits, RequestStatus
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.slo import parse_slo
+from slosched.policy.spec import make_policy
 
 CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -378,6 +381,39 @@ def test_the_slo_of_a_request(
     _, answer, _ = server.post(prompt="x", max_tokens=2, headers=headers, **body)
     record = next(r for r in server.worker.records if r.request_id == answer["id"])
     assert record.slo == expected
+
+
+@pytest.mark.parametrize("value", ["high", 1.5, True, 2**31, -(2**31) - 1, [1]])
+def test_a_priority_that_is_none_is_a_400(server: Live, value: object) -> None:
+    status, answer, _ = server.post(prompt="x", max_tokens=2, priority=value)
+    assert (status, answer["error"]["param"]) == (400, "priority")
+    assert "priority must be an integer in [-2147483648, 2147483647]" in answer["error"]["message"]
+
+
+def test_lower_priorities_are_served_first_by_a_policy_that_looks_at_them() -> None:
+    """One seat, which is taken while four more requests come."""
+
+    async def scenario(client: aiohttp.ClientSession) -> None:
+        asks = []
+        for num_sent, priority in enumerate((0, 3, -7, 0, 2), start=1):
+            body = {"prompt": "abc", "max_tokens": 2, "priority": priority}
+            asks.append(asyncio.create_task(post(client, **body)))
+            while urgent.worker.num_cut_short < num_sent or not urgent.device.entered.is_set():
+                await asyncio.sleep(0.001)
+        urgent.device.gate.set()
+        assert [status for status, _, _ in await asyncio.gather(*asks)] == [200] * 5
+
+    with live(make_policy("vllm_v1:policy=priority"), limits=Limits(max_num_seqs=1)) as urgent:
+        urgent.device.gate.clear()
+        asyncio.run(with_client(urgent.url, scenario))
+        assert [r.priority for r in urgent.worker.records] == [0, -7, 0, 2, 3]
+
+
+def test_an_adapter_is_no_model_that_is_served(server: Live) -> None:
+    status, answer, _ = server.post(prompt="x", max_tokens=2, model="sql-adapter")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    assert "no model 'sql-adapter' here, only 'echo'" in answer["error"]["message"]
+    assert "adapters" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("header", ["x-slo-tpot-ms", "x-llm-d-slo-tpot-ms", "x-slo-e2e-ms"])
