@@ -1,8 +1,8 @@
 """A replay as a trace for ui.perfetto.dev and chrome://tracing: every step and every request.
 
-The file is JSON in Chrome's Trace Event Format, compressed if its name ends in `.gz`; both viewers
-open it either way.  Requests lie in as few lanes as hold them without overlap, so that the number
-of lanes is the number of requests in the system.
+The file is JSON in Chrome's Trace Event Format, compressed if its name ends in `.gz`.  Both
+viewers open both kinds.  Requests are put into as few lanes as hold them without overlap, so that
+the number of lanes in use is the number of requests in the system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slosched.metrics import RequestColumns, RequestRecord, StepRow, good_reques
 Event = dict[str, Any]
 
 _DEVICE, _REQUESTS = 1, 2
-"""The two processes that the viewer shows."""
+"""Process ids of the two processes that the viewer shows."""
 _COMPRESSION = 5
 
 
@@ -32,7 +32,7 @@ def write_perfetto(
     rule: DeadlineRule,
     provenance: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the trace, making the folder.  Where there are no steps, requests are shown alone."""
+    """Write the trace and make its folder.  If there are no steps, only requests are shown."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _opened(path) as file:
@@ -46,10 +46,11 @@ def write_perfetto(
 def trace_events(
     records: Sequence[RequestRecord], steps: Sequence[StepRow], rule: DeadlineRule
 ) -> Iterator[Event]:
-    """Names of processes and lanes first, then everything in order of time from the first arrival.
+    """Yield the names of processes and lanes, then all other events in order of time.
 
-    Slices (`ph` X) nest: a step stands alone, a request encloses its waiting, prefill and decode.
-    Counters (C) are batch tokens, requests and KV cache; a rejection is an instant (i) as well.
+    Times count from the first arrival.  Slices (`ph` X) nest: a step stands alone, while a request
+    encloses its waiting, prefill and decode.  Counters (C) show batch tokens, requests and KV
+    cache.  A rejection also has an instant (i).  Raises ValueError if there are no requests.
     """
     if not records:
         raise ValueError("there are no requests to trace: the replay offered none")
@@ -63,7 +64,7 @@ def trace_events(
         for record, end_s, lane, is_good in zip(records, ends_s, lanes, good, strict=True)
         for event in _request_events(record, end_s, lane, bool(is_good), zero_s)
     ]
-    # Of slices that begin at once the longest encloses the others.
+    # Of slices that begin at the same time, the longest has to come first: it encloses the others.
     spans.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     yield from _names(max(lanes) + 1, has_steps=bool(steps))
     yield from heapq.merge(_step_events(steps, zero_s), spans, key=lambda event: event["ts"])
@@ -92,7 +93,7 @@ def _request_events(
 
 
 def _phases(record: RequestRecord, end_s: float) -> Iterator[tuple[str, float, float]]:
-    """Name, begin and end of what follows on one another in a request's life."""
+    """Yield the name, begin and end of each phase of a request's life."""
     times_s, started_s = record.token_times_s, record.started_s
     first_s = times_s[0] if times_s else end_s
     if started_s is not None:
@@ -157,12 +158,12 @@ def _slice(name: str, start_s: float, end_s: float, zero_s: float, **more: Any) 
 
 
 def _us(seconds: float) -> float:
-    """Microseconds, the unit of the format, to the nanosecond."""
+    """Convert to microseconds, the unit of the format, and round to the nanosecond."""
     return round(seconds * 1e6, 3)
 
 
 def _end_s(record: RequestRecord, last_s: float) -> float:
-    """When it left; one that is still there, when anything was last heard."""
+    """Return when the request left; if it has not, the last time that anything is known of."""
     return _last_known_s(record) if record.status.is_ended else last_s
 
 
@@ -172,7 +173,7 @@ def _last_known_s(record: RequestRecord) -> float:
 
 
 def _lanes(starts_s: Sequence[float], ends_s: Sequence[float]) -> list[int]:
-    """The lowest lane that is free from a request's arrival to its end, in order of arrival."""
+    """Give each request, in order of arrival, the lowest lane that is free until its end."""
     lanes = [0] * len(starts_s)
     free: list[int] = []
     taken: list[tuple[float, int]] = []

@@ -25,9 +25,10 @@ Block = str | pd.DataFrame | Figure
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading and what stands under it, in order.  Text is plain; a blank line parts paragraphs.
+    """A heading and the blocks under it, in order.
 
-    A table shows its index only if that has a name.
+    Text is plain, and blank lines separate its paragraphs.  A table shows its index only if the
+    index has a name.
     """
 
     heading: str
@@ -40,7 +41,10 @@ def write_report(
     sections: Sequence[Section],
     provenance: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the report to `path`, making its folder; when and by what it was made is added."""
+    """Write the report to `path`, and make its folder.
+
+    The page ends with `provenance`, to which the date and the versions that made it are added.
+    """
     if not sections:
         raise ValueError(f"report {title!r} has no sections to write")
     facts = {**(provenance or {}), **_made_by()}
@@ -77,7 +81,7 @@ def _section(number: int, section: Section) -> str:
 
 
 def _block(block: Block, name: str) -> str:
-    """HTML of one block; `name` is unique in the page."""
+    """Return the HTML of one block; `name` is unique in the page."""
     if isinstance(block, str):
         paragraphs = re.split(r"\n\s*\n", block.strip())
         return "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
@@ -109,7 +113,7 @@ def _cell(value: object) -> str:
 
 
 def _number(value: object) -> str:
-    """Four significant digits for fractions, all digits for whole numbers, a dash for none."""
+    """Write fractions with four significant digits, whole numbers with all, and none as a dash."""
     if value is None or value is pd.NA or value is pd.NaT:
         return "–"
     if isinstance(value, float):
@@ -123,7 +127,7 @@ def _number(value: object) -> str:
 
 
 def _svg(figure: Figure, name: str) -> str:
-    """The figure as an SVG element whose ids begin with `name`: ids are shared by a whole page."""
+    """Return the figure as an SVG element whose ids begin with `name`, to be unique in the page."""
     buffer = io.StringIO()
     # Text stays text: it can be searched, and the file is a third of the size.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):

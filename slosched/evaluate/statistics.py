@@ -1,14 +1,16 @@
-"""Intervals for what correlated requests and a few seeds can say: resampled blocks, not requests.
+"""Intervals for correlated requests and few seeds: blocks are resampled, not single requests.
 
-Requests that follow one another share a queue, so they are no independent trials and a binomial
-interval is too narrow.  What is resampled are blocks of consecutive requests, within seeds that
-are resampled themselves: a block bootstrap inside a two-stage (cluster) bootstrap.  It draws one
-seed fewer than there are, which makes the variance between seeds unbiased (Rao and Wu, 1988), and
-`interval` widens by Student's t, as few seeds demand.  Measured on means of five seeds of eight
-blocks, 300 trials each, the 95 % intervals hold the truth in 100 % of them if seeds do not differ,
-and in 97 % if they differ as much as single blocks do (92 % if both are heavily skewed); without
-the t in 92 % (85 %), by resampling blocks alone in 61 % (56 %).  They err on the wide side, so
-that a difference that is called significant is one.
+Requests that follow one another share a queue, so they are not independent trials and a binomial
+interval is too narrow.  Instead, blocks of consecutive requests are resampled within seeds, and
+the seeds are resampled themselves: a block bootstrap inside a two-stage (cluster) bootstrap.  Each
+replicate draws one seed fewer than there are, which makes the variance between seeds unbiased (Rao
+and Wu, 1988).  `interval` then widens the result by Student's t, as few seeds demand.
+
+This was measured on means of five seeds of eight blocks, 300 trials each.  The 95 % intervals hold
+the truth in 100 % of the trials if seeds do not differ, and in 97 % if seeds differ as much as
+single blocks do (92 % if both are heavily skewed).  Without the t it is 92 % (85 %), and with
+blocks alone resampled 61 % (56 %).  The intervals err on the wide side, so a difference that is
+called significant is one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ NUM_REPLICATES = 2000
 
 
 class Interval(NamedTuple):
-    """Both ends belong to it."""
+    """An interval that includes both of its ends."""
 
     low: float
     high: float
@@ -37,10 +39,10 @@ class Interval(NamedTuple):
 
 
 def block_weights(seed_of: IntArray, num_replicates: int, seed: int) -> IntArray:
-    """How often each block is drawn in each replicate: shape (num_replicates, blocks).
+    """Return how often each block is drawn in each replicate, shape (num_replicates, blocks).
 
-    `seed_of[k]` says to which seed block k belongs, counted from 0.  Whatever is computed with the
-    same weights for two policies is paired: both saw the same blocks.
+    `seed_of[k]` is the seed that block k belongs to, counted from 0.  Results of two policies that
+    are computed with the same weights are paired, since both saw the same blocks.
     """
     num_seeds = int(seed_of.max()) + 1
     rng = np.random.default_rng(seed)
@@ -56,10 +58,11 @@ def block_weights(seed_of: IntArray, num_replicates: int, seed: int) -> IntArray
 
 
 def antitonic(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The nearest sequences along the last axis that never rise (weighted least squares).
+    """Return the nearest sequences along the last axis that never rise (weighted least squares).
 
-    Attainment falls with the rate but for noise; pooling neighbours that violate that is the
-    maximum-likelihood curve.  By the max-min formula of isotonic regression, O(m^2) a sequence.
+    Apart from noise, attainment falls with the rate.  Pooling the neighbours that violate this
+    gives the maximum-likelihood curve.  Uses the max-min formula of isotonic regression, O(m^2) a
+    sequence.
     """
     m = values.shape[-1]
     zero = np.zeros((*values.shape[:-1], 1))
@@ -78,10 +81,10 @@ def antitonic(values: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def crossing(rates: FloatArray, attainment: FloatArray, target: float) -> FloatArray:
-    """Where curves that never rise, of shape (..., m), fall below `target`, between linearly.
+    """Return where curves that never rise, of shape (..., m), fall below `target`.
 
-    A curve that is below it from the start gives the first rate, one that never is the last: what
-    lies beyond was not measured.
+    Between two rates the curves are linear.  A curve that is below the target from the start gives
+    the first rate and a curve that never falls below it the last one: nothing beyond was measured.
     """
     passing = (attainment >= target).sum(axis=-1)
     left = np.clip(passing - 1, 0, max(0, len(rates) - 2))
@@ -98,10 +101,10 @@ def crossing(rates: FloatArray, attainment: FloatArray, target: float) -> FloatA
 def interval(
     replicates: FloatArray, estimate: float, num_seeds: int, level: float = LEVEL
 ) -> Interval:
-    """Percentiles of the replicates, moved away from the estimate as few seeds demand.
+    """Return percentiles of the replicates, moved away from the estimate as few seeds demand.
 
-    By the ratio of Student's quantile with `num_seeds` - 1 degrees of freedom to the normal one;
-    a single seed says nothing about others, and the percentiles stay.
+    The factor is Student's quantile with `num_seeds` - 1 degrees of freedom over the normal one.  A
+    single seed says nothing about other seeds, so its percentiles are not moved.
     """
     tail = (1 - level) / 2
     low, high = np.quantile(replicates, [tail, 1 - tail])
@@ -115,7 +118,7 @@ def interval(
 
 
 def rises(values: FloatArray, level: float = 0.01) -> bool:
-    """True if the values go up in time by more than chance has it (Kendall's tau, one-sided)."""
+    """Tell whether values rise over time more than by chance (Kendall's tau, one-sided)."""
     if len(values) < 4 or np.ptp(values) == 0:
         return False
     result = stats.kendalltau(np.arange(len(values)), values, alternative="greater")

@@ -1,8 +1,8 @@
-"""The best hyper-parameters of a policy for a workload, found on requests that do not judge it.
+"""Search for the best hyper-parameters of a policy, on requests that do not judge the result.
 
-One parameter after the other takes each of its values, the others as good as they were found so
-far, until a round over all of them improves nothing.  Whoever is compared with a baseline that was
-not tuned is compared with its author's other workload.
+One parameter after the other is tried at each of its values, while the others keep the best values
+found so far, until a round over all parameters improves nothing.  A comparison is fair only if the
+baselines are tuned as well: their defaults were chosen for their authors' workloads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from slosched.workload.trace import Trace
 TUNED_FORMAT = "slosched-tuned/1"
 MAX_ROUNDS = 3
 LIMITS = ("max_num_batched_tokens", "max_num_seqs")
-"""Limits of the replica that may be tuned like a hyper-parameter of the policy."""
+"""The limits of a replica that may be tuned like a policy's hyper-parameters."""
 
 Setting = Mapping[str, str]
 """Values by the name of the hyper-parameter or limit, as they are written in a spec."""
@@ -43,7 +43,7 @@ OnTrial = Callable[["Trial"], None]
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting and what it scored on the tuning windows, requests/s."""
+    """A setting and its score on the tuning windows, in requests/s."""
 
     setting: dict[str, str]
     policy: str
@@ -53,13 +53,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What `slosched tune` found."""
+    """The result of `slosched tune`."""
 
     base: str
-    """The policy as it was before."""
+    """The policy before it was tuned."""
     policy: str
     limits: dict[str, int]
-    """Limits that are part of the best setting."""
+    """The limits that are part of the best setting."""
     metric: str
     workload: str
     trials: list[Trial] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Tuned:
 
     @classmethod
     def read(cls, path: Path) -> Tuned:
-        """Raises CapacityError if the file is not one that `slosched tune` wrote."""
+        """Read what `slosched tune` wrote.  Raises CapacityError for any other file."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             if document.pop("format") != TUNED_FORMAT:
@@ -92,21 +92,21 @@ class Tuned:
 
     @property
     def name(self) -> str:
-        """Of the tuned policy, in tables."""
+        """Return the name of the tuned policy in tables."""
         return f"{self.policy} (tuned)"
 
     def on(self, replica: SimulationConfig) -> SimulationConfig:
-        """The replica with the limits that are part of the best setting."""
+        """Return the replica with the limits that are part of the best setting."""
         return replace(replica, limits=_limited(replica.limits, self.limits))
 
     def contender(self, base: Contender) -> Contender:
-        """The tuned policy on the replica of `base`."""
+        """Return the tuned policy as a contender on the replica of `base`."""
         return replace(base, name=self.name, policy=self.policy, config=self.on(base.config))
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What is made as large as possible: the capacity at a target, or good requests/s at a rate."""
+    """The measure to maximize: the capacity at a target, or good requests/s at a rate."""
 
     target: float = 0.99
     rate: float | None = None
@@ -124,7 +124,11 @@ class Objective:
         return Plan((self.target,), precision, at_rate=self.rate)
 
     def score(self, measured: Measured) -> float:
-        """Requests/s; the best attainment less one if the target is never reached; -2: failed."""
+        """Return the score in requests/s.
+
+        It is the best attainment minus 1 if no rate reaches the target, and -2 if the replays
+        failed.
+        """
         pooled = measured.pooled()
         if measured.error is not None or not pooled:
             return -2.0
@@ -134,16 +138,17 @@ class Objective:
         if self.rate is not None:
             return float(rates[0] * shares[0])
         curve = antitonic(shares, np.ones(len(shares)))
-        # Where none reaches the target the best attainment decides, below every capacity.
+        # If no setting reaches the target, the best attainment decides; it scores below every
+        # capacity.
         return (
             float(crossing(rates, curve, self.target)) if curve[0] >= self.target else curve[0] - 1
         )
 
 
 def values_of(policy: str, given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """What to try for each parameter: as given, else what the policy's fields declare.
+    """Return the values to try for each parameter: as given, else as the policy's fields declare.
 
-    Raises ValueError for a parameter that neither the policy nor the replica has, or where there is
+    Raises ValueError for a parameter that neither the policy nor the replica has, and if there is
     nothing to try.
     """
     if given:
@@ -163,7 +168,7 @@ def values_of(policy: str, given: Mapping[str, Sequence[str]]) -> dict[str, list
 
 
 class Tuner:
-    """Coordinate ascent over the values of each parameter."""
+    """A coordinate ascent over the values of each parameter."""
 
     def __init__(
         self,
@@ -176,10 +181,10 @@ class Tuner:
         store: Store | None = None,
         max_trials: int | None = None,
     ) -> None:
-        """`windows` must not be those that the result is judged on.
+        """Prepare a search on `windows`, which must not be those that the result is judged on.
 
-        After `max_trials` settings nothing new is tried, so that no contender is tuned longer than
-        another; at least one.
+        After `max_trials` settings (at least 1) nothing new is tried, so that all contenders can be
+        given the same effort.
         """
         if max_trials is not None and max_trials < 1:
             raise ValueError(f"max_trials must be at least 1, not {max_trials}")
@@ -189,7 +194,7 @@ class Tuner:
         self.trials: dict[str, Trial] = {}
 
     def run(self, make_pool: MakePool, on_trial: OnTrial | None = None) -> Tuned:
-        """The best setting; the policy as it was, if nothing beats it."""
+        """Return the best setting, which is the policy as it was if nothing beats it."""
         (best,) = self._try([{}], make_pool, on_trial)
         for _ in range(MAX_ROUNDS):
             before = best
@@ -212,7 +217,7 @@ class Tuner:
     def _try(
         self, settings: Sequence[dict[str, str]], make_pool: MakePool, on_trial: OnTrial | None
     ) -> list[Trial]:
-        """What is known of them; those that were not tried before are simulated side by side."""
+        """Return the trials of these settings; those that are new are simulated side by side."""
         new = {self._key(s): s for s in settings if self._key(s) not in self.trials}
         if self._max_trials is not None:
             new = dict(list(new.items())[: self._max_trials - len(self.trials)])
@@ -230,7 +235,10 @@ class Tuner:
         return [self.trials[key] for s in settings if (key := self._key(s)) in self.trials]
 
     def _key(self, setting: Setting) -> str:
-        """Equal for settings that make the same policy, as one that names a default does."""
+        """Return a key that is equal for settings that make the same policy and limits.
+
+        A setting that names a default value has the same key as one that leaves it out.
+        """
         policy, limits = _applied(self._base.policy, self._base.config.limits, setting)
         return f"{make_policy(policy)!r} {limits!r}"
 
@@ -248,7 +256,7 @@ def judge(
     make_pool: MakePool,
     store: Store | None = None,
 ) -> Study:
-    """The policy as it was and as it was tuned, on windows that it was not tuned on."""
+    """Measure the original and the tuned policy on windows that were not used for tuning."""
     contenders = [base]
     if tuned.trials[0].setting:
         contenders.append(tuned.contender(base))
@@ -258,7 +266,7 @@ def judge(
 
 
 def _applied(policy: str, limits: Limits, setting: Setting) -> tuple[str, Limits]:
-    """The spec and limits of a setting.  Raises ValueError for what neither of them knows."""
+    """Return the spec and limits of a setting.  Raises ValueError for a name that neither has."""
     options = {name: value for name, value in setting.items() if name not in LIMITS}
     chosen = {name: int(value) for name, value in setting.items() if name in LIMITS}
     if not options:

@@ -1,7 +1,7 @@
 """Figures.  Each is a function that returns a new `matplotlib.figure.Figure`.
 
-pyplot and its global state are not touched, so no display is needed and nothing has to be closed.
-`style` says how curves and bars are told apart without colour.
+pyplot and its global state are not used, so that no display is needed and nothing must be closed.
+`style` defines how curves and bars can be distinguished without colour.
 """
 
 from slosched.evaluate.plots.capacity import attainment_curves, goodput_curves

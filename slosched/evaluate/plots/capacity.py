@@ -1,4 +1,4 @@
-"""Figures of a capacity search: what a policy makes of more and more load."""
+"""Figures of a capacity search: attainment and goodput of policies under rising load."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ _BOUND_DASHES = ((0, (5, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 
 
 def goodput_curves(curve: pd.DataFrame) -> Figure:
-    """Good requests/s against the offered rate, with bands of 95 %.
+    """Draw good requests/s against the offered rate, with 95 % bands.
 
-    `curve` has a row for each policy and rate, with the columns policy, rate (offered requests/s),
-    good_requests_per_s, good_low and good_high; and, where a bound is known, bound_requests_per_s
-    and bound_name: no scheduler does better at that rate.  The dotted line is what was offered.
+    `curve` has a row for each policy and rate.  Its columns are policy, rate (offered requests/s),
+    good_requests_per_s, good_low and good_high.  The columns bound_requests_per_s and bound_name
+    are optional: no scheduler exceeds that bound at that rate.  The dotted line is the offered
+    rate.
     """
     _check(curve, GOODPUT)
     figure, axes = single_axes(height_in=4.2)
@@ -47,10 +48,10 @@ def goodput_curves(curve: pd.DataFrame) -> Figure:
 
 
 def attainment_curves(curve: pd.DataFrame, targets: Sequence[float] = (0.9, 0.99)) -> Figure:
-    """SLO attainment against the offered rate, with bands of 95 % and the `targets` across.
+    """Draw SLO attainment against the offered rate, with 95 % bands and a line at each target.
 
-    `curve` is as for `goodput_curves`, with attainment, attainment_low and attainment_high.  Where
-    a curve crosses a target is the policy's goodput at it.
+    `curve` is as for `goodput_curves`, with attainment, attainment_low and attainment_high.  The
+    rate at which a curve crosses a target is the policy's goodput at that target.
     """
     _check(curve, ATTAINMENT)
     figure, axes = single_axes(height_in=4.2)
@@ -89,14 +90,14 @@ def _banded(
     axes.fill_between(
         rows["rate"], rows[low], rows[high], color=looks.colour, alpha=0.18, linewidth=0
     )
-    # The limits are drawn, too: in grey, bands that overlap are one.
+    # The edges are drawn as well: in grey, bands that overlap could not be distinguished.
     for limit in (low, high):
         axes.plot(rows["rate"], rows[limit], color=looks.colour, linewidth=0.5, alpha=0.7)
     axes.plot(rows["rate"], rows[middle], label=name, **looks.line())
 
 
 def _bounds(axes: Axes, curve: pd.DataFrame) -> None:
-    """The bounds on any scheduler; a rate's is the same in the rows of every policy."""
+    """Draw the bounds on any scheduler, which at one rate are the same for all policies."""
     if "bound_requests_per_s" not in curve.columns:
         return
     known = curve.dropna(subset=["bound_requests_per_s"])

@@ -1,4 +1,4 @@
-"""Figures of a comparison: what became of the requests under each policy."""
+"""Figures of a comparison: what happened to the requests under each policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slosched.metrics import Summary
 
 
 def outcome_bars(summaries: Mapping[str, Summary]) -> Figure:
-    """What became of the offered requests under each policy: SLO attainment and the rest of it."""
+    """Draw the shares of the offered requests that were good, late, rejected or never finished."""
     names = named(summaries)
     figure, axes = single_axes(height_in=0.9 + 0.42 * len(names))
     parts = {
@@ -53,7 +53,7 @@ def outcome_bars(summaries: Mapping[str, Summary]) -> Figure:
 
 
 def goodput_bars(summaries: Mapping[str, Summary]) -> Figure:
-    """Good requests/s of each policy, beside the rate that was offered to it."""
+    """Draw good requests/s of each policy, with a mark at the rate that was offered to it."""
     names = named(summaries)
     figure, axes = single_axes(height_in=0.9 + 0.42 * len(names))
     goodputs = [s.good_requests_per_s for s in summaries.values()]
@@ -83,7 +83,7 @@ def goodput_bars(summaries: Mapping[str, Summary]) -> Figure:
 
 
 def named(by_policy: Mapping[str, object]) -> Sequence[str]:
-    """The policies of a figure; ValueError if there is none."""
+    """Return the names of the policies of a figure.  Raises ValueError if there is none."""
     if not by_policy:
         raise ValueError("there is no policy to draw")
     return list(by_policy)

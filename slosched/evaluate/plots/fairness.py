@@ -1,4 +1,4 @@
-"""Who pays for a policy's total: attainment by prompt length, and by promise."""
+"""Figures of fairness: attainment by prompt length and by SLO."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from slosched.evaluate.plots.style import legend_above, log_axis, look, single_a
 from slosched.metrics import RequestRecord, attainment_by_decile, attainment_by_tier
 
 MAX_TIERS = 12
-"""With more different promises than this, as where TTFT grows with the prompt, none is a tier."""
+"""With more different SLOs than this, a figure by SLO says nothing.
+
+A TTFT that grows with the prompt length, for example, gives nearly every request its own SLO.
+"""
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
 
 
 def decile_lines(records: Mapping[str, Sequence[RequestRecord]], rule: DeadlineRule) -> Figure:
-    """Attainment by prompt length: which requests pay for a policy's total."""
+    """Draw attainment by prompt length, which shows whether a policy neglects long prompts."""
     figure, axes = single_axes(height_in=3.4)
     for i, name in enumerate(named(records)):
         rows = attainment_by_decile(records[name], rule)
@@ -36,7 +39,7 @@ def decile_lines(records: Mapping[str, Sequence[RequestRecord]], rule: DeadlineR
 
 
 def tier_bars(records: Mapping[str, Sequence[RequestRecord]], rule: DeadlineRule) -> Figure:
-    """Attainment by what was promised: one group of bars a tier, one bar a policy."""
+    """Draw attainment by SLO: one group of bars for each SLO, one bar for each policy."""
     names = named(records)
     tiers = {name: attainment_by_tier(records[name], rule) for name in names}
     slos = list(dict.fromkeys(row.slo for rows in tiers.values() for row in rows))
@@ -63,12 +66,12 @@ def tier_bars(records: Mapping[str, Sequence[RequestRecord]], rule: DeadlineRule
 
 
 def promised(records: Mapping[str, Sequence[RequestRecord]]) -> set[SLO]:
-    """The different promises that were made."""
+    """Return the different SLOs of the requests."""
     return {record.slo for replay in records.values() for record in replay}
 
 
 def promise(slo: SLO) -> str:
-    """As on an axis: `1 s, 50 ms/token`."""
+    """Write an SLO as it stands on an axis: `1 s, 50 ms/token`."""
     parts = [f"{_seconds(slo.ttft_s)}, {_seconds(slo.tpot_s)}/token"]
     if slo.e2e_s is not None:
         parts.append(f"{_seconds(slo.e2e_s)} in all")

@@ -13,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from slosched.evaluate.plots.style import BLACK, BLUE, GREY, VERMILION, WIDTH_IN, log_axis, tidy
 
 _MAX_VECTOR_DOTS = 1500
-"""More dots than this are drawn as one image inside an SVG, which would be megabytes otherwise."""
+"""Above this number the dots are drawn as one image inside an SVG, which else takes megabytes."""
 
 
 def fit_plot(
@@ -21,10 +21,11 @@ def fit_plot(
     measured_s: npt.ArrayLike,
     groups: Mapping[str, Sequence[int]] | None = None,
 ) -> Figure:
-    """Predicted against measured step times, and the relative errors; both of shape (n,).
+    """Draw predicted against measured step times, both of shape (n,), and the relative errors.
 
-    `groups` names sets of steps by their indices, such as the regimes.  The errors of each are a
-    box of the quartiles, whiskers from the 5th to the 95th percentile, and the steps outside those.
+    `groups` names sets of steps, such as the regimes, by their indices.  Each group's errors are a
+    box of the quartiles, whiskers from the 5th to the 95th percentile, and dots for the steps
+    outside.  Raises ValueError for arrays of other shapes or times that are not finite.
     """
     predicted, measured = (np.asarray(v, dtype=np.float64) for v in (predicted_s, measured_s))
     if predicted.shape != measured.shape or predicted.ndim != 1 or not predicted.size:
@@ -63,7 +64,7 @@ def fit_plot(
 
 
 def _error_boxes(axes: Axes, groups: Mapping[str, npt.NDArray[np.float64]]) -> None:
-    """One box a group, the first on top; left of zero a step took longer than was promised."""
+    """Draw one box for each group, the first on top; left of 0 steps took longer than predicted."""
     axes.boxplot(
         list(groups.values()),
         orientation="horizontal",

@@ -1,4 +1,4 @@
-"""Figures of latencies: how long requests and tokens took, and what was promised."""
+"""Figures of latencies: how long requests and tokens took, and their SLOs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _MAX_CURVE_POINTS = 400
 _SHORTEST_S = 1e-6
 """Times are drawn on a logarithmic axis, which has no zero."""
 _NO_ROOM = 0.8
-"""The share of the width of a panel from which on a text would leave it."""
+"""Beyond this share of a panel's width a text is placed left of its line, to stay inside."""
 
 
 def latency_cdfs(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
-    """TTFT and TPOT of each policy as the share of *offered* requests that had them in that time.
+    """Draw TTFT and TPOT of each policy, as the share of *offered* requests within each time.
 
-    A curve ends below 100 % where requests were rejected or never began.  The SLO is drawn where
-    all requests share one.
+    A curve ends below 100 % where requests were rejected or never began.  The SLO is drawn if all
+    requests have the same one.
     """
     names = named(records)
     figure = Figure(figsize=(WIDTH_IN, 3.6), layout="constrained")
@@ -62,9 +62,10 @@ def latency_cdfs(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
 
 
 def gap_tails(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
-    """ITL of each policy: the share of all gaps between tokens that are longer (the CCDF).
+    """Draw ITL of each policy: the share of all gaps between tokens that are as long or longer.
 
-    Both axes are logarithmic: what a reader notices is the one gap in a hundred or a thousand.
+    Both axes are logarithmic, since readers of a stream notice the one gap in a hundred or
+    thousand.
     """
     figure, axes = single_axes(height_in=3.6)
     smallest = 1.0
@@ -77,7 +78,7 @@ def gap_tails(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
             continue
         if len(ordered) == 1:  # a line of no length has no place for some markers
             style["markevery"] = None
-        # As many points a decade of the tail as of the bulk; the longest gap has none above it.
+        # The tail gets as many points a decade as the bulk; no gap is longer than the longest one.
         above = np.unique(np.geomspace(1, len(ordered), _MAX_CURVE_POINTS).astype(int))[::-1]
         axes.step(ordered[len(ordered) - above], above / len(ordered), where="pre", **style)
         smallest = min(smallest, 1 / len(ordered))
@@ -94,20 +95,24 @@ def gap_tails(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
 def _share_curve(
     axes: Axes, values_s: FloatArray, num_below: int, total: int, style: Mapping[str, Any]
 ) -> None:
-    """The share of `total` at or below each value; `num_below` more lie left of the axis."""
+    """Draw the share of `total` at or below each value, plus `num_below` left of the axis."""
     ordered = np.maximum(np.sort(values_s[~np.isnan(values_s)]), _SHORTEST_S)
     if not len(ordered):
         axes.plot([], [], **style)
         return
     share = (num_below + np.arange(1, len(ordered) + 1)) / total
     keep = np.unique(np.linspace(0, len(ordered) - 1, _MAX_CURVE_POINTS - 1).astype(int))
-    # It rises at the first: of one request nothing else could be seen.
+    # The first value comes twice, so that the curve rises there: one request alone shows nothing
+    # else.
     values, shares = ordered[np.r_[0, keep]], np.r_[num_below / total, share[keep]]
     axes.step(values, shares, where="post", **style)
 
 
 def _promise_line(axes: Axes, promises_s: set[float]) -> None:
-    """On axes that are to be logarithmic, when all else is drawn."""
+    """Draw the SLO if there is only one.
+
+    To be called after all else is drawn, and before the axes become logarithmic.
+    """
     if len(promises_s) == 1 and math.isfinite(promise_s := promises_s.pop()):
         low_s, high_s = axes.dataLim.intervalx  # inf and -inf if there is nothing
         at_end = math.isfinite(high_s) and promise_s > low_s ** (1 - _NO_ROOM) * high_s**_NO_ROOM

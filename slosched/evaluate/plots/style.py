@@ -1,8 +1,8 @@
 """The look of every figure: colours, line styles, axes.
 
-A figure must be read in grey and by the colour-blind.  So no two curves of a figure differ by
-colour alone: each has its own pair of dash and marker, and the colours (Okabe and Ito's, which the
-colour-blind tell apart) come in an order in which neighbours differ in lightness, too.
+A figure must be readable in grey and for colour-blind people.  So no two curves of a figure differ
+by colour alone: each has its own pair of dash and marker.  The colours are those of Okabe and Ito,
+which colour-blind people can distinguish, in an order in which neighbours differ in lightness too.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, GREY, BLACK = "#56B4E9", "#CC79A7", "#8A8A8A", "#000000"
 COLOURS = (BLUE, ORANGE, BLACK, VERMILION, SKY, GREEN, PURPLE)
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 2)))
-"""One fewer than markers, so that the pairs repeat only after 42 curves."""
+"""There is one dash fewer than markers, so that the pairs repeat only after 42 curves."""
 MARKERS = "osD^vPX"
 WIDTH_IN = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one curve of a figure is told from the others."""
+    """The colour, dash and marker that distinguish one curve of a figure from the others."""
 
     colour: str
     dash: Any
     marker: str
 
     def line(self, **more: Any) -> dict[str, Any]:
-        """Keywords for a line that has a marker at each of its points, or `markevery` so many."""
+        """Return keywords for a line with a marker at each point, or as `markevery` says."""
         look = {"color": self.colour, "linestyle": self.dash, "marker": self.marker}
         return {**look, "linewidth": 1.6, "markersize": 5.5, "markeredgewidth": 0, **more}
 
 
 def look(index: int) -> Look:
-    """Of the curve with this number; the same in every figure of a report."""
+    """Return the look of the curve with this number, the same in every figure of a report."""
     return Look(
         COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)], MARKERS[index % len(MARKERS)]
     )
 
 
 def single_axes(height_in: float) -> tuple[Figure, Axes]:
-    """A figure of one panel."""
+    """Make a figure of one panel."""
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     axes = figure.subplots()
     tidy(axes)
@@ -54,16 +54,16 @@ def single_axes(height_in: float) -> tuple[Figure, Axes]:
 
 
 def tidy(axes: Axes) -> None:
-    """The look of all our axes: no box, a faint grid behind the data."""
+    """Give axes the common look: no box, and a faint grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, color="#E6E6E6", linewidth=0.7)
     axes.set_axisbelow(True)
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
-    """A logarithmic axis whose ticks are plain numbers: 0.2, 0.5, 1."""
+    """Make an axis logarithmic, with plain numbers at its ticks: 0.2, 0.5, 1."""
     smallest = axes.dataLim.minposx if which == "x" else axes.dataLim.minposy
-    if not math.isfinite(smallest):  # nothing is drawn, of which there is no logarithm
+    if not math.isfinite(smallest):  # nothing is drawn that the axis could fit
         axes.set(**{f"{which}lim": (0.1, 10)})
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -75,7 +75,7 @@ def log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
 
 
 def legend_above(figure: Figure, **more: Any) -> None:
-    """One legend for all panels, over them; five names in a row."""
+    """Draw one legend for all panels above them, with five names in a row."""
     seen: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
@@ -92,10 +92,10 @@ def reference_line(
     y: float | None = None,
     at_end: bool = False,
 ) -> None:
-    """A thin dashed black line across the axes at `x` or `y`, with what it stands for.
+    """Draw a thin dashed black line across the axes at `x` or `y`, and its `text`.
 
-    The text of a horizontal one stands at its right end: attainments fall to the right.  That of a
-    vertical one stands right of it, or left where it is `at_end` of the axes.
+    The text of a horizontal line is at its right end, as attainments fall to the right.  That of a
+    vertical line is on its right, or on its left if the line is `at_end` of the axes.
     """
     style: dict[str, Any] = {"color": BLACK, "linewidth": 1, "linestyle": (0, (2, 2))}
     note: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8}

@@ -34,11 +34,11 @@ def timeline(
     records: Sequence[RequestRecord] = (),
     rule: DeadlineRule = DeadlineRule.MEAN_TPOT,
 ) -> Figure:
-    """One replay over time: what the batches held, who ran and waited, how full the KV cache was.
+    """Draw one replay over time: tokens in the batches, requests by state, KV cache used.
 
-    Long replays are averaged over at most `_MAX_BINS` intervals; tokens over the steps in each,
-    the rest over its time.  With `records` of its requests, the slack of the most urgent one and
-    whom the policy rejected are drawn, too; the slack is the least in each interval.
+    Long replays are averaged over at most `_MAX_BINS` intervals: tokens over the steps in each, the
+    rest over its time.  With `records` of its requests, the slack of the most urgent request is
+    drawn as well (the least in each interval).  Raises ValueError if there are no steps.
     """
     if not steps:
         raise ValueError("there are no steps to draw: the replay executed nothing")
@@ -64,7 +64,7 @@ def timeline(
 
 
 def _batches(axes: Axes, steps: Sequence[StepRow], edges: FloatArray) -> None:
-    """Logarithmic: a few dozen decodes stand beside a thousand tokens of prefill."""
+    """Draw tokens a step on a logarithmic axis: dozens of decodes next to a thousand of prefill."""
     prefill = _mean_over_bins(steps, [s.num_prefill_tokens for s in steps], edges, busy_only=True)
     decode = _mean_over_bins(steps, [s.num_decodes for s in steps], edges, busy_only=True)
     axes.fill_between(edges, 0, _held(prefill), color=ORANGE, label="prefill", **_AREA)
@@ -99,7 +99,10 @@ def _memory(axes: Axes, steps: Sequence[StepRow], edges: FloatArray) -> None:
 
 
 def _slack(axes: Axes, slack_s: FloatArray, edges: FloatArray) -> None:
-    """Linear within a tenth of a second and logarithmic beyond: gaps and queues in one picture."""
+    """Draw slack on an axis that is linear up to 0.1 s and logarithmic beyond.
+
+    So gaps between tokens and waits in the queue fit into one picture.
+    """
     slack = _held(np.where(np.isinf(slack_s), math.nan, slack_s))
     label = "slack of the\nmost urgent"
     axes.step(edges, slack, where="post", color=BLACK, linewidth=1, label=label)
@@ -114,7 +117,7 @@ def _slack(axes: Axes, slack_s: FloatArray, edges: FloatArray) -> None:
 def _mean_over_bins(
     steps: Sequence[StepRow], values: Sequence[float], edges: FloatArray, busy_only: bool = False
 ) -> FloatArray:
-    """Time average of a step's value in each bin, shape (len(edges) - 1,).
+    """Return the time average of a step's value in each bin, shape (len(edges) - 1,).
 
     Idle time counts as 0, or with `busy_only` not at all.
     """
@@ -134,5 +137,5 @@ def _integral_in_bins(knots: FloatArray, amounts: FloatArray, edges: FloatArray)
 
 
 def _held(values: FloatArray) -> FloatArray:
-    """The last value once more, for the edge that ends the last bin."""
+    """Repeat the last value, for the edge that ends the last bin."""
     return np.append(values, values[-1:])
