@@ -1,4 +1,4 @@
-"""How many requests of a trace any scheduler at all could have served well."""
+"""Upper bounds on the requests of a trace that any scheduler could serve well."""
 
 from slosched.evaluate.bounds.bounds import (
     Bounds,

@@ -1,4 +1,4 @@
-"""All bounds of a trace side by side, and what they make of a replay."""
+"""All bounds of a trace side by side, and the share of them that a replay reached."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _DOUBLINGS = [2.0**i for i in range(31)]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """No policy serves more requests of the trace well than each of these says."""
+    """The bounds of a trace: no policy serves more of its requests well than each of them says."""
 
     each: tuple[Bound, ...]
     why_none_holds: str | None = None
-    """What the replica does that a bound cannot follow, as noise; None if all of them hold."""
+    """The feature of the replica that the bounds cannot follow, such as noise; None if all hold."""
 
     @property
     def tightest(self) -> Bound:
-        """The simplest of the lowest."""
+        """Return the lowest bound; of equal ones the first, which is the simplest."""
         return min(self.each, key=lambda bound: bound.num_good)
 
     def ratio(self, num_good: int) -> float:
-        """Share of the tightest bound that a replay of the whole trace reached.
+        """Return the share of the tightest bound that a replay of the whole trace reached.
 
-        1 if nothing was possible.  NaN where no bound holds: a share of the wrong thing.
+        It is 1 if nothing was possible, and NaN if no bound holds.
         """
         if self.why_none_holds:
             return math.nan
@@ -50,13 +50,15 @@ def bounds_of(
     *,
     hindsight: bool = False,
 ) -> Bounds:
-    """L1, L2 and L4 of one replica as `config` describes it: limits, deadline rule, KV cache.
+    """Return L1, L2 and L4 of one replica with the limits, deadline rule and KV cache of `config`.
 
-    L3 as well with `hindsight`; L4 only where the model says which GPU and model it is of, and
-    `roofline_of` knows them.  Some 4 s for 3,000 requests, and 3 s more for every 100 with L3.
+    `hindsight` adds L3.  L4 is left out unless the model says which GPU and model it was measured
+    on, and `roofline_of` knows both.  Takes some 4 s for 3,000 requests, and with L3 another 3 s
+    for every 100.
 
-    They are for steps that take what `model` says.  With `disturbances` in `config` they are
-    still computed, as a reference, but a lucky replay could beat them: `why_none_holds` says so.
+    The bounds assume steps that take the time that `model` predicts.  With `disturbances` in
+    `config` they are still computed, as a reference, but a lucky replay could exceed them.
+    `why_none_holds` then says so.
     """
     config = config or SimulationConfig()
     limits, kv_tokens = config.limits, config.kv_tokens
@@ -71,7 +73,7 @@ def bounds_of(
 
 
 def why_no_bound_holds(config: SimulationConfig) -> str | None:
-    """None if a policy's good requests may be divided by a bound; else the reason, in words."""
+    """Return None if good requests may be divided by a bound; else the reason, in words."""
     if config.prefix_cache is not PrefixCaching.OFF:
         return "it counts every prompt token as work, and the prefix cache saves some"
     if config.disturbances.are_none:
@@ -81,12 +83,12 @@ def why_no_bound_holds(config: SimulationConfig) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CapacityBound:
-    """No policy reaches the attainment at a higher rate."""
+    """A rate above which no policy reaches the attainment."""
 
     name: str
     attainment: float
     rate: float
-    """Offered requests/s; inf if nothing bounds it, 0 if no rate is low enough."""
+    """Offered requests/s; inf if nothing bounds it, 0 if not even the lowest rate allows it."""
 
 
 def capacity_bound(
@@ -97,11 +99,12 @@ def capacity_bound(
     *,
     tolerance: float = 0.01,
 ) -> CapacityBound:
-    """The highest rate, by time compression, at which L1 and L2 leave `attainment` possible.
+    """Return the highest rate, by time compression, at which L1 and L2 leave `attainment` possible.
 
-    L1 falls with the rate, so that it alone is a proof.  L2's crossing is found below it by
-    bisection to `tolerance`, from above; a trace that is better served faster than a little slower
-    would escape it, as it would escape any such search for a capacity.
+    L1 never rises with the rate, so its crossing alone is a proof.  Below it, bisection finds L2's
+    crossing to a share of `tolerance`, from above.  It would miss a faster trace that can be served
+    better than a slower one, as any such search would.  Raises ValueError for an attainment or a
+    tolerance out of range, and for a trace that arrives in one instant.
     """
     if not 0 < attainment <= 1:
         raise ValueError(f"attainment must be a share in (0, 1], not {attainment!r}")
@@ -129,7 +132,10 @@ def capacity_bound(
 
 
 def _least_refused(allows: Callable[[float], bool], most: float, tolerance: float) -> float:
-    """`most`, or the least speed below that is not allowed, to a share of `tolerance` above it."""
+    """Return the least speed below `most` that is refused, or `most` if there is none.
+
+    The result is at most a share of `tolerance` above the crossing.
+    """
     high = most
     if math.isinf(high):
         high = next((s for s in _DOUBLINGS if not allows(s)), math.inf)

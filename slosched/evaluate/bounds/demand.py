@@ -1,4 +1,4 @@
-"""What each request of a trace asks of the device, at the very least, and by when."""
+"""The least work that each request of a trace needs, and the times by which it is due."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Demand:
-    """The requests that could be good at all; arrays have shape (number of them,)."""
+    """The requests that could be good at all.  Arrays have shape (number of these requests,)."""
 
     num_offered: int
     window_s: float
-    """Over which the load was offered (`metrics.offered_window_s`)."""
+    """The time over which the load was offered (`metrics.offered_window_s`)."""
     release_s: FloatArray
     first_due_s: FloatArray
     last_due_s: FloatArray
-    """When the last token of a good request is out; inf if nothing says so."""
+    """The latest time of the last token of a good request; inf if no SLO limits it."""
     first_work_s: FloatArray
     """Device time for the prompt, due with the first token."""
     rest_work_s: FloatArray
     """Device time for all later tokens, due with the last one."""
     index: IntArray
-    """Which request of the trace each of them is."""
+    """The index of each of these requests in the trace."""
     prices: StepPrices
 
     def at_speed(self, factor: float) -> Demand:
-        """The same requests arriving `factor` times as fast, as by `Trace.scaled_to`."""
+        """Return the same requests arriving `factor` times as fast, as by `Trace.scaled_to`."""
         moved_s = self.release_s / factor - self.release_s
         return replace(
             self,
@@ -50,17 +50,19 @@ class Demand:
 def demand_of(
     trace: Trace, model: StepTimes, limits: Limits, kv_tokens: int | None = None
 ) -> Demand:
-    """Work at the model's step prices, deadlines of the metric of `limits.deadline_rule`.
+    """Return each request's least work at the model's step prices, and its due times.
 
-    Every prompt token is computed in some step before the first token is out.  Every later token
-    takes one decode, or all tokens before it anew if the request was preempted, whichever is
-    cheaper.  Left out are requests that even an idle device cannot serve well: which do not fit
-    into a KV cache of `kv_tokens` (None: it has no end), whose TTFT is below the work of their
-    prompt or the shortest step, or, where no slack is banked, whose TPOT is below the shortest
-    step.
+    Due times follow the goodput metric of `limits.deadline_rule`.  Every prompt token is computed
+    in some step before the first token is out.  Every later token takes one decode or, if the
+    request was preempted, all tokens before it anew, whichever is cheaper.
 
-    Assumes steps that take what `model` says (no noise, no drift), one replica that runs one step
-    at a time, and no prefix cache.
+    Requests that not even an idle device can serve well are left out.  They do not fit into a KV
+    cache of `kv_tokens` (None: it has no end), or their TTFT is below the work of their prompt or
+    the shortest step.  Under the rules that bank no slack, a TPOT below the shortest step excludes
+    a request as well.
+
+    Assumes steps that take the time that `model` predicts (no noise, no drift), one replica that
+    runs one step at a time, and no prefix cache.
     """
     longest = longest_context(trace)
     prices = legal_steps(model, limits, longest, kv_tokens).dearest(token_weights(trace))
@@ -68,12 +70,12 @@ def demand_of(
 
 
 def longest_context(trace: Trace) -> int:
-    """Tokens of the longest context that a step computes on: the last token is never computed."""
+    """Return the longest context of any step, in tokens; a request's last token is not computed."""
     return int((trace.prompt_tokens + trace.output_tokens).max()) - 1
 
 
 def token_weights(trace: Trace) -> FloatArray:
-    """How much the trace needs of what `StepPrices` prices: t, Bd, t2, t3, and no steps."""
+    """Return the trace's total of what `StepPrices` prices: t, Bd, t2, t3, and no steps."""
     prompts, outputs = trace.prompt_tokens, trace.output_tokens
     pairs = prompts * (prompts + 1) / 2
     contexts = (outputs - 1) * (prompts + outputs / 2)
@@ -84,7 +86,7 @@ def token_weights(trace: Trace) -> FloatArray:
 def demand_at(
     prices: StepPrices, shortest_s: float, trace: Trace, limits: Limits, kv_tokens: int | None
 ) -> Demand:
-    """As `demand_of`, at prices and a shortest step that are known to hold."""
+    """Do what `demand_of` does, with prices and a shortest step that are known to hold."""
     if kv_tokens is not None and kv_tokens < 1:
         raise ValueError(f"the KV cache needs kv_tokens >= 1 or None, not {kv_tokens}")
     prompts, outputs = trace.prompt_tokens, trace.output_tokens
@@ -115,14 +117,14 @@ def demand_at(
 
 
 def work_at(prices: StepPrices, trace: Trace) -> tuple[FloatArray, FloatArray]:
-    """Device time for each prompt, and for all later tokens; the price of steps is not in it."""
+    """Return the device time of each prompt and of all later tokens, without the price of steps."""
     prompts, outputs = trace.prompt_tokens, trace.output_tokens
     prompt_s, decode_s = _work_tables(prices, longest_context(trace))
     return prompt_s[prompts], decode_s[prompts + outputs - 1] - decode_s[prompts]
 
 
 def shortest_step_s(model: StepTimes) -> float:
-    """The least time of a step that emits a token: one short decode, a short chunk, or both."""
+    """Return the least time of a step that emits a token: short decode, short chunk, or both."""
     seconds = []
     for chunks in ([(1, 0)], [(2, 0)], [(1, 0), (2, 0)]):
         shape = BatchShape()
@@ -133,19 +135,20 @@ def shortest_step_s(model: StepTimes) -> float:
 
 
 def _work_tables(prices: StepPrices, longest: int) -> tuple[FloatArray, FloatArray]:
-    """Least seconds of the first k tokens, and of emitting after each of the first k."""
+    """Return the least seconds of the first k tokens, and of emitting after each of them."""
     k = np.arange(longest + 1, dtype=np.float64)
-    # A prompt token that is alone in its chunk is a decode, which costs no less.
+    # A chunk of a single prompt token is priced as a decode, which never costs less than a prefill
+    # token.
     prompt_s = prices.per_prefill_token_s * k + prices.per_pair_s * k * (k + 1) / 2
     emit_s = np.minimum(prices.per_decode_s + prices.per_context_s * k, prompt_s)
     return prompt_s, np.cumsum(emit_s)
 
 
 def _dues_s(request: TraceRequest, rule: DeadlineRule) -> tuple[float, float]:
-    """When the first and the last token of a good request are out at the latest.
+    """Return when the first and the last token of a good request are due at the latest.
 
-    Under all rules the last is due at a + ttft + (n - 1) * tpot, but `tbt` excuses a share of the
-    gaps altogether.
+    Under all rules the last one is due at a + ttft + (n - 1) * tpot.  `tbt`, however, excuses a
+    share of the gaps altogether, so that nothing but an end-to-end SLO limits the last token.
     """
     slo, gaps = request.slo, request.num_output_tokens - 1
     first_s = request.arrival_s + slo.ttft_s + TOLERANCE_S
@@ -154,5 +157,5 @@ def _dues_s(request: TraceRequest, rule: DeadlineRule) -> tuple[float, float]:
         last_s = math.inf
     if slo.e2e_s is not None:
         last_s = min(last_s, request.arrival_s + slo.e2e_s + TOLERANCE_S)
-    # Sums of many steps are rounded; a bound may be a microsecond too generous.
+    # Sums of many steps are rounded, so the due times get an extra microsecond.
     return min(first_s, last_s) + 1e-6, last_s + 1e-6

@@ -1,4 +1,4 @@
-"""L3: the hindsight linear program, with steps, seats and KV cache slot by slot."""
+"""L3: the hindsight linear program, which has steps, seats and KV cache slot by slot."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ from slosched.workload.trace import Trace
 
 _SLOTS_PER_TTFT = 3
 _MOST_SLOTS_PER_REQUEST = 12
-"""On average: more are a little tighter and much slower."""
+"""An average; more slots make the bound a little tighter and much slower."""
 _TOKENS_PER_STEP = 200
-"""For which a step's own price is asked: fewer, and it is all that is left of a step."""
+"""The size of step for which the price of a step is sought.
+
+At smaller sizes the price of the step would be all that is left.
+"""
 
 
 def hindsight_bound(
@@ -43,26 +46,27 @@ def hindsight_bound(
     *,
     num_requests: int = 300,
 ) -> Bound:
-    """L3: the linear relaxation of the best schedule that knows all arrivals and lengths.
+    """Return L3: the linear relaxation of the best schedule that knows all arrivals and lengths.
 
-    Why no schedule beats it.  Take any, and keep of it only what it does for its good requests.
-    Let a step that lies in several slots of time give each the share of itself that passes there:
-    of one step, of its tokens, and of the time that it takes.  Then in every slot
+    Proof that no schedule beats it.  Take any schedule and keep only what it does for its good
+    requests.  A step may overlap several slots of time.  Then each slot gets the share of the step
+    that passes in it: of the step itself, of its tokens and of its time.  In every slot
 
-    * what the steps cost at any prices that no legal step undercuts fits into the slot, for each
-      of several such prices; this time a step has a price, too;
-    * no request emits more tokens than there are steps, as each step gives it one at most;
-    * tokens, decodes and the contexts of decodes keep to what one step may hold, times the steps.
+    * the cost of the steps, at any prices that no legal step undercuts, fits into the slot.  This
+      holds for each of several such prices, and here a step has a price, too;
+    * no request emits more tokens than there are steps, since each step gives it at most one;
+    * tokens, decodes and the contexts of decodes do not exceed what one step may hold, times the
+      steps.
 
     A request's tokens come in steps that begin after its arrival and end by their due time, which
-    counts as the end of its slot, and all of its prompt goes before its second token.  So the
-    schedule is a solution, with one for each good request, and the optimum is no less.  A request
-    that was preempted pays for a decode even where it computes its context anew: prices at which
-    that would be cheaper are lowered for it.
+    is rounded up to the end of its slot.  All of its prompt comes before its second token.  So the
+    schedule is a solution of the program in which each good request counts 1, and the optimum is no
+    less.  A preempted request pays for a decode even where it computes its context anew.  Where
+    computing anew would be cheaper at some prices, these prices are lowered for it.
 
-    Longer traces are cut after `num_requests` each, and every part has the device for itself: what
-    a schedule does for the part alone is a solution of the part's program, so that the optima add
-    up to a bound.  Fewer are faster and looser: some 10 s for 300.
+    Longer traces are cut into parts of `num_requests`, and every part has the device for itself.
+    What a schedule does for one part is a solution of that part's program, so the sum of the optima
+    is a bound.  Smaller parts are faster and looser: 300 requests take some 10 s.
     """
     if num_requests < 1:
         raise ValueError(f"num_requests must be at least 1, not {num_requests}")
@@ -79,7 +83,7 @@ def hindsight_bound(
 
 
 def _several_prices(steps: LegalSteps, trace: Trace) -> list[StepPrices]:
-    """For the trace's mix and for more or less of each part of it, with and without a step's."""
+    """Return prices for the trace's mix and for variants of it, with and without a step's price."""
     weights = token_weights(trace)
     prompts, decodes = weights * [1, 0, 1, 0, 0], weights * [0, 1, 0, 1, 0]
     step = np.array([0.0, 0.0, 0.0, 0.0, 1.0])
@@ -91,18 +95,18 @@ def _several_prices(steps: LegalSteps, trace: Trace) -> list[StepPrices]:
 
 @dataclass(frozen=True)
 class _Need:
-    """One thing that each request needs all of, in slots first … last, in shares of it."""
+    """An amount that each request needs in full, as its shares in slots first … last."""
 
     owner: IntArray
     slot: IntArray
     share: IntArray
-    """Columns, each of shape (pairs of owner and slot,)."""
+    """Columns of the program; like owner and slot of shape (pairs of owner and slot,)."""
     amount: FloatArray
-    """Of shape (requests,)."""
+    """The amount that each request needs, shape (requests,)."""
 
 
 class _Part:
-    """The program of some requests of a trace."""
+    """The linear program of some requests of a trace."""
 
     def __init__(
         self,
@@ -133,7 +137,7 @@ class _Part:
         self._width_s = self._horizon_s / self._num_slots
         self._first = self._slot(release_s)
         prompt_last, rest_last = (self._slot(end_s) for end_s in ends_s)
-        # What is never due need not be done; nor is there anything after a single token.
+        # Work that is never due need not be done, and nothing comes after a single token.
         self._prompt_last = np.where(np.isfinite(first_due_s), prompt_last, self._first - 1)
         is_due = np.isfinite(last_due_s) & (self._later > 0)
         self._rest_last = np.where(is_due, rest_last, self._first - 1)
@@ -188,11 +192,12 @@ class _Part:
         return _Need(owner, slot, share, amount)
 
     def _decode_prices(self, price: StepPrices) -> tuple[FloatArray, FloatArray]:
-        """Of a token and of a token of context, by request: no more than anew would cost.
+        """Return the prices of a token and of a token of context, by request.
 
-        decode(k) <= anew(k), the price of computing a context of k tokens, is a question of a
-        convex function; where the answer is no for some k of a request, each of its tokens costs
-        the less of the two at the least k.
+        They are no more than computing anew would cost.  Whether decode(k) <= anew(k), the price of
+        computing a context of k tokens, holds for all k of a request is decided by a convex
+        function.  Where it does not hold, each of the request's tokens costs the less of the two at
+        the least k.
         """
         low, high = self._prompts + 1, self._prompts + self._later
 
@@ -213,20 +218,20 @@ class _Part:
         )
 
     def _prompt_first(self, program: Program, prompt: _Need, tokens: _Need) -> None:
-        """To the end of each slot, no greater share of the later tokens than of the prompt."""
+        """Keep the share of later tokens done by each slot's end at or below that of the prompt."""
         last = np.where(self._rest_last >= self._first, self._prompt_last, self._first - 1)
-        # At the last slot of the prompt all of it is done anyhow.
+        # In the last slot of the prompt all of it is done, so that slot needs no row.
         rows = _Rows(program, self._first, last - 1)
         rows.cumulate(prompt, -1.0)
         rows.cumulate(tokens, 1.0)
 
     def _each_token_due(self, program: Program, good: IntArray, tokens: _Need) -> None:
-        """Under `envelope` every token has its own due time, not the last alone."""
+        """Add the due time of every token, which the rule `envelope` has besides the last one's."""
         begin = np.minimum(self._prompt_last + 1, self._rest_last + 1)
         rows = _Rows(program, begin, self._rest_last - 1)
         end_s = (rows.slot + 1) * self._width_s
         late_s = end_s - self._first_due_s[rows.owner]
-        # Tokens that are due before the slot ends; a rounding error counts as not yet.
+        # Count the tokens that are due before the slot ends; a rounding error counts as not due.
         due = np.floor(late_s / self._tpot_s[rows.owner] - 1e-6)
         later = self._later[rows.owner]
         share = np.clip(due, 0.0, later) / np.maximum(later, 1.0)
@@ -235,7 +240,7 @@ class _Part:
 
 
 class _Rows:
-    """One row for each request and slot of begin … end; sums of shares up to there."""
+    """Rows of the program: one for each request and slot of begin … end, for sums up to there."""
 
     def __init__(self, program: Program, begin: IntArray, end: IntArray) -> None:
         self._program = program
@@ -246,7 +251,7 @@ class _Rows:
         self._start = np.cumsum(counts) - counts
 
     def cumulate(self, need: _Need, sign: float) -> None:
-        """Each share counts in its own slot's row and in all later ones of its request."""
+        """Add each share to the row of its own slot and of all later slots of its request."""
         from_slot = np.maximum(need.slot, self._begin[need.owner])
         entry, slot = spread(from_slot, self._end[need.owner])
         owner = need.owner[entry]
@@ -255,6 +260,6 @@ class _Rows:
 
 
 def _use(program: Program, rows: IntArray, need: _Need, price: float | FloatArray) -> None:
-    """What the shares amount to at `price`, in the row of their slot."""
+    """Add the shares' amounts, times `price`, to the rows of their slots."""
     values = (need.amount * price)[need.owner]
     program.add(rows[need.slot], need.share, values)

@@ -14,9 +14,9 @@ from slosched.evaluate.bounds.program import IntArray, Program, spread
 
 _MOST_SLOTS = 1 << 20
 _BLOCK = 8
-"""Slots in which what follows the prompt is placed as one: it has so much more time."""
+"""Slots in one block.  Later tokens are placed by block, as they have much more time."""
 _MOST_VARIABLES = 40_000
-"""Of one linear program, and its neighbours' as well: a second or so."""
+"""The size of one linear program with its neighbours' requests, which takes a second or so."""
 
 _ASSUMPTIONS = (
     "one replica, steps one after another, each taking what the latency model says",
@@ -27,16 +27,16 @@ _ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No scheduler serves more requests of the trace well."""
+    """A number of requests of the trace that no scheduler can exceed serving well."""
 
     name: str
     num_good: int
     num_offered: int
     good_per_s: float
-    """`num_good` over the time in which the load was offered; NaN if that is no time at all."""
+    """`num_good` over the time in which the load was offered; NaN if that time is zero."""
     assumptions: tuple[str, ...]
     sustained_per_s: float = math.nan
-    """Good requests/s that no steady load of these lengths exceeds; NaN if it does not say."""
+    """Good requests/s that no steady load of these lengths exceeds; NaN if it is not known."""
 
     @property
     def attainment(self) -> float:
@@ -44,12 +44,12 @@ class Bound:
 
 
 def fluid_bound(demand: Demand) -> Bound:
-    """L1: the cheapest requests whose work fits between the first arrival and the last deadline.
+    """Return L1: the number of cheapest requests that fit between first arrival and last deadline.
 
-    Good requests compute all their tokens in that time, at no less than the step prices: a
+    All tokens of good requests are computed in that time, at no less than the step prices: a
     fractional knapsack.  The constant time of a step is not charged, since slack that is banked
-    before the first token lets a scheduler run fewer steps than 1 / TPOT a second.  Source: the
-    fluid limit of Ao, Luo, Simchi-Levi and Wang (2504.11320), on a finite trace.
+    before the first token lets a scheduler run fewer than 1 / TPOT steps a second.  Source: the
+    fluid limit of Ao, Luo, Simchi-Levi and Wang (arXiv 2504.11320), on a finite trace.
     """
     work_s = (demand.first_work_s + demand.rest_work_s).sum()
     sustained_per_s = len(demand.release_s) / work_s if work_s else math.nan
@@ -58,18 +58,18 @@ def fluid_bound(demand: Demand) -> Bound:
 
 
 def on_time_bound(demand: Demand, *, num_slots: int = 15) -> Bound:
-    """L2: the most requests whose work fits into the processor's time between release and due.
+    """Return L2: the most requests whose work fits into the device's time between release and due.
 
     Each request becomes two preemptive jobs on one processor of speed one: its prompt, due with
-    the first token, and the rest, due with the last.  The linear relaxation of the greatest number
-    on time (1 | r_j, pmtn | sum U_j) is bounded by its dual: with any price p(t) >= 0 of processor
-    time, at most
+    the first token, and the rest, due with the last.  The greatest number of jobs on time
+    (1 | r_j, pmtn | sum U_j) has a linear relaxation, which is bounded by its dual: with any price
+    p(t) >= 0 of processor time, at most
 
         integral of p  +  sum over requests of max(0, 1 - work * (least p while it may run))
 
-    requests are good.  The prices are those of the primal, which HiGHS solves for a thousand
-    requests or so at a time, with their neighbours, on slots of which a job sees `num_slots` at
-    most on average.  Wide slots and prices that do not fit where two programs meet leave the bound
+    requests are good.  The prices come from the primal.  HiGHS solves it for a thousand requests or
+    so at a time, together with their neighbours, on slots of which a job sees on average at most
+    `num_slots`.  Wide slots, and prices that do not match where two programs meet, make the bound
     looser, never wrong.  L2 <= L1.
     """
     if num_slots < 1:
@@ -82,14 +82,14 @@ def on_time_bound(demand: Demand, *, num_slots: int = 15) -> Bound:
 
 
 def bound_of(name: str, value: float, demand: Demand) -> Bound:
-    """`value` good requests at most, so no more than its whole part."""
+    """Make a `Bound` of at most `value` good requests, rounded down."""
     num_good = min(len(demand.release_s), math.floor(value + 1e-6))
     rate = num_good / demand.window_s if demand.window_s else math.nan
     return Bound(name, num_good, demand.num_offered, rate, _ASSUMPTIONS)
 
 
 def _due_work_s(demand: Demand) -> tuple[FloatArray, FloatArray]:
-    """First and rest work, zero where it is never due."""
+    """Return the work of each prompt and of the rest, zero where it is never due."""
     first_s = np.where(np.isfinite(demand.first_due_s), demand.first_work_s, 0.0)
     rest_s = np.where(np.isfinite(demand.last_due_s), demand.rest_work_s, 0.0)
     return first_s, rest_s
@@ -101,13 +101,13 @@ def _total_work_s(demand: Demand) -> FloatArray:
 
 
 def _horizon_s(demand: Demand) -> float:
-    """From the first arrival, at zero, to the last due time that there is."""
+    """Return the last finite due time, in seconds after the first arrival."""
     dues_s = np.concatenate([demand.first_due_s, demand.last_due_s])
     return float(dues_s[np.isfinite(dues_s)].max(initial=0.0))
 
 
 def _fluid(demand: Demand) -> float:
-    """The bound, not rounded."""
+    """Return the fluid bound without rounding."""
     work_s = np.sort(_total_work_s(demand))
     left_s = _horizon_s(demand) - np.cumsum(work_s)
     num_whole = int(np.searchsorted(-left_s, 0.0, side="right"))
@@ -117,7 +117,7 @@ def _fluid(demand: Demand) -> float:
 
 
 class _OnTime:
-    """Two jobs a request on slots of equal width, and what a second of each slot is worth."""
+    """The program of L2: two jobs a request on slots of equal width, and the price of each slot."""
 
     def __init__(self, demand: Demand, horizon_s: float, num_slots: int) -> None:
         self._works = _due_work_s(demand)
@@ -132,7 +132,7 @@ class _OnTime:
         self._lasts = [self._slot(due_s) for due_s in dues_s]
 
     def _slot(self, time_s: FloatArray) -> IntArray:
-        """The slot that the time is in.  A job may use its first and its last slot wholly."""
+        """Return the slot that contains the time.  A job may use all of its first and last slot."""
         slot: IntArray = (time_s / self._width_s).astype(np.int64)
         return np.minimum(slot, self._num_slots - 1)
 
@@ -144,7 +144,7 @@ class _OnTime:
         return float(prices.sum() * self._width_s + np.maximum(0.0, 1 - cost).sum())
 
     def _prices(self) -> FloatArray:
-        """Each slot's from the program of the requests that are released around it."""
+        """Return the price of each slot, from the program of the requests released around it."""
         prices = np.zeros(self._num_slots)
         reach = int(np.quantile(self._lasts[1] - self._first, 0.9)) + 1
         num_slots, num_blocks = (
@@ -163,10 +163,10 @@ class _OnTime:
         return prices
 
     def _solve(self, requests: slice) -> tuple[IntArray, FloatArray]:
-        """The slots that these requests may use, and their prices.
+        """Return the slots that these requests may use, and their prices.
 
-        Prompts are placed slot by slot, what follows block by block; each block's sum is then
-        placed in the block's slots.
+        Prompts are placed slot by slot, later tokens block by block.  Each block's sum is then
+        placed in the slots of the block.
         """
         program = Program()
         first, (prompt_last, rest_last) = self._first[requests], self._lasts
@@ -191,9 +191,9 @@ class _OnTime:
 def _place(
     program: Program, good: IntArray, work: FloatArray, first: IntArray, last: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Work done in each slot that a job may use: where, and the variable.
+    """Add the work done in each slot that a job may use; return the slots and the variables.
 
-    All of it is, work * good, if there is any.
+    The work done adds up to work * good for each job that has any work.
     """
     owner, slot = spread(first, np.where(work > 0, last, first - 1))
     done = program.columns(len(owner))
@@ -204,7 +204,7 @@ def _place(
 
 
 def _least_within(values: FloatArray, low: IntArray, high: IntArray) -> FloatArray:
-    """The least of `values` in each [low, high]: of two overlapping spans of a power of two."""
+    """Return the least of `values` in each [low, high], from two overlapping powers of two."""
     level = np.floor(np.log2(high - low + 1)).astype(np.int64)
     least = np.empty(len(low))
     for i in range(int(level.max(initial=0)) + 1):

@@ -1,4 +1,4 @@
-"""L5: load without an end, whose decodes need a step for every token at the pace of their TPOT."""
+"""L5: the bound under endless load, whose decodes need a step for each token at their TPOT."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from slosched.evaluate.bounds.program import IntArray, Program, spread
 from slosched.workload.trace import Trace
 
 _SLOTS_PER_REQUEST = 60
-"""On average, between a request's arrival and its last due time."""
+"""The average number of slots between a request's arrival and its last due time."""
 _MOST_STEPS = 12
-"""Factors of e that a rate is looked for above and below the trace's own."""
+"""How far above and below the trace's own rate is searched, in factors of e."""
 _TOKENS_PER_STEP = (100, 200, 400, 800, 1600)
-"""Prices are made to be tight for steps of about so many."""
+"""Sizes of steps for which the prices are made tight."""
 
 
 class Pace:
-    """A trace that comes again and again for ever, and the steps that its decodes ask for.
+    """A trace that is repeated without end, and the steps that its decodes need.
 
-    L1 and L2 charge no step its constant time, and on a finite trace decodes run on after the last
-    arrival, when nobody else comes.  Neither helps a server under lasting load.
+    L1 and L2 do not charge the constant time of a step, and on a finite trace decodes may go on
+    after the last arrival, without competition.  A server under lasting load has neither advantage.
 
-    Why no schedule beats it.  Take any schedule of the endless repetition, and the mean over its
-    first K periods of what it does in each slot of a period.  A good request of n tokens emits all
-    but the first in n - 1 steps between its arrival and its last due time, so that at least so
-    many steps lie in the slots that this time touches.  All steps together, each at the price of a
-    step, and the work of all good requests at the same prices, fit into the period; their tokens
-    fit into the steps.  So the mean is a solution of the program, but for the requests that are
-    under way when the last period ends, whose share vanishes as K grows.  It sees no bursts: time
-    is counted over the whole period.  One replica, one step at a time, no prefix cache.
+    Proof that no schedule beats L5.  Take any schedule of the endless repetition, and the mean over
+    its first K periods of what it does in each slot of a period.  A good request of n tokens emits
+    all but the first in n - 1 steps between its arrival and its last due time.  So at least this
+    number of steps lies in the slots that this time touches.  All steps, each at the price of a
+    step, and the work of all good requests at the same prices fit into the period; their tokens fit
+    into the steps.  So the mean is a solution of the program, except for the requests that have not
+    ended when the last period ends.  Their share vanishes as K grows.  The bound sees no bursts,
+    since time is counted over the whole period.  It assumes one replica, one step at a time and no
+    prefix cache.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Pace:
         self._demand = demand_at(mean_price, shortest_step_s(model), trace, limits, kv_tokens)
 
     def bound(self, rate: float) -> Bound:
-        """Of one repetition, at `rate` offered requests/s."""
+        """Return the bound of one repetition at `rate` offered requests/s."""
         demand = self._demand.at_speed(rate / self._trace.rate)
         later = (self._trace.output_tokens[demand.index] - 1).astype(np.float64)
         is_due = np.isfinite(demand.last_due_s) & (later > 0)
@@ -79,10 +80,10 @@ class Pace:
         return bound_of("L5 pace", program.solve().value * (1 + 1e-6) + 1e-4, demand)
 
     def capacity(self, attainment: float, tolerance: float = 0.005) -> float:
-        """Requests/s above which no schedule keeps up that attainment; inf if nothing says so.
+        """Return a rate above which no schedule reaches the attainment, in requests/s.
 
-        The bound falls with the rate, so that a bisection to a share of `tolerance` finds it; the
-        upper end is returned, which is a proof.
+        It is inf if there is no such rate.  The bound falls with the rate, so a bisection to a
+        share of `tolerance` finds it.  Its upper end is returned, which makes the result a proof.
         """
         if not 0 < attainment <= 1:
             raise ValueError(f"attainment must be a share in (0, 1], not {attainment!r}")
@@ -124,7 +125,7 @@ class Pace:
 
 
 def _prices(steps: LegalSteps, trace: Trace) -> list[StepPrices]:
-    """For the trace's mix in steps of several sizes, and with no price for a step."""
+    """Return prices for the trace's mix in steps of several sizes, and without a price of steps."""
     weights = token_weights(trace)
     step = np.array([0.0, 0.0, 0.0, 0.0, 1.0])
     sizes = [weights + weights[:2].sum() / size * step for size in _TOKENS_PER_STEP]

@@ -1,4 +1,4 @@
-"""What a token costs at the very least: prices that no legal step of a latency model undercuts."""
+"""Least prices of a token: no legal step of a latency model takes less than its tokens cost."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class StepTimes(Protocol):
     """The part of a latency model that a bound needs."""
 
     def predict(self, shape: BatchShape) -> float:
-        """Seconds for one step of this shape."""
+        """Return the seconds that one step of this shape takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """Every legal step takes at least the sum of what it holds costs at these prices.
+    """Prices at which every legal step takes at least as long as its contents cost.
 
     T(shape) >= per_step_s + per_prefill_token_s * t + per_decode_s * Bd + per_pair_s * t2
     + per_context_s * t3.
@@ -54,18 +54,19 @@ class StepPrices:
 
 
 class LegalSteps:
-    """Every step that limits and KV cache allow, in cells, and how long those take at least.
+    """All steps that the limits and the KV cache allow, in cells, and the least time of each cell.
 
     The space of legal (t, Bd, t2, t3) is covered with cells.  A step inside a cell takes at least
     as long as the cell's lower corner, with every other field of the shape as small as these four
-    allow, and costs at most what its upper corner does; so prices below the former at the latter
-    hold everywhere in it.  Cells with and without chunks, and with and without decodes, are apart:
-    where a kernel changes, nothing is compared across.  Assumes that `model` is monotone in each
-    field of the shape within those kinds; additive it need not be.
+    allow.  It costs at most as much as the upper corner.  So prices at which the upper corner costs
+    no more than the lower corner takes hold in the whole cell.  Cells with and without chunks are
+    separate, and so are those with and without decodes, so that nothing is compared across a change
+    of kernel.  Assumes that within these kinds `model` is monotone in each field of the shape; it
+    need not be additive.
 
-    All that a step works on lies in the KV cache at that time, whoever was preempted or swapped
-    before: the contexts of its decodes and its longest chunk are `kv_tokens` at most.  That is how
-    memory is charged: a step cannot spread what it costs over more context than fits.
+    All that a step works on lies in the KV cache at that time, even if requests were preempted or
+    swapped before: the contexts of its decodes and its longest chunk are at most `kv_tokens`.  This
+    is how memory is charged: a step cannot spread its cost over more context than fits.
     """
 
     def __init__(
@@ -90,9 +91,10 @@ class LegalSteps:
         self._found: dict[bytes, StepPrices] = {}
 
     def dearest(self, weights: FloatArray) -> StepPrices:
-        """The prices that make `weights` (of t, Bd, t2, t3, steps) dearest and still hold.
+        """Return the prices that still hold and make `weights` (of t, Bd, t2, t3, steps) dearest.
 
-        Nor do they let a policy gain by computing contexts anew instead of decoding, on average.
+        At these prices a policy does not gain, on average, by computing contexts anew instead of
+        decoding.
         """
         key = weights.tobytes()
         if key not in self._found:
@@ -101,7 +103,7 @@ class LegalSteps:
         return self._found[key]
 
     def _cells(self) -> Iterator[tuple[BatchShape, tuple[int, int, int, int, int]]]:
-        """The least shape of each cell, and the most of (t, Bd, t2, t3, steps) in it."""
+        """Yield the least shape of each cell, and its greatest (t, Bd, t2, t3, steps)."""
         max_tokens, longest = self._most_tokens, self._max_context_tokens
         for (t, t_high), (d, d_high) in itertools.product(
             _ranges(max_tokens, _PREFILL_CELLS, 1), _ranges(self._most_decodes, _DECODE_CELLS, 1)
@@ -123,12 +125,12 @@ _kept = lru_cache(maxsize=4)(LegalSteps)
 def legal_steps(
     model: StepTimes, limits: Limits, max_context_tokens: int, kv_tokens: int | None
 ) -> LegalSteps:
-    """`LegalSteps`, kept: they are the same for all bounds of a trace and at all its rates."""
+    """Return `LegalSteps`, cached: they are the same for all bounds and rates of a trace."""
     return _kept(cast("Hashable", model), limits, max_context_tokens, kv_tokens)
 
 
 def _ranges(most: int, num_cells: int, power: int) -> list[tuple[int, int]]:
-    """Cells [low, high] of integers that cover 0 … most, with one for 0 alone."""
+    """Return cells [low, high] of integers that cover 0 … most, with one for 0 alone."""
     edges = np.ceil(most * (np.arange(num_cells + 1) / num_cells) ** power).astype(np.int64)
     edges = np.unique(edges)
     pairs = itertools.pairwise(edges.tolist())
@@ -136,7 +138,7 @@ def _ranges(most: int, num_cells: int, power: int) -> list[tuple[int, int]]:
 
 
 def _within(least: int, most: int, num_cells: int) -> Iterator[tuple[int, int]]:
-    """Cells that cover least … most, finer where small; (0, 0) alone if there is nothing."""
+    """Yield cells that cover least … most, finer where small; only (0, 0) if `least` is 0."""
     if least == 0:
         yield 0, 0
         return
@@ -146,10 +148,10 @@ def _within(least: int, most: int, num_cells: int) -> Iterator[tuple[int, int]]:
 
 
 def _least_shape(t: int, t_high: int, d: int, d_high: int, p: int, c: int) -> BatchShape:
-    """The fields that a step with so many tokens, decodes, pairs and contexts has at least.
+    """Return the least fields of a step with at least t tokens, d decodes, p pairs and c contexts.
 
-    A query row's keys are at most its chunk's context and its tile's walk; a chunk has two tokens
-    or more.
+    The keys of a query row are at most its chunk's context, and at most the tokens that its tile
+    walks over.  A chunk has two tokens or more.
     """
     shape = BatchShape()
     shape.num_decodes, shape.decode_context_tokens = d, c
@@ -168,16 +170,16 @@ def _least_shape(t: int, t_high: int, d: int, d_high: int, p: int, c: int) -> Ba
 
 
 def _recompute(weights: FloatArray) -> list[float]:
-    """What a decode costs beyond computing its whole, mean context anew: nothing, or less."""
+    """Return the row by which a decode costs at most as much as computing its mean context anew."""
     decodes, contexts = float(weights[1]), float(weights[3])
     k = contexts / decodes if decodes else 1.0
     return [-k, 1.0, -k * (k + 1) / 2, k, 0.0]
 
 
 def _dearest(lows_s: FloatArray, highs: FloatArray, weights: FloatArray) -> FloatArray:
-    """max weights @ prices, so that highs @ prices <= lows_s: a linear program by cutting planes.
+    """Maximize weights @ prices so that highs @ prices <= lows_s, by cutting planes.
 
-    What the solver's tolerance leaves is scaled away, so that every cell holds.
+    The prices are then scaled down by the solver's tolerance, so that every cell holds.
     """
     from scipy.optimize import linprog  # slow to import
 

@@ -1,4 +1,4 @@
-"""A linear program in sparse pieces, and slots of time to write it over."""
+"""A sparse linear program that is built piece by piece, and a helper to write it over slots."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Solution(NamedTuple):
-    """An optimum."""
+    """The optimum of a program."""
 
     value: float
     prices: FloatArray
-    """What one more unit of each row's right side is worth, shape (rows,); never negative."""
+    """The value of one more unit of each row's right side, shape (rows,); never negative."""
 
 
 class Program:
-    """max gain @ x, so that A @ x <= b and 0 <= x <= upper.  Rows and columns are numbered."""
+    """The linear program max gain @ x, so that A @ x <= b and 0 <= x <= upper.
+
+    Rows and columns are numbered from 0.
+    """
 
     def __init__(self) -> None:
         self._gain: list[FloatArray] = []
@@ -31,25 +34,25 @@ class Program:
         self._num_columns = self._num_rows = 0
 
     def columns(self, count: int, *, gain: float = 0.0, upper: float = np.inf) -> IntArray:
-        """New variables."""
+        """Add `count` variables and return their numbers."""
         self._gain.append(np.full(count, gain))
         self._upper.append(np.full(count, upper))
         self._num_columns += count
         return np.arange(self._num_columns - count, self._num_columns)
 
     def rows(self, count: int, at_most: float | FloatArray) -> IntArray:
-        """New constraints, without entries as yet."""
+        """Add `count` constraints without entries and return their numbers."""
         self._at_most.append(np.broadcast_to(np.asarray(at_most, dtype=np.float64), count))
         self._num_rows += count
         return np.arange(self._num_rows - count, self._num_rows)
 
     def add(self, rows: IntArray, columns: IntArray, values: float | FloatArray) -> None:
-        """Entries of A; those of one place add up."""
+        """Add entries of A; entries at the same place add up."""
         wide = np.broadcast_to(np.asarray(values, dtype=np.float64), rows.shape)
         self._entries.append((rows, columns, wide))
 
     def solve(self) -> Solution:
-        """By HiGHS; raises AssertionError if it finds no optimum, which zero is a start to."""
+        """Solve with HiGHS.  Raises AssertionError if it finds no optimum."""
         from scipy.optimize import linprog  # slow to import
         from scipy.sparse import csr_matrix
 
@@ -68,7 +71,7 @@ class Program:
 
 
 def spread(first: IntArray, last: IntArray) -> tuple[IntArray, IntArray]:
-    """(owner, slot) for every slot of first[owner] … last[owner], both included."""
+    """Return (owner, slot) for every slot of first[owner] … last[owner], both included."""
     counts = np.maximum(0, last - first + 1)
     owner = np.repeat(np.arange(len(first)), counts)
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts - first)[owner]

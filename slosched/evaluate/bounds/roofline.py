@@ -1,8 +1,8 @@
-"""What physics allows: arithmetic and memory at their peaks, and nothing else in the way.
+"""L4: a bound from the peaks of a GPU's arithmetic and memory, without any other cost.
 
-A bound from these times holds for every engine on the device, not for one latency model alone.
-What a measured model's own bound falls short of it is the engine's; what a policy falls short of
-the model's bound is the policy's.
+It holds for every engine on the device, not only for one latency model.  The gap between this
+bound and that of a measured model is due to the engine.  The gap between the model's bound and a
+policy is due to the policy.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _ASSUMPTIONS = (
     "no speculative decoding, no prefix cache",
 )
 _SHARES = (1.0, 0.9, 0.75, 0.5)
-"""Of arithmetic in the mixtures that are tried."""
+"""The shares of arithmetic in the mixtures that are tried."""
 _BYTES = 2
-"""Of one bfloat16 number: a weight, or a part of a key or value."""
+"""The size of a bfloat16 number: a weight, or a part of a key or value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a GPU cannot exceed."""
+    """Rates that a GPU cannot exceed."""
 
     flops_per_s: float
     """Dense bfloat16 with float32 sums: half of what data sheets give for sparse matrices."""
     bytes_per_s: float
-    """Of its memory."""
+    """The bandwidth of its memory."""
 
 
 GPUS = {
@@ -46,9 +46,11 @@ GPUS = {
     "RTX 4090": Peaks(165.2e12, 1.008e12),
     "RTX PRO 6000 Blackwell": Peaks(503.8e12, 1.792e12),
 }
-"""By what their names contain.  Sources: NVIDIA's data sheets of A100, H100 SXM5, H200 SXM, HGX
-B200 and L40S, and the white papers of the Ada and RTX Blackwell PRO architectures.  Where the
-editions of a card differ, the fastest: a bound may be too generous."""
+"""GPUs by a part of their names.
+
+Sources: NVIDIA's data sheets of A100, H100 SXM5, H200 SXM, HGX B200 and L40S, and the white
+papers of the Ada and RTX Blackwell PRO architectures.  Where the editions of a card differ, the
+fastest is used, so that the bound may be too generous but not wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +67,14 @@ class Transformer:
 
     @property
     def layer_weights(self) -> int:
-        """Of all layers: what every token is multiplied with."""
+        """Return the number of weights of all layers, with which every token is multiplied."""
         queries, keys = self.num_query_heads * self.head, self.num_kv_heads * self.head
         attention = self.hidden * (2 * queries + 2 * keys)
         return self.num_layers * (attention + 3 * self.hidden * self.feed_forward)
 
     @property
     def head_weights(self) -> int:
-        """Of the language head: only a token that is followed by a new one needs it."""
+        """Return the weights of the language head, which only tokens followed by a new one need."""
         return self.hidden * self.vocabulary
 
     @property
@@ -87,16 +89,16 @@ MODELS = {
     "Qwen3-8B": Transformer(36, 4096, 32, 8, 128, 12288, 151936),
     "Qwen3-32B": Transformer(64, 5120, 64, 8, 128, 25600, 151936),
 }
-"""By what their names end with.  Source: config.json of each on the Hugging Face hub."""
+"""Models by the end of their names.  Source: config.json of each on the Hugging Face hub."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A step takes its arithmetic or its reading, whichever is longer.
+    """A model of physical limits: a step takes its arithmetic or its reading, whichever is longer.
 
-    Each token is multiplied with every layer's weights, each decode with the head's, and every
+    Each token is multiplied with every layer's weights, and each decode with the head's.  Every
     (query, key) pair takes 4 operations per query head and element.  The weights of the layers are
-    read once a step, the keys and values of every context are read or written once.
+    read once a step, and the keys and values of every context are read or written once.
     """
 
     flops_per_token: float
@@ -108,7 +110,7 @@ class Roofline:
 
     @classmethod
     def of(cls, model: Transformer, gpu: Peaks, num_gpus: int = 1) -> Roofline:
-        """`num_gpus` share all work evenly, and say nothing to each other."""
+        """Return the roofline of `num_gpus` that share all work evenly, without communication."""
         return cls(
             flops_per_token=2.0 * model.layer_weights,
             flops_per_decode=2.0 * model.head_weights,
@@ -119,7 +121,7 @@ class Roofline:
         )
 
     def predict(self, shape: BatchShape) -> float:
-        """Seconds; no engine takes less."""
+        """Return the seconds of one step; no engine takes less."""
         if not shape.num_tokens:
             return 0.0
         pairs = shape.prefill_attention_tokens + shape.decode_context_tokens
@@ -133,10 +135,10 @@ class Roofline:
         return max(flops / self.peaks.flops_per_s, moved / self.peaks.bytes_per_s)
 
     def prices(self, arithmetic: float, kv_tokens: int | None) -> StepPrices:
-        """That share of the arithmetic and the rest of the memory's time.
+        """Return prices of a share `arithmetic` of the arithmetic, and the rest of memory's time.
 
-        No step takes less than the longer of the two, so not less than any mean of them.  The
-        weights are charged to the contexts of decodes, of which a step holds `kv_tokens` at most.
+        A step takes at least the longer of the two times, and so at least any mean of them.  The
+        weights are charged to the contexts of decodes, of which a step holds at most `kv_tokens`.
         """
         flop_s, byte_s = (
             arithmetic / self.peaks.flops_per_s,
@@ -155,9 +157,9 @@ class Roofline:
 def roofline_bound(
     trace: Trace, roofline: Roofline, limits: Limits, kv_tokens: int | None = None
 ) -> Bound:
-    """L4: as L1, at the times of physics: no engine on this device serves more requests well.
+    """Return L4: the L1 bound at the roofline's times, which holds for every engine on this device.
 
-    The least of several mixtures of arithmetic and memory, each of them a bound.
+    It is the least of several mixtures of arithmetic and memory, each of which is a bound.
     """
     shortest_s = shortest_step_s(roofline)
     found = [
@@ -171,9 +173,10 @@ def roofline_bound(
 
 
 def roofline_of(provenance: Mapping[str, str]) -> Roofline | None:
-    """Of the GPU and model that a latency model was measured on; None if one is not known here.
+    """Return the roofline of the GPU and model that a latency model was measured on.
 
-    Nor is it if the weights were not bfloat16: others have other peaks.
+    None if one of them is not known here, or if the weights were not bfloat16: other number formats
+    have other peaks.
     """
     gpu = next((GPUS[name] for name in GPUS if name in provenance.get("gpu", "")), None)
     named = re.sub("^Meta-", "", provenance.get("model", "").rpartition("/")[2])
