@@ -1,6 +1,6 @@
-"""Results of other servers' own benchmarks as records, so that the same code scores them.
+"""Results of the benchmarks of vLLM and SGLang as records, to be scored by the same code.
 
-Read is what `vllm bench serve --save-result --save-detailed` and SGLang's `python -m
+The files are those that `vllm bench serve --save-result --save-detailed` and SGLang's `python -m
 sglang.bench_serving --output-details` write: one object whose lists have an entry a request:
 
 * `input_lens`, `output_lens`: tokens;
@@ -9,7 +9,7 @@ sglang.bench_serving --output-details` write: one object whose lists have an ent
 * `errors`: what went wrong, empty if nothing;
 * `start_times` (vLLM alone): seconds on one clock at which each request was sent.
 
-They hold no promise, so one must be given, and know neither rejection nor preemption.
+The files hold no SLO, so one must be given.  They do not tell rejection or preemption.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SETTINGS = ("backend", "model_id", "request_rate", "burstiness", "max_concurren
 
 
 def is_benchmark_result(path: Path) -> bool:
-    """True if the file looks like one of theirs, whole or not."""
+    """Tell whether the file looks like a result of these benchmarks, complete or not."""
     try:
         with path.open(encoding="utf-8") as file:
             start = file.read(65_536)
@@ -38,10 +38,11 @@ def is_benchmark_result(path: Path) -> bool:
 
 
 def read_benchmark_result(path: Path, slo: SLO) -> Replay:
-    """The records of a result, each request promised `slo`.  RecordsError for what is none.
+    """Return the records of a result, each request with the SLO `slo`.
 
-    Where several results were appended to a file, the last counts.  Without `start_times` all
-    requests count as sent at once: latencies are right, rates are unknown (NaN).
+    If several results were appended to a file, the last one is read.  Without `start_times` all
+    requests count as sent at the same time: latencies are right, rates are unknown (NaN).  Raises
+    RecordsError for a file that is not such a result.
     """
     result = _last_result(path)
     missing = [name for name in _LISTS if not isinstance(result.get(name), list)]
@@ -99,10 +100,10 @@ def _record(
 
 
 def _times_s(first_s: float, gaps_s: list[float], num_tokens: int) -> list[float]:
-    """When each token came.  A chunk may hold several; they are dealt to the chunks evenly.
+    """Return the time of each token, where tokens are spread evenly over the chunks.
 
-    The first token is in the first chunk and the last in the last, so that TTFT, TPOT and end to
-    end are exact whatever the chunks hold.
+    The first token is in the first chunk and the last in the last.  So TTFT, TPOT and the
+    end-to-end time are exact, whatever the chunks hold.
     """
     chunks_s = list(accumulate(gaps_s, initial=first_s))
     if num_tokens == 1:
@@ -112,7 +113,7 @@ def _times_s(first_s: float, gaps_s: list[float], num_tokens: int) -> list[float
 
 
 def _last_result(path: Path) -> dict[str, Any]:
-    """The object of a JSON file, or of the last line of a JSONL file."""
+    """Read the object of a JSON file, or of the last line of a JSONL file."""
     try:
         text = path.read_text(encoding="utf-8").strip()
     except OSError as error:

@@ -1,10 +1,10 @@
-"""Replay a trace against a running server, open loop.
+"""A replay of a trace against a running server, open loop.
 
-Each request is sent at its scheduled arrival, whatever became of the earlier ones, and its times
-count from that arrival: a client that falls behind must not flatter the server (coordinated
-omission).  Nothing is retried.  Works with any OpenAI-compatible server that knows `ignore_eos`
-(ours, vLLM, SGLang), and counts tokens by the server's `usage`: busy servers join several tokens
-into one chunk of a stream.
+Each request is sent at its scheduled arrival, even if earlier ones have not ended.  Its times count
+from that arrival, so that a client that falls behind does not flatter the server (coordinated
+omission).  Nothing is retried.  It works with any OpenAI-compatible server that knows `ignore_eos`
+(ours, vLLM, SGLang).  Tokens are counted by the server's `usage`, since busy servers join several
+tokens into one chunk of a stream.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from slosched.workload.http_slo import slo_headers
 from slosched.workload.trace import Trace, TraceRequest
 
 _LEAD_S = 0.05
-"""From the end of the warm-up to the first arrival."""
+"""The time from the end of the warm-up to the first arrival."""
 _KEEPALIVE_S = 2.0
-"""Shorter than any server's, so that no request goes out on a connection that is just closing."""
+"""Shorter than any server's limit, so that no request uses a connection that is just closing."""
 _PROBE_TIMEOUT_S = 10.0
 _WARMUP_OUTPUT_TOKENS = 4
 _FIRST_PLAIN_ID, _LAST_PLAIN_ID = 100, 10_000
-"""Special tokens are at one end of a vocabulary or the other; these ids are beyond doubt."""
+"""Token ids that are plain: special tokens are at the beginning or the end of a vocabulary."""
 
 OnRecord = Callable[[RequestRecord], None]
 
@@ -43,33 +43,33 @@ class ReplayError(SloschedError):
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What a replay saw; times in the records count from its start, as in the trace."""
+    """The result of a replay; times in the records count from its start, as in the trace."""
 
     records: list[RequestRecord]
     """One for each request of the trace, in its order."""
     num_late_sends: int
-    """Requests that the client itself sent later than it should have, by `late_after_s` or more."""
+    """Requests that the client itself sent at least `late_after_s` later than it should have."""
     max_lateness_s: float
     errors: Mapping[str, int] = field(default_factory=dict)
-    """What else went wrong, by description; requests lost that way are ABORTED."""
+    """Counts of what else went wrong, by description; requests lost that way are ABORTED."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How a replay is driven."""
+    """Options of a replay."""
 
     model: str | None = None
-    """None takes the first that the server names."""
+    """The model to ask for; None takes the first that the server names."""
     seed: int = 0
-    """Of the random prompts."""
+    """The seed of the random prompts."""
     token_range: tuple[int, int] | None = None
     """Prompt ids are drawn from [low, high); None for ids that are plain in every vocabulary."""
     num_warmup: int = 3
     """Requests of the trace's lengths that are sent one by one before the start."""
     drain_timeout_s: float = 600.0
-    """Requests that have not ended so long after the last arrival are given up (ABORTED)."""
+    """Time after the last arrival at which requests still running are given up (ABORTED)."""
     late_after_s: float = 0.01
-    """From which delay a send counts as late."""
+    """The delay from which on a send counts as late."""
 
     def __post_init__(self) -> None:
         if self.token_range is not None and not 0 <= self.token_range[0] < self.token_range[1]:
@@ -88,10 +88,10 @@ def replay(
 ) -> ReplayReport:
     """Send `trace` to the server at `base_url` and wait until every request has ended.
 
-    Prompts are random token ids, outputs are forced to the trace's lengths.  SLOs travel as
-    headers; a request without one is served under the server's default.  A priority travels in the
-    body.  A LoRA adapter is asked for as the model, if the server lists one of its name; otherwise
-    the base model serves the request, and the report counts it.  `on_record` is called as each
+    Prompts are random token ids, and outputs are forced to the trace's lengths.  SLOs are sent as
+    headers; a request without one is served under the server's default.  A priority is sent in the
+    body.  A LoRA adapter is asked for as the model, if the server lists one of its name.  Otherwise
+    the base model serves the request, and the report counts it.  `on_record` is called when a
     request ends.
 
     Raises ReplayError if the server does not answer, has another model or refuses the warm-up.
@@ -106,7 +106,7 @@ async def replay_async(
     *,
     on_record: OnRecord | None = None,
 ) -> ReplayReport:
-    """`replay` inside a running event loop."""
+    """Do what `replay` does, inside a running event loop."""
     options = options or ReplayOptions()
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
     timeout = aiohttp.ClientTimeout(total=None)
@@ -118,7 +118,7 @@ async def replay_async(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The server, and how to ask it for so many tokens."""
+    """The server, and what a request to it must say."""
 
     session: aiohttp.ClientSession
     url: str
@@ -126,14 +126,14 @@ class _Target:
     token_range: tuple[int, int]
     seed: int
     adapters: frozenset[str] = frozenset()
-    """Models beside `model` that the server has: a LoRA adapter is asked for by its name."""
+    """The server's models besides `model`; a LoRA adapter is asked for by its name."""
 
     def adapter(self, request: TraceRequest) -> str | None:
-        """The request's LoRA adapter, if the server has it."""
+        """Return the request's LoRA adapter, if the server has it."""
         return request.lora_id if request.lora_id in self.adapters else None
 
     def body(self, index: int, request: TraceRequest, num_output_tokens: int) -> bytes:
-        """The same for the same seed, index and request."""
+        """Return the body of a request, the same for the same seed, index and request."""
         rng = np.random.default_rng([self.seed, index])
         document: dict[str, object] = {
             "model": self.adapter(request) or self.model,
@@ -144,7 +144,7 @@ class _Target:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
-        if request.priority:  # servers that know no priorities may refuse the field
+        if request.priority:  # servers without priorities may refuse the field
             document["priority"] = request.priority
         return json.dumps(document).encode()
 
@@ -173,13 +173,20 @@ async def _find_target(session: aiohttp.ClientSession, url: str, options: Replay
 
 
 def _plain_ids(vocab_size: object) -> tuple[int, int]:
-    """Our server tells its vocabulary's size; any other has at least a thousand tokens."""
+    """Return a range of plain token ids.  Our server says how large its vocabulary is.
+
+    Any other server's is taken to have at least a thousand tokens.
+    """
     high = min(vocab_size, _LAST_PLAIN_ID) if isinstance(vocab_size, int) else 1000
     return min(_FIRST_PLAIN_ID, high - 1), high
 
 
 async def _warm_up(target: _Target, trace: Trace, options: ReplayOptions) -> None:
-    """First requests cost more (imports, kernels, caches), and a wrong set-up shows at once."""
+    """Send some requests before the replay, one by one.
+
+    The first requests cost more (imports, kernels, caches), and a wrong set-up shows at once.
+    Raises ReplayError if one of them fails.
+    """
     for i, request in enumerate(trace.requests[: options.num_warmup]):
         num_output_tokens = min(request.num_output_tokens, _WARMUP_OUTPUT_TOKENS)
         body = target.body(len(trace) + i, request, num_output_tokens)
@@ -191,7 +198,7 @@ async def _warm_up(target: _Target, trace: Trace, options: ReplayOptions) -> Non
             raise ReplayError(
                 f"{target.url} failed on a warm-up request: {_describe(error)}"
             ) from error
-        # A prompt that is too long or too slow is a fact of the trace, and will be recorded.
+        # A prompt that is too long or too slow belongs to the trace and will be recorded.
         if response.status not in (200, 429) and "context_length_exceeded" not in answer:
             raise ReplayError(
                 f"{target.url} refused a warm-up request with HTTP {response.status}: {answer:.300}"
@@ -202,11 +209,11 @@ class _End(NamedTuple):
     status: RequestStatus
     reason: EndReason
     error: str | None = None
-    """To be counted, if it is not one of the ordinary ends."""
+    """A description to be counted, unless this is one of the ordinary ends."""
 
 
 class _Run:
-    """One replay under way."""
+    """One replay in progress."""
 
     def __init__(self, target: _Target, options: ReplayOptions, on_record: OnRecord | None) -> None:
         self._target = target
@@ -234,7 +241,7 @@ class _Run:
         )
 
     async def _follow(self, request: TraceRequest, body: bytes, deadline_s: float) -> RequestRecord:
-        """Send one request and watch it to its end."""
+        """Send one request and follow it to its end."""
         self._lateness_s.append(self._now_s() - self._start_s - request.arrival_s)
         times_s: list[float] = []
         try:
@@ -264,7 +271,7 @@ class _Run:
         return record
 
     async def _read_events(self, lines: aiohttp.StreamReader, times_s: list[float]) -> _End:
-        """Stamp every token of a stream of server-sent events; how the stream ended."""
+        """Add the time of every token of a stream of server-sent events; return how it ended."""
         end = _lost("the stream ended before the request")
         async for line in lines:
             if not line.startswith(b"data:"):
@@ -299,7 +306,7 @@ class _Run:
 
 
 def _num_tokens(event: Mapping[str, Any], num_before: int) -> int:
-    """Tokens so far, as the server counts them; where it does not, a choice is a token.
+    """Return the tokens so far as the server counts them; else each choice counts as a token.
 
     The last event of some servers has a count and nothing else.
     """
@@ -309,7 +316,7 @@ def _num_tokens(event: Mapping[str, Any], num_before: int) -> int:
 
 
 def _refusal(status: int, answer: bytes) -> _End:
-    """What an HTTP error means: a rejection is an answer, everything else a failure."""
+    """Return what an HTTP error means: a rejection is an answer, everything else is a failure."""
     try:
         error = json.loads(answer)["error"]
         message, code = str(error.get("message")), error.get("code")
@@ -325,7 +332,7 @@ def _refusal(status: int, answer: bytes) -> _End:
 
 
 def _failure(error: Mapping[str, object]) -> _End:
-    """An error in the midst of a stream."""
+    """Return the end of a request whose stream reported an error."""
     return _lost(f"failed while streaming: {error.get('code')}", _reason(error, EndReason.FAULT))
 
 
@@ -334,7 +341,7 @@ def _lost(error: str, reason: EndReason = EndReason.FAULT) -> _End:
 
 
 def _reason(error: Mapping[str, object], default: EndReason) -> EndReason:
-    """Our server says why; others do not."""
+    """Return the reason that our server gives; other servers give none."""
     reason = error.get("reason")
     return EndReason(reason) if isinstance(reason, str) and reason in set(EndReason) else default
 

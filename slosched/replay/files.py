@@ -1,4 +1,4 @@
-"""Records of a replay as a JSON-lines file: one line of provenance, then one a request."""
+"""Records of a replay as a JSON-lines file: a line of provenance, then one for each request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RecordsError(SloschedError):
 
 @dataclass(frozen=True)
 class Replay:
-    """What a replay left: its records, and where they come from."""
+    """The records of a replay, and their provenance."""
 
     records: list[RequestRecord]
     provenance: Mapping[str, object]
@@ -32,7 +32,7 @@ class Replay:
 def write_records(
     path: Path, records: Sequence[RequestRecord], provenance: Mapping[str, object]
 ) -> None:
-    """Write them, making the folder."""
+    """Write records and provenance to `path`, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         header = {"format": _FORMAT, "provenance": dict(provenance)}
@@ -42,7 +42,7 @@ def write_records(
 
 
 def read_records(path: Path) -> Replay:
-    """Raises RecordsError with file and line for what is not a record."""
+    """Read records.  Raises RecordsError with file and line for what is not a record."""
     try:
         header, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
     except OSError as error:

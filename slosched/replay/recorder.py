@@ -1,4 +1,4 @@
-"""Record the steps of a running server as a profile, so that real traffic refits the model."""
+"""A recorder of a running server's steps, so that real traffic can refit the latency model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slosched.perfmodel import Measurement, Profile, write_profile
 from slosched.perfmodel.measurement import append_measurement
 
 _SILENCE_S = 30.0
-"""A server that lives sends at least an empty line every second."""
+"""A server that is alive sends at least an empty line every second."""
 
 
 class RecordError(SloschedError):
@@ -36,15 +36,15 @@ class RecordError(SloschedError):
 
 @dataclass
 class Recording:
-    """What has been recorded so far."""
+    """A recording in progress: its file, and counts of the steps so far."""
 
     path: Path
     regimes: Counter[str] = field(default_factory=Counter)
-    """Steps by `Measurement.regime`."""
+    """Numbers of steps by `Measurement.regime`."""
     num_missing: int = 0
-    """Steps that the server ran and this reader was too slow for."""
+    """Steps that the server ran while this reader was too slow to receive them."""
     ended: str | None = None
-    """Why the server ended it; None if it did not."""
+    """The reason why the server ended the recording; None if it did not."""
 
     @property
     def num_steps(self) -> int:
@@ -60,10 +60,10 @@ def record_steps(
 ) -> None:
     """Write every step of the server at `url` to `recording.path` as it comes.
 
-    Returns after `time_limit_s`, to within a second, or when the server has shut down.  The file
-    is begun with the first step, and at any time holds all that were recorded: whatever ends this
-    (Ctrl-C too) leaves a profile.  Raises RecordError if no server of ours answers, or if the
-    connection breaks.
+    Returns after `time_limit_s`, to within a second, or when the server has shut down.  The file is
+    begun with the first step and always holds all steps recorded so far, so that any end (Ctrl-C
+    too) leaves a profile.  Raises RecordError if no slosched server answers, or if the connection
+    breaks.
     """
     start_s = time.monotonic()
     with _lines(url) as lines:
@@ -102,7 +102,7 @@ def _what_is_kept(recording: Recording) -> str:
 
 @contextmanager
 def _lines(url: str) -> Iterator[Iterator[Line | None]]:
-    """The lines that the server streams, up to where the connection ends or breaks."""
+    """Yield the lines that the server streams, until the connection ends or breaks."""
     connection, path = _connection(url)
     try:
         try:
@@ -120,7 +120,7 @@ def _lines(url: str) -> Iterator[Iterator[Line | None]]:
 
 
 def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
-    """Not connected yet; and the path to ask for."""
+    """Return a connection that is not open yet, and the path to ask for."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is no address of a server; write http://host:port")

@@ -23,7 +23,7 @@ from slosched.workload.trace import Trace
 _SLOTS_PER_REQUEST = 60
 """The average number of slots between a request's arrival and its last due time."""
 _MOST_STEPS = 12
-"""How far above and below the trace's own rate is searched, in factors of e."""
+"""The search's reach above and below the trace's own rate, in factors of e."""
 _TOKENS_PER_STEP = (100, 200, 400, 800, 1600)
 """Sizes of steps for which the prices are made tight."""
 

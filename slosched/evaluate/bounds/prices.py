@@ -38,9 +38,9 @@ class StepPrices:
     per_decode_s: float
     """Never below `per_prefill_token_s`."""
     per_pair_s: float
-    """For each (query, key) pair of prefill chunks."""
+    """The price of each (query, key) pair of prefill chunks."""
     per_context_s: float
-    """For each token of the decodes' contexts.  Never below `per_pair_s`."""
+    """The price of each token of the decodes' contexts.  Never below `per_pair_s`."""
     per_step_s: float = 0.0
 
     def cost_s(self, shape: BatchShape) -> float:

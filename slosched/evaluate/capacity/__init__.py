@@ -1,4 +1,4 @@
-"""The highest rate that a policy serves well, with its interval, and how it was found."""
+"""The highest rate that a policy serves well, with its interval, and the search for it."""
 
 from slosched.evaluate.capacity.measured import PRECISION, TARGETS, Contender, Measured, Plan
 from slosched.evaluate.capacity.outcomes import Outcomes

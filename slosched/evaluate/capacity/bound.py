@@ -1,4 +1,4 @@
-"""What no scheduler can exceed on the windows of a sweep."""
+"""Rates above which no scheduler reaches a target on the windows of a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slosched.workload.trace import Trace
 
 _PRECISION = 0.03
 _HIGHEST = 1000.0
-"""As a multiple of the guess; a promise that allows more is no promise."""
+"""The search's reach from the guess, as a factor; an SLO that allows more is no limit."""
 
 _setup: tuple[Sequence[Trace], FittedModel, SimulationConfig] | None = None
 
@@ -27,11 +27,12 @@ def bound_windows(
     guess: float,
     make_pool: MakePool,
 ) -> dict[float, float]:
-    """By target, a rate at which not even the bounds L1 and L2 leave it possible; inf if none is.
+    """Return for each target a rate at which the bounds L1 and L2 no longer leave it possible.
 
-    Pooled over the windows as attainment is, and looked for from `guess` on (requests/s).  A bound
-    counts all requests of a window, a capacity those after the warm-up; where the first are the
-    easier ones, as after an idle time, that is on the policies' side.
+    The rate is inf if there is none.  The windows are pooled as for attainment, and the search
+    begins at `guess` (requests/s).  A bound counts all requests of a window, while a capacity
+    counts those after the warm-up.  Where the first requests are easier, as after an idle time,
+    this is to the policies' advantage.
     """
     lattice = Lattice.between(guess / _HIGHEST, guess * _HIGHEST, _PRECISION)
     searches = {t: Search(lattice, t, lattice.nearest(guess), margin=0) for t in targets}
@@ -61,14 +62,14 @@ def _start(windows: Sequence[Trace], model: FittedModel, config: SimulationConfi
 
 @cache
 def _demand(index: int) -> Demand:
-    """Of a window at its own rate; it takes longer than a bound."""
+    """Return the demand of a window at its own rate, cached: it takes longer than a bound."""
     assert _setup is not None, "the worker was not started"
     windows, model, config = _setup
     return demand_of(windows[index], model, config.limits, config.num_blocks * config.block_size)
 
 
 def _num_possible(index: int, rate: float) -> int:
-    """Requests of a window that any scheduler could serve well at this rate."""
+    """Return the number of a window's requests that any scheduler could serve well at this rate."""
     assert _setup is not None, "the worker was not started"
     demand = _demand(index).at_speed(rate / _setup[0][index].rate)
     return min(fluid_bound(demand).num_good, on_time_bound(demand).num_good)

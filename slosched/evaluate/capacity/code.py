@@ -1,6 +1,6 @@
-"""Which code made a result: a result of other code is not taken for one of this.
+"""Digests of the code that made a result, so that a result of other code is not used again.
 
-A digest is over what the code does.  It stays the same when a definition moves to another file,
+A digest covers what the code does.  It stays the same when a definition moves to another file,
 when an import changes its path, and when a comment or a docstring is rewritten.
 """
 
@@ -28,8 +28,8 @@ _TABLE = "slosched.policy"
 def code_digest(policy: str) -> str:
     """Return a digest of all code that a replay of this policy runs.
 
-    It is finer than a commit: an edit that is not committed counts, one to the documentation or to
-    another policy does not, and it works where there is no git.
+    It is finer than a commit.  An edit that is not committed changes it, an edit to the
+    documentation or to another policy does not, and it works without git.
     """
     return _digest_with(tuple(policy_classes(policy)))
 

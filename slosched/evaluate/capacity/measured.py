@@ -1,4 +1,4 @@
-"""Who is measured, what for, and how far the searches of one contender have come."""
+"""Contenders, the plan of a measurement, and the state of one contender's searches."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from slosched.simulator.simulate import SimulationConfig
 TARGETS = (0.90, 0.99)
 PRECISION = 0.02
 _SCOUT_WIDTH = 4
-"""One seed alone finds the knee within so many places of the lattice; then all seeds look there."""
+"""The width, in places of the lattice, to which one seed alone first narrows the knee down.
+
+After that all seeds search around it."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Whose capacity is wanted: a policy on a replica."""
+    """A policy on a replica whose capacity is wanted."""
 
     name: str
     policy: str
-    """As `make_policy` reads it."""
+    """The policy's spec, as `make_policy` reads it."""
     model: FittedModel
     model_name: str
     config: SimulationConfig
@@ -31,18 +33,20 @@ class Contender:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to look for, and where."""
+    """The targets of a search, and the rates at which it may look."""
 
     targets: Sequence[float] = TARGETS
     """Shares of the offered requests that must be good, lowest first."""
     precision: float = PRECISION
     max_rate: float | None = None
-    """Requests/s; by default 16 times what about keeps the device busy."""
+    """Requests/s; by default 16 times the rate that about keeps the device busy."""
     num_shared_rates: int = 0
-    """After the searches every contender is played at so many rates from the lowest of all to the
-    highest, so that their curves can be compared beyond their own knees."""
+    """The number of rates that every contender is played at after the searches.
+
+    They reach from the lowest rate of all searches to the highest, so that the curves can be
+    compared beyond each contender's own knee."""
     at_rate: float | None = None
-    """Instead of a search, this rate alone, or the one of the lattice that is nearest."""
+    """A rate to measure instead of a search; the nearest rate of the lattice is used."""
 
     def __post_init__(self) -> None:
         if not self.targets:
@@ -67,9 +71,9 @@ class Measured:
     num_windows: int
     outcomes: dict[int, dict[int, Outcomes]] = field(default_factory=dict)
     shared: list[int] = field(default_factory=list)
-    """Places that are measured whatever the searches ask for."""
+    """Places that are measured in any case, even if no search asks for them."""
     error: Exception | None = None
-    """Why it was given up; what had been measured stays."""
+    """The reason why the contender was given up; earlier outcomes are kept."""
 
     @property
     def num_done(self) -> int:
@@ -77,11 +81,11 @@ class Measured:
 
     @property
     def complete(self) -> list[int]:
-        """Places at which every window was replayed, lowest rate first."""
+        """Return the places at which every window was replayed, lowest rate first."""
         return sorted(k for k, found in self.outcomes.items() if len(found) == self.num_windows)
 
     def pooled(self) -> dict[int, float]:
-        """Attainment over the counted requests of all windows, where all were replayed."""
+        """Return attainment over the counted requests of all windows, where all were replayed."""
         known = {}
         for k in self.complete:
             found = self.outcomes[k].values()
@@ -90,7 +94,7 @@ class Measured:
         return known
 
     def wanted(self) -> list[tuple[int, int]]:
-        """Places and windows that the searches ask for next; none if they are over."""
+        """Return the places and windows that the searches need next; none if they are over."""
         if self.error is not None:
             return []
         asked = [task for target in self.plan.targets for task in self._next(target)]
@@ -98,7 +102,7 @@ class Measured:
         return [(k, i) for k, i in dict.fromkeys(asked) if i not in self.outcomes.get(k, {})]
 
     def num_left(self) -> int:
-        """About how many replays are still to come."""
+        """Estimate how many replays are still to come."""
         if self.error is not None:
             return 0
         left = self.num_windows * (len(self.shared) or self.plan.num_shared_rates)
@@ -106,12 +110,12 @@ class Measured:
         for target in self.plan.targets:
             scout = self._scout(target).num_left(self._scouted())
             full = Search(self.lattice, target, self.guess).num_left(self.pooled())
-            # Once scouted, all windows look at about four more places.
+            # After the scout, all windows look at about four more places.
             left += scout + (4 if scout else min(4, full)) * self.num_windows
         return left
 
     def _next(self, target: float) -> list[tuple[int, int]]:
-        """First one window alone, coarsely; then all windows from where it led."""
+        """Return the next replays: first of one window, coarsely, then of all near its result."""
         scout, known = self._scout(target), self._scouted()
         places = scout.next_places(known)
         if places and self.num_windows > 1:
@@ -125,5 +129,5 @@ class Measured:
         return Search(self.lattice, target, self.guess, width=_SCOUT_WIDTH, margin=0)
 
     def _scouted(self) -> dict[int, float]:
-        """Attainment of the first window alone."""
+        """Return the attainment of the first window alone, by place."""
         return {k: found[0].attainment for k, found in self.outcomes.items() if 0 in found}

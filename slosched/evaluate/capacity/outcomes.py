@@ -1,4 +1,4 @@
-"""What one replay leaves of each request, and what of it counts."""
+"""The outcome of each request of a replay, and which requests count."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ OUTCOME = np.dtype(
         ("good", "?"),
     ]
 )
-"""One request, in order of arrival.  NaN where nothing came out, or where it never ended."""
+"""The outcome of one request.  NaN stands for times of tokens that never came out, and for the
+end of a request that never ended."""
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
 WARM_UP_E2E = 2.0
-"""A replay warms up for so many times the P99 of the end-to-end time (literature.md 6.2.5)."""
+"""The length of the warm-up, as a multiple of the P99 of the end-to-end time."""
 MAX_WARM_UP_SHARE = 0.5
-"""But for no more than this share of the requests: an overloaded replay never warms up."""
+"""The greatest share of the requests that the warm-up may take; an overloaded replay would else
+never end it."""
 _NUM_QUEUE_WINDOWS = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """The requests of one replay, as a record array of `OUTCOME`."""
+    """The requests of one replay in order of arrival, as a record array of `OUTCOME`."""
 
     requests: npt.NDArray[np.void]
 
     @classmethod
     def of(cls, requests: Sequence[Request], rule: DeadlineRule) -> Outcomes:
-        """Of what `simulate` returns."""
+        """Take the outcomes from the requests that `simulate` returns."""
         records = [RequestRecord.from_request(request) for request in requests]
         good = good_requests(RequestColumns.of(records), rule)
         rows = [_outcome(record, is_good) for record, is_good in zip(records, good, strict=True)]
@@ -60,7 +62,7 @@ class Outcomes:
 
     @property
     def digest(self) -> str:
-        """Equal for equal outcomes, to the bit, whatever compressed them."""
+        """Return a digest of the bits of all outcomes, before any compression."""
         return hashlib.sha256(self.requests.tobytes()).hexdigest()
 
     @property
@@ -69,28 +71,31 @@ class Outcomes:
 
     @cached_property
     def warm_up_s(self) -> float:
-        """What the rule asks for, if there was time enough or not."""
+        """Return the warm-up that the rule asks for, even if the replay was too short for it."""
         ended = self.requests["ended_after_s"][self.requests["finished"]]
         return WARM_UP_E2E * float(np.percentile(ended, 99)) if len(ended) else 0.0
 
     @property
     def is_short(self) -> bool:
-        """True if the replay was too short to warm up: then it counts from half-way on."""
+        """Tell whether the replay was too short to warm up; then its second half counts."""
         return self._num_warm_up() > MAX_WARM_UP_SHARE * len(self.requests)
 
     @cached_property
     def counted(self) -> BoolArray:
-        """Which requests arrived after the warm-up."""
+        """Mark the requests that arrived after the warm-up, shape (n,)."""
         first = min(self._num_warm_up(), int(MAX_WARM_UP_SHARE * len(self.requests)))
         return np.arange(len(self.requests)) >= first
 
     @cached_property
     def attainment(self) -> float:
-        """Good / offered, after the warm-up."""
+        """Return the share of good requests among those offered after the warm-up."""
         return float(self.good[self.counted].mean())
 
     def queue_means(self) -> FloatArray:
-        """Requests without a first token, as arrivals found them: means of ten equal windows."""
+        """Return the mean queue that arrivals found, for ten equal parts of the counted requests.
+
+        The queue consists of the requests without a first token.
+        """
         arrivals = self.requests["arrival_s"]
         ttft_s = self.requests["ttft_s"]
         waited_s = np.where(np.isnan(ttft_s), self.requests["ended_after_s"], ttft_s)

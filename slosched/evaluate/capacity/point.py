@@ -1,4 +1,4 @@
-"""One simulated replay as a value: what it depends on, its name, and how it is run."""
+"""One simulated replay as a value: its inputs, its key, and how it is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload.trace import Trace
 
 POINT_FORMAT = 1
-"""Part of every key: raised when what a point means changes."""
+"""A part of every key, raised when the meaning of a point changes."""
 
 
 class CapacityError(SloschedError):
@@ -24,10 +24,10 @@ class CapacityError(SloschedError):
 
 @dataclass(frozen=True)
 class Point:
-    """All that one replay depends on; the trace and the model by their digests."""
+    """All that one replay depends on, with the trace and the model by their digests."""
 
     policy: str
-    """As `make_policy` reads it."""
+    """The policy's spec, as `make_policy` reads it."""
     model: str
     trace: str
     rate: float
@@ -36,7 +36,7 @@ class Point:
 
     @property
     def key(self) -> str:
-        """The same on any machine, in any process; an option left at its default says nothing."""
+        """Return a key that is the same on any machine and for any way to write the same policy."""
         return digest(
             {
                 "format": POINT_FORMAT,
@@ -51,7 +51,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Bench:
-    """The traces and models of a sweep by digest: what is given to each worker once."""
+    """The traces and models of a sweep by digest, which each worker is given once."""
 
     traces: Mapping[str, Trace]
     models: Mapping[str, FittedModel]
@@ -64,7 +64,7 @@ class Bench:
         )
 
     def run(self, point: Point) -> Outcomes:
-        """Simulate to the end of the last request."""
+        """Simulate to the end of the last request, and return the outcomes."""
         requests = simulate(
             self.traces[point.trace].scaled_to(point.rate),
             make_policy(point.policy),
@@ -75,20 +75,20 @@ class Bench:
 
 
 def digest(document: object) -> str:
-    """Of what JSON can say, whatever the order of its keys."""
+    """Return the digest of a document that JSON can express, in any order of its keys."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def trace_digest(trace: Trace) -> str:
-    """Of the requests; not of the trace's name or of where it comes from."""
+    """Return a digest of the requests, without the trace's name and its provenance."""
     summed = hashlib.sha256(repr(trace.requests).encode())
     marks = [(r.priority, r.lora_id) for r in trace.requests]
-    if set(marks) != {(0, None)}:  # traces that have none keep the digest that they always had
+    if set(marks) != {(0, None)}:  # traces without marks keep the digests of earlier versions
         summed.update(repr(marks).encode())
     return summed.hexdigest()
 
 
 def model_digest(model: FittedModel) -> str:
-    """Of all that predictions depend on."""
+    """Return a digest of all that predictions depend on."""
     return digest([model.form, model.parameters(), model.held_out_error.get("under_p99", 0.0)])

@@ -1,7 +1,7 @@
-"""Where the replays of a sweep run: in this process, or in one process a core.
+"""Pools that run the replays of a sweep: in this process, or in one process a core.
 
-A pool is a `concurrent.futures.Executor` whose workers have called `start` once, as those of
-`ProcessPoolExecutor` do; `integrations.ray` has one that spans a cluster.
+A pool is a `concurrent.futures.Executor` whose workers have called an initializer once, as those
+of `ProcessPoolExecutor` do.  `integrations.ray` has a pool that spans a cluster.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ from typing import Any
 from slosched.evaluate.capacity.point import Bench, Point
 
 MakePool = Callable[[Callable[[], None]], Executor]
-"""Makes a pool whose workers have called the function given."""
+"""A function that makes a pool whose workers have called the function that it is given."""
 
 _bench: Bench | None = None
 
 
 def start(bench: Bench) -> None:
-    """Give this worker what all points share."""
+    """Give this worker process the traces and models that all points share."""
     global _bench  # one bench a worker process, as the pools of the library have it
     _bench = bench
 
 
 def run_point(point: Point) -> bytes:
-    """The packed outcomes of one replay on this worker's bench."""
+    """Return the packed outcomes of one replay, run on this worker's bench."""
     assert _bench is not None, "the worker was given no bench"
     return _bench.run(point).pack()
 
 
 def local_pool(jobs: int | None = None) -> MakePool:
-    """One process a core by default; with one job, this process itself."""
+    """Return a way to make a pool of one process a core; with one job, of this process itself.
+
+    Raises ValueError for less than one job.
+    """
     if jobs is not None and jobs < 1:
         raise ValueError(f"a pool needs at least one job, not {jobs}")
     num_jobs = jobs or os.cpu_count() or 1
@@ -43,7 +46,7 @@ def local_pool(jobs: int | None = None) -> MakePool:
         return _SameProcess
 
     def make(initialize: Callable[[], None]) -> Executor:
-        # Spawned, as on every system: a forked worker would inherit threads of the progress bar.
+        # Spawned on every system, since a forked worker would inherit the progress bar's threads.
         context = get_context("spawn")
         return ProcessPoolExecutor(num_jobs, context, partial(_start_quietly, initialize))
 
@@ -51,12 +54,12 @@ def local_pool(jobs: int | None = None) -> MakePool:
 
 
 def _start_quietly(initialize: Callable[[], None]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     initialize()
 
 
 class _SameProcess(Executor):
-    """Runs what is submitted before it returns."""
+    """An executor that runs each task inside `submit`."""
 
     def __init__(self, initialize: Callable[[], None]) -> None:
         initialize()

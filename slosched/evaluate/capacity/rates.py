@@ -1,8 +1,8 @@
-"""Which rate to simulate next: a bisection that keeps no state but what was measured.
+"""The choice of the next rate to simulate: a bisection whose only state is what was measured.
 
 Rates come from one lattice, 1 request/s times powers of (1 + precision).  So every policy is
-measured at the same rates, where differences are paired, and a search that is taken up again, or
-for another target, meets the points of the last one.  A place on the lattice is its exponent k.
+measured at the same rates, where differences are paired.  A search that is continued, or made for
+another target, can use the points of the last one.  A place on the lattice is its exponent k.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slosched.evaluate.statistics import antitonic
 
 @dataclass(frozen=True)
 class Lattice:
-    """The rates that a search may choose from, between two of them, both included."""
+    """The rates that a search may choose from: all places between two, both included."""
 
     precision: float
     lowest: int
@@ -36,11 +36,11 @@ class Lattice:
         return cls(precision, math.floor(math.log(low) / step), math.ceil(math.log(high) / step))
 
     def rate(self, k: int) -> float:
-        """Requests/s, rounded so that no machine's last bit makes another rate of it."""
+        """Return requests/s, rounded so that the last bit cannot differ between machines."""
         return float(f"{(1 + self.precision) ** k:.6g}")
 
     def only(self, rate: float) -> Lattice:
-        """Nothing but the place nearest to `rate`."""
+        """Return a lattice that has only the place nearest to `rate`."""
         k = self.nearest(rate)
         return replace(self, lowest=k, highest=k)
 
@@ -51,20 +51,21 @@ class Lattice:
 
 @dataclass(frozen=True)
 class Search:
-    """For the highest rate at which attainment is at least `target`."""
+    """A search for the highest rate at which attainment is at least `target`."""
 
     lattice: Lattice
     target: float
     guess: int
     width: int = 1
-    """It ends when the crossing is between two places this far apart."""
+    """The search ends when the crossing is between two places this far apart."""
     margin: int = 1
-    """Places beyond each of the two that are measured as well: resampled curves cross there."""
+    """The number of further places measured on either side: resampled curves cross there."""
 
     def bracket(self, known: Mapping[int, float]) -> tuple[int | None, int | None]:
-        """The last place that reaches the target and the first that does not.
+        """Return the last place that reaches the target and the first that does not.
 
-        On the curve that never rises nearest to the measured one, which noise makes wavy.
+        The measured curve is wavy from noise, so the nearest curve that never rises is used
+        instead.  Either place is None if no measured place is of its kind.
         """
         places = sorted(known)
         if not places:
@@ -77,7 +78,7 @@ class Search:
         )
 
     def next_places(self, known: Mapping[int, float]) -> list[int]:
-        """Where to measure next, given attainment by place; none if the search is over."""
+        """Return the places to measure next, given attainment by place; none if it is over."""
         low, high = self.bracket(known)
         if low is None and high is None:
             return [self.guess]
@@ -95,7 +96,7 @@ class Search:
         return sorted(k for k in edges - known.keys() if lattice.lowest <= k <= lattice.highest)
 
     def num_left(self, known: Mapping[int, float]) -> int:
-        """About how many places are still to be measured."""
+        """Estimate how many places are still to be measured."""
         if not self.next_places(known):
             return 0
         low, high = self.bracket(known)
@@ -103,5 +104,5 @@ class Search:
         return max(0, math.ceil(math.log2(max(1.0, span / self.width)))) + 2 * self.margin
 
     def _stride(self, known: Mapping[int, float]) -> int:
-        """As far again as has been measured: the search doubles its way out."""
+        """Return twice the range measured so far (at least twice the width): the search doubles."""
         return max(2 * self.width, 2 * (max(known, default=0) - min(known, default=0)))

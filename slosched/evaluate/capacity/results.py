@@ -1,4 +1,4 @@
-"""From replays to capacities: curves, intervals, ratios, and what they must be read with."""
+"""Capacities made from replays: curves, intervals, ratios and the flags that qualify them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ from slosched.evaluate.statistics import (
 from slosched.workload.trace import Trace
 
 _MIN_QUEUE = 1.0
-"""Mean requests that wait at the end; below, a queue that grows is no queue."""
+"""The least mean number of waiting requests at the end for which a queue is said to grow."""
 
 
 class Flag(StrEnum):
-    """What a capacity must be read with."""
+    """A restriction under which a capacity must be read."""
 
     UNREACHABLE = "unreachable"
-    """No rate reaches the target: capacity 0."""
+    """No rate reaches the target, so the capacity is 0."""
     NEVER_SATURATES = "never saturates"
-    """The highest rate tried still reaches it: the capacity is at least that."""
+    """The highest rate tried still reaches the target, so the capacity is at least that rate."""
     QUEUE_GROWS = "queue grows"
-    """At the last rate that reaches it the queue still grows: a longer trace gives less."""
+    """The queue still grows at the last rate that reaches the target.
+
+    A longer trace would give a lower capacity."""
     SHORT = "short"
     """The replay is too short to warm up before half of it is over."""
 
@@ -54,11 +56,11 @@ class Capacity:
     interval: Interval
     flags: frozenset[Flag]
     best_attainment: float
-    """The best that was seen at any rate."""
+    """The best attainment at any rate tried."""
 
     @property
     def is_measured(self) -> bool:
-        """False where the curve does not cross the target at the rates tried."""
+        """Tell whether the curve crosses the target within the rates tried."""
         return not self.flags & {Flag.UNREACHABLE, Flag.NEVER_SATURATES}
 
 
@@ -71,7 +73,7 @@ class Ratio:
 
     @property
     def is_significant(self) -> bool:
-        """True if the interval excludes 1; false where there is no ratio."""
+        """Tell whether there is a ratio and its interval excludes 1."""
         return not math.isnan(self.value) and 1.0 not in self.interval
 
 
@@ -86,7 +88,7 @@ class _Curve:
     short: tuple[bool, ...]
 
     def resampled(self, weights: IntArray) -> FloatArray:
-        """Attainment in each replicate, never rising with the rate: shape (replicates, rates)."""
+        """Return attainment in each replicate, made never to rise: shape (replicates, rates)."""
         sizes = np.maximum(weights @ self.counted.T, 1e-9)
         return antitonic(weights @ self.good.T / sizes, sizes)
 
@@ -103,7 +105,10 @@ class Study:
     def __init__(
         self, measured: Sequence[Measured], windows: Sequence[Trace], *, seed: int = 0
     ) -> None:
-        """Contenders without one rate that all windows were played at are left out."""
+        """Prepare the results of all contenders that played all windows at one rate at least.
+
+        Raises ValueError if there is no such contender.
+        """
         self.num_seeds = len(windows)
         by_window = [blocks_of(window) for window in windows]
         sizes = [int(blocks.max()) + 1 for blocks in by_window]
@@ -112,7 +117,7 @@ class Study:
         curves = {m.contender.name: _curve(m, blocks) for m in measured if m.complete}
         if not curves:
             raise ValueError("no contender was played at any rate by all windows")
-        # Blocks that are warm-up to everybody would be drawn for nothing.
+        # Blocks in which all contenders warm up would be drawn to no purpose.
         used = np.any([curve.counted.any(axis=0) for curve in curves.values()], axis=0)
         seed_of = np.repeat(np.arange(len(windows)), sizes)[used]
         self._weights = block_weights(_renumbered(seed_of), NUM_REPLICATES, seed)
@@ -126,7 +131,7 @@ class Study:
         return list(self._curves)
 
     def capacity(self, contender: str, target: float) -> Capacity:
-        """With its 95 % interval; 0 if no rate reaches the target."""
+        """Return the capacity with its 95 % interval; it is 0 if no rate reaches the target."""
         curve = self._curves[contender]
         reached = int((curve.pooled >= target).sum())
         flags = self._flags(curve, reached)
@@ -141,20 +146,20 @@ class Study:
         return Capacity(contender, target, value, bounds, flags, best)
 
     def replicates(self, contender: str, target: float) -> FloatArray:
-        """The capacity in each of the resampled worlds, shape (replicates,)."""
+        """Return the capacity in each replicate, shape (replicates,)."""
         curve = self._curves[contender]
         return crossing(curve.rates, curve.resampled(self._weights), target)
 
     def ratio(self, contender: str, reference: str, target: float) -> Ratio:
-        """Capacity over the reference's, paired: both in the same resampled worlds."""
+        """Return the capacity over that of `reference`, paired: both in the same replicates."""
         return _ratio(self, contender, self, reference, target)
 
     def ratio_to(self, other: Study, contender: str, reference: str, target: float) -> Ratio:
-        """Over a capacity of another study, whose windows or seeds were others: not paired."""
+        """Return the capacity over one of another study with other windows or seeds: not paired."""
         return _ratio(self, contender, other, reference, target)
 
     def goodput_ratio(self, contender: str, reference: str, rate: float) -> Ratio:
-        """Good requests over the reference's at a rate that both were played at, paired."""
+        """Return good requests over those of `reference`, paired, at a rate that both played."""
         if contender == reference:
             return Ratio(1.0, Interval(1.0, 1.0))
         above, below = (self._good_shares(name, rate) for name in (contender, reference))
@@ -165,7 +170,7 @@ class Study:
         return Ratio(value, interval(worlds, value, self.num_seeds))
 
     def _good_shares(self, contender: str, rate: float) -> FloatArray:
-        """Attainment as it was, then in each of the resampled worlds: shape (1 + replicates,)."""
+        """Return the measured attainment, then that of each replicate: shape (1 + replicates,)."""
         curve = self._curves[contender]
         (place,) = np.flatnonzero(curve.rates == rate)
         good, counted = curve.good[place], curve.counted[place]
@@ -173,7 +178,7 @@ class Study:
         return np.concatenate([[good.sum() / counted.sum()], worlds])
 
     def frame(self) -> pd.DataFrame:
-        """The curves: attainment and good requests/s by policy and rate, with 95 % bounds."""
+        """Return attainment and good requests/s by policy and rate, with 95 % bounds."""
         rows = []
         for name, curve in self._curves.items():
             sizes = np.maximum(self._weights @ curve.counted.T, 1e-9)
@@ -236,7 +241,7 @@ def _curve(measured: Measured, blocks: Sequence[IntArray]) -> _Curve:
 def _per_block(
     found: Sequence[Outcomes], blocks: Sequence[IntArray], num_blocks: int, *, good: bool
 ) -> FloatArray:
-    """Counted requests of each block, or those of them that are good."""
+    """Count the counted requests of each block or, with `good`, the good ones among them."""
     total = np.zeros(num_blocks)
     for outcomes, block in zip(found, blocks, strict=True):
         chosen = outcomes.counted & outcomes.good if good else outcomes.counted
@@ -245,11 +250,11 @@ def _per_block(
 
 
 def _queue_grows(found: Sequence[Outcomes]) -> bool:
-    """Over time, in the mean of all windows."""
+    """Tell whether the queue rises over time in the mean of all windows."""
     means = np.mean([outcomes.queue_means() for outcomes in found], axis=0)
     return bool(means[-1] >= _MIN_QUEUE) and rises(means)
 
 
 def _renumbered(seed_of: IntArray) -> IntArray:
-    """The seeds that are left, counted from 0."""
+    """Number the seeds that are left from 0, without gaps."""
     return np.unique(seed_of, return_inverse=True)[1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Every replay of a sweep in one SQLite file: what was run by which code, and what came out."""
+"""A SQLite file with every replay of a sweep: what was run, by which code, and its outcomes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens the file, or makes it and its folder.  Raises CapacityError if it is no store."""
+        """Open the file, or make it and its folder.  Raises CapacityError if it is not a store."""
         path.parent.mkdir(parents=True, exist_ok=True)
         columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
         try:
@@ -76,7 +76,7 @@ class Store:
         self._connection.close()
 
     def get(self, point: Point) -> Outcomes | None:
-        """None if this code has not run it."""
+        """Return the outcomes of a point; None if this code has not run it."""
         row = self._connection.execute(
             "SELECT outcomes FROM points WHERE key = ? AND code = ?",
             (point.key, code_digest(point.policy)),
@@ -84,7 +84,7 @@ class Store:
         return None if row is None else Outcomes.unpack(row[0])
 
     def put(self, point: Point, outcomes: Outcomes, names: Mapping[str, str]) -> None:
-        """Keep it; `names` are those of its `trace` and `model`, for people to read."""
+        """Store the outcomes of a point; `names` of its `trace` and `model` are for readers."""
         values = {
             "key": point.key,
             "code": code_digest(point.policy),
@@ -111,7 +111,7 @@ class Store:
             self._connection.execute(f"INSERT OR REPLACE INTO points VALUES ({marks})", values)
 
     def frame(self) -> pd.DataFrame:
-        """One row a replay, all columns but the outcomes themselves."""
+        """Return a table with a row for each replay, and all columns except the outcomes."""
         columns = [name for name in _COLUMNS if name != "outcomes"]
         query = f"SELECT {', '.join(columns)} FROM points ORDER BY policy, model, rate, seed, made"
         return pd.read_sql_query(query, self._connection)

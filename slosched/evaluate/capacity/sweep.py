@@ -1,4 +1,4 @@
-"""Capacities of several contenders in one go: the searches side by side, on one pool of workers."""
+"""Capacities of several contenders: their searches run side by side on one pool of workers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from slosched.workload.trace import Trace
 
 _KNEE_OF_BUSY = 0.75
 _LOWEST_OF_BUSY, _HIGHEST_OF_BUSY = 1 / 256, 16.0
-"""Where a search begins and ends, as shares of the rate that would just keep the device busy."""
+"""The range of a search, as multiples of the rate that would just keep the device busy."""
 
 OnProgress = Callable[[int, int], None]
-"""Told the replays that are done, and about how many there will be."""
+"""A function that is called with the number of replays done and the expected total."""
 
 
 class _Task(NamedTuple):
@@ -51,7 +51,10 @@ class Sweep:
         plan: Plan | None = None,
         store: Store | None = None,
     ) -> None:
-        """`windows` are played by every contender at every rate: one seed each."""
+        """Prepare the searches; at each rate a contender plays all windows, one seed each.
+
+        Raises ValueError if there is no contender or window, or if two contenders have one name.
+        """
         if not contenders or not windows:
             raise ValueError("a sweep needs at least one contender and one window of a trace")
         names = [contender.name for contender in contenders]
@@ -77,7 +80,10 @@ class Sweep:
         }
 
     def run(self, make_pool: MakePool, on_progress: OnProgress | None = None) -> None:
-        """Until every search is over.  A contender that fails is given up, the others go on."""
+        """Run until every search is over.  A contender that fails is given up, the others go on.
+
+        Raises CapacityError if a worker process dies.
+        """
         with make_pool(partial(start, self._bench)) as pool:
             try:
                 self._run(pool, on_progress or (lambda _done, _expected: None))
@@ -94,7 +100,7 @@ class Sweep:
         while tasks := [*running.values(), *self._new_tasks(running.values())]:
             for task in tasks[len(running) :]:
                 future = pool.submit(run_point, task.point)
-                if future.done():  # by a pool that runs what it is given at once
+                if future.done():  # the pool runs tasks as they are submitted
                     self._book(task, future)
                     on_progress(*self._progress())
                 else:
@@ -105,7 +111,7 @@ class Sweep:
         on_progress(*self._progress())
 
     def _share_rates(self) -> bool:
-        """Spread rates that all are played at over those that the searches, now over, have met."""
+        """Choose rates for all contenders from the range of the searches, once these are over."""
         met = [k for measured in self.measured.values() for k in measured.complete]
         if not met or not self._num_shared_rates or self._has_shared:
             return False
@@ -116,12 +122,12 @@ class Sweep:
         return True
 
     def _new_tasks(self, running: Collection[_Task]) -> list[_Task]:
-        """Everything that the searches want now, that nobody runs and the store does not have."""
+        """Return the replays that the searches need, that are not running and not in the store."""
         busy = {(task.measured.contender.name, task.place, task.window) for task in running}
         tasks = []
         for measured in self.measured.values():
             wanted = measured.wanted()
-            # All of a round before the next one is asked for, as when they were simulated.
+            # Recall all of a round before asking for the next, as when they were simulated.
             while sum(self._recall(measured, *place) for place in wanted):
                 wanted = measured.wanted()
             tasks += [
@@ -134,7 +140,7 @@ class Sweep:
         return tasks
 
     def _recall(self, measured: Measured, place: int, window: int) -> bool:
-        """Take a replay from the store, if it is there."""
+        """Take a replay from the store and tell whether it was there."""
         kept = self._store.get(self._point(measured, place, window)) if self._store else None
         if kept is not None:
             measured.outcomes.setdefault(place, {})[window] = kept
@@ -170,7 +176,7 @@ class Sweep:
 
 
 def _busy_rate(contender: Contender, trace: Trace) -> float:
-    """Requests/s that would about keep the device busy, in full steps of prompts and of decodes."""
+    """Estimate the requests/s that keep the device busy with full steps of prompts and decodes."""
     limits, model = contender.config.limits, contender.model
     prompt, output = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
     step_tokens = limits.max_num_batched_tokens

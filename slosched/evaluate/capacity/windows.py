@@ -1,4 +1,4 @@
-"""Parts of a trace, one a seed, and the blocks in which their requests are resampled."""
+"""Parts of a trace, one for each seed, and the blocks in which requests are resampled."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import numpy.typing as npt
 from slosched.workload.trace import Trace, TraceError
 
 BLOCK_S = 60.0
-"""Length of a block, in the trace's own time."""
+"""The length of a block, in the trace's own time."""
 MIN_BLOCKS = 8
-"""A shorter trace is cut finer, so that there is something to resample."""
+"""The least number of blocks; a shorter trace is cut finer, so that resampling is possible."""
 
 
 def window(trace: Trace, num_requests: int, seed: int) -> Trace:
-    """The `seed`-th run of `num_requests` requests, the first at 0; the trace is read in a circle.
+    """Return the `seed`-th run of `num_requests` requests, moved to begin at 0.
 
-    Windows of different seeds share no request until the trace has been read once.
+    After its end the trace begins again, so windows of different seeds share no request until the
+    whole trace has been used once.  Raises TraceError for more requests than the trace has.
     """
     if num_requests > len(trace):
         raise TraceError(
@@ -35,7 +36,7 @@ def window(trace: Trace, num_requests: int, seed: int) -> Trace:
 
 
 def blocks_of(trace: Trace) -> npt.NDArray[np.int64]:
-    """The block of each request, shape (n,): the same at any rate that the trace is played at."""
+    """Return the block of each request, shape (n,), the same at any rate of a replay."""
     block_s = min(BLOCK_S, trace.duration_s / MIN_BLOCKS) or BLOCK_S
     last = max(0, int(np.ceil(trace.duration_s / block_s)) - 1)
     return np.minimum(trace.arrivals_s // block_s, last).astype(np.int64)

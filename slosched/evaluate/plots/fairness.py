@@ -16,7 +16,7 @@ from slosched.evaluate.plots.style import legend_above, log_axis, look, single_a
 from slosched.metrics import RequestRecord, attainment_by_decile, attainment_by_tier
 
 MAX_TIERS = 12
-"""With more different SLOs than this, a figure by SLO says nothing.
+"""The greatest number of different SLOs for which a figure by SLO is drawn.
 
 A TTFT that grows with the prompt length, for example, gives nearly every request its own SLO.
 """

@@ -29,7 +29,7 @@ _MAX_CURVE_POINTS = 400
 _SHORTEST_S = 1e-6
 """Times are drawn on a logarithmic axis, which has no zero."""
 _NO_ROOM = 0.8
-"""Beyond this share of a panel's width a text is placed left of its line, to stay inside."""
+"""The share of a panel's width beyond which a text is placed left of its line, to stay inside."""
 
 
 def latency_cdfs(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
