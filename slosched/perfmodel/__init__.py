@@ -1,4 +1,4 @@
-"""How long a step takes: measurements, the forms, their fit, and models to load."""
+"""The latency model: measurements of steps, the model's forms, their fit, and models to load."""
 
 from slosched.perfmodel.errors import ErrorReport, FitError
 from slosched.perfmodel.fit import AUTO, FITTERS, FitReport, fit

@@ -5,9 +5,9 @@ tokens of S requests takes
 
     rest(T) + logits(S) + Σ chunk attention(chunk, prior) + decode attention(B, mean context)
 
-Additive by construction: nothing in it knows how prefill and decode disturb each other.  Measured
-are GEMMs, all-reduces, decode attention, and prefill attention without prior context; norms and
-activations are AIConfigurator's formulas.
+The sum is additive by construction: nothing in it knows how prefill and decode disturb each other.
+GEMMs, all-reduces, decode attention, and prefill attention without prior context are measured;
+norms and activations are formulas of AIConfigurator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from slosched.perfmodel.measurement import Chunk, Measurement, Part, Profile
 from slosched.perfmodel.stress import StressLimits, stress_batches
 
 VERSION = "0.12.0"
-"""Of aiconfigurator-core: the last one of its line, so the numbers stay what they are."""
+"""Version of aiconfigurator-core: the last of its release line, so that the numbers do not change.
+"""
 
 DEVICES = {
     "a100_sxm": "NVIDIA A100-SXM4-80GB",
@@ -34,7 +35,7 @@ DEVICES = {
     "h200_sxm": "NVIDIA H200",
     "l40s": "NVIDIA L40S",
 }
-"""AIConfigurator's name of a system: what CUDA calls the GPU."""
+"""The name that CUDA gives the GPU, by AIConfigurator's name of the system."""
 
 _BACKENDS = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
@@ -55,7 +56,7 @@ _METHOD = (
 )
 _MEMORY_FRACTION = 0.9
 _TILE_EDGES = (16, 64, 128)
-"""Tokens between two tile edges up to 256 tokens, up to 1024, and beyond."""
+"""Tokens between two tile edges: up to 256 tokens, up to 1024, and beyond."""
 
 OperatorTime = tuple[str, float, float, str]
 """Name, milliseconds, energy, and where it comes from ("silicon", "empirical", "mixed")."""
@@ -66,7 +67,7 @@ class MissingTablesError(SloschedError):
 
 
 class OperatorEngine(Protocol):
-    """What we use of AIConfigurator's EngineHandle: times of operators, by their index."""
+    """The part of AIConfigurator's EngineHandle that is used here: operator times by index."""
 
     def evaluate_context_ops(
         self, indices: list[int], *, batch_size: int, s: int, prefix: int = 0, x: int | None = None
@@ -100,10 +101,10 @@ class OperatorTables:
     engine: OperatorEngine
     prefill_attention: int
     rest: tuple[int, ...]
-    """Of the prefill's operators those that depend on the number of tokens alone."""
+    """The prefill operators that depend on the number of tokens alone."""
     decode_attention: int
     logits: int
-    """Of the decode's operators the output projection; not every model's prefill lists it."""
+    """The output projection among the decode operators; not every model's prefill lists it."""
 
     @classmethod
     def of(cls, engine: OperatorEngine) -> OperatorTables:
@@ -120,13 +121,17 @@ class OperatorTables:
         )
 
     def layers_s(self, chunks: Sequence[Chunk]) -> float:
-        """Of a batch, without its attention."""
+        """Return the seconds of a batch without its attention."""
         tokens = sum(new for new, _ in chunks)
         rest = self.engine.evaluate_context_ops(list(self.rest), batch_size=1, s=tokens, x=tokens)
         return _seconds(rest) + self._decode_s(self.logits, len(chunks), 1)
 
     def chunk_attention_s(self, num_new_tokens: int, num_prior_tokens: int) -> float:
-        """Of one prefill chunk, never below what is measured and cannot take longer."""
+        """Return the seconds of one prefill chunk's attention.
+
+        The time is scaled from a measured one, and is at least that of two measured parts of its
+        work: the chunk without prior context, and one decode that reads as many keys.
+        """
         alone_s = self._prefill_attention_s(num_new_tokens, 0)
         if not num_prior_tokens:
             return alone_s
@@ -134,11 +139,12 @@ class OperatorTables:
         return max(alone_s, scaled_s, self.decode_attention_s(1, num_new_tokens + num_prior_tokens))
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:
-        """Of decodes of one context, which includes the token that they compute."""
+        """Return the seconds of the decodes' attention; contexts include the token being computed.
+        """
         return self._decode_s(self.decode_attention, num_decodes, context_tokens)
 
     def step_s(self, chunks: Sequence[Chunk]) -> float:
-        """Of a whole step."""
+        """Return the seconds of a whole step."""
         seconds = self.layers_s(chunks)
         seconds += sum(self.chunk_attention_s(*chunk) for chunk in chunks if chunk[0] > 1)
         contexts = [prior + 1 for new, prior in chunks if new == 1]
@@ -166,7 +172,7 @@ def compose_profile(
     seed: int = 0,
     limits: StressLimits | None = None,
 ) -> Profile:
-    """What the tables say of `num_steps` stress batches, and of the layers at every tile edge.
+    """Compose `num_steps` stress batches, and the layers at every tile edge, from the tables.
 
     Raises MissingTablesError if the package is absent or knows no such system, model or backend.
     """
@@ -185,7 +191,7 @@ def compose_profile(
 
 
 def layer_batches(limits: StressLimits) -> list[tuple[Chunk, ...]]:
-    """A chunk of T tokens alone, then S decodes, on both sides of every edge of a GEMM tile."""
+    """List batches of one chunk, then batches of decodes, at both sides of every GEMM tile edge."""
     sizes = _sizes(limits.max_num_batched_tokens)
     return [((size, 0),) for size in sizes] + [
         ((1, 0),) * size for size in sizes if 1 < size <= limits.max_num_seqs
@@ -193,7 +199,10 @@ def layer_batches(limits: StressLimits) -> list[tuple[Chunk, ...]]:
 
 
 def _sizes(largest: int) -> list[int]:
-    """1 … 17, then m and m + 1 at every edge m of a tile; between them times are near linear."""
+    """List the sizes 1 … 17, then m and m + 1 for every tile edge m, where times jump.
+
+    Between the edges times are nearly linear.
+    """
     fine, middle, coarse = _TILE_EDGES
     edges = [*range(fine, 256, fine), *range(256, 1024, middle), *range(1024, largest + 1, coarse)]
     sizes = {*range(1, fine), *edges, *(edge + 1 for edge in edges), largest}
@@ -201,7 +210,7 @@ def _sizes(largest: int) -> list[int]:
 
 
 def _names(evaluate: Any) -> list[str]:
-    """Of all operators, in the order of their indices; AIConfigurator has no list of them."""
+    """Return the names of all operators by index; AIConfigurator itself offers no list of them."""
     names: list[str] = []
     for index in count():
         try:
@@ -226,7 +235,10 @@ def _seconds(operators: Iterable[OperatorTime]) -> float:
 
 
 def _package() -> tuple[ModuleType, ModuleType, ModuleType]:
-    """The modules of AIConfigurator that compile tables, estimate memory and know versions."""
+    """Return the modules of AIConfigurator that compile tables, estimate memory and know versions.
+
+    Raises MissingTablesError if the package is absent or has another version than `VERSION`.
+    """
     remedy = "pip install 'slosched[aiconfigurator]'"
     try:
         names = ("engine", "memory", "perf_database")
@@ -245,10 +257,10 @@ def _package() -> tuple[ModuleType, ModuleType, ModuleType]:
 
 
 def _open(deployment: Deployment) -> tuple[OperatorEngine, dict[str, str]]:
-    """The compiled tables and their provenance."""
+    """Return the compiled tables and their provenance."""
     compiler, memory, database = _package()
     system, model, backend = deployment.system, deployment.model, deployment.backend
-    # It warns about every table of a neighbouring version that it reads, at each start.
+    # At each start it warns about every table that it reads from a neighbouring version.
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     try:
         version = database.resolve_query_version(system, backend, "current")

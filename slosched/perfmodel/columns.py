@@ -39,5 +39,6 @@ class Columns:
         return len(self.num_tokens)
 
     def matrix(self) -> Array:
-        """Shape (n, number of sums): what a regressor without a formula is given."""
+        """Return the sums as an array of shape (n, number of sums), for regressors without formula.
+        """
         return np.column_stack([getattr(self, name) for name in BatchShape.__slots__])

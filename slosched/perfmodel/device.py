@@ -1,4 +1,4 @@
-"""Whether a latency model speaks of the device at hand."""
+"""The check that a latency model was measured on the device that is to run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OtherDeviceError(SloschedError):
 
 
 def num_devices(model: FittedModel) -> int:
-    """How many worked together on each step when the model was measured."""
+    """Return how many devices worked together on each step when the model was measured."""
     facts = model.provenance
     ways = [int(facts.get(f"{kind}_parallel_size", "1")) for kind in ("tensor", "pipeline")]
     return int(facts.get("num_gpus", math.prod(ways)))
@@ -25,8 +25,8 @@ def num_devices(model: FittedModel) -> int:
 def check_device(model: FittedModel, device: str, count: int = 1) -> None:
     """Raise OtherDeviceError if the model's provenance names another device, or another count.
 
-    `device` is what the system calls it.  A model may say less than that ("H100" for "NVIDIA H100
-    80GB HBM3"), and one that says nothing is taken as it is.
+    `device` is the name that the system gives the device. A model's name may have fewer words
+    ("H100" for "NVIDIA H100 80GB HBM3"). A model that names no device passes.
     """
     measured = model.provenance.get("gpu") or model.provenance.get("device")
     if measured is None:
@@ -42,7 +42,7 @@ def check_device(model: FittedModel, device: str, count: int = 1) -> None:
 
 
 def cpu_name() -> str:
-    """What the system calls its processor."""
+    """Return the system's name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

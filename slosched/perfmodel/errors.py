@@ -1,4 +1,4 @@
-"""How wrong a latency model is on measured steps."""
+"""The errors of a latency model on measured steps."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ class ErrorReport:
     p99: float
     max: float
     under_p95: float
-    """95th percentile of under-prediction: what makes a deadline be missed; never below 0."""
+    """95th percentile of under-prediction, which is what makes requests miss deadlines; at least 0.
+    """
     under_p99: float
     bias: float
-    """Mean of the signed error; below 0 if the model promises too much."""
+    """Mean of the signed error; below 0 if the model predicts too short times."""
 
 
 def predictions(model: LatencyModel, measurements: Sequence[Measurement]) -> Array:
-    """Seconds, one for each measurement."""
+    """Return the predicted seconds of each measurement."""
     return np.array([model.predict(m.shape) for m in measurements])
 
 
@@ -68,7 +69,7 @@ def evaluate(model: LatencyModel, measurements: Sequence[Measurement]) -> ErrorR
 
 
 def by_regime(predicted_s: Array, measurements: Sequence[Measurement]) -> Mapping[str, ErrorReport]:
-    """Errors of decode, prefill, mixed and swap steps, and of those with a long context."""
+    """Return the errors on decode, prefill, mixed, swap and long-context steps, see `groups`."""
     return {
         name: report_errors(predicted_s[members], [measurements[i] for i in members])
         for name, members in groups(measurements).items()
@@ -76,7 +77,11 @@ def by_regime(predicted_s: Array, measurements: Sequence[Measurement]) -> Mappin
 
 
 def groups(measurements: Sequence[Measurement]) -> dict[str, list[int]]:
-    """Indices of the steps of each regime, and of those with a context of half the longest."""
+    """Return the indices of the steps of each regime, and of the steps with a long context.
+
+    A context is long if it is longer than half of the longest one. A long-context step is listed in
+    its regime, too.
+    """
     found = {
         regime: [i for i, m in enumerate(measurements) if m.regime == regime]
         for regime in regimes(measurements)

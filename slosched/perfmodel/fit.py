@@ -1,4 +1,4 @@
-"""Fit a latency model of a chosen form, or of the best one, and say how wrong it is."""
+"""The fit of a latency model of a chosen form, or of the best one, and its errors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ AUTO = "auto"
 
 _MIN_STEPS = 16
 _MAX_FOLDED = 400
-"""Steps up to which every one is fitted and, in another fold, judged."""
+"""Largest number of steps that are judged by k-fold cross-validation."""
 _MAX_FITTED = 320
-"""Of more steps than that, as many as cover the shapes are fitted and all others judged."""
+"""Steps that are fitted where there are more than `_MAX_FOLDED`; all others judge the fit."""
 _MIN_OFF_GRID = 20
 _TIE = 1.05
-"""A more elaborate form must beat a simpler one by more than this factor."""
+"""Factor by which a more elaborate form must be better than a simpler one."""
 
 Fitted = tuple[FittedModel, tuple[Estimate, ...]]
 Fitter = Callable[[Sequence[Measurement], Mapping[str, str], int], Fitted]
@@ -50,12 +50,12 @@ FITTERS: Mapping[str, Fitter] = {
     "profiled-separate": lambda rows, _facts, seed: fit_profiled_separate(rows, seed),
     "profiled-joint": fit_profiled_joint,
 }
-"""Every form that can be asked in a scheduler, the simplest first."""
+"""The fit of every form that is fast enough for a scheduler, the simplest form first."""
 
 
 @dataclass(frozen=True)
 class FitReport:
-    """A model and its errors; `held_out` is of predictions by a fit that never saw the step."""
+    """A fitted model and its errors; `held_out` is of steps that the predicting fit never saw."""
 
     model: FittedModel
     estimates: tuple[Estimate, ...]
@@ -64,25 +64,25 @@ class FitReport:
     by_regime: Mapping[str, ErrorReport]
     """Held-out errors of each kind of step."""
     off_grid: ErrorReport | None
-    """Fitted on batches of powers of two only, judged on all others; None if either is few."""
+    """Errors of a fit to power-of-two batches on all others; None if there are few of either."""
     held_out_measurements: tuple[Measurement, ...]
     held_out_predictions_s: tuple[float, ...]
     considered: Mapping[str, ErrorReport | str]
-    """By form, the held-out error by which it was chosen, or why it could not be fitted."""
+    """For each form, the held-out error that decided the choice, or why it could not be fitted."""
 
     @property
     def undetermined(self) -> tuple[str, ...]:
-        """Parameters that the measurements say next to nothing about."""
+        """Return the names of the parameters that the measurements hardly determine."""
         return tuple(e.name for e in self.estimates if not e.is_determined)
 
 
 def fit(profile: Profile, form: str = AUTO, *, num_folds: int = 5, seed: int = 0) -> FitReport:
-    """Fit `form`, or the one with the least held-out error for `"auto"`.
+    """Fit `form`, or for `"auto"` the form with the least held-out error.
 
-    Rows of one batch count as one step (`Profile.merged`).  Up to 400 steps: k-fold, each step
-    judged by a fit without it, then one fit to all.  More: as many as cover the shapes are fitted,
-    all others judge the model that is returned.  Raises FitError if the profile cannot determine
-    a model.
+    Rows of the same batch count as one step (`Profile.merged`).  Up to 400 steps are judged by
+    k-fold cross-validation, each by a fit without it, and one last fit to all makes the model.  Of
+    more steps, as many as cover the shapes are fitted, and all others judge the model that is
+    returned. Raises FitError if the profile cannot determine a model.
     """
     if form != AUTO and form not in FITTERS:
         known = (AUTO, *FITTERS)
@@ -137,7 +137,7 @@ def _judge(
 
 
 def _best(judged: Mapping[str, _Judged]) -> str:
-    """The form with the least mean error; of nearly equal ones the simplest."""
+    """Choose the form with the least mean error, or a simpler one that is nearly as good."""
     least = min(j.report.mape for j in judged.values())
     return next(name for name, j in judged.items() if j.report.mape <= _TIE * least)
 
@@ -172,7 +172,10 @@ def _report(
 
 
 def _off_grid(profile: Profile, fitter: Fitter, seed: int) -> ErrorReport | None:
-    """What becomes of shapes between and beyond those that were fitted."""
+    """Judge a fit to power-of-two batches on batches of other sizes, inside and outside its range.
+
+    Returns None if there are too few batches of either kind.
+    """
     steps = [m for m in profile.measurements if m.part is Part.STEP]
     layers = [m for m in profile.measurements if m.part is Part.LAYERS]
     grid = [m for m in steps if on_grid(m)]

@@ -34,24 +34,24 @@ _NO_REQUESTS = Table((1,), (0.0,))
 _DECODE_S = len(DECODE_PARAMETERS)
 
 _BaseParts = tuple[Table | RooflineLayers, Table]
-"""Layers and requests: what is known of a step before attention."""
+"""The tables of layers and of requests: the part of a step outside attention."""
 
 
 class FormUnfitError(FitError):
-    """The profile lacks what this form needs; another may do."""
+    """The profile lacks what this form needs; another form may still be fitted."""
 
 
 def fit_roofline(
     measurements: Sequence[Measurement], seed: int
 ) -> tuple[LayeredModel, tuple[Estimate, ...]]:
-    """Roofline layers, separate attention."""
+    """Fit roofline layers and separate attention."""
     return _fit_all(measurements, FreeRoofline, seed)
 
 
 def fit_profiled_separate(
     measurements: Sequence[Measurement], seed: int
 ) -> tuple[LayeredModel, tuple[Estimate, ...]]:
-    """Tabulated layers, separate attention."""
+    """Fit tabulated layers and separate attention."""
     tables = _tables(measurements)
     if tables is None:
         return _fit_all(measurements, FreeKnots, seed)
@@ -71,11 +71,12 @@ def fit_profiled_separate(
 def fit_profiled_joint(
     measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
 ) -> tuple[LayeredModel, tuple[Estimate, ...]]:
-    """Tabulated layers, a joint kernel.
+    """Fit tabulated layers and a joint attention kernel.
 
-    The provenance must say `num_sms`, `num_query_heads` and `num_kv_heads` (of one device): waves
-    of thread blocks depend on them.  Where no profile of the layers alone is at hand, they are
-    fitted to the steps without a mix first, on which joint and separate kernels agree.
+    The provenance must say `num_sms`, `num_query_heads` and `num_kv_heads` (of one device), since
+    waves of thread blocks depend on them. If the layers alone were not profiled, they are fitted
+    first, to the steps without a mix of chunks and decodes, where joint and separate kernels agree.
+    Raises FormUnfitError if a fact or a kind of step is missing.
     """
     tiles_per_wave, group_size = _joint_facts(provenance)
     steps = _whole(measurements)
@@ -120,7 +121,11 @@ def _joint_facts(provenance: Mapping[str, str]) -> tuple[float, float]:
 
 
 def _check_kinds(steps: Sequence[Measurement], *, need_prefills: bool) -> None:
-    """Decodes have a kernel of their own, and layers without a table are seen in pure steps."""
+    """Raise FormUnfitError if there are too few steps of one kind alone.
+
+    The kernel of decodes is fitted to steps of decodes alone. Layers that were not profiled are
+    fitted to steps of decodes alone and of prefill chunks alone.
+    """
     counts = Counter(m.regime for m in steps)
     needed = {"decode": _MIN_PURE, **({"prefill": _MIN_PURE} if need_prefills else {})}
     for regime, least in needed.items():
@@ -132,7 +137,7 @@ def _check_kinds(steps: Sequence[Measurement], *, need_prefills: bool) -> None:
 
 
 def _named(part: str, estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
-    """Several parts have a launch, or a time per request: say whose it is."""
+    """Put the part's name in front of each estimate's, since several parts share names."""
     return tuple(replace(e, name=f"{part}: {e.name}") for e in estimates)
 
 
@@ -144,7 +149,7 @@ def _separate_named(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
 
 
 def _whole(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Whole steps without swaps."""
+    """Return the measurements of whole steps without swaps."""
     return [m for m in measurements if m.part is Part.STEP and not m.num_swapped_blocks]
 
 
@@ -158,7 +163,10 @@ def _base(tables: _BaseParts, c: Columns) -> Array:
 
 
 def _tables(measurements: Sequence[Measurement]) -> _BaseParts | None:
-    """Times of layers and requests as a profiler of single operators gave them, if one did."""
+    """Return the tables of layers and requests that a profiler of single operators measured.
+
+    Returns None if the layers were not measured apart from attention.
+    """
     rows = [m for m in measurements if m.part is Part.LAYERS]
     alone = [m for m in rows if len(m.chunks) == 1]
     if len(alone) < 2:
@@ -187,7 +195,7 @@ def _fit_all(
     free: Callable[[Columns, Array], FreeLayers],
     seed: int,
 ) -> tuple[LayeredModel, tuple[Estimate, ...]]:
-    """Layers, requests and separate attention at once, from whole steps and layers alone."""
+    """Fit layers, requests and separate attention together."""
     rows = [m for m in measurements if not m.num_swapped_blocks]
     c, seconds = _columns(rows)
     layers = free(c, seconds)
@@ -228,7 +236,7 @@ def _separate(values: Array) -> SeparateAttention:
 
 
 def _attention_parameters(steps: Sequence[Measurement]) -> tuple[Parameter, ...]:
-    """Of separate attention, started from what the linear formula finds."""
+    """Return the parameters of separate attention, started from a fit of the linear formula."""
     linear = fit_linear(steps)[0].coefficients
     starts = {
         "per_context_token_s": linear.per_context_s,
@@ -245,7 +253,7 @@ def _attention_parameters(steps: Sequence[Measurement]) -> tuple[Parameter, ...]
 
 
 def _launches(linear: LinearCoefficients, steps: Sequence[Measurement]) -> dict[str, float]:
-    """A hundredth of the fastest step: where the launch of a kernel usually lies."""
+    """Return first values for launch times: 1 % of the fastest step, as is usual for a kernel."""
     launch_s = 0.01 * min(m.seconds for m in steps)
     return {
         "launch_s": max(linear.any_decode_s, launch_s),
@@ -257,7 +265,7 @@ def _launches(linear: LinearCoefficients, steps: Sequence[Measurement]) -> dict[
 def _with_swap(
     model: LayeredModel, measurements: Sequence[Measurement], estimates: tuple[Estimate, ...]
 ) -> tuple[LayeredModel, tuple[Estimate, ...]]:
-    """C6 from the steps with swaps: what the rest of the model leaves of them, per block."""
+    """Fit C6, the time per swapped block, to what the model leaves unexplained of swap steps."""
     swaps = [m for m in measurements if m.num_swapped_blocks]
     if not swaps:
         return model, (*estimates, Estimate("per_swapped_block_s", 0.0, 0.0, 0.0, False))

@@ -1,4 +1,4 @@
-"""The layers of steps of which only the whole was measured: free parameters for the solver."""
+"""Layers that were only measured as part of whole steps, as free parameters for the solver."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FreeRoofline:
 
 
 class FreeKnots:
-    """A table with knots where the measurements are, in steps that cannot fall."""
+    """A table with knots at measured counts; its parameters are rises, so that it cannot fall."""
 
     def __init__(self, c: Columns, seconds: Array) -> None:
         tokens = np.unique(c.num_tokens)
@@ -60,5 +60,5 @@ class FreeKnots:
 
 
 def _token_s(c: Columns, seconds: Array) -> float:
-    """Seconds per token of the step with most tokens: where the time per token is best seen."""
+    """Return the seconds per token of the largest step, where they are seen best."""
     return float(seconds[c.num_tokens.argmax()] / c.num_tokens.max())

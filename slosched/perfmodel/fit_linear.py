@@ -1,4 +1,4 @@
-"""The mission's formula, by non-negative least squares of the relative error."""
+"""The fit of the linear formula, by non-negative least squares of the relative error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from slosched.perfmodel.measurement import Measurement
 from slosched.perfmodel.solve import Estimate
 
 _DEPENDENT = 1e-7
-"""Share of a column that the others leave unexplained, below which it says nothing of its own."""
+"""Share of a column left unexplained by the others, below which it counts as dependent."""
 
 
 def fit_linear(
     steps: Sequence[Measurement],
     attention: AttentionWork = AttentionWork.EXACT,
 ) -> tuple[LinearModel, tuple[Estimate, ...]]:
-    """C1 … C7 with their 95 % confidence intervals; those not determined are zero and say so."""
+    """Fit C1 … C7, with 95 % confidence intervals.
+
+    A coefficient that the steps do not determine is zero, and its estimate says so.
+    """
     from scipy.optimize import nnls  # half a second to import, which only a fit should pay
 
     seconds = np.array([m.seconds for m in steps])
@@ -45,7 +48,7 @@ def fit_linear(
 
 
 def features(c: Columns, attention: AttentionWork) -> Array:
-    """What C1 … C7 are multiplied with, shape (n, 7)."""
+    """Return the values that C1 … C7 are multiplied with, of shape (n, 7)."""
     exact = attention is AttentionWork.EXACT
     return np.column_stack(
         [
@@ -61,9 +64,10 @@ def features(c: Columns, attention: AttentionWork) -> Array:
 
 
 def independent_columns(matrix: Array) -> np.ndarray:
-    """Which columns are neither zero nor a combination of those kept before them.
+    """Tell for each column whether it is neither zero nor a combination of those kept before it.
 
-    The constant comes first, then in order: C1 keeps what C1 and C4 could share.
+    The constant comes first, then the columns in order, so that C1 takes what it could share with
+    C4. Raises FitError if fewer than two columns are independent.
     """
     norms = np.linalg.norm(matrix, axis=0)
     order = [matrix.shape[1] - 1, *range(matrix.shape[1] - 1)]

@@ -1,4 +1,4 @@
-"""The rows and sentences that tell people how a fit came out."""
+"""The tables and sentences that report how a fit turned out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARAMETER_COLUMNS = ("parameter", "value", "95 % interval")
 
 
 def choice(report: FitReport) -> str:
-    """Why this form, in a sentence or two."""
+    """Explain in a sentence or two why this form was chosen."""
     error = report.held_out
     said = f"{report.model.form}: wrong by {error.mape:.1f} % on average, {error.p99:.1f} % at p99"
     if len(report.considered) == 1:
@@ -39,7 +39,10 @@ def form_rows(report: FitReport) -> list[tuple[str, ...]]:
 
 
 def parameter_rows(report: FitReport) -> list[tuple[str, str, str]]:
-    """Times in microseconds; what no measurement depends on says so."""
+    """Return name, value and interval of each parameter, times in microseconds.
+
+    For a parameter that no measurement depends on, the interval says so.
+    """
     is_linear = isinstance(report.model, LinearModel)
     rows = []
     for i, e in enumerate(report.estimates, start=1):

@@ -1,4 +1,4 @@
-"""The forms by name: models from their parameters, and the same device slower or faster."""
+"""The forms by name: build models from parameters, and scale them to slower or faster devices."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ READERS: Mapping[str, Callable[..., FittedModel]] = {
     "profiled-separate": layered_from,
     "profiled-joint": layered_from,
 }
-"""Of each form, what makes a model of its `parameters()`."""
+"""For each form, the function that makes a model from its `parameters()`."""
 
 
 def scaled(model: FittedModel, factor: float) -> FittedModel:
-    """The same device, `factor` times as slow."""
+    """Return a model of the same device when it is `factor` times as slow."""
     return READERS[model.form](
         _scale(model.parameters(), factor),
         provenance={**model.provenance, "scaled_by": f"{factor:.4g}"},
@@ -31,14 +31,14 @@ def scaled(model: FittedModel, factor: float) -> FittedModel:
 def described(
     model: FittedModel, provenance: Mapping[str, str], held_out_error: Mapping[str, float]
 ) -> FittedModel:
-    """The same model, saying where it comes from and how wrong it is."""
+    """Return the same model with this provenance and this held-out error."""
     return READERS[model.form](
         model.parameters(), provenance=provenance, held_out_error=held_out_error
     )
 
 
 def _scale(values: dict[str, Any], factor: float) -> dict[str, Any]:
-    """Every time, that is every value under a name that ends with `_s`, times the factor."""
+    """Multiply every time by the factor; times are the values whose names end with `_s`."""
 
     def times(value: object) -> object:
         if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""A step as its parts: the layers at T tokens, the head at S requests, attention, and swap."""
+"""The time of a step as a sum: layers of T tokens, head of S requests, attention, and swap."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from slosched.perfmodel.roofline import RooflineLayers
 from slosched.perfmodel.table import Table
 
 _MAX_READY = 16_384
-"""Counts of tokens and requests whose times are worked out when a model is made."""
+"""Counts of tokens and of requests up to which times are computed when a model is made."""
 
 
 class Layers(Protocol):
-    """Seconds of everything that depends on a count alone; never falling."""
+    """Seconds of all that depends on a count alone; they never fall as the count grows."""
 
     def at(self, counts: Array) -> Array:
-        """The time at each of `counts`."""
+        """Return the seconds at each of `counts`."""
 
 
 @dataclass(eq=False)
 class LayeredModel(FittedModel):
     """T = layers(t + Bd) + requests(N + Bd) + attention(shape) + C6·num_swap.
 
-    `layers` is a table that was profiled, or a roofline; `attention` follows the backend's
-    kernels; `requests` is what each request costs outside both: the language head, sampling.
+    t is the tokens of the prefill chunks, N the number of chunks, and Bd the number of decodes.
+    `layers` is a table that was profiled, or a roofline. `attention` follows the backend's kernels.
+    `requests` is what each request costs outside both, in the language head and in sampling.
     """
 
     layers: Table | RooflineLayers
@@ -47,11 +48,12 @@ class LayeredModel(FittedModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # An instance's own function finds its tables without asking the instance for them.
+        # A closure over the tables is faster than a method that reads them from the instance.
         self.predict = self._asked()  # type: ignore[method-assign, assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its parameters: functions do not travel to other processes."""
+        """Pickle the model by its parameters, because functions cannot be sent to other processes.
+        """
         return _rebuilt, (self.parameters(), dict(self.provenance), dict(self.held_out_error))
 
     @property
@@ -61,7 +63,7 @@ class LayeredModel(FittedModel):
         return f"profiled-{self.attention.kind}"
 
     def predict(self, shape: BatchShape) -> float:
-        return self._asked()(shape)  # never run: every instance has a function of its own
+        return self._asked()(shape)  # never run: `__post_init__` puts a closure in its place
 
     def _asked(self) -> Callable[[BatchShape], float]:
         counts = np.arange(_MAX_READY + 1, dtype=np.float64)
@@ -81,13 +83,13 @@ class LayeredModel(FittedModel):
                     + attention_s(shape)
                     + block_s * shape.num_swapped_blocks
                 )
-            except IndexError:  # more than is worked out; free of cost where it is not raised
+            except IndexError:  # beyond _MAX_READY; a `try` costs nothing where it does not raise
                 return float(self.column_seconds(Columns([shape]))[0])
 
         return predict
 
     def column_seconds(self, c: Columns) -> Array:
-        """Of many shapes at once, each with at least one request."""
+        """Return the seconds of many shapes at once, each of which has at least one request."""
         return (
             self.layers.at(c.num_tokens)
             + self.requests.at(c.num_reqs)
@@ -105,7 +107,10 @@ class LayeredModel(FittedModel):
 
 
 def layered_from(parameters: Mapping[str, Any], **described: Any) -> LayeredModel:
-    """The inverse of `LayeredModel.parameters`; raises KeyError or TypeError if they do not fit."""
+    """Build the model that has these `LayeredModel.parameters`.
+
+    Raises KeyError or TypeError if they do not fit.
+    """
     return LayeredModel(
         _layers_from(parameters["layers"]),
         _table_from(parameters["requests"]),

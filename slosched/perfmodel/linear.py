@@ -1,4 +1,4 @@
-"""The mission's formula: the time of a step as a weighted sum of what is in it."""
+"""The linear formula: the time of a step as a weighted sum of what is in it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from slosched.core import BatchShape
 from slosched.perfmodel.model import FittedModel
 
 TILE_TOKENS = 64
-"""Rows of a GEMM tile: the step's time has a stair every so many tokens."""
+"""Rows of a GEMM tile; a step's time jumps up whenever its tokens need another tile."""
 
 
 class AttentionWork(StrEnum):
-    """What t2, the attention work of the prefill chunks, counts."""
+    """The definition of t2, the attention work of the prefill chunks."""
 
     EXACT = "exact"
     """Σ chunk · (prior + (chunk + 1) / 2): every (query, key) pair, right for chunked prefill."""
     LITERAL = "literal"
-    """Σ chunk²: as the mission's text has it; blind to the context that a chunk continues."""
+    """Σ chunk²: as the formula was first published; blind to the context that a chunk continues."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,10 @@ class LinearCoefficients:
 class LinearModel(FittedModel):
     """T = C1(t+Bd) + C2·t2 + C3·t3 + C4·ceil((t+Bd)/64) + C5·[Bd>0] + C6·num_swap + C7.
 
-    Source: the mission's text (the blog post "vllm reading", 2025-04-01), with t2 as the exact
-    work of chunked prefill unless `attention` says "literal".  `num_swap` counts KV blocks, since
-    that is what a copy's time grows with.
+    t is the tokens of the prefill chunks, Bd the number of decodes, and t3 the sum of their
+    contexts. t2 is the exact work of chunked prefill unless `attention` says "literal". `num_swap`
+    counts KV blocks, since the time of a copy grows with them. Source: the blog post "vllm reading"
+    (2025-04-01).
     """
 
     coefficients: LinearCoefficients
@@ -99,7 +100,10 @@ class LinearModel(FittedModel):
 
 
 def linear_from(parameters: Mapping[str, Any], **described: Any) -> LinearModel:
-    """The inverse of `LinearModel.parameters`; raises KeyError or TypeError if they do not fit."""
+    """Build the model that has these `LinearModel.parameters`.
+
+    Raises KeyError or TypeError if they do not fit.
+    """
     return LinearModel(
         LinearCoefficients(**parameters["coefficients"]),
         AttentionWork(parameters["attention"]),

@@ -1,4 +1,4 @@
-"""Measured steps: what was in the batch, and how long it took.  Read from and written to CSV."""
+"""Measured steps: what was in each batch and how long it took, read from and written to CSV."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ class MeasurementError(SloschedError):
 
 
 class Part(StrEnum):
-    """What of a step a measurement timed."""
+    """The part of a step that a measurement timed."""
 
     STEP = "step"
-    """All of it, as a server sees it."""
+    """The whole step, as a server sees it."""
     LAYERS = "layers"
-    """Everything except attention: what profilers of single operators give."""
+    """All of the step except attention, as profilers of single operators measure it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One batch and the median time of its repeats."""
+    """One batch, and the median time of its repeats."""
 
     chunks: tuple[Chunk, ...]
     seconds: float
     num_swapped_blocks: int = 0
     repeats: int = 1
     spread_s: float = 0.0
-    """Half the range between the 25th and the 75th percentile of the repeats."""
+    """Half the distance between the 25th and the 75th percentile of the repeats."""
     part: Part = Part.STEP
     reference_s: float = 0.0
-    """What one and the same batch took at about the same time; 0 if none was measured."""
+    """The time that a fixed reference batch took around then; 0 if it was not measured."""
 
     @property
     def shape(self) -> BatchShape:
@@ -58,7 +58,7 @@ class Measurement:
 
     @property
     def regime(self) -> str:
-        """`decode`, `prefill`, `mixed` or `swap`: errors are reported for each on its own."""
+        """Return `decode`, `prefill`, `mixed` or `swap`, the kind of step for error reports."""
         if self.num_swapped_blocks:
             return "swap"
         shape = self.shape
@@ -69,16 +69,16 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Profile:
-    """Measurements of one device, model and engine, with where they come from."""
+    """Measurements of one device, model and engine, with their provenance."""
 
     measurements: tuple[Measurement, ...]
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     def merged(self) -> Profile:
-        """One measurement of each batch: the median of its rows, drift of the machine taken out.
+        """Return one measurement of each batch: the median of its rows, corrected for drift.
 
-        Where rows say how fast the machine was (`reference_s`), each time counts as if it had
-        been taken at the machine's median speed.
+        Where rows say how fast the machine was (`reference_s`), each time is scaled to what it
+        would have been at the machine's median speed.
         """
         references = [m.reference_s for m in self.measurements if m.reference_s]
         usual_s = statistics.median(references) if references else 0.0
@@ -104,7 +104,7 @@ def _merge(rows: Sequence[Measurement], usual_s: float) -> Measurement:
 
 
 def format_chunks(chunks: Sequence[Chunk]) -> str:
-    """`512@1024 1@300x8`: chunks of new@prior tokens, equal neighbours counted."""
+    """Format chunks as new@prior tokens with equal neighbours counted: `512@1024 1@300x8`."""
     words: list[str] = []
     i = 0
     while i < len(chunks):
@@ -142,7 +142,10 @@ def append_measurement(measurement: Measurement, path: Path) -> None:
 
 
 def read_profile(path: Path, *, may_be_empty: bool = False) -> Profile:
-    """Raises MeasurementError with file and line if a row makes no sense."""
+    """Read a profile that `write_profile` wrote.
+
+    Raises MeasurementError, with file and line, if a row makes no sense.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""What every fitted latency model has in common, whatever its form."""
+"""The base class of the fitted latency models of all forms."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slosched.core import BatchShape
 
 @dataclass(eq=False, kw_only=True)
 class FittedModel(ABC):
-    """A latency model that was fitted to measurements and stays as it is.
+    """A latency model that was fitted to measurements and does not change.
 
-    `predict` is the form's own; the rest follows from it.
+    Each form has its own `predict`; all other predictions are derived from it.
     """
 
     provenance: Mapping[str, str] = field(default_factory=dict)
     held_out_error: Mapping[str, float] = field(default_factory=dict)
-    """`count` steps that were not fitted, and on them `mape`, `p99` and `under_p99`, in percent."""
+    """`count` held-out steps, and the errors on them in percent: `mape`, `p99` and `under_p99`."""
 
     def __post_init__(self) -> None:
         self._prompt_s: dict[int, float] = {}
@@ -30,18 +30,18 @@ class FittedModel(ABC):
     @property
     @abstractmethod
     def form(self) -> str:
-        """The name by which the form is chosen and stored."""
+        """Return the name by which the form is chosen and stored."""
 
     @abstractmethod
     def predict(self, shape: BatchShape) -> float:
-        """Seconds for one step of this shape; 0 for an empty one.  O(1)."""
+        """Return the seconds of one step of this shape, 0 for an empty one, in O(1)."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """What a file keeps of the model, as JSON; times have names that end with `_s`."""
+        """Return what a file keeps of the model, ready for JSON; names of times end with `_s`."""
 
     def predict_upper(self, shape: BatchShape) -> float:
-        """Seconds that 99 % of the held-out steps stayed below, relative to their prediction."""
+        """Return the prediction, raised so far that 99 % of the held-out steps took less."""
         return self._upper * self.predict(shape)
 
     def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
@@ -58,4 +58,6 @@ class FittedModel(ABC):
         return self.predict(shape)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:  # noqa: B027  # not abstract
-        """Nothing: a fitted model is fixed; wrap it in an `OnlineModel` to follow the device."""
+        """Do nothing: a fitted model does not change; an `OnlineModel` around it follows the
+        device.
+        """

@@ -1,8 +1,8 @@
 """A latency model that follows the device: a bias that drifts, and a measured upper quantile.
 
-A fitted model is right on average on the day it was fitted.  Then the clock throttles, a neighbour
-takes the memory bus, the driver is updated; and what a deadline needs is not the average but the
-time that a step hardly ever exceeds.  Both can be read off the steps that are run anyway.
+A fitted model is right on average on the day it was fitted.  Then the clock throttles, another
+process uses the memory bus, or the driver is updated.  A deadline also needs more than the average:
+the time that a step hardly ever exceeds.  Both can be measured on the steps that run anyway.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ MISS_RATE = 0.01
 """Share of the steps that may take longer than `predict_upper` says."""
 
 _GAIN = 0.15
-"""Of the bias that both regimes share: it forgets within about seven steps."""
+"""Gain of the bias that both regimes share; it forgets within about seven steps."""
 _NUM_FIRST_STEPS = int(1 / _GAIN) - 2
-"""So long the average is a plain one, begun with two steps that were as predicted."""
+"""Steps for which the shared bias is a plain average, begun with two steps of error 0."""
 _OFFSET_GAIN = 0.03
-"""Of what one regime has beyond that: slower, so that a common drift is not taken for its own."""
+"""Gain of a regime's own offset; lower, so that a drift of both is not taken for one of it alone.
+"""
 _CLIP = 3.0
-"""A step counts as no further off than so many times the spread, however long it stalled."""
+"""Limit on one step's error in multiples of the spread, however long the step stalled."""
 _SPREAD_STEP = 1.1
 _SPREAD_START, _SPREAD_MIN, _SPREAD_MAX = 0.04, 0.005, 0.3
 _MAX_LOG_BIAS = math.log(8.0)
 
 _MARGIN_GAIN, _FIRST_MARGIN_GAIN = 0.1, 0.5
 _MARGIN_GAIN_STEPS = 100
-"""After so many steps of a regime half the way from the first gain to the lasting one is gone."""
+"""Steps of a regime after which its gain is half way from the first gain to the lasting one."""
 _MARGIN_START = math.log(1.25)
-"""Where the base model brings no error of its own."""
+"""First log margin where the base model has no error of its own."""
 _MARGIN_MIN, _MARGIN_MAX = 0.002, math.log(4.0)
 
 
 class Regime(StrEnum):
-    """What kernels a step runs, by which its errors differ."""
+    """The kind of kernels that a step runs; the model's error differs between kinds."""
 
     DECODE = "decode"
-    """Nothing but decodes (and copies of swapped blocks)."""
+    """A step of decodes only, perhaps with copies of swapped blocks."""
     PREFILL = "prefill"
-    """At least one prefill chunk, with decodes or without."""
+    """A step with at least one prefill chunk, with or without decodes."""
 
 
 class RegimeState:
-    """What the steps of one regime have taught.  Logarithms are natural."""
+    """What was learnt from the steps of one regime.  Logarithms are natural."""
 
     __slots__ = (
         "bias",
@@ -62,14 +63,14 @@ class RegimeState:
         self.offset = 0.0
         """Log bias of this regime beyond the one that both share."""
         self.spread = _SPREAD_START
-        """Median size of the error, in log."""
+        """Median size of the error, as a logarithm."""
         self.log_margin = log_margin
         self.margin = math.exp(log_margin)
-        """What `predict_upper` is over `predict`."""
+        """`predict_upper` over `predict`."""
         self.bias = 1.0
         """Measured over fitted time."""
         self.upper = self.margin
-        """The same, exceeded by 1 % of the steps."""
+        """Bias times margin: 1 % of the steps exceed the base model's time times this."""
         self.num_steps = 0
         self.num_over = 0
         """Steps that took longer than `predict_upper` had said."""
@@ -78,25 +79,26 @@ class RegimeState:
 class OnlineModel:
     """`base` times a bias, learnt from every step; O(1) in time and memory, deterministic.
 
-    **Bias.**  The log ratio measured / predicted moves an exponentially weighted average that both
-    regimes share and, more slowly, an offset of the regime that it belongs to: a device that
-    slows down does so for all steps, and where one regime is rare it follows the other.  An error
-    counts up to three times the median error only (Huber's ψ, 1964), so that a stalled step moves
-    the bias as little as an unlucky one, and a lasting change still arrives within some 20 steps.
+    **Bias.**  The log ratio measured / predicted moves two things: an exponentially weighted
+    average that both regimes share and, more slowly, an offset of the step's own regime.  A device
+    that slows down does so for all steps, so a regime with few steps follows the other one.  An
+    error counts at most three times the median error (Huber's ψ, 1964).  So a stalled step moves
+    the bias as little as an unlucky one does, and a lasting change still arrives within some 20
+    steps.
 
     **Upper quantile.**  The log margin m of a regime goes up by the factor e^(γ·0.99) after a step
-    that exceeded it, and down by e^(-γ·0.01) after any other.  The log of m thus sums up
-    γ (miss - 0.01), so while m stays between its bounds (0.2 % and a factor of 4) the share of
-    misses over N steps is 1 % ± log(m_max / m_min) / (γ N), whatever their distribution and however
-    it changes.  It is the quantile tracker of Angelopoulos, Candès and Tibshirani ("Conformal PID
-    control for time series prediction", NeurIPS 2023), which goes back to adaptive conformal
-    inference (Gibbs and Candès, NeurIPS 2021), with steps in proportion to the margin.  It starts
-    from the base model's own held-out upper bound, with a γ of 0.5 that soon falls to 0.1.  Sliding
-    window order statistics cover as well, but leap to a stall's length once one step in a hundred
-    stalls.
+    that exceeded it, and down by e^(-γ·0.01) after any other.  The log of m thus sums up γ (miss -
+    0.01).  So while m stays between its bounds (0.2 % and a factor of 4), the share of misses over
+    N steps is 1 % ± log(m_max / m_min) / (γ N), whatever their distribution and however it changes.
+    This is the quantile tracker of Angelopoulos, Candès and Tibshirani ("Conformal PID control for
+    time series prediction", NeurIPS 2023), with steps in proportion to the margin. It goes back to
+    adaptive conformal inference (Gibbs and Candès, NeurIPS 2021).  The margin starts from the base
+    model's own held-out upper bound, with a γ of 0.5 that soon falls to 0.1. Order statistics of a
+    sliding window cover as well, but leap to a stall's length once one step in a hundred stalls.
 
-    **Monotone**, as the protocol demands: the regime changes when the first chunk is added to a
-    batch of decodes, so the prediction of a step with a chunk is at least that of its decodes.
+    **Monotone**, as the protocol `LatencyModel` demands.  The regime changes when the first chunk
+    is added to a batch of decodes, so a step with a chunk is predicted to take at least as long as
+    its decodes alone.
     """
 
     __slots__ = (
@@ -121,12 +123,12 @@ class OnlineModel:
         self._common = 0.0
         self._num_steps = 0
         self._decodes = BatchShape()
-        """Of the latest shape whose decodes had to be predicted."""
+        """The latest shape of decodes that `_predict_decodes_of` predicted."""
         self._decodes_s = 0.0
 
     @property
     def regimes(self) -> dict[Regime, RegimeState]:
-        """To look at."""
+        """Return what was learnt of each regime, for reports and metrics."""
         return {Regime.DECODE: self._decode, Regime.PREFILL: self._prefill}
 
     @property
@@ -160,7 +162,7 @@ class OnlineModel:
         return self.base.predict_prefill(num_new_tokens, num_prior_tokens) * state.bias
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
-        """Learn from a step; one without a time, or of which nothing was predicted, is ignored."""
+        """Learn from a step; ignore it if its time or its prediction is not positive."""
         predicted_s = self.base.predict(shape)
         if not (seconds > 0 and predicted_s > 0):
             return
@@ -189,7 +191,7 @@ class OnlineModel:
         self._num_steps += 1
         gain = _GAIN if self._num_steps > _NUM_FIRST_STEPS else 1 / (self._num_steps + 2)
         spread, most = state.spread, _CLIP * state.spread
-        # As many errors above as below: up or down by the same factor tracks the median.
+        # Equal factors up and down keep as many errors above the spread as below: the median.
         if -spread < error < spread:
             state.spread = max(_SPREAD_MIN, spread / _SPREAD_STEP)
         else:
@@ -199,9 +201,10 @@ class OnlineModel:
         state.offset = _clamp(state.offset + _OFFSET_GAIN * error)
 
     def _predict_decodes_of(self, shape: BatchShape) -> float:
-        """What the base predicts for the step without its chunks.
+        """Return what the base model predicts for the step without its chunks.
 
-        Remembered, since a step is packed decodes first and then asks for one chunk after another.
+        The result is kept: a step is packed with decodes first, then asked about one chunk at a
+        time.
         """
         decodes = self._decodes
         if (
@@ -220,7 +223,7 @@ class OnlineModel:
 
 
 def _log_margin_of(base: LatencyModel, shape: BatchShape) -> float:
-    """From the base model's own upper bound, if it has one."""
+    """Return the log margin of the base model's own upper bound, or a default if it has none."""
     expected_s, upper_s = base.predict(shape), base.predict_upper(shape)
     if not 0 < expected_s < upper_s < math.inf:
         return _MARGIN_START

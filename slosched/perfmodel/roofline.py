@@ -16,8 +16,9 @@ from slosched.perfmodel.solve import Parameter
 class RooflineLayers:
     """constant + smooth maximum of (reading the weights, arithmetic for T tokens in tiles of 64).
 
-    Few tokens cost what the weights' way from memory takes, however many they are; many cost
-    their arithmetic.  A sum, as the linear formula has it, is wrong by up to half at the knee.
+    A step of few tokens takes as long as reading the weights from memory, however few they are. A
+    step of many tokens takes as long as its arithmetic.  The linear formula adds the two, which is
+    wrong by up to half at the knee.
     """
 
     constant_s: float
@@ -35,7 +36,10 @@ class RooflineLayers:
 
 
 def roofline_parameters(fastest_s: float, per_token_s: float) -> tuple[Parameter, ...]:
-    """Started from the fastest step and the time per token of the largest one."""
+    """Return the parameters of the roofline, with starts and ranges for a fit.
+
+    They are set in proportion to the fastest step's time and the largest step's time per token.
+    """
     return (
         Parameter("constant_s", 0.1 * fastest_s, 1e-4 * fastest_s, 2 * fastest_s),
         Parameter("weights_s", 0.8 * fastest_s, 1e-3 * fastest_s, 10 * fastest_s),

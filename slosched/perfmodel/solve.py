@@ -13,14 +13,14 @@ from slosched.perfmodel.columns import Array
 _ERROR_SCALE = 0.02
 """Relative error above which a residual counts linearly instead of squared."""
 _PRIOR_WEIGHT = 0.01
-"""Pull of a parameter towards its start, per factor of e: breaks ties, nothing more."""
+"""Pull of a parameter towards its start, per factor of e; only strong enough to break ties."""
 _UNDETERMINED = 1.0
-"""Standard error, in factors of e, from which on the data are said not to determine a value."""
+"""Standard error, in factors of e, from which on a value counts as not determined by the data."""
 
 _EDGE = 1e-3
-"""So close to the end of its range, in factors of e, a parameter is held by the range alone."""
+"""Distance from an end of its range, in factors of e, below which only the range holds a value."""
 _BEST_CLOCK = 1e-6
-"""Relative error below which no measured time lies, however well a synthetic one fits."""
+"""Least relative error assumed of measured times, however well a synthetic time fits."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Parameter:
     low: float
     high: float
     weight: float = _PRIOR_WEIGHT
-    """How strongly it is held to its start; physics that the data may not show is held more."""
+    """Pull towards `start`; higher where the physics is known and the data may not show it."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,11 @@ class Estimate:
     low: float
     high: float
     is_determined: bool
-    """False if the measurements hardly depend on it, so that the value is only its default, or if
-    they push it to the end of its range, so that the value is only that end."""
+    """False if the value is not a result of the measurements.
+
+    Either they hardly depend on it, so that the value is its default, or they push it to an end of
+    its range, so that the value is that end.
+    """
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,10 @@ def solve(
     num_starts: int = 3,
     seed: int = 0,
 ) -> Solution:
-    """Parameters that make `predict(values)`, seconds of shape (n,), closest to `measured_s`.
+    """Find the parameters that bring `predict(values)`, of shape (n,), closest to `measured_s`.
 
-    Soft-L1 loss of the relative error, so that a tenth of spoilt rows does not bend the fit;
-    several starts, because smooth maxima have local minima.
+    The loss is soft-L1 of the relative error, so that a tenth of spoilt rows does not bend the fit.
+    Several starts are tried, because smooth maxima have local minima.
     """
     from scipy.optimize import least_squares  # half a second to import, only for a fit
 
@@ -108,7 +111,7 @@ def solve(
 def _estimates(
     parameters: Sequence[Parameter], x: Array, residuals: Callable[[Array], Array], n: int
 ) -> list[Estimate]:
-    """Gauss-Newton intervals from the data alone, the pull towards the start left out."""
+    """Estimate Gauss-Newton intervals from the data alone, without the pull towards the start."""
     step = 1e-4
     at = residuals(x)[:n]
     jacobian = np.column_stack([(residuals(x + step * e)[:n] - at) / step for e in np.eye(len(x))])

@@ -1,4 +1,4 @@
-"""Which measurements are fitted and which only judge: folds, a grid and what lies off it."""
+"""The split of measurements into those that are fitted and those that judge the fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slosched.perfmodel.measurement import Measurement
 
 
 def folds(measurements: Sequence[Measurement], num_folds: int, seed: int) -> list[list[int]]:
-    """Indices of each fold; every regime is spread over all of them."""
+    """Return the indices of each fold; every regime is spread over all folds."""
     rng = np.random.default_rng(seed)
     parts: list[list[int]] = [[] for _ in range(num_folds)]
     position = 0
@@ -25,11 +25,11 @@ def folds(measurements: Sequence[Measurement], num_folds: int, seed: int) -> lis
 
 
 def covering(measurements: Sequence[Measurement], count: int, seed: int = 0) -> list[int]:
-    """Indices of `count` measurements that leave no region of shapes out.
+    """Choose the indices of `count` measurements that cover all regions of shapes.
 
-    Each regime gives a share that grows with the square root of its size, so that the few
-    decode-only batches of a grid full of mixes are not drowned.  Within a regime the farthest
-    point in the logarithms of the sums is taken next (Gonzalez' k-centre greedy).  O(n · count).
+    The share of a regime grows with the square root of its size, so that the few decode-only
+    batches of a grid full of mixes are kept. Within a regime the farthest point in the logarithms
+    of the sums is taken next (Gonzalez' greedy algorithm for k centres).  O(n · count).
     """
     if count >= len(measurements):
         return list(range(len(measurements)))
@@ -61,7 +61,7 @@ def _farthest(
 
 
 def on_grid(measurement: Measurement) -> bool:
-    """True if every size in the batch is a power of two, or zero."""
+    """Tell whether every size in the batch is zero or a power of two."""
     return all(
         n & (n - 1) == 0
         for n in (*(x for c in set(measurement.chunks) for x in c), _reqs(measurement))

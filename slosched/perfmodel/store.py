@@ -1,4 +1,4 @@
-"""Latency models as JSON files, and those that come with slosched."""
+"""Latency models as JSON files, and the models that come with slosched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slosched.perfmodel.model import FittedModel
 MODEL_FORMAT = "slosched-latency-model/2"
 
 DEFAULT_MODEL = "rtx4090/llama-3.1-8b"
-"""The bundled model that a simulation takes if none is named: measured kernels, a common GPU."""
+"""The bundled model of a simulation that names none: measured kernels on a common GPU."""
 
 
 class ModelFileError(SloschedError):
@@ -34,9 +34,10 @@ def save_model(model: FittedModel, path: Path) -> None:
 
 
 def load_model(name_or_path: str | Path, *, force: bool = False) -> FittedModel:
-    """A model from a file, or a bundled one by its name, in any case (see `bundled_models`).
+    """Load a model from a file, or a bundled one by its name, in upper or lower case.
 
-    A file of another format is refused, unless `force`: then it is read as far as it is alike.
+    See `bundled_models` for the names. Raises ModelFileError if there is no such model, or if the
+    file has another format. With `force` a file of another format is read as far as possible.
     """
     path = Path(name_or_path)
     name = str(name_or_path).lower()
@@ -53,7 +54,7 @@ def load_model(name_or_path: str | Path, *, force: bool = False) -> FittedModel:
 
 
 def bundled_models() -> list[str]:
-    """Names of the models that come with slosched: `gpu/model`, all lower case, in order."""
+    """List the names of the bundled models: `gpu/model`, in lower case and sorted."""
     return sorted(
         f"{gpu.name}/{entry.name.removesuffix('.json')}"
         for gpu in _bundle().iterdir()
@@ -64,7 +65,7 @@ def bundled_models() -> list[str]:
 
 
 def _nearest(name: str) -> str:
-    """A question that names the bundled models that may have been meant, or a list of all."""
+    """Return a question with the names that may have been meant, or a list of all names."""
     known = bundled_models()
     # Most slips are one half of the name alone, a "-" for the "/", or a letter.
     spelt = {bundled.replace("/", "-"): bundled for bundled in known}
@@ -104,7 +105,7 @@ def _parse(text: bytes, source: str, *, force: bool = False) -> FittedModel:
 
 
 def _check_numbers(name: str, value: object) -> None:
-    """Every number that a model is made of is finite and not negative."""
+    """Raise ValueError if a number of the model is not finite or is negative."""
     if isinstance(value, dict):
         for key, inner in value.items():
             _check_numbers(key, inner)

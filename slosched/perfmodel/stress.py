@@ -1,4 +1,4 @@
-"""Batches that put a latency model to the test: every regime, far from the common case too."""
+"""Batches that test a latency model in every regime, also far from the common case."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAX_CHUNKS = 4
 _MIN_TOKENS = 16
 _NUM_AXES = 4 + 2 * _MAX_CHUNKS
 _REGIMES = (("decode", 0.25), ("single decode", 0.33), ("prefill", 0.48), ("mixed", 1.0))
-"""Kinds of step and where each ends on an axis from 0 to 1."""
+"""Kinds of step, and where each kind ends on an axis from 0 to 1."""
 _FRESH = 0.35
 """Share of the chunks that start a prompt."""
 
 
 @dataclass(frozen=True)
 class StressLimits:
-    """What the batches stay within."""
+    """The limits that the batches keep."""
 
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 512
@@ -36,11 +36,11 @@ class StressLimits:
 
 
 def stress_batches(limits: StressLimits, count: int, seed: int) -> list[tuple[Chunk, ...]]:
-    """`count` batches, spread evenly (a Latin hypercube) over the logarithm of every size.
+    """Draw `count` batches, spread evenly (a Latin hypercube) over the logarithm of every size.
 
-    One to four chunks of 16 tokens up to the token budget, each on no prior context or up to the
-    longest one; 1 to `max_num_seqs` decodes, all of one context of at least 16 tokens.  What does
-    not fit together is cut to size.
+    A batch has one to four chunks of 16 tokens up to the token budget, each after no prior context
+    or up to the longest one, and 1 to `max_num_seqs` decodes, all with the same context of at least
+    16 tokens. Some batches have chunks or decodes alone. What does not fit together is cut to size.
     """
     from scipy.stats import qmc  # half a second to import, which only a plan should pay
 
@@ -51,7 +51,7 @@ def stress_batches(limits: StressLimits, count: int, seed: int) -> list[tuple[Ch
 
 
 def _batch(limits: StressLimits, point: list[float]) -> tuple[Chunk, ...]:
-    """The batch at a point of the unit cube."""
+    """Build the batch at a point of the unit cube."""
     at, how_many, how_many_decodes, how_long, *chunk_axes = point
     regime = _REGIMES[bisect([end for _, end in _REGIMES], at)][0]
     decodes: tuple[Chunk, ...] = ()
@@ -67,7 +67,7 @@ def _batch(limits: StressLimits, point: list[float]) -> tuple[Chunk, ...]:
 
 
 def _decodes(limits: StressLimits, count: int, how_long: float) -> tuple[Chunk, ...]:
-    """All of one context, which is how kernels are measured; a quarter of the cache stays free."""
+    """Build decodes of equal context, as kernels are measured; keep a quarter of the cache free."""
     count = min(count, 3 * limits.kv_capacity_tokens // (4 * _MIN_TOKENS))
     if not count:
         return ()
@@ -96,5 +96,5 @@ def _chunks(
 
 
 def _log(share: float, low: int, high: int) -> int:
-    """Between two sizes, evenly in the logarithm."""
+    """Interpolate between two sizes, evenly in the logarithm."""
     return round(low * math.exp(share * math.log(high / low)))

@@ -1,4 +1,4 @@
-"""A monotone table over a count: how the time outside attention grows with tokens or requests."""
+"""A monotone table of the time outside attention over a count of tokens or requests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from slosched.perfmodel.columns import Array
 
 @dataclass(frozen=True)
 class Table:
-    """Seconds at some counts, straight lines between them, never falling.
+    """Seconds at some counts, with straight lines between them; they never fall.
 
-    Left of the first count the first value holds; right of the last one its slope goes on.
+    Left of the first count the first value holds; right of the last one the line goes on with
+    `slope_s`.
     """
 
     counts: tuple[int, ...]
@@ -33,19 +34,19 @@ class Table:
 
     @property
     def slope_s(self) -> float:
-        """Seconds per unit beyond the last count, taken over the upper half of the table."""
+        """Return the seconds per unit beyond the last count, from the upper half of the table."""
         low = len(self.counts) // 2 - (len(self.counts) % 2 == 0 and len(self.counts) > 1)
         span = self.counts[-1] - self.counts[low]
         return (self.times_s[-1] - self.times_s[low]) / span if span else 0.0
 
     def at(self, counts: Array) -> Array:
-        """The time at each of `counts`."""
+        """Return the seconds at each of `counts`."""
         inside = np.interp(counts, self.counts, self.times_s)
         return np.asarray(inside + self.slope_s * np.maximum(0, counts - self.counts[-1]))
 
 
 def monotone_table(counts: Sequence[int], seconds: Sequence[float]) -> Table:
-    """The never-falling table closest to measured times; equal counts are averaged."""
+    """Return the never-falling table closest to measured times; equal counts are averaged."""
     from sklearn.isotonic import isotonic_regression  # a second to import, only for a fit
 
     values: dict[int, list[float]] = {}

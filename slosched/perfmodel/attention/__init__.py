@@ -1,12 +1,13 @@
-"""What attention adds to a step, by the kind of kernels that the backend launches.
+"""The time that attention adds to a step, by the kind of kernels that the backend launches.
 
-*Separate* kernels, one for the prefill chunks and one for the decodes, take the sum of their
-times.  A *joint* kernel takes all requests in one launch; as soon as one of them brings more than
-one query row, decodes lose what makes them fast alone, and the launch takes what the busiest
-processor takes, not the sum.
+*Separate* kernels, one for the prefill chunks and one for the decodes, take the sum of their times.
+A *joint* kernel computes all requests in one launch.  As soon as one request has more than one
+query row, decodes lose what makes them fast alone.  The launch then takes as long as the busiest
+processor, not the sum.
 
-Each formula stands there twice: for one shape, which a scheduler asks a thousand times a second
-(`asked`), and `column_seconds` for many at once, which a fit asks.  A test holds them together.
+Each formula is written twice: `asked` is for one shape and for schedulers, which ask a thousand
+times a second; `column_seconds` is for many shapes at once and for fits.  A test checks that both
+agree.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Attention(Protocol):
     kind: ClassVar[str]
 
     def asked(self) -> Callable[[BatchShape], float]:
-        """What answers for one shape, which has at least one request; fast."""
+        """Return a fast function from one shape, which has at least one request, to seconds."""
 
     def column_seconds(self, c: Columns) -> Array:
-        """For each of many shapes."""
+        """Return the seconds of each of many shapes."""
 
 
 __all__ = [

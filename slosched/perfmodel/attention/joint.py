@@ -16,9 +16,11 @@ from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.solve import Parameter
 
 _OVERLAP_POWER = 1.5
-"""Of the longest walk with the work of all: the last blocks to start are not the longest ones.
+"""Power of the smooth maximum of the longest walk and all walks together.
 
-`one_plus_to_two_thirds` is for this power."""
+It is low because the blocks that start last are seldom the longest ones. `one_plus_to_two_thirds`
+is made for this power.
+"""
 _ROWS = ATTENTION_TILE_TOKENS
 
 
@@ -26,27 +28,28 @@ _ROWS = ATTENTION_TILE_TOKENS
 class JointKernel:
     """FlashAttention-2 over chunks and decodes in one launch.
 
-    One block of threads works on 64 query rows of one head and walks all their keys, one after
-    the other: `tiles` blocks a head in total, `tile_tokens` keys walked.  A decode that shares
-    the launch is a block of its own with a single useful row.  The launch takes
+    One block of threads works on 64 query rows of one head and walks all their keys, one after the
+    other: `tiles` blocks a head in total, `tile_tokens` keys walked.  A decode that shares the
+    launch is a block of its own with a single useful row.  The launch takes
 
-    - at least the longest walk (`per_walked_token_s` a key, more than any average shows),
+    - at least the longest walk (`per_walked_token_s` a key, which is more than the average block
+      takes per key),
     - at least all walks spread over the processors (`per_tile_token_s`), once there are more
       blocks than processors,
-    - about twice the longest walk that one more block than there are processors may have: a
-      second wave that is nearly empty takes as long as a full one (`wave_share` of it),
-    - at least the KV cache's way through memory; when one head's share of the cache outgrows L2,
-      each query head of a group reads it anew, up to `group_size` times,
+    - about twice the longest walk that can occur in more blocks than there are processors: a
+      second wave that is nearly empty takes as long as a full one (`wave_share` of it counts),
+    - at least the time to read the KV cache from memory; when one head's share of the cache
+      outgrows L2, each query head of a group reads it again, up to `group_size` times,
 
-    and a little for every block of the grid, of which decodes leave nearly all empty.
+    and a little for every block of the grid, nearly all of which are empty for decodes.
 
     Sources: FlashAttention-2's varlen launch (csrc/flash_attn: query rows are packed by group and
-    keys are split only if max_seqlen_q is 1), the wave model of GPU scheduling; the form and its
-    constants were found on LLMServingSim's joint measurements (RTX 4090, RTX PRO 6000).
+    keys are split only if max_seqlen_q is 1) and the wave model of GPU scheduling.  The form and
+    its constants were found on LLMServingSim's joint measurements (RTX 4090, RTX PRO 6000).
     """
 
     tiles_per_wave: float
-    """Processors per query head: so many blocks of each head run at once."""
+    """Processors per query head: the number of blocks of each head that run at once."""
     group_size: float
     """Query heads that share a KV head."""
     launch_s: float
@@ -55,21 +58,21 @@ class JointKernel:
     per_grid_block_s: float
     per_streamed_token_s: float
     tile_overhead_tokens: float
-    """What starting and ending a block costs, in keys walked."""
+    """Cost of starting and ending a block, expressed in keys walked."""
     saturation: float
     """Waves that run before blocks have to wait for each other."""
     wave_share: float
-    """How much of the second wave is not overlapped with anything."""
+    """Share of the second wave that overlaps with nothing."""
     l2_tokens: float
-    """Context tokens whose keys and values of one KV head fill L2."""
+    """Context tokens whose keys and values of one KV head fill the L2 cache."""
     reread_tiles: float
-    """Blocks a head from which on a group's query heads no longer read together."""
+    """Blocks per head from which on the query heads of a group no longer share their reads."""
 
     def asked(self, decode_s: Callable[[BatchShape], float]) -> Callable[[BatchShape], float]:
-        """The formula of `column_seconds` for one shape; `decode_s` answers if it has no chunk.
+        """Return a fast version of `column_seconds` for one shape.
 
-        A scheduler asks it at every step of every decision, so its constants are worked out here,
-        once, and it calls nothing that can be spared.
+        `decode_s` answers for shapes without a chunk. A scheduler calls the function many times in
+        every decision, so constants are computed here once and calls are avoided.
         """
         overhead, launch_s = self.tile_overhead_tokens, self.launch_s
         walked_s, tile_token_s = self.per_walked_token_s, self.per_tile_token_s
@@ -97,9 +100,9 @@ class JointKernel:
                 else:
                     ratio, compute_s = walk_s / work_s, work_s
                 ratio *= sqrt(ratio)
-                # `one_plus_to_two_thirds`, without the call.
+                # `one_plus_to_two_thirds` inlined, to save the call.
                 compute_s *= (1 + ratio * (a + ratio * b)) / (1 + ratio * (c + ratio * d))
-            # Above twice the longest walk a second wave changes nothing.
+            # A second wave takes at most twice the longest walk.
             if tiles > tiles_per_wave and compute_s < 2 * walk_s:
                 second_s = 2 * walked_s * second_wave_walk(shape, walked)
                 if second_s > compute_s:
@@ -123,11 +126,11 @@ class JointKernel:
         return seconds
 
     def _second_wave_walk(self, shape: BatchShape, walked: float) -> float:
-        """The longest walk of which there may be more than one wave of blocks can hold.
+        """Return the longest walk, in keys, that more than one wave of blocks can have.
 
-        At most min(tiles, walked / l) blocks walk l keys or more, of the chunks' and of the
-        decodes' each.  Where both together are one wave, l is the walk that is asked for; it
-        grows with every sum, so that no added request makes the launch shorter.
+        At most min(tiles, walked / l) blocks of the chunks walk l keys or more, and the same holds
+        for the decodes. The result is the l at which both counts together make one wave. It grows
+        with every sum, so that no added request makes the launch shorter.
         """
         overhead, wave = self.tile_overhead_tokens, self.tiles_per_wave
         num_decodes, prefill_tiles = shape.num_decodes, shape.num_prefill_tiles
@@ -146,7 +149,7 @@ class JointKernel:
         return min(walk, shape.max_context_tokens + overhead)
 
     def column_seconds(self, c: Columns) -> Array:
-        """Only where there is a chunk; elsewhere the result means nothing."""
+        """Return the seconds of shapes that have a chunk; for others the result means nothing."""
         overhead = self.tile_overhead_tokens
         tiles = c.num_prefill_tiles + c.num_decodes
         prefill_walked = c.prefill_tile_tokens + overhead * c.num_prefill_tiles
@@ -172,7 +175,7 @@ class JointKernel:
     def _second_wave_walks(
         self, c: Columns, prefill_walked: Array, decode_walked: Array, longest: Array
     ) -> Array:
-        """`_second_wave_walk` of many."""
+        """Compute `_second_wave_walk` for many shapes at once."""
         wave = self.tiles_per_wave
         walk = (prefill_walked + decode_walked) / wave
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -193,10 +196,10 @@ class JointKernel:
 
 
 def joint_parameters(decode: DecodeAttention, tiles_per_wave: float) -> tuple[Parameter, ...]:
-    """What is fitted of a `JointKernel`, started from the decodes' own kernel on the same device.
+    """Return the parameters of a `JointKernel`, started from the same device's decode kernel.
 
-    Both read the same cache, so the decodes' time per token sets the scale; the ratios are typical
-    of FlashAttention-2 with heads of 128.
+    Both kernels read the same cache, so the time per token of the decodes sets the scale. The
+    ratios are typical of FlashAttention-2 with heads of 128.
     """
     token_s = decode.per_context_token_s
 
@@ -208,8 +211,8 @@ def joint_parameters(decode: DecodeAttention, tiles_per_wave: float) -> tuple[Pa
         around("per_tile_token_s", 1.6 * token_s, 30),
         around("per_walked_token_s", 7 * token_s, 30),
         around("per_grid_block_s", 20 * token_s, 100),
-        # The same bytes from the same memory: a cache of any size is bounded by this, so that
-        # no fit on small caches can invent a cliff, or overlook one.
+        # Both kernels read the same bytes from the same memory, so this is held close to its
+        # start: otherwise a fit on small caches could invent a cliff at large ones, or miss one.
         around("per_streamed_token_s", 0.75 * token_s, 1.2, 1.0),
         around("tile_overhead_tokens", 150, 8),
         around("saturation", 0.75, 3),
@@ -221,7 +224,8 @@ def joint_parameters(decode: DecodeAttention, tiles_per_wave: float) -> tuple[Pa
 
 @dataclass(frozen=True)
 class JointAttention:
-    """One kernel for chunks and decodes together; decodes without a chunk have their own."""
+    """One kernel for chunks and decodes together; steps without a chunk use another, for decodes.
+    """
 
     kind: ClassVar[str] = "joint"
     kernel: JointKernel

@@ -15,10 +15,10 @@ from slosched.perfmodel.columns import Array, Columns
 
 @dataclass(frozen=True)
 class SeparateAttention:
-    """Separate kernels: the times of chunks and decodes add up.
+    """Separate kernels, whose times for chunks and for decodes add up.
 
-    Holds for vLLM V0, FlashInfer and slosched's own engine, and by construction for times that
-    were composed from an operator profiler's tables.
+    This holds for vLLM V0, FlashInfer and slosched's own engine. It also holds, by construction,
+    for times that were composed from an operator profiler's tables.
     """
 
     kind: ClassVar[str] = "separate"

@@ -12,7 +12,7 @@ from slosched.perfmodel.solve import Parameter
 
 @dataclass(frozen=True)
 class DecodeAttention:
-    """Decodes alone: launch + a part for each + one pass over their KV cache.
+    """The kernel of decodes: a launch, a part for each decode, and one pass over their KV cache.
 
     The pass takes at least as long as the longest context does on the processors it is split over.
     """
@@ -51,15 +51,16 @@ DECODE_PARAMETERS = (
 
 @dataclass(frozen=True)
 class PrefillAttention:
-    """Chunks alone: a part for each chunk, each query, each key and each pair of them."""
+    """The kernel of chunks: a part for each chunk, each query, each key and each (query, key) pair.
+    """
 
     per_chunk_s: float
     per_token_s: float
-    """Beyond what the step's other layers take for a token."""
+    """Time per query token, in addition to what the step's other layers take for a token."""
     per_pair_s: float
-    """For each (query, key) pair."""
+    """Time for each (query, key) pair."""
     per_key_s: float
-    """For each token of the chunks' contexts."""
+    """Time for each token of the chunks' contexts."""
 
     def seconds(self, shape: BatchShape) -> float:
         return (

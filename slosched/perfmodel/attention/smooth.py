@@ -9,18 +9,24 @@ import numpy as np
 from slosched.perfmodel.columns import Array
 
 ROOFLINE_POWER = 4.0
-"""Sharpness of the rooflines whose sharpness no data can tell."""
+"""Sharpness of a roofline's knee where no data determine it."""
 
 
 def smooth_max(a: Array, b: Array, power: float) -> Array:
-    """(aᵖ + bᵖ)^(1/p) of two positive arrays: their sum at p = 1, their maximum as p grows."""
+    """Return (aᵖ + bᵖ)^(1/p) of two positive arrays.
+
+    It is their sum at p = 1 and approaches their maximum as p grows.
+    """
     high, low = np.maximum(a, b), np.minimum(a, b)
     ratio = np.divide(low, high, out=np.zeros_like(high), where=high > 0)
     return np.asarray(high * (1 + ratio**power) ** (1 / power))
 
 
 def smooth_max_of_two(a: float, b: float) -> float:
-    """Of power `ROOFLINE_POWER`: roots are the same to the bit on every machine, powers not."""
+    """Return the smooth maximum of power `ROOFLINE_POWER`.
+
+    It needs roots only, which are the same to the bit on every machine; powers are not.
+    """
     if a < b:
         a, b = b, a
     if b <= 0:
@@ -31,13 +37,14 @@ def smooth_max_of_two(a: float, b: float) -> float:
 
 
 TWO_THIRDS = ((1.2339255848424673, 0.2904058009858591), (0.5672878971034621, 0.022942243812617596))
-"""Of x and x^2, above and below the line of `one_plus_to_two_thirds`."""
+"""The coefficients of x and x² in `one_plus_to_two_thirds`: numerator, then denominator."""
 
 
 def one_plus_to_two_thirds(x: float) -> float:
-    """(1 + x)^(2/3) for x in [0, 1], to 7e-7 of it, and the same to the bit on every machine.
+    """Return (1 + x)^(2/3) for x in [0, 1], with a relative error of 7e-7 at most.
 
-    A rational function fitted by weighted least squares; exact at 0.
+    The result is the same to the bit on every machine. It is a rational function fitted by weighted
+    least squares, exact at 0.
     """
     (a, b), (c, d) = TWO_THIRDS
     return (1 + x * (a + x * b)) / (1 + x * (c + x * d))
