@@ -1,14 +1,14 @@
-"""How right the latency model is: every form on every set of measurements, held out.
+"""The errors of the latency model: every form on every set of measurements, held out.
 
-    python -m benchmarks.latency_model                      # all that is at hand
+    python -m benchmarks.latency_model                      # all sets that are present
     python -m benchmarks.latency_model lss                  # measured kernels of three GPUs
     python -m benchmarks.latency_model aic                  # AIConfigurator's tables (extra)
     python -m benchmarks.latency_model vllm --plot runs/vllm.png
     python -m benchmarks.latency_model pair profile.csv traffic.csv
 
 Errors are percentages of the measured time; "under p99" is the 99th percentile of under-prediction.
-The step rows that are fitted never number more than 160; forms with a table of the layers' times
-get that table as the profiler of operators gave it.
+At most 160 measured steps are fitted. Forms with a table of the layers' times get that table as the
+profiler of operators measured it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ console = Console(width=120)
 
 @dataclass(frozen=True)
 class Task:
-    """What is fitted and what judges it."""
+    """The measurements of one comparison: those that are fitted, and those that judge."""
 
     title: str
     train: Sequence[Measurement]
@@ -68,7 +68,7 @@ class Task:
 
 
 def judge(task: Task) -> None:
-    """One table: every form, and the trees."""
+    """Print a table with the errors of every form and of the trees."""
     table = RichTable(*COLUMNS, title=task.title, title_justify="left")
     steps = sum(m.part is Part.STEP for m in task.train)
     left_out: list[str] = []
@@ -110,7 +110,7 @@ MIXED = _mixed()
 
 
 def query_us(model: LatencyModel | TreesModel, number: int = 30) -> float:
-    """One chunk added and one prediction: what a policy's question costs."""
+    """Measure the time to add one chunk and predict once, which is what a policy asks."""
     shape = BatchShape()
     sums = MIXED.sums
 
@@ -118,7 +118,7 @@ def query_us(model: LatencyModel | TreesModel, number: int = 30) -> float:
         shape.add(64, 2048)
         model.predict(shape)
 
-    # Begun anew for each repeat, so that the batch stays one that a scheduler would build.
+    # The batch is restored before each repeat, so that it keeps a realistic size.
     times = timeit.repeat(ask, setup=lambda: shape.restore(sums), number=number, repeat=100)
     return 1e6 * min(times) / number
 
@@ -128,7 +128,7 @@ def everything(
     context: typer.Context,
     plot: Annotated[Path | None, typer.Option(help="figure of the real runs")] = None,
 ) -> None:
-    """Without a command: all sets that are at hand."""
+    """Run all benchmarks whose data are present, unless a command names one."""
     if context.invoked_subcommand is None:
         lss(SHARED)
         aic()
@@ -137,7 +137,7 @@ def everything(
 
 @app.command()
 def lss(perf: Annotated[Path, typer.Option(help="LLMServingSim's profiler/perf")] = SHARED) -> None:
-    """Steps composed from measured kernels: random split, off the grid, unequal contexts."""
+    """Judge on steps composed from measured kernels: random, off the grid, unequal contexts."""
     if not perf.exists():
         console.print(f"skipped: LLMServingSim's tables are not at {perf}")
         return
@@ -175,7 +175,7 @@ def _context_tokens(measurement: Measurement) -> int:
 
 @app.command()
 def aic() -> None:
-    """Batches composed from AIConfigurator's tables: additive by construction."""
+    """Judge on batches composed from AIConfigurator's tables: additive by construction."""
     try:
         tasks = list(_aic_tasks())
     except ImportError as error:
@@ -202,7 +202,7 @@ def pair(
     profile: Annotated[Path, typer.Argument(help="CSV that is fitted")],
     traffic: Annotated[Path, typer.Argument(help="CSV of recorded steps that judge")],
 ) -> None:
-    """A profile against the steps of real traffic, and the online model's 99 % quantile."""
+    """Judge a profile on the steps of real traffic, and the online model's 99 % quantile."""
     fitted, judged = read_profile(profile).merged(), read_profile(traffic).measurements
     judge(Task(f"{profile} on {traffic}", fitted.measurements, judged, fitted.provenance))
     for name, fitter in FITTERS.items():
@@ -214,7 +214,7 @@ def pair(
 
 
 def _online(model: OnlineModel, steps: Sequence[Measurement]) -> str:
-    """Errors and coverage of a model that learns from each step after it was asked about it."""
+    """Describe the errors of a model that is asked about each step, then learns from it."""
     predicted, upper = [], []
     for step in steps:
         predicted.append(model.predict(step.shape))
@@ -251,7 +251,7 @@ def vllm(
     perf: Annotated[Path, typer.Option(help="LLMServingSim's profiler/perf")] = SHARED,
     plot: Annotated[Path | None, typer.Option(help="distributions side by side")] = None,
 ) -> None:
-    """The simulator against 300 requests that vLLM 0.19 served on two GPUs."""
+    """Compare the simulator with 300 requests that vLLM 0.19 served on two GPUs."""
     if not (perf / "vllm_runs").exists():
         console.print(f"skipped: no real runs at {perf / 'vllm_runs'}")
         return
@@ -281,7 +281,7 @@ def vllm(
 
 
 def read_run(perf: Path, run: Run) -> tuple[Trace, tuple[np.ndarray, np.ndarray]]:
-    """The requests as they came, and their TTFT and TPOT in seconds (NaN for one token)."""
+    """Read the requests as they came, and their TTFT and TPOT in seconds (NaN for one token)."""
     lines = (perf / "vllm_runs" / run.served / "requests.jsonl").read_text().splitlines()
     rows = sorted(map(json.loads, lines), key=lambda r: float(r["queued_ts"]))
     trace = Trace.of(
@@ -348,7 +348,7 @@ def _draw(runs: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], path:
 
 
 def _script(path: str) -> ModuleType:
-    """A script of the repository as a module; scripts are in no package."""
+    """Import a script of the repository that is in no package."""
     name = path.replace("/", "_").removesuffix(".py")
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
     assert spec is not None

@@ -2,9 +2,9 @@
 
     /tmp/dynamo/bin/python benchmarks/peer_dynamo.py SETUP.json
 
-Timed is `run_mocker_trace_replay`, what `python -m dynamo.replay` calls, less what the same call
-takes to read the trace and stop after a millisecond of simulated time.  Made for 1.3.1 (which has
-`MockEngineArgs`) and 1.6.1 (which has not).
+It times `run_mocker_trace_replay`, which `python -m dynamo.replay` calls. The time that the same
+call takes to read the trace and stop after a millisecond of simulated time is subtracted.  Made for
+1.3.1 (which has `MockEngineArgs`) and 1.6.1 (which does not).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dynamo import _core
 
 
 def write_mooncake(requests: str, path: Path, block_size: int) -> None:
-    """The trace in the form that Dynamo reads; no two requests share a block."""
+    """Write the trace in the format that Dynamo reads; no two requests share a block."""
     fresh = itertools.count()
     with Path(requests).open(newline="") as source, path.open("w") as target:
         for row in csv.DictReader(source):
@@ -38,13 +38,13 @@ def write_mooncake(requests: str, path: Path, block_size: int) -> None:
 
 
 def engine_of(setup: dict[str, Any]) -> object:
-    """The replica, its step times interpolated in SETUP's tables."""
+    """Return the replica's settings; its step times are interpolated in SETUP's tables."""
     replica = {
         "block_size": setup["block_size"],
         "num_gpu_blocks": setup["num_blocks"],
         "max_num_seqs": setup["max_num_seqs"],
         "max_num_batched_tokens": setup["chunk_tokens"],
-        "enable_prefix_caching": True,  # its default, and no slower than without
+        "enable_prefix_caching": True,  # Dynamo's default, and no slower than without
     }
     if hasattr(_core, "MockEngineArgs"):
         return _core.MockEngineArgs.from_json(
@@ -56,7 +56,7 @@ def engine_of(setup: dict[str, Any]) -> object:
 
 
 def replay(trace: Path, setup: dict[str, Any], **limits: float) -> tuple[float, dict[str, Any]]:
-    """CPU seconds of one replay, and its report."""
+    """Run one replay, and return its CPU seconds and its report."""
     engine = engine_of(setup)
     start_s = time.process_time()
     report = _core.run_mocker_trace_replay(

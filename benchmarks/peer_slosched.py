@@ -1,4 +1,4 @@
-"""slosched's side of `peers.py`: one replay in a process of its own.
+"""slosched's side of `peers.py`: one replay in its own process.
 
 python benchmarks/peer_slosched.py SETUP.json
 """
@@ -36,7 +36,7 @@ def read_requests(path: str) -> Trace:
 
 
 def measure(setup: dict[str, Any]) -> dict[str, Any]:
-    """The first replay is timed, as a user's would be; the second counts the steps."""
+    """Time a first replay, as a user would run it, and count steps in a second one."""
     trace, model = read_requests(setup["requests"]), load_model(setup["model"])
     limits = Limits(setup["chunk_tokens"], setup["max_num_seqs"])
     config = SimulationConfig(limits, setup["num_blocks"], setup["block_size"])

@@ -2,9 +2,9 @@
 
     /tmp/vidur/bin/python benchmarks/peer_vidur.py SETUP.json
 
-Timed is `Simulator.run`, Vidur's event loop, and nothing before or after it.  Its tables of
-operator times are filled from SETUP's `step_times`, not from random forests: the loop looks up
-what it always does, and both simulators are given the same device.  Made for main at 7d475133.
+It times `Simulator.run`, Vidur's event loop, and nothing before or after it.  Vidur's tables of
+operator times are filled from SETUP's `step_times`, not from random forests. So the loop looks up
+what it always does, and both simulators get the same device.  Made for main at 7d475133.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vidur.execution_time_predictor.sklearn_execution_time_predictor import (
 from vidur.simulator import Simulator
 
 KV_STEP_TOKENS = 64
-"""Vidur rounds contexts up to a multiple of it before it looks them up."""
+"""Vidur rounds contexts up to a multiple of this before it looks them up."""
 PER_TOKEN_OPERATORS = (
     "attn_pre_proj",
     "attn_rope",
@@ -54,7 +54,10 @@ Tables = dict[str, dict[tuple[int, ...], float]]
 
 
 def tables_of(step_times: Any, num_layers: int) -> Tables:
-    """Milliseconds of one layer by operator; all that depends on tokens alone is in one of them."""
+    """Return milliseconds of one layer by operator.
+
+    All time that depends on tokens alone is given to one of the operators.
+    """
     layers = step_times["layers_ms"] / num_layers
     tables: Tables = {name: {} for name in PER_TOKEN_OPERATORS}
     for number, milliseconds in enumerate(layers.tolist(), 1):
@@ -135,6 +138,6 @@ def measure(setup: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     setup_path = Path(sys.argv[1])
     stdout = os.dup(1)
-    os.dup2(2, 1)  # Vidur logs to stdout, which is for the result
+    os.dup2(2, 1)  # Vidur logs to stdout, which must contain the result alone
     result = measure(json.loads(setup_path.read_text()))
     os.write(stdout, json.dumps(result).encode())

@@ -1,13 +1,14 @@
-"""How fast the simulator is beside its peers: the same requests, the same device, in turns.
+"""The speed of the simulator against its peers: same requests, same device, in turns.
 
     python benchmarks/peers.py --vidur-python /tmp/vidur/bin/python -n 1000
     python benchmarks/peers.py --vidur-python … --dynamo-python /tmp/dynamo/bin/python -n 19366
 
-The requests are those of Azure's conversation trace of 2023 at its natural rate (where the file is
-absent, of a generator fitted to it), on one replica, by Sarathi's rule, all in steps of 512 tokens,
-512 seats and KV blocks of 16.  Every simulator takes its step times from one latency model, ours.
-CPU seconds are those of the replay alone; every count is made in a fresh process, the simulators
-take turns, and a ratio is of two counts of one turn.  How to get the peers: benchmarks/README.md.
+The requests are those of Azure's conversation trace of 2023 at its natural rate; where the file is
+absent, a generator fitted to it draws them. They run on one replica by Sarathi's rule, in steps of
+at most 512 tokens, with 512 seats and KV blocks of 16 tokens.  Every simulator takes its step times
+from the same latency model, slosched's.  CPU seconds are those of the replay alone. Every count is
+made in a fresh process, the simulators take turns, and a ratio compares two counts of the same
+turn. benchmarks/README.md says how to get the peers.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass
 class Simulator:
-    """One row: how it is started, and what its turns have counted."""
+    """A simulator, which is one row of the table: how it is started, and its turns' counts."""
 
     name: str
     python: str
@@ -94,10 +95,10 @@ def spread(values: list[float], form: str) -> str:
 
 
 def step_times(model: LatencyModel, max_context_tokens: int) -> dict[str, FloatArray]:
-    """Milliseconds of steps, in the pieces of which the peers put one together.
+    """Return milliseconds of steps, split into the parts from which the peers compose a step.
 
-    A step is its layers, by tokens, and attention: of n decodes, of one chunk on a context.  The
-    last five arrays are what Dynamo reads: there a step is a chunk, by tokens, and decodes.
+    A step is its layers, by tokens, plus attention: of n decodes, or of one chunk on a context.
+    The last five arrays are what Dynamo reads: there a step is a chunk, by tokens, plus decodes.
     """
     contexts = np.linspace(0, 512 * -(-max_context_tokens // 512), 33).astype(int)
     sizes = range(1, max(CHUNK_TOKENS, MAX_NUM_SEQS) + 1)
@@ -140,7 +141,7 @@ def open_trace(num_requests: int) -> Trace:
 
 
 def write_setup(trace: Trace, folder: Path) -> dict[str, Any]:
-    """The requests and the device as files, and where they are."""
+    """Write the requests and the step times to files, and return the setup that names them."""
     requests, times = folder / "requests.csv", folder / "step_times.npz"
     with requests.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -173,7 +174,7 @@ def main(
     num_requests: Annotated[int, typer.Option("--num-requests", "-n", min=2)] = 1000,
     turns: Annotated[int, typer.Option(min=1, help="How often each is counted.")] = 3,
 ) -> None:
-    """One row a simulator; medians, and the least and the most in brackets."""
+    """Print one row for each simulator: medians, with minimum and maximum in brackets."""
     console = Console(width=130)
     trace = open_trace(num_requests)
     with tempfile.TemporaryDirectory() as name:

@@ -1,14 +1,14 @@
-"""How fast the simulator is: requests and steps per CPU second, and the memory they take.
+"""The speed of the simulator: requests and steps per CPU second, and its peak memory.
 
     python benchmarks/simulator.py                              # at mean batches of 16, 64 and 128
     python benchmarks/simulator.py --rate-factor 1 -n 19366     # Azure's whole trace, as it came
     python benchmarks/simulator.py --rate-factor 4 -n 19366     # the same near saturation
     python benchmarks/simulator.py --policy fcfs --mean-batch 32
 
-The requests are those of Azure's conversation trace of 2023, played faster or slower; where the
-file is absent, of a generator fitted to it.  CPU seconds are those of the event loop and of nothing
-else; steps are counted in a replay before it.  Every policy runs in a process of its own, so that
-its peak memory is its own.
+The requests are those of Azure's conversation trace of 2023, played faster or slower. Where the
+file is absent, a generator fitted to it draws them.  CPU seconds are those of the event loop alone;
+steps are counted in another replay before it.  Every policy runs in its own process, so that peak
+memory is measured for each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Case:
-    """One replay."""
+    """One replay to be measured."""
 
     policy: str
     num_requests: int
@@ -74,7 +74,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Speed:
-    """What one replay cost."""
+    """The speed and the memory of one replay."""
 
     rate: float
     num_requests: int
@@ -98,7 +98,7 @@ class Speed:
 
 
 def measure(case: Case) -> Speed:
-    """One replay; the latency model and the trace are made before the watch starts."""
+    """Measure one replay; the latency model and the trace are made before the clock starts."""
     trace, model = case.trace(), load_model(MODEL)
     num_steps, mean_batch = count_steps(case)
     gc.collect()
@@ -110,7 +110,7 @@ def measure(case: Case) -> Speed:
 
 
 def count_steps(case: Case) -> tuple[int, float]:
-    """Steps of a replay, and requests that were served in each on average."""
+    """Return the steps of a replay, and the mean number of requests served in each."""
     num_steps = num_served = 0
 
     def on_row(row: StepRow, _ended: Sequence[Request]) -> None:
@@ -128,7 +128,10 @@ def replica() -> SimulationConfig:
 
 
 def rate_factor_for(mean_batch: float, case: Case) -> float:
-    """At which a short replay has batches of this size; the largest tried if none has."""
+    """Find the rate factor at which a short replay has batches of this mean size.
+
+    Returns the largest factor that is tried if no replay has such batches.
+    """
     low, high = 0.25, 16.0
     for _ in range(8):
         middle = math.sqrt(low * high)
@@ -148,7 +151,7 @@ def main(
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="The fastest of so many counts.")] = 1,
 ) -> None:
-    """One row a policy and batch size."""
+    """Print one row for each policy and batch size."""
     table = RichTable(*COLUMNS, title=MODEL, title_justify="left")
     for name in policy or ["sarathi", "slo_aware", "goodput"]:
         case = Case(name, num_requests, rate_factor or 1.0)

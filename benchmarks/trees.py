@@ -1,7 +1,7 @@
-"""Regression trees without a formula: what accuracy the sums of a shape allow, and no more.
+"""Regression trees without a formula: the accuracy that the sums of a shape allow.
 
-They are the reference that the forms are measured against, not models to schedule with: a query
-takes milliseconds, and shapes beyond those that were fitted get the time of the nearest one.
+They are a reference for the forms, not models to schedule with: a query takes milliseconds, and
+shapes beyond those that were fitted get the time of the nearest one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TreesModel:
         self._regressor = regressor
 
     def predict_many(self, measurements: Sequence[Measurement]) -> Array:
-        """Seconds of each; the whole batch of queries at once."""
+        """Return the predicted seconds of each measurement, from one query for all."""
         matrix = Columns([m.shape for m in measurements]).matrix()
         return np.exp(np.asarray(self._regressor.predict(matrix)))
 
@@ -40,7 +40,7 @@ class TreesModel:
 
 
 def fit_trees(name: str, measurements: Sequence[Measurement], seed: int = 0) -> TreesModel:
-    """A random forest of 200 trees, or gradient boosting over 400.  Only whole steps are used."""
+    """Fit a random forest of 200 trees, or gradient boosting over 400, to the whole steps."""
     from sklearn.ensemble import (  # seconds to import, only for a reference
         GradientBoostingRegressor,
         RandomForestRegressor,

@@ -1,8 +1,9 @@
-"""Fits the synthetic generators to the public traces; writes `public_traces.json` beside it.
+"""Fits the synthetic generators to the public traces.
 
     python -m tools.fit_public_traces ../shared/traces
 
-Only quantiles of lengths and gaps, a few variances and the summary row are kept of each trace.
+It writes `slosched/workload/public_traces.json`.  Of each trace that file keeps only quantiles of
+lengths and gaps, a few variances and the summary row.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ SOURCES = {
 _TAIL = (0.98, 0.99, 0.995, 0.999, 1.0)
 _PROMPT_LEVELS = (0.0, 0.005, 0.01, 0.02, *(i / 20 for i in range(1, 20)), *_TAIL)
 _FINE_TAIL = (*(round(0.9 + i / 200, 3) for i in range(20)), 0.9975, 0.999, 0.9995, 1.0)
-"""From 0.9 on, for prompts whose longest are so far out that lines to them change the mean."""
+"""Finer levels from 0.9 on, for prompts with an extreme tail.
+
+Between coarse levels, straight lines to such a tail would change the mean.
+"""
 _MEAN_TOLERANCE = 0.03
 _OUTPUT_LEVELS = (0.0, 0.02, 0.05, *(i / 10 for i in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 1.0)
 _GAP_LEVELS = (0.0, 0.01, 0.02, *(i / 20 for i in range(1, 20)), *_TAIL[:-1], 0.9995, 1.0)
@@ -43,11 +47,11 @@ _NUM_PROMPT_BINS = 10
 _TAUS_S = (1.0, 5.0, 30.0, 200.0, 1000.0)
 _WINDOWS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _HEAVY_CV = 2.0
-"""Gaps with a CV above this are kept as quantiles; a lognormal rate does not get there."""
+"""CV above which gaps are kept as quantiles, since a lognormal rate cannot explain it."""
 
 
 def fit(trace: Trace) -> dict[str, object]:
-    """The tables of one trace, as JSON takes them."""
+    """Return the tables of one trace, ready for JSON."""
     return {
         "rate": trace.rate,
         "arrivals": _arrivals(trace),
@@ -57,7 +61,7 @@ def fit(trace: Trace) -> dict[str, object]:
 
 
 def _arrivals(trace: Trace) -> dict[str, object]:
-    if trace.provenance.get("arrivals") == MADE_UP:  # by us, as a Poisson process
+    if trace.provenance.get("arrivals") == MADE_UP:  # `read_trace` drew a Poisson process
         return {"rate": trace.rate, "modulation": []}
     gaps = np.diff(trace.arrivals_s)
     heavy = gaps.std() > _HEAVY_CV * gaps.mean()
@@ -70,12 +74,15 @@ def _gap_quantiles(gaps: FloatArray) -> dict[str, object]:
 
 
 def _modulation(arrivals_s: FloatArray) -> dict[str, object]:
-    """Variances (not negative) of processes of fixed `_TAUS_S` that explain the dispersion.
+    """Fit variances (not negative) of processes of fixed `_TAUS_S` to the dispersion.
 
-    A Poisson process whose rate r has the relative covariance v exp(-lag / tau) has, in windows
-    of length w, an index of dispersion of 1 + e(w) with
-    e(w) = 2 r v tau (1 - tau / w (1 - exp(-w / tau))).
-    Counted within one trace of length T around its own mean, e(T) w / T of that is not seen.
+    A Poisson process whose rate r has the relative covariance v exp(-lag / tau) has, in windows of
+    length w, an index of dispersion of 1 + e(w) with
+
+        e(w) = 2 r v tau (1 - tau / w (1 - exp(-w / tau))).
+
+    Counts within one trace of length T vary around the trace's own mean, so e(T) w / T of this is
+    not seen.
     """
     span_s = float(arrivals_s[-1])
     rate = (len(arrivals_s) - 1) / span_s
@@ -116,7 +123,7 @@ def _lengths(prompts: IntArray, outputs: IntArray) -> dict[str, object]:
 
 
 def _mean_between(lengths: IntArray, levels: tuple[float, ...]) -> float:
-    """The mean that is left of lengths when they are drawn between their quantiles."""
+    """Return the mean of lengths that are drawn between their quantiles."""
     quantiles = np.array(_whole_quantiles(lengths, levels))
     return float(np.diff(levels) @ (quantiles[1:] + quantiles[:-1]) / 2)
 
@@ -142,7 +149,7 @@ def main(folder: Path, target: Path) -> None:
 
 
 def _short_lists(text: str) -> str:
-    """JSON with each innermost list on one line."""
+    """Put each innermost list of the JSON text on one line."""
     return re.sub(r"\[[^\[\]{}]*\]", lambda m: " ".join(m[0].split()), text)
 
 

@@ -1,11 +1,11 @@
-"""Latency models of data-centre GPUs from AIConfigurator's operator tables, fitted and bundled.
+"""Fits and bundles latency models of data-centre GPUs from AIConfigurator's operator tables.
 
     pip install 'slosched[aiconfigurator]'
     python profiling/aiconfigurator/compose.py
 
-Writes one CSV a source beside itself (the 160 steps that are fitted, and the layers at every tile
-edge) and the fitted model into the package.  Each model is judged on 1,500 other steps, composed
-anew each time; `--judged FOLDER` keeps them.
+For each source it writes one CSV next to itself (the 160 steps that are fitted, and the layers at
+every tile edge), and the fitted model into the package.  Each model is judged on 1,500 other steps,
+which are composed at each run; `--judged FOLDER` keeps them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 BUNDLED = Path(slosched.perfmodel.__file__).parent / "bundled"
 
 FORM = "profiled-separate"
-"""Attention kernels whose times add up, as they do in the tables."""
+"""The form with separate attention kernels, whose times add up, as they do in the tables."""
 NUM_FITTED = 160
 NUM_JUDGED = 1500
 FITTED_SEED, JUDGED_SEED = 0, 1
@@ -34,7 +34,7 @@ FITTED_SEED, JUDGED_SEED = 0, 1
 
 @dataclass(frozen=True)
 class Source:
-    """A bundled name, and what AIConfigurator calls that GPU and model."""
+    """The bundled name of a model, and AIConfigurator's names of its GPU and model."""
 
     name: str
     deployment: Deployment
@@ -65,19 +65,19 @@ SOURCES = (
 
 
 def fitted_steps(source: Source) -> Profile:
-    """What the model is fitted on."""
+    """Compose the steps that the model is fitted on."""
     return compose_profile(source.deployment, num_steps=NUM_FITTED, seed=FITTED_SEED)
 
 
 def judged_steps(source: Source) -> Profile:
-    """Other steps, which no fit has seen."""
+    """Compose other steps, which no fit has seen."""
     profile = compose_profile(source.deployment, num_steps=NUM_JUDGED, seed=JUDGED_SEED)
     steps = tuple(m for m in profile.measurements if m.part is Part.STEP)
     return Profile(steps, profile.provenance)
 
 
 def fit_and_judge(fitted: Profile, judged: Profile) -> tuple[FittedModel, ErrorReport]:
-    """A model of the fitted steps, described by its errors on the judged ones."""
+    """Fit a model to the fitted steps, and describe it by its errors on the judged ones."""
     model = fit(fitted, FORM).model
     error = report_errors(predictions(model, judged.measurements), judged.measurements)
     summary = {
@@ -95,7 +95,7 @@ def main(
     out: Annotated[Path, typer.Option(help="where the models go")] = BUNDLED,
     judged: Annotated[Path | None, typer.Option(help="also write the judged steps here")] = None,
 ) -> None:
-    """Compose, fit, judge and save every source."""
+    """Compose, fit, judge and save the model of every source."""
     for source in SOURCES:
         to_fit, to_judge = fitted_steps(source), judged_steps(source)
         write_profile(to_fit, _ready(csvs / f"{source.name}.csv"))

@@ -1,4 +1,4 @@
-"""The embedded model's latency on the CPU that measured it, fitted and bundled.
+"""Fits and bundles the latency model of the embedded model on the CPU that measured it.
 
 sh profiling/cpu/measure.sh && python profiling/cpu/bundle.py
 """
@@ -27,13 +27,13 @@ _ORIGIN = {
 
 
 def profile() -> Profile:
-    """What was measured, saying all that a bundled model says of itself."""
+    """Return the measurements, with all the provenance that a bundled model has."""
     measured = read_profile(HERE / "profile.csv")
     return Profile(measured.measurements, {**measured.provenance, **_ORIGIN})
 
 
 def main() -> None:
-    """Fit and save."""
+    """Fit the model and save it."""
     report = fit(profile())
     BUNDLED.parent.mkdir(parents=True, exist_ok=True)
     save_model(report.model, BUNDLED)

@@ -1,4 +1,4 @@
-"""Whole steps composed from LLMServingSim's per-layer kernel times, fitted and bundled.
+"""Fits and bundles models of whole steps, composed from LLMServingSim's per-layer kernel times.
 
     python profiling/llmservingsim/compose.py <llmservingsim>/profiler/perf
 
@@ -6,9 +6,8 @@ One step of S requests and T tokens takes
 
     once(T) + layers × (dense(T) + attention(batch)) + lm_head(S) + sampler(S)
 
-Every attention time is a measured row of its own: one prefill chunk and a number of decodes of
-equal context in one kernel launch.  Only the times that depend on T or S alone are read between
-grid points.
+Every attention time is a measured row: one prefill chunk and a number of decodes of equal context,
+in one kernel launch.  Only times that depend on T or S alone are interpolated between grid points.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _PER_STEP = ("embedding", "final_layernorm")
 _TWICE_A_LAYER = ("layernorm",)
 """The table has one norm; a decoder layer runs it before attention and before the MLP."""
 _NUM_KEPT = 320
-"""Steps of a composed profile that are kept in the repository, beside the layers' times."""
+"""Steps of a composed profile that the repository keeps, next to the layers' times."""
 _REPEATS = 3
 """`measurement_iterations` in the tables' meta.yaml."""
 
@@ -49,7 +48,7 @@ _ESTIMATE = "our estimate: 0.9 of the memory less weights and activations"
 
 @dataclass(frozen=True)
 class Source:
-    """One profiled GPU and model, and what the tables do not say about it."""
+    """One profiled GPU and model, with facts that the tables do not contain."""
 
     name: str
     gpu: str
@@ -59,7 +58,7 @@ class Source:
     num_layers: int
     num_sms: int
     num_query_heads: int
-    """Of one GPU, as are the KV heads."""
+    """Heads of one GPU, as are the KV heads."""
     num_kv_heads: int
     kv_capacity_tokens: int
     kv_capacity_origin: str = _ESTIMATE
@@ -116,7 +115,10 @@ class Tables:
 
     @staticmethod
     def frames(source: Source, perf: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Microseconds of every operator, one a column: by tokens, and by requests of a step."""
+        """Return the microseconds of each operator, by tokens and by requests of a step.
+
+        An operator is a column.
+        """
         folder = perf / source.tables
         dense, per_sequence = (
             pd.read_csv(folder / name) for name in ("dense.csv", "per_sequence.csv")
@@ -128,7 +130,7 @@ class Tables:
 
     @staticmethod
     def of(dense: pd.DataFrame, per_sequence: pd.DataFrame, num_layers: int) -> Tables:
-        """Of a model with so many layers."""
+        """Sum the operators' times of a model with `num_layers` layers."""
         per_layer_us = dense.drop(columns=list(_PER_STEP)).sum(axis=1)
         per_layer_us += dense[list(_TWICE_A_LAYER)].sum(axis=1)
         layers_us = dense[list(_PER_STEP)].sum(axis=1) + num_layers * per_layer_us
@@ -144,7 +146,10 @@ class Tables:
         )
 
     def measurements(self) -> list[Measurement]:
-        """Each tabulated count of tokens in one request, each of requests with a token each."""
+        """Return a measurement of each tabulated count: tokens of one request, and requests.
+
+        The measurements of requests have one token for each request.
+        """
         tokens = pd.Series(self.layers_us.index)
         requests = pd.Series([s for s in self.requests_us.index if s > 1])
         alone_us = self.at(tokens, tokens * 0 + 1)
@@ -162,7 +167,7 @@ class Tables:
 
 
 def compose(source: Source, perf: Path) -> Profile:
-    """The layers' times, and the steps of all measured batches that fit into the KV cache."""
+    """Compose the layers' times, and all measured batches that fit into the KV cache."""
     tables = Tables.read(source, perf)
     rows = pd.read_csv(perf / source.tables / "attention.csv")
     tokens = rows.prefill_chunk + rows.n_decode
@@ -176,9 +181,9 @@ def compose(source: Source, perf: Path) -> Profile:
 
 
 def compose_skewed(source: Source, perf: Path) -> list[Measurement]:
-    """Steps with decodes of unequal context, from `skew.csv`; never fitted.
+    """Compose steps with decodes of unequal context, from `skew.csv`; they are never fitted.
 
-    Its times are sums over the repetitions, three times those of `attention.csv`.
+    The times in that file are sums over the repetitions, three times those of `attention.csv`.
     """
     tables = Tables.read(source, perf)
     rows = pd.read_csv(perf / source.tables / "skew.csv")
@@ -199,7 +204,7 @@ def compose_skewed(source: Source, perf: Path) -> list[Measurement]:
 
 
 def thinned(profile: Profile, num_steps: int) -> Profile:
-    """All rows of the layers and `num_steps` steps that cover the shapes of all."""
+    """Return all rows of the layers, and `num_steps` steps that cover the shapes of all."""
     layers = [m for m in profile.measurements if m.part is Part.LAYERS]
     steps = [m for m in profile.measurements if m.part is Part.STEP]
     chosen = [steps[i] for i in covering(steps, num_steps)]
@@ -207,7 +212,7 @@ def thinned(profile: Profile, num_steps: int) -> Profile:
 
 
 def _measurement(step: tuple[float, ...]) -> Measurement:
-    """From (index, prefill_chunk, kv_prefill, n_decode, kv_decode, attention time, seconds)."""
+    """Convert (index, prefill_chunk, kv_prefill, n_decode, kv_decode, attention time, seconds)."""
     _, chunk, prior, num_decodes, decode_prior, _, seconds = step
     prefill = ((int(chunk), int(prior)),) if chunk else ()
     decodes = ((1, int(decode_prior)),) * int(num_decodes)
@@ -241,7 +246,7 @@ def main(
     out: Annotated[Path, typer.Option(help="where the models go")] = BUNDLED,
     steps: Annotated[Path | None, typer.Option(help="also write the composed steps here")] = None,
 ) -> None:
-    """Compose, fit and save every source."""
+    """Compose, fit and save the model of every source."""
     for source in SOURCES:
         profile = compose(source, perf)
         if steps is not None:

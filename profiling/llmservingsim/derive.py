@@ -1,12 +1,12 @@
-"""A model that nobody measured, derived from one that was measured on the same GPU.
+"""Derives a model that nobody measured from one that was measured on the same GPU.
 
     python profiling/llmservingsim/derive.py <llmservingsim>/profiler/perf
 
-Every operator outside attention is scaled by its share of the roofline: a matrix product by its
-weights (which are both its bytes and its arithmetic), anything else by its elements above what it
-takes to launch.  Attention is scaled in the terms of the joint kernel's model: layers, bytes of KV
-cache, query heads.  An estimate, and labelled as one; `check` says how far such estimates are off
-where both models are measured.
+Every operator outside attention is scaled by its share of the roofline. A matrix product is scaled
+by its weights, which determine both its bytes and its arithmetic; for any other operator the time
+above its launch is scaled by its elements.  Attention is scaled in the terms of the joint kernel's
+model: layers, bytes of KV cache, query heads.  The result is an estimate, and is labelled as one.
+`check` says how far such estimates are off where both models are measured.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Architecture:
 
     @property
     def weight_bytes(self) -> int:
-        """In bfloat16, without norms."""
+        """Return the bytes of the weights in bfloat16, without norms."""
         sizes = self.sizes
         layer = sum(sizes[name] for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"))
         embeddings = (1 if self.ties_embeddings else 2) * sizes["lm_head"]
@@ -53,7 +53,7 @@ class Architecture:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of each operator what its time grows with: weights, or elements of one token."""
+        """Return the size that each operator's time grows with: weights, or elements a token."""
         queries = self.num_query_heads * self.head_dim
         keys = self.num_kv_heads * self.head_dim
         return {
@@ -81,7 +81,7 @@ _PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
 
 
 def derive(source: Source, old: Architecture, new: Architecture, perf: Path) -> LayeredModel:
-    """`new` on the GPU of `source`, which measured `old`."""
+    """Derive `new` on the GPU of `source`, on which `old` was measured."""
     measured = load_model(source.name)
     assert isinstance(measured, LayeredModel)
     assert isinstance(measured.attention, JointAttention)
@@ -96,7 +96,7 @@ def derive(source: Source, old: Architecture, new: Architecture, perf: Path) -> 
 
 
 def _scaled(times_us: pd.DataFrame, ratios: dict[str, float]) -> pd.DataFrame:
-    """The operators' times, one a column, by the ratio of their sizes."""
+    """Scale the operators' times, of one column each, by the ratio of their sizes."""
     launch_us = times_us.iloc[0].where(~times_us.columns.isin(_PRODUCTS), 0.0)
     return launch_us + (times_us - launch_us) * pd.Series(ratios)[times_us.columns]
 
@@ -128,21 +128,24 @@ def _attention(measured: JointAttention, old: Architecture, new: Architecture) -
 
 
 def check(perf: Path) -> ErrorReport:
-    """Qwen3-32B derived from Llama-3.1-8B on the RTX PRO 6000, against what was measured there."""
+    """Judge Qwen3-32B, derived from Llama-3.1-8B, on its measurements on the RTX PRO 6000."""
     model = derive(_CHECK_FROM, LLAMA_8B, QWEN_32B, perf)
     steps = [m for m in compose(_CHECK_TO, perf).measurements if m.part is Part.STEP]
     return report_errors(predictions(model, steps), steps)
 
 
 def kv_capacity_tokens() -> int:
-    """What vLLM left to the measured model's cache, and the weights that are now smaller."""
+    """Return the estimated tokens of the KV cache.
+
+    Its memory is the cache that vLLM left to the measured model, plus the difference in weights.
+    """
     cache = _MEASURED.kv_capacity_tokens * LLAMA_8B.kv_bytes_per_token
     freed = LLAMA_8B.weight_bytes - LLAMA_3B.weight_bytes
     return (cache + freed) // LLAMA_3B.kv_bytes_per_token
 
 
 def derived_model(perf: Path) -> FittedModel:
-    """Llama-3.2-3B on the RTX 4090, described."""
+    """Return the derived model of Llama-3.2-3B on the RTX 4090, with its provenance."""
     error = check(perf)
     measured = load_model(_MEASURED.name).provenance
     provenance = {
@@ -173,7 +176,7 @@ def main(
     perf: Annotated[Path, typer.Argument(help="LLMServingSim's folder profiler/perf")],
     out: Annotated[Path, typer.Option(help="where the model goes")] = BUNDLED,
 ) -> None:
-    """Derive and save; `compose.py` must have made the measured models."""
+    """Derive and save the model; `compose.py` must have made the measured models."""
     model = derived_model(perf)
     path = out / f"{NAME}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

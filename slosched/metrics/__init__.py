@@ -1,13 +1,13 @@
-"""What a replay was worth: pure functions over the records of its requests and steps.
+"""Metrics of a replay: pure functions over the records of its requests and steps.
 
 The same functions score the simulator, our server and any other: they see records, not engines.
-docs/glossary.md defines every figure, with its source.  A module each:
+docs/glossary.md defines every figure, with its source.  The modules:
 
 * `records`: what is known of a request and of a step;
 * `columns`: records as arrays;
-* `promises`: deadlines of tokens, and which promises were kept;
-* `fluidity`, `fairness`, `slack`, `steps`: single figures;
-* `summary`: all of them, one replay in one row.
+* `promises`: deadlines of tokens, and which SLOs were kept;
+* `fluidity`, `fairness`, `slack`, `steps`: groups of metrics;
+* `summary`: all of them, with one row for each replay.
 """
 
 from slosched.metrics.columns import RequestColumns

@@ -21,7 +21,7 @@ T = TypeVar("T", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class RequestColumns:
-    """n requests in the order of their records, and all t tokens that they emitted, in a row."""
+    """n requests in the order of their records, and all t tokens that they emitted."""
 
     arrival_s: FloatArray
     """Shape (n,), as are the other columns of requests."""
@@ -34,13 +34,13 @@ class RequestColumns:
     is_finished: BoolArray
     is_rejected: BoolArray
     token_s: FloatArray
-    """Shape (t,): when each token came out, request by request."""
+    """Times when tokens came out, of shape (t,), request by request."""
     first_token: IntArray
-    """Shape (n,): where the tokens of a request begin in `token_s`."""
+    """Index in `token_s` of each request's first token, of shape (n,)."""
 
     @classmethod
     def of(cls, records: Sequence[RequestRecord]) -> RequestColumns:
-        """Raises ValueError if there are none."""
+        """Make the columns of these records; raise ValueError if there are none."""
         if not records:
             raise ValueError("there are no records to score: the replay offered no request")
         slos = [record.slo for record in records]
@@ -65,15 +65,15 @@ class RequestColumns:
 
     @property
     def has_begun(self) -> BoolArray:
-        """Shape (n,): requests that emitted a token."""
+        """Tell which requests emitted a token, shape (n,)."""
         return self.num_output_tokens > 0
 
     def per_token(self, column: npt.NDArray[T]) -> npt.NDArray[T]:
-        """A column of requests, shape (n,), for each of their tokens, shape (t,)."""
+        """Repeat a column of requests, shape (n,), for each of their tokens, shape (t,)."""
         return np.repeat(column, self.num_output_tokens)
 
     def count(self, tokens: BoolArray) -> IntArray:
-        """Of each request the tokens for which it is true; shapes (t,) and (n,)."""
+        """Count each request's tokens for which `tokens`, of shape (t,), is true; shape (n,)."""
         counts = np.zeros(len(self.arrival_s), dtype=np.int64)
         if len(tokens):
             starts = self.first_token[self.has_begun]
@@ -82,22 +82,22 @@ class RequestColumns:
 
     @property
     def ttft_s(self) -> FloatArray:
-        """Shape (n,); NaN where no token came out."""
+        """Return the TTFT, shape (n,); NaN for requests without a token."""
         return self._first_s - self.arrival_s
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Shape (n,); 0 for a single token, NaN where none came out."""
+        """Return the TPOT, shape (n,); 0 for requests with one token, NaN without a token."""
         return (self._last_s - self._first_s) / np.maximum(self.num_output_tokens - 1, 1)
 
     @property
     def e2e_s(self) -> FloatArray:
-        """Shape (n,): to the last token of a finished request; NaN for any other."""
+        """Return the time to the last token of finished requests, shape (n,); NaN for others."""
         return np.where(self.is_finished, self._last_s - self.arrival_s, math.nan)
 
     @property
     def gap_s(self) -> FloatArray:
-        """Shape (t,): time since the token before it of the same request; NaN for a first one."""
+        """Return the time since the request's previous token, shape (t,); NaN for first tokens."""
         gaps = np.diff(self.token_s, prepend=math.nan)
         gaps[self.first_token[self.has_begun]] = math.nan
         return gaps

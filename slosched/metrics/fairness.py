@@ -1,4 +1,4 @@
-"""Who pays for a policy's total: attainment by prompt length and by promise."""
+"""Fairness: which requests pay for a policy's total, by prompt length and by SLO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slosched.metrics.records import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What became of a part of the offered requests."""
+    """Numbers of offered, good and rejected requests in a part of all requests."""
 
     num_offered: int
     num_good: int
@@ -37,16 +37,16 @@ class DecileRow(Share):
 
 @dataclass(frozen=True, slots=True)
 class TierRow(Share):
-    """The requests that were promised the same."""
+    """The requests that have the same SLO."""
 
     slo: SLO
 
 
 def attainment_by_decile(records: Sequence[RequestRecord], rule: DeadlineRule) -> list[DecileRow]:
-    """Attainment by prompt length, shortest first.
+    """Return the attainment by prompt length, shortest first.
 
-    Ten ranges that hold equal numbers of requests, as far as equal prompts can stay together;
-    fewer where there are not ten different lengths.
+    The ten ranges hold equal numbers of requests, as far as requests of equal length can stay
+    together. There are fewer ranges if there are fewer than ten different lengths.
     """
     if not records:
         return []
@@ -55,7 +55,7 @@ def attainment_by_decile(records: Sequence[RequestRecord], rule: DeadlineRule) -
 
 
 def attainment_by_tier(records: Sequence[RequestRecord], rule: DeadlineRule) -> list[TierRow]:
-    """Attainment of each different promise, the tightest TTFT first, then the tightest TPOT."""
+    """Return the attainment of each different SLO, by tightest TTFT, then by tightest TPOT."""
     if not records:
         return []
     columns = RequestColumns.of(records)
@@ -68,7 +68,7 @@ def attainment_by_tier(records: Sequence[RequestRecord], rule: DeadlineRule) -> 
 
 
 def deciles(columns: RequestColumns, good: BoolArray) -> list[DecileRow]:
-    """`attainment_by_decile` of requests that are judged already."""
+    """Return `attainment_by_decile` of requests that have been judged."""
     lengths = columns.num_prompt_tokens
     of_request = decile_of(lengths)
     rows = []
@@ -80,16 +80,17 @@ def deciles(columns: RequestColumns, good: BoolArray) -> list[DecileRow]:
 
 
 def decile_of(lengths: IntArray) -> IntArray:
-    """The range of prompt lengths that each request is in, shape (n,), counted from 0."""
+    """Return the index, from 0, of each request's range of prompt lengths, shape (n,)."""
     edges = np.unique(np.quantile(lengths, np.arange(1, 10) / 10))
     found = np.searchsorted(edges, lengths, side="left")
     return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 
 def jain_index(shares: Sequence[float]) -> float:
-    """Jain's index (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has all; NaN of zeros.
+    """Return Jain's index (sum x)^2 / (n sum x^2).
 
-    Of the attainments by decile: how evenly a policy serves short and long prompts.
+    It is 1 if all shares are equal, 1/n if only one is not zero, and NaN if all are zero. Over the
+    attainments by decile it tells how evenly a policy serves short and long prompts.
     """
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares else math.nan
@@ -98,7 +99,7 @@ def jain_index(shares: Sequence[float]) -> float:
 def _counts(
     columns: RequestColumns, good: BoolArray, part: IntArray, num_parts: int
 ) -> list[tuple[int, int, int]]:
-    """Offered, good and rejected requests of each part."""
+    """Count the offered, good and rejected requests of each part."""
     columns_of_counts = [
         np.bincount(part[mask], minlength=num_parts).tolist()
         for mask in (np.ones_like(good), good, columns.is_rejected)

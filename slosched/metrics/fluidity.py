@@ -1,7 +1,7 @@
-"""Fluidity (Etalon, 2407.07000): how smoothly a reader is served who reads at a steady pace.
+"""Fluidity (Etalon, 2407.07000): how smoothly the tokens reach a reader of steady pace.
 
-A token that is early banks its slack for later ones.  A token that is late is a miss, and the
-reader starts anew from it: the slack is reset to none.
+An early token banks its slack for later ones.  A late token is a miss; the reader starts anew from
+it, with no slack.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from slosched.metrics.promises import TOLERANCE_S, token_due_s
 from slosched.metrics.records import RequestRecord
 
 FLUID_INDEX = 0.9
-"""From this index on a request counts as served fluidly."""
+"""Least fluidity index of a request that counts as served fluidly."""
 
 
 def fluidity_indices(columns: RequestColumns) -> FloatArray:
-    """The share of each request's tokens that came in time, shape (n,); NaN where there is none.
+    """Return the share of each request's tokens that came in time, shape (n,); NaN without a token.
 
-    With e_j the slack of token j under the rule `envelope`, the slack that is carried is
-    s_j = max(0, s_(j-1) + e_j - e_(j-1)), which is e_j above its lowest value so far.  So a token
-    is a miss exactly if e_j is negative and lower than before.
+    With e_j the slack of token j under the rule `envelope`, the slack that is carried is s_j =
+    max(0, s_(j-1) + e_j - e_(j-1)), which is e_j above its lowest value so far.  So a token is a
+    miss exactly if e_j is negative and lower than before.
     """
     early_s = token_due_s(columns, DeadlineRule.ENVELOPE)
     early_s -= columns.token_s
@@ -46,10 +46,10 @@ def fluidity_indices(columns: RequestColumns) -> FloatArray:
 def fluid_token_rate(
     records: Sequence[RequestRecord], share: float = 0.99, index: float = FLUID_INDEX
 ) -> float:
-    """The highest tokens/s at which `share` of the requests have a fluidity of `index` or more.
+    """Return the highest tokens/s at which `share` of the requests have a fluidity >= `index`.
 
-    The reader's pace is the same for all and replaces what was promised; the promised TTFT
-    stands.  0 if no pace is slow enough, as where too many requests got no token.
+    The reader's pace is the same for all requests and replaces the promised TPOT; the promised TTFT
+    stays.  Returns 0 if no pace is slow enough, as where too many requests got no token.
     """
     columns = RequestColumns.of(records)
 

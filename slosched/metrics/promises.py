@@ -1,7 +1,7 @@
-"""Which promises were kept: of a whole replay at once, and of a single request.
+"""Which SLOs were kept, by all requests of a replay or by a single one.
 
-Comparisons with a promise allow `TOLERANCE_S`, so that a token due at 0.1 + 0.2 and out at 0.3 is
-on time; it is far below anything that a clock or a user can tell.
+Comparisons with a promised time allow `TOLERANCE_S`, so that a token due at 0.1 + 0.2 and out at
+0.3 is on time. The tolerance is far below anything that a clock or a user can notice.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from slosched.metrics.records import RequestRecord
 
 TOLERANCE_S = 1e-9
 MAX_LATE_GAP_SHARE = 0.01
-"""Under the rule `tbt` a request keeps its tokens if at most this share of its gaps is late."""
+"""Largest share of late gaps with which a request keeps its TPOT under the rule `tbt`."""
 
 
 def token_due_s(columns: RequestColumns, rule: DeadlineRule) -> FloatArray:
-    """When each emitted token was due, shape (t,): `DeadlineRule.next_deadline_s` of each.
+    """Return when each emitted token was due, shape (t,), by `DeadlineRule.next_deadline_s`.
 
-    In place, as the arrays of some million tokens are large.
+    It computes in place, since the arrays of some million tokens are large.
     """
     first_due_s = columns.arrival_s + columns.promised_ttft_s
     has_begun = columns.has_begun
@@ -34,7 +34,7 @@ def token_due_s(columns: RequestColumns, rule: DeadlineRule) -> FloatArray:
             anchor_s[has_begun] = columns.token_s[starts]
         due_s = np.arange(len(columns.token_s), dtype=np.float64)
         due_s -= columns.per_token(columns.first_token)
-        with np.errstate(invalid="ignore"):  # 0 * inf, at first tokens alone
+        with np.errstate(invalid="ignore"):  # 0 * inf, only at first tokens
             due_s *= columns.per_token(columns.promised_tpot_s)
         due_s += columns.per_token(anchor_s)
     due_s[starts] = first_due_s[has_begun]
@@ -42,24 +42,27 @@ def token_due_s(columns: RequestColumns, rule: DeadlineRule) -> FloatArray:
 
 
 def tokens_on_time(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
-    """Shape (t,)."""
+    """Tell which tokens came out by their deadline, shape (t,)."""
     due_s = token_due_s(columns, rule)
     due_s += TOLERANCE_S
     return columns.token_s <= due_s
 
 
 def late_gaps(columns: RequestColumns) -> BoolArray:
-    """Shape (t,): tokens that came longer after the one before than TPOT; no first token is."""
+    """Tell which tokens came later than TPOT after the token before, shape (t,).
+
+    First tokens never are late in this sense.
+    """
     return columns.gap_s > columns.per_token(columns.promised_tpot_s + TOLERANCE_S)
 
 
 def ttft_kept(columns: RequestColumns) -> BoolArray:
-    """Shape (n,): requests whose first token came out in time."""
+    """Tell which requests got their first token in time, shape (n,)."""
     return columns.ttft_s <= columns.promised_ttft_s + TOLERANCE_S
 
 
 def tokens_kept(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
-    """Shape (n,): requests whose emitted tokens kept the promise, as `rule` reads it.
+    """Tell which requests kept their TPOT, as `rule` reads it, shape (n,).
 
     `mean_tpot`: TPOT <= tpot.  `envelope`: every t_j <= a + ttft + j * tpot.  `tbt`: at most
     `MAX_LATE_GAP_SHARE` of the gaps exceed tpot.  False where no token came out.
@@ -74,31 +77,31 @@ def tokens_kept(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
 
 
 def e2e_kept(columns: RequestColumns) -> BoolArray:
-    """Shape (n,): no end-to-end time was promised, or the last token came out within it."""
+    """Tell which requests had no E2E promised, or got their last token in it, shape (n,)."""
     is_free = np.isinf(columns.promised_e2e_s)
     return is_free | (columns.e2e_s <= columns.promised_e2e_s + TOLERANCE_S)
 
 
 def good_requests(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
-    """Shape (n,): requests that finished and to which every promise was kept."""
+    """Tell which requests finished and kept their whole SLO, shape (n,)."""
     return columns.is_finished & ttft_kept(columns) & e2e_kept(columns) & tokens_kept(columns, rule)
 
 
 def met_ttft(record: RequestRecord) -> bool:
-    """True if the first token came out in time."""
+    """Tell whether the first token came out in time."""
     return bool(ttft_kept(RequestColumns.of([record]))[0])
 
 
 def met_tokens(record: RequestRecord, rule: DeadlineRule) -> bool:
-    """True if the tokens that came out kept the promise, see `tokens_kept`."""
+    """Tell whether the tokens that came out kept the TPOT, see `tokens_kept`."""
     return bool(tokens_kept(RequestColumns.of([record]), rule)[0])
 
 
 def met_e2e(record: RequestRecord) -> bool:
-    """True if no end-to-end time was promised or the last token came out within it."""
+    """Tell whether no E2E was promised, or the last token came out within it."""
     return bool(e2e_kept(RequestColumns.of([record]))[0])
 
 
 def is_good(record: RequestRecord, rule: DeadlineRule) -> bool:
-    """True if the request finished and every promise made to it was kept."""
+    """Tell whether the request finished and kept its whole SLO."""
     return bool(good_requests(RequestColumns.of([record]), rule)[0])

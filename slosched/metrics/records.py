@@ -1,4 +1,4 @@
-"""What is known of a request and of a step once they are over: all that the metrics see."""
+"""Records of requests and steps that are over: all that the metrics see."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from slosched.core import SLO, EndReason, Request, RequestStatus
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """What became of one request.  It may not have ended, where a replay was cut off.
+    """What became of one request, which may not have ended if the replay was cut off.
 
-    This is all that a server other than ours must tell to be scored: arrival, prompt length,
-    promise, the time of each token and how it ended.
+    Another server must report just this to be scored: arrival, prompt length, SLO, the time of each
+    token and how the request ended.
     """
 
     request_id: str
     arrival_s: float
-    """When it was scheduled to arrive, not when a late client sent it."""
+    """The time at which it was to arrive, even if a slow client sent it later."""
     num_prompt_tokens: int
     num_output_tokens: int
-    """Tokens that came out, one of `token_times_s` each."""
+    """Number of tokens that came out; `token_times_s` has one time for each."""
     slo: SLO
     status: RequestStatus
     end_reason: EndReason | None = None
     token_times_s: Sequence[float] = ()
-    """Not decreasing.  Kept as an array of doubles, a quarter of what a tuple takes."""
+    """Times in seconds that never decrease, kept as an array of doubles to save memory."""
     end_s: float | None = None
     num_preemptions: int = 0
     num_swaps: int = 0
     started_s: float | None = None
-    """When its first token was computed, where that is known: until then it was queued."""
+    """When its first token was computed, if known; until then it was queued."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were found in the prefix cache."""
     priority: int = 0
@@ -49,7 +49,7 @@ class RequestRecord:
 
     @classmethod
     def from_request(cls, request: Request) -> RequestRecord:
-        """A record of the request as it is now; later progress does not change it."""
+        """Copy the request's present state; later progress does not change the record."""
         return cls(
             request_id=request.request_id,
             arrival_s=request.arrival_s,
@@ -70,12 +70,12 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float | None:
-        """None if no token came out."""
+        """Return the TTFT; None if no token came out."""
         return self.token_times_s[0] - self.arrival_s if self.token_times_s else None
 
     @property
     def tpot_s(self) -> float | None:
-        """None if no token came out, 0 if only one did."""
+        """Return the TPOT; None if no token came out, 0 if only one did."""
         if not self.token_times_s:
             return None
         num_gaps = len(self.token_times_s) - 1
@@ -83,12 +83,12 @@ class RequestRecord:
 
     @property
     def itl_s(self) -> tuple[float, ...]:
-        """The gaps between tokens, one fewer than tokens."""
+        """Return the gaps between tokens, one fewer than there are tokens."""
         return tuple(b - a for a, b in pairwise(self.token_times_s))
 
     @property
     def e2e_s(self) -> float | None:
-        """From arrival to the last token of a finished request; None for any other."""
+        """Return the time from arrival to the last token if the request finished, else None."""
         if self.status is not RequestStatus.FINISHED or not self.token_times_s:
             return None
         return self.token_times_s[-1] - self.arrival_s
@@ -108,4 +108,4 @@ class StepRow:
     num_swapped: int
     kv_used_fraction: float
     num_rejected: int
-    """Rejected in this step, not so far."""
+    """Requests that were rejected in this step alone."""

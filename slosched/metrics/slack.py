@@ -1,4 +1,4 @@
-"""How close the most urgent request was to its deadline, over a replay's time."""
+"""The slack of the most urgent request over a replay's time."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from slosched.metrics.promises import token_due_s
 from slosched.metrics.records import RequestRecord
 
 _BLOCK = 1000
-"""Requests at a time: what they waited for, cut at the edges, takes a dozen arrays."""
+"""Requests that are handled at a time, since each block of them needs a dozen large arrays."""
 
 
 def least_slack_s(
     records: Sequence[RequestRecord], rule: DeadlineRule, edges_s: FloatArray
 ) -> FloatArray:
-    """The least slack of any request in each interval between `edges_s`, shape (len(edges) - 1,).
+    """Return the least slack of any request in each interval, shape (len(edges_s) - 1,).
 
-    Slack is the time until the next token is due, of every request that has arrived and not ended;
-    it falls until the token comes.  Infinite where nobody is there or nobody was promised anything.
+    A request that has arrived and not ended has slack: the time until its next token is due. It
+    falls until the token comes.  The slack is infinite where there is no request, or no SLO.
     """
     least = np.full(len(edges_s) - 1, math.inf)
     for i in range(0, len(records), _BLOCK):
@@ -35,11 +35,11 @@ def least_slack_s(
 def _lower(
     least: FloatArray, columns: RequestColumns, rule: DeadlineRule, edges_s: FloatArray
 ) -> None:
-    """Put the slack of these requests into `least` where it is less."""
+    """Lower `least` where the slack of these requests is less."""
     due_s, until_s = token_due_s(columns, rule), columns.token_s
     since_s = np.roll(until_s, 1)
     since_s[columns.first_token[columns.has_begun]] = columns.arrival_s[columns.has_begun]
-    # Each wait for a token is cut at the edges; its slack is least at the right end of each piece.
+    # A wait for a token is cut at the edges; its slack is least at the right end of each piece.
     last = len(least) - 1
     first_bin = np.clip(np.searchsorted(edges_s, since_s, side="right") - 1, 0, last)
     last_bin = np.clip(np.searchsorted(edges_s, until_s, side="left") - 1, first_bin, last)
@@ -52,7 +52,7 @@ def _lower(
 
 
 def _until_its_end(record: RequestRecord, end_s: float) -> RequestRecord:
-    """One more token at its end for a request that was still waiting for one."""
+    """Return the record with one more token, at its end, if the request was waiting for one."""
     if record.status is RequestStatus.FINISHED:
         return record
     cut_s = end_s if record.end_s is None else record.end_s

@@ -1,4 +1,4 @@
-"""What a replay's steps say: queues, batches, memory, and how well the steps were predicted."""
+"""Metrics of a replay's steps: queues, batches, memory, and errors of the predictions."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from slosched.metrics.records import StepRow
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """The steps of one replay in one row.
+    """One row about the steps of one replay.
 
-    Means of queues, KV cache and business are over the time from the first step to the end of the
-    last, in which nothing waits or runs between steps; means of batches are over steps.
+    Means of queues, KV cache and the busy share are over the time from the first step's start to
+    the last step's end; between steps nothing counts as waiting or running. Means of batches are
+    over steps.
     """
 
     num_steps: int
     busy_share: float
-    """Of the time, that the device computed."""
+    """Share of the time in which the device computed."""
     mean_waiting: float
     max_waiting: int
     mean_running: float
     max_running: int
     max_swapped: int
     mean_kv_used: float
-    """Share of the KV blocks."""
+    """Share of the KV blocks, as is `max_kv_used`."""
     max_kv_used: float
     mean_batch_tokens: float
     mean_batch_decodes: float
@@ -39,12 +40,12 @@ class StepSummary:
     """Mean of |predicted / actual - 1| over the steps that were predicted; NaN if none was."""
 
     def as_row(self) -> dict[str, float]:
-        """For a DataFrame, beside `Summary.as_row`."""
+        """Return the figures for one row of a DataFrame, next to `Summary.as_row`."""
         return asdict(self)
 
 
 def summarize_steps(steps: Sequence[StepRow]) -> StepSummary:
-    """Score the steps of one replay, in their order."""
+    """Summarize the steps of one replay, given in their order; raise ValueError without steps."""
     if not steps:
         raise ValueError("there are no steps to summarize: the replay executed nothing")
     duration_s = _column(steps, "duration_s")

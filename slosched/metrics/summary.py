@@ -1,4 +1,4 @@
-"""One replay in one row."""
+"""The summary of one replay, in one row."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PERCENTILES = (50, 90, 99)
 
 
 def offered_window_s(records: Sequence[RequestRecord]) -> float:
-    """Seconds in which the load was offered: n mean gaps, (last - first arrival) * n / (n - 1).
+    """Return the seconds in which the load was offered: n times the mean gap between arrivals.
 
-    The last request gets its gap too, so that n divided by this is `Trace.rate`, and a policy
-    that serves everything well has exactly the offered rate as its good requests/s.  0 for one
-    request or one instant.
+    That is (last - first arrival) * n / (n - 1).  The last request counts a gap, too. So n divided
+    by this is `Trace.rate`, and a policy that serves everything well has exactly the offered rate
+    as its good requests/s.  0 for a single request, or if all arrive at the same time.
     """
     if len(records) < 2:
         return 0.0
@@ -48,7 +48,7 @@ class Percentiles:
 
 
 def percentiles(values: Sequence[float] | FloatArray) -> Percentiles:
-    """Of any number of values, in any order; NaN is none."""
+    """Return the percentiles of values in any order; NaN counts as missing."""
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
     if not len(known):
@@ -58,7 +58,7 @@ def percentiles(values: Sequence[float] | FloatArray) -> Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One replay in one row.  Rates are NaN where the load was offered in no time at all."""
+    """The metrics of one replay.  Rates are NaN if all requests arrived at the same time."""
 
     deadline_rule: DeadlineRule
     num_offered: int
@@ -72,11 +72,11 @@ class Summary:
     attainment_admitted: float
     """Good / (offered - rejected); NaN if all were rejected."""
     ttft_attainment: float
-    """Offered requests whose first token was on time, whatever came after."""
+    """Share of the offered requests whose first token was on time, whatever came after."""
     token_attainment: float
-    """Offered requests that finished and kept the token rule, whenever they began."""
+    """Share of the offered requests that finished and kept their TPOT, as the rule reads it."""
     on_time_tokens: dict[DeadlineRule, float]
-    """Share of the tokens that came out by their deadline, as each of the three rules sets it."""
+    """Share of the tokens that came out by their deadline, under each of the three rules."""
     late_gap_share: float
     """Share of all gaps between tokens that are longer than the promised TPOT."""
     mean_fluidity: float
@@ -86,11 +86,11 @@ class Summary:
     offered_requests_per_s: float
     good_requests_per_s: float
     good_tokens_per_s: float
-    """Output tokens of good requests."""
+    """Output tokens of good requests, per second of the offered load."""
     on_time_tokens_per_s: float
-    """Tokens that came out by their deadline under the rule, of any request."""
+    """Tokens of all requests that came out by their deadline under `deadline_rule`."""
     output_tokens_per_s: float
-    """All output tokens, from the first arrival to the last token: the throughput."""
+    """The throughput: all output tokens, over the time from first arrival to last token."""
     ttft_s: Percentiles
     """Over requests that emitted a token, as is `tpot_s`."""
     tpot_s: Percentiles
@@ -100,16 +100,19 @@ class Summary:
     """Over finished requests."""
     rejected_by_reason: dict[EndReason, int]
     worst_decile_attainment: float
-    """Attainment of the worst served tenth of the requests by prompt length."""
+    """The lowest attainment of any tenth of the requests by prompt length."""
     jain_index: float
     """Jain's index over the attainments of the tenths; NaN if no request was good."""
     num_preemptions: int
     num_swaps: int
     prefix_hit_rate: float
-    """Share of the prompt tokens, of requests that emitted one, that the prefix cache had."""
+    """Share of prompt tokens found in the prefix cache, over requests that emitted a token."""
 
     def as_row(self) -> dict[str, str | float]:
-        """Flat, for a DataFrame: `ttft_p90_s`, `rejected_expired` and so on, NaN where unknown."""
+        """Return a flat row for a DataFrame, NaN where unknown.
+
+        Its names are `ttft_p90_s`, `rejected_expired` and so on.
+        """
         row: dict[str, str | float] = {}
         for name, value in asdict(self).items():
             if name == "rejected_by_reason":
@@ -125,7 +128,7 @@ class Summary:
 
 
 def summarize(records: Sequence[RequestRecord], rule: DeadlineRule) -> Summary:
-    """Score the records of one replay, every offered request among them."""
+    """Score the records of one replay, which must contain every offered request."""
     if not records:
         raise ValueError("there are no records to summarize: the replay offered no request")
     columns = RequestColumns.of(records)
@@ -184,7 +187,7 @@ def _prefix_hit_rate(records: Sequence[RequestRecord]) -> float:
 
 
 def _busy_s(columns: RequestColumns) -> float:
-    """From the first arrival to the last token."""
+    """Return the seconds from the first arrival to the last token."""
     last_s = float(columns.token_s.max()) if len(columns.token_s) else -math.inf
     return last_s - float(columns.arrival_s.min())
 

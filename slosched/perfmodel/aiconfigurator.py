@@ -139,8 +139,7 @@ class OperatorTables:
         return max(alone_s, scaled_s, self.decode_attention_s(1, num_new_tokens + num_prior_tokens))
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:
-        """Return the seconds of the decodes' attention; contexts include the token being computed.
-        """
+        """Return the seconds of the decodes' attention; contexts include the computed token."""
         return self._decode_s(self.decode_attention, num_decodes, context_tokens)
 
     def step_s(self, chunks: Sequence[Chunk]) -> float:

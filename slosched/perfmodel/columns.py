@@ -39,6 +39,5 @@ class Columns:
         return len(self.num_tokens)
 
     def matrix(self) -> Array:
-        """Return the sums as an array of shape (n, number of sums), for regressors without formula.
-        """
+        """Return the sums as an array of shape (n, number of sums), as most regressors want it."""
         return np.column_stack([getattr(self, name) for name in BatchShape.__slots__])

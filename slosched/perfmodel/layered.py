@@ -52,8 +52,7 @@ class LayeredModel(FittedModel):
         self.predict = self._asked()  # type: ignore[method-assign, assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the model by its parameters, because functions cannot be sent to other processes.
-        """
+        """Pickle the model by its parameters, because closures cannot be pickled."""
         return _rebuilt, (self.parameters(), dict(self.provenance), dict(self.held_out_error))
 
     @property

@@ -58,6 +58,4 @@ class FittedModel(ABC):
         return self.predict(shape)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:  # noqa: B027  # not abstract
-        """Do nothing: a fitted model does not change; an `OnlineModel` around it follows the
-        device.
-        """
+        """Do nothing: a fitted model does not change; wrap it in `OnlineModel` to change that."""

@@ -1,8 +1,8 @@
 """Running decodes as one group: a step that serves all of them costs no more than one of them.
 
-Each member gets a token in every step, so nothing of it is written down until it leaves: its token
-times are a slice of the times of the steps, its context has grown by their number.  What
-a step has to know is kept as sums and heaps, which change only as members come and go.
+Each member gets a token in every step, so nothing is written to its request until it leaves. Then
+its token times are a slice of the steps' times, and its context has grown by the number of steps.
+What a step has to know is kept as sums and heaps, which change only as members join and leave.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Member:
     """A decode of the group, which takes part in the steps [start_step, end_step)."""
 
     request: Request
-    """As it was at `start_step`, until it is booked."""
+    """The request in its state of `start_step`, until `_book` updates it."""
     start_step: int
     end_step: int
 
@@ -33,8 +33,8 @@ class Member:
 class GroupedDecodes:
     """The decodes of a simulated replica; a `DecodeGroup`.
 
-    Steps are counted from its making.  A member's end is known to the caller, who
-    knows how long the outputs are; requests come to no other end while they are in here.
+    Steps are counted from the group's creation.  The caller knows how long outputs are and so when
+    a member leaves; requests end in no other way while they are members.
     """
 
     def __init__(self, kv: KVCache, rule: DeadlineRule) -> None:
@@ -50,15 +50,15 @@ class GroupedDecodes:
         self._times_s: list[float] = []
         self._members: dict[str, Member] = {}
         self._ending: dict[int, list[Member]] = {}
-        """By their last step."""
+        """Members by their last step."""
         self._num_filling = [0] * kv.block_size
-        """Members by when their blocks are full: they need another in step i, i mod block size."""
+        """Members by the step, modulo block size, in which each needs another KV block."""
         self._longest: list[tuple[int, int]] = []
-        """Heap of (-context less the number of steps, end), with those that have left."""
+        """Heap of (number of steps minus context at joining, end), also of members that left."""
         self._due = _Deadlines(rule)
 
     def join(self, request: Request, num_tokens_left: int) -> None:
-        """Take in a running decode that has emitted a token and will emit so many more."""
+        """Add a running decode that has emitted a token and has `num_tokens_left` to emit."""
         step = len(self._times_s)
         member = Member(request, step, step + num_tokens_left)
         self._members[request.request_id] = member
@@ -95,7 +95,7 @@ class GroupedDecodes:
         return self._due.first_s(self._times_s)
 
     def take_blocks(self) -> bool:
-        """Take the KV blocks that this step needs; False if there are not so many."""
+        """Take the KV blocks that this step needs; return False if too few are free."""
         num_blocks = self._num_filling[len(self._times_s) % self._block_size]
         if num_blocks:
             if num_blocks > self._kv.num_free_blocks:
@@ -104,7 +104,7 @@ class GroupedDecodes:
         return True
 
     def advance(self, now_s: float) -> Sequence[Request]:
-        """A step of at least one member ended at `now_s`; who has thereby emitted all, and left."""
+        """End a step of at least one member at `now_s`; return the requests that thereby leave."""
         times_s = self._times_s
         times_s.append(now_s)
         self.context_tokens += self.num_decodes
@@ -118,7 +118,7 @@ class GroupedDecodes:
         return [member.request for member in leaving]
 
     def book_all(self) -> None:
-        """Write down what the members have become; the group is of no more use."""
+        """Update the requests of all members; the group must not be used after that."""
         for member in self._members.values():
             self._book(member)
 
@@ -141,7 +141,7 @@ class GroupedDecodes:
         self.max_context_tokens = step - heap[0][0] if heap else 0
 
     def _book(self, member: Member) -> None:
-        """Write down what the steps since it joined have done.  The tokens are zeros: no model."""
+        """Update the request for all steps since it joined; the simulated token ids are zeros."""
         request, times_s = member.request, self._times_s[member.start_step :]
         num_steps = len(times_s)
         if num_steps:
@@ -160,14 +160,15 @@ def _take_one(counter: Counter[_Key], key: _Key) -> None:
 
 
 class _Deadlines:
-    """The first deadline among members, of which each moves on by its TPOT with every step."""
+    """The earliest deadline of all members; with every step each one moves by its TPOT."""
 
     def __init__(self, rule: DeadlineRule) -> None:
         self._rule = rule
         self._first_s = math.inf
-        """Of those that joined before the first step."""
+        """For each TPOT a heap of (deadline as if at step 0, end, anchor, tokens minus steps)."""
         self._heaps: dict[float, list[tuple[float, int, float, int]]] = {}
-        """By TPOT: (deadline as if at step 0, end, anchor, tokens out less the number of steps)."""
+        """For each TPOT a heap of (deadline as if at step 0, end, anchor, tokens out minus steps).
+        """
 
     def add(self, request: Request, step: int, end_step: int) -> None:
         self._first_s = min(self._first_s, request.deadline_s)
@@ -177,7 +178,7 @@ class _Deadlines:
         heappush(self._heaps.setdefault(tpot_s, []), (at_0_s, end_step, anchor_s, ahead))
 
     def first_s(self, times_s: list[float]) -> float:
-        """After the steps that ended at `times_s`."""
+        """Return the earliest deadline after the steps that ended at `times_s`."""
         step = len(times_s)
         if not step:
             return self._first_s

@@ -1,7 +1,7 @@
-"""What makes the steps of a simulated device take other times than its model says.
+"""Disturbances, which make steps of a simulated device take other times than its model says.
 
-Everything is drawn from one seed.  Where a draw goes through a logarithm or an exponential, in
-whose last bit machines differ, it is rounded, so that all of them tell the same to the byte.
+Everything is drawn from one seed.  Machines differ in the last bit of logarithms and exponentials,
+so draws that use them are rounded, and all machines give the same results to the byte.
 """
 
 from __future__ import annotations
@@ -12,34 +12,37 @@ from dataclasses import dataclass
 import numpy as np
 
 DRIFT_PERIOD_S = 120.0
-"""How long a drifting device takes to become slower, faster and itself again."""
+"""Time in which a drifting device becomes slower, then faster, and is itself again."""
 SLOW_FACTOR = 2.0
-"""A slow step takes at least so many times as long: half of them more than 1.4 times that, one in a
-hundred more than ten times that (a Pareto law of exponent 2: it has a mean, but no variance)."""
+"""Factor by which a slow step takes at least longer.
+
+Half of the slow steps take more than 1.4 times that, and one in a hundred more than ten times that:
+a Pareto law of exponent 2, which has a mean but no variance.
+"""
 
 _PARETO_MEAN = 2 * SLOW_FACTOR
 _TAIL_STREAM, _STALL_STREAM = 1, 2
-"""Each kind draws from its own stream, so that adding one leaves the others as they were."""
+"""Random streams, one for each kind, so that adding one kind leaves the others as they were."""
 
 
 @dataclass(frozen=True)
 class Disturbances:
-    """By how much the device is unlike its model; by default not at all.
+    """The differences between the device and its model; there are none by default.
 
-    Noise, drift and slow steps leave the device as fast as it was on average: what they cost is
-    the price of not knowing.  Stalls are time lost.
+    Noise, drift and slow steps leave the device as fast as it was on average, so what they cost is
+    the price of not knowing.  Stalls are lost time.
     """
 
     noise: float = 0.0
     """Sigma of a lognormal factor of mean one on every step's time."""
     drift: float = 0.0
-    """Share by which the device becomes slower and faster, in a sine over time."""
+    """Largest share by which the device becomes slower and faster, in a sine over time."""
     tail: float = 0.0
-    """Share of steps that are slow, at least `SLOW_FACTOR` times as long, without a limit."""
+    """Share of steps that are slow: at least `SLOW_FACTOR` times as long, without a limit."""
     stall_s: float = 0.0
-    """How long the device stands still at a time, as a garbage collection makes it."""
+    """Length of a stall, in which the device stands still, as in a garbage collection."""
     stall_every_s: float = 10.0
-    """How long it runs between two stalls, on average; the times in between are exponential."""
+    """Mean time between two stalls; it is distributed exponentially."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:
@@ -55,11 +58,11 @@ class Disturbances:
 
     @property
     def are_none(self) -> bool:
-        """True if every step takes what the model says."""
+        """Tell whether every step takes what the model says."""
         return not (self.noise or self.drift or self.tail or self.stall_s)
 
     def __str__(self) -> str:
-        """Those that there are: "noise 0.1, stall_s 0.2, stall_every_s 10"."""
+        """Describe the disturbances that there are: "noise 0.1, stall_s 0.2, stall_every_s 10"."""
         kinds = ["noise", "drift", "tail", "stall_s"]
         told = [kind for kind in kinds if getattr(self, kind)]
         told += ["stall_every_s"] if self.stall_s else []
@@ -70,7 +73,7 @@ UNDISTURBED = Disturbances()
 
 
 class DisturbedTimes:
-    """How long one device's steps really take, one after the other."""
+    """The true times of one device's steps, one after the other."""
 
     def __init__(self, disturbances: Disturbances, seed: int) -> None:
         self._of = disturbances
@@ -80,7 +83,7 @@ class DisturbedTimes:
         self._stall_at_s = self._gap_s() if disturbances.stall_s else math.inf
 
     def seconds(self, expected_s: float, start_s: float) -> float:
-        """Of a step that its model expects to take so long; steps are asked in order of time."""
+        """Return the true seconds of a step; steps must be asked about in order of their start."""
         of, seconds = self._of, expected_s
         if of.noise > 0:
             factor = self._noise.lognormal(-0.5 * of.noise**2, of.noise)
@@ -101,7 +104,10 @@ class DisturbedTimes:
         return factor / (1 + tail * (_PARETO_MEAN - 1))
 
     def _stalled_s(self, start_s: float, work_s: float) -> float:
-        """What stalls add to a step with so much work; one that found the device idle ends too."""
+        """Return the seconds that stalls add to a step.
+
+        Of a stall that began while the device was idle, only the rest counts.
+        """
         stall_s = self._of.stall_s
         end_s, stalled_s = start_s + work_s, 0.0
         while self._stall_at_s < end_s + stalled_s:

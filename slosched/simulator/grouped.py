@@ -1,10 +1,10 @@
-"""Simulated steps in which the decodes are one group, while the policy treats them alike.
+"""Simulated steps in which the decodes are one group while the policy treats them alike.
 
-Most of what a replay computes is one token more for each of a hundred decodes.  Where the policy
-can plan beside a group of them (`Policy.schedule_beside`), or says for how long there is nothing to
-plan (`Policy.decodes_until_s`), such a step costs what the other requests in it cost.  It does to
-the last bit what `Engine.step` would have done, but for the numbers of the KV blocks, which nobody
-sees in a simulation.
+Most of a replay is one more token for each of a hundred decodes.  Where the policy can plan around
+a group of them (`Policy.schedule_beside`), or says how long there is nothing to plan
+(`Policy.decodes_until_s`), such a step costs only what its other requests cost.  The results are
+those of `Engine.step` to the last bit, except for the ids of the KV blocks, which nothing in a
+simulation depends on.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 OnRow = Callable[[StepRow, Sequence[Request]], None]
 
 _MOST_SKIPPED = 32
-"""Steps that go one by one after the policy has declined again and again."""
+"""Most steps that go one by one after the policy has declined repeatedly."""
 
 
 class GroupedSteps:
-    """Runs steps of one engine with its decodes as a group; between calls, they may stay one."""
+    """Runs an engine's steps with its decodes as a group, which may last from call to call."""
 
     def __init__(
         self,
@@ -58,14 +58,15 @@ class GroupedSteps:
         )
         self._group: GroupedDecodes | None = None
         self._others: dict[str, Request] = {}
-        """Running requests that are not in the group: prompts that have begun."""
+        """Running requests that are not in the group, since their prompts are being prefilled."""
         self._num_to_skip = 0
         self._num_skipped = 0
 
     def run(self, arrival_s: float) -> bool:
-        """Run steps until `arrival_s`, or until a plan for everyone is needed.
+        """Run steps until `arrival_s`, or until the policy has to plan for all requests.
 
-        False if none was run and the engine has to: then there is no group, all is written down.
+        Returns False if no step was run and the engine has to run one. Then there is no group, and
+        all requests are up to date.
         """
         if not self._is_possible:
             return False
@@ -93,7 +94,7 @@ class GroupedSteps:
         )
 
     def _run_some(self, group: GroupedDecodes, arrival_s: float) -> int:
-        """At least one step, or none because the policy declines."""
+        """Run at least one step, or none because the policy declines; return their number."""
         num_steps = 0
         if not (self._others or self._scheduler.queues.waiting):
             num_steps = self._run_alone(group, arrival_s)
@@ -102,7 +103,7 @@ class GroupedSteps:
         return num_steps
 
     def _form(self) -> None:
-        """Make a group of all decodes, unless the policy must be asked about everyone anyway."""
+        """Group all decodes, unless the policy must be asked about all requests anyway."""
         queues = self._scheduler.queues
         if queues.swapped or (queues.waiting and not self._plans_beside):
             return
@@ -114,13 +115,13 @@ class GroupedSteps:
             elif request.num_output_tokens:
                 group.join(request, self._executor.num_tokens_left(request))
                 group.are_oldest = not others
-            else:  # a prompt's last token is none of the others' business, nor the group's
+            else:  # a prompt's last token fits neither the others nor the group
                 return
         if group.num_decodes > 1 and (self._plans_beside or not others):
             self._group, self._others = group, others
 
     def _dissolve(self, *, declined: bool) -> None:
-        """Write everyone's progress down, and let the engine run the next step, or more."""
+        """Update all requests, and leave the next step, or several, to the engine."""
         assert self._group is not None
         self._group.book_all()
         self._group = None
@@ -147,7 +148,10 @@ class GroupedSteps:
         return 1
 
     def _run_alone(self, group: GroupedDecodes, arrival_s: float) -> int:
-        """Steps of the group and nobody else, until one of them ends."""
+        """Run steps of the group alone, until a member ends, and return their number.
+
+        They also stop at an arrival, when blocks run out, or when the policy wants to plan.
+        """
         scheduler, on_row = self._scheduler, self._on_row
         model = scheduler.latency_model
         self._kv.settle_ends()  # `schedule` would; the next block is taken without it
@@ -186,12 +190,12 @@ class GroupedSteps:
         return num_steps
 
     def _num_written(self) -> int:
-        """Blocks that the prefix cache copies to the host in this step, to make room in it."""
+        """Return the number of blocks that the prefix cache copies to the host in this step."""
         to_host, _ = self._kv.take_copies()
         return len(to_host)
 
     def _pass_time(self, shape: BatchShape, start_s: float) -> float:
-        """Let a step's time pass and the model learn from it; when it ended."""
+        """Let a step's time pass, let the model learn from it, and return when it ended."""
         elapsed_s = self._executor.pass_time(shape)
         if self._observe is not None:
             self._observe(shape, elapsed_s)
@@ -203,7 +207,7 @@ class GroupedSteps:
             self._scheduler.end(request.request_id, reason, now_s)
 
     def _regroup(self, group: GroupedDecodes, batch: ScheduledBatch) -> None:
-        """Who emitted is a decode now, who began a prompt is one of the others."""
+        """Move requests that emitted a token to the group; keep those with a begun prompt apart."""
         others = self._others
         for request, _, _, emits_token, _ in batch.chunks:
             request_id = request.request_id
@@ -221,7 +225,7 @@ class GroupedSteps:
             group.are_oldest = True
 
     def _queued(self) -> tuple[int, int, float]:
-        """What a row says of the queues, after the plan was carried out and before it runs."""
+        """Return the queues' state for a row: after the plan was applied, before the step runs."""
         queues = self._scheduler.queues
         return len(queues.waiting), len(queues.running), self._kv.used_fraction
 

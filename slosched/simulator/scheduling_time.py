@@ -1,4 +1,4 @@
-"""What scheduling itself costs, in the simulator: time on the host, beside the device's or not."""
+"""The time that scheduling takes on the host in the simulator, in parallel to steps or not."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from slosched.core import (
 from slosched.simulator.simulated import VirtualClock
 
 MEASURED: Literal["measured"] = "measured"
-"""Instead of a number of seconds: what the decision takes on this machine.  Not reproducible."""
+"""Use the time that the decision takes on this machine.  Not reproducible."""
 
 ScheduleTime = float | Literal["measured"]
 
 
 class TakesTime(Policy):
-    """A policy whose every decision lets time pass on the clock of a simulation."""
+    """A policy each of whose decisions lets time pass on a simulation's clock."""
 
     def __init__(self, policy: Policy, clock: VirtualClock, schedule_s: ScheduleTime) -> None:
         if schedule_s != MEASURED and not 0 <= schedule_s < float("inf"):
@@ -48,10 +48,10 @@ class TakesTime(Policy):
 
 
 class SimulatedDevice:
-    """A simulated executor with a clock of its own, so that the host's may go on meanwhile."""
+    """A simulated executor with its own clock, so that the host's clock can go on meanwhile."""
 
     def __init__(self, executor: Executor, device: VirtualClock, host: VirtualClock) -> None:
-        """`device` is the clock on which `executor` lets its steps pass."""
+        """Wrap `executor`, whose steps let time pass on the clock `device`."""
         self._executor = executor
         self._device = device
         self._host = host

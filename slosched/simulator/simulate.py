@@ -21,7 +21,7 @@ from slosched.workload.trace import Trace
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """The replica that is simulated; the same for every policy of a comparison."""
+    """The simulated replica, which is the same for every policy of a comparison."""
 
     limits: Limits = field(default_factory=Limits)
     num_blocks: int = 8192
@@ -30,24 +30,24 @@ class SimulationConfig:
     num_host_blocks: int = 8192
     """KV blocks in host memory, for preemption by swap."""
     prefix_cache: PrefixCaching = PrefixCaching.OFF
-    """Whether requests share the KV blocks of what their traces' prefix hashes say is equal."""
+    """Whether requests share KV blocks of equal content, by the trace's prefix hashes."""
     prefix_host: PrefixHost = NO_PREFIX_HOST
-    """Host memory for what the prefix cache evicts."""
+    """Host memory for blocks that the prefix cache evicts."""
     disturbances: Disturbances = UNDISTURBED
-    """What makes the device's steps take other times than its model says."""
+    """Differences between the times of the device's steps and its model."""
     bias: float = 1.0
-    """What steps take over what the policy's latency model says; the device stays as it is."""
+    """A step's time over what the policy's latency model says; the device does not change."""
     online: bool = False
     """Whether the policy's latency model learns from the steps."""
     schedule_s: ScheduleTime = 0.0
-    """What a decision takes: seconds, or "measured", which no two runs repeat."""
+    """Time of a decision: seconds, or "measured", which differs from run to run."""
     overlap: bool = False
-    """Whether the next step is planned while one runs, so that its decision costs no time."""
+    """Whether the next step is planned while one runs, so that the decision costs no time."""
     seed: int = 0
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the device's KV cache holds."""
+        """Return the tokens that the device's KV cache can hold."""
         return self.num_blocks * self.block_size
 
 
@@ -61,14 +61,14 @@ def simulate(
     on_step: Callable[[StepRecord], None] | None = None,
     on_row: OnRow | None = None,
 ) -> list[Request]:
-    """Play `trace` open loop until every request has ended; they come back in order of arrival.
+    """Replay `trace` open loop until every request has ended; return them in order of arrival.
 
-    The device takes as long as `model` says; the policy predicts with `scheduler_model` (the same
-    one by default, which no real engine grants it), off by `config.bias` and corrected as it goes
-    if `config.online`.  Each request's true output length is known to the device alone; its limit
+    The device takes as long as `model` says. The policy predicts with `scheduler_model`, by default
+    the same model, which no real engine has. It is off by `config.bias`, and corrected as it goes
+    if `config.online`.  Only the device knows each request's true output length. A request's limit
     `max_tokens` is the longest output of the whole trace, as far as the KV cache allows.  `on_row`
-    is told of every step, as a row, and of the requests that ended in it.  `on_step` gets the whole
-    record of it, request by request, which takes several times as long.
+    is called with a row of every step and the requests that ended in it.  `on_step` gets the full
+    record of the step, request by request, which takes several times as long.
     """
     config = config or SimulationConfig()
     policy.reset()
@@ -123,7 +123,7 @@ def _biased(model: LatencyModel, bias: float) -> LatencyModel:
 
 
 def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
-    """Requests as a client would send them, without their output lengths."""
+    """Make the requests as a client would send them, without their output lengths."""
     longest = max(r.num_output_tokens for r in trace.requests)
     return [
         Request(

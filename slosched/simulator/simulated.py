@@ -16,7 +16,7 @@ from slosched.simulator.disturbances import UNDISTURBED, Disturbances, Disturbed
 
 
 class VirtualClock:
-    """Time that passes only when somebody says so."""
+    """A clock whose time passes only when it is advanced."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s
@@ -28,16 +28,16 @@ class VirtualClock:
         self._now_s += seconds
 
     def advance_to(self, now_s: float) -> None:
-        """Go forward to `now_s`; never back."""
+        """Advance to `now_s`; the clock never goes back."""
         self._now_s = max(self._now_s, now_s)
 
 
 class SimulatedExecutor:
     """Executes a batch by letting its predicted time pass.
 
-    `output_lengths` gives the true number of output tokens by request id; only the executor knows
-    it, and it ends a request there as a real model would by its end-of-sequence token.  A request
-    that is not in it runs to its limit.  `disturbances` are drawn from `seed`.
+    `output_lengths` gives the true number of output tokens by request id. Only the executor knows
+    it, and ends a request there, as a real model would by its end-of-sequence token.  A request
+    without an entry runs to its limit.  `disturbances` are drawn from `seed`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SimulatedExecutor:
         )
 
     def pass_time(self, shape: BatchShape) -> float:
-        """Let the time of one step pass; how long it was."""
+        """Let the time of one step pass, and return it in seconds."""
         elapsed_s = self._predict(shape)
         if self._disturbed is not None:
             elapsed_s = self._disturbed(elapsed_s, self._clock.now_s())
@@ -64,12 +64,12 @@ class SimulatedExecutor:
         return elapsed_s
 
     def num_tokens_left(self, request: Request) -> int:
-        """Tokens that it has yet to emit; only the device can know."""
+        """Return the tokens that the request has yet to emit, which only the device can know."""
         length = self._output_lengths.get(request.request_id, request.max_tokens)
         return min(length, request.max_tokens) - request.num_output_tokens
 
     def end_reason(self, request: Request) -> EndReason:
-        """How a request that has emitted all its tokens came to its end."""
+        """Return why a request that has emitted all its tokens ended."""
         length = self._output_lengths.get(request.request_id)
         stopped = length is not None and request.num_output_tokens >= length
         return EndReason.STOP if stopped else EndReason.LENGTH
@@ -78,7 +78,7 @@ class SimulatedExecutor:
         return self.result(batch, self.pass_time(batch.shape))
 
     def result(self, batch: ScheduledBatch, elapsed_s: float) -> StepResult:
-        """What comes out of a batch, however long it took."""
+        """Return the result of a batch, however long it took."""
         token_ids: dict[str, int] = {}
         stopped: list[str] = []
         length_of = self._output_lengths.get
@@ -94,4 +94,4 @@ class SimulatedExecutor:
         return StepResult(token_ids, frozenset(stopped), elapsed_s)
 
     def release(self, request_id: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: the executor keeps nothing of a request."""

@@ -1,4 +1,4 @@
-"""What is asked of the engine: traces read from files or made up, their rate and their SLOs."""
+"""The load of a server: traces read from files or made up, with their rate and their SLOs."""
 
 from slosched.workload.fetch import FetchError, cached_trace, fetch_trace
 from slosched.workload.marks import (

@@ -21,7 +21,7 @@ class Arrivals(Protocol):
     """An arrival process with a rate of its own."""
 
     def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
-        """Sorted arrival times, shape (num_requests,), from any time zero."""
+        """Draw sorted arrival times of shape (num_requests,); time zero may be anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class WeibullArrivals:
         return np.cumsum(rng.weibull(shape, num_requests)) / math.gamma(1 + 1 / shape)
 
     def _shape(self) -> float:
-        """The k with 1 + cv^2 = Gamma(1 + 2/k) / Gamma(1 + 1/k)^2."""
+        """Find the k with 1 + cv^2 = Gamma(1 + 2/k) / Gamma(1 + 1/k)^2."""
         from scipy.optimize import brentq  # slow to import, which only these arrivals should pay
 
         def excess(shape: float) -> float:
@@ -71,8 +71,8 @@ class WeibullArrivals:
 class DailyArrivals:
     """Poisson arrivals that follow the day: `rate` (1 + `swing` sin(2 pi t / `day_s`)).
 
-    The day begins in the morning, at the mean rate; with the default four times as much is asked
-    at the peak as at the trough.
+    The day begins in the morning, at the mean rate. With the default swing four times as many
+    requests arrive at the peak as at the trough.
     """
 
     rate: float = 1.0
@@ -86,7 +86,7 @@ class DailyArrivals:
             raise ValueError(f"day_s must be positive and finite, not {self.day_s!r}")
 
     def times_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
-        passed_s = np.cumsum(rng.exponential(1 / self.rate, num_requests))  # if there were no day
+        passed_s = np.cumsum(rng.exponential(1 / self.rate, num_requests))  # at a constant rate
         grid_s = np.linspace(0, 1, _DAY_STEPS + 1) * self.day_s
         turn = 2 * math.pi / self.day_s
         by_then_s = grid_s + self.swing / turn * (1 - np.cos(turn * grid_s))
@@ -98,7 +98,8 @@ class DailyArrivals:
 class QuantileArrivals:
     """Independent gaps given by their quantiles `gaps_s` at `levels`, linear in between.
 
-    For traces whose gaps themselves carry the bursts: most last milliseconds, a few minutes.
+    They suit traces in which the gaps themselves make the bursts: most gaps last milliseconds, a
+    few last minutes.
     """
 
     levels: tuple[float, ...]
@@ -128,7 +129,7 @@ class ModulatedPoisson:
 def _on_modulated_clock(
     clock_times_s: FloatArray, modulation: Sequence[tuple[float, float]], rng: np.random.Generator
 ) -> FloatArray:
-    """When a clock of random speed shows each of these times; same shape."""
+    """Return the times at which a clock of random speed shows each of these times; same shape."""
     shown = [0.0]
     states = [rng.standard_normal() for _ in modulation]
     while shown[-1] <= clock_times_s[-1]:
@@ -147,7 +148,7 @@ def _on_modulated_clock(
 
 
 def _unit_process(noise: FloatArray, state: float, tau_s: float) -> FloatArray:
-    """An Ornstein-Uhlenbeck path of variance 1 on the grid, going on from `state`."""
+    """Draw an Ornstein-Uhlenbeck path of variance 1 on the grid, starting from `state`."""
     from scipy.signal import lfilter  # seconds to import, which only these arrivals should pay
 
     keep = math.exp(-_GRID_S / tau_s)

@@ -1,4 +1,4 @@
-"""Fetching public traces: whole and with the right checksum, or not at all."""
+"""Downloads of public traces; a file is kept whole and with the right checksum, or not at all."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from slosched.workload.public import public_trace
 
 _CHUNK_BYTES = 1 << 16
 _TIMEOUT_S = 60.0
-"""Of silence, after which a connection is given up."""
+"""Seconds without data after which a connection is given up."""
 
 Progress = Callable[[int, int | None], None]
-"""Told the bytes that have come so far, and how many there will be if that is known."""
+"""A function of the bytes received so far and of the total, which is None if it is unknown."""
 
 
 class FetchError(SloschedError):
@@ -34,11 +34,14 @@ class Fetched:
     path: Path
     sha256: str
     was_there: bool
-    """It had been fetched before, and was left as it is."""
+    """Whether the file had been fetched before and was left as it is."""
 
 
 def traces_dir() -> Path:
-    """`$SLOSCHED_CACHE/traces`, else `$XDG_CACHE_HOME/slosched/traces`, else below `~/.cache`."""
+    """Return the directory of the traces.
+
+    `$SLOSCHED_CACHE/traces`, else `$XDG_CACHE_HOME/slosched/traces`, else below `~/.cache`.
+    """
     if explicit := os.environ.get("SLOSCHED_CACHE"):
         return Path(explicit) / "traces"
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -46,7 +49,7 @@ def traces_dir() -> Path:
 
 
 def cached_trace(name: str) -> Path:
-    """Where `fetch_trace` puts the public trace of this name, whether or not it is there."""
+    """Return where `fetch_trace` puts the public trace of this name, which need not exist yet."""
     return traces_dir() / f"{name}{public_trace(name).suffix}"
 
 
@@ -59,11 +62,12 @@ def fetch_trace(
     anew: bool = False,
     on_progress: Progress | None = None,
 ) -> Fetched:
-    """The public trace of this name, as its publisher has it, in the cache or at `target`.
+    """Fetch the public trace of this name, as its publisher has it, to `target` or the cache.
 
-    `url` is another address of the same file, `sha256` the checksum to insist on instead of the
-    known one; `anew` fetches it even if it is there.  Raises ValueError for a name or checksum
-    that is none, FetchError if the file does not come or is another one.
+    `url` is another address of the same file, and `sha256` a checksum to insist on instead of the
+    known one. `anew` fetches the file even if it is there.  Raises ValueError for a name of no
+    trace or text that is no checksum, and FetchError if the file cannot be fetched or is another
+    one.
     """
     trace = public_trace(name)
     if sha256 is not None and not _is_sha256(sha256):
@@ -102,7 +106,7 @@ def download(url: str, target: Path, sha256: str, on_progress: Progress | None =
                 f"what {url} sent is not what was expected: its sha256 is {found}, not {sha256}; "
                 "nothing was kept.  If you trust it, pin it: --sha256"
             )
-        Path(partial).chmod(0o644)  # mkstemp's is for the owner alone
+        Path(partial).chmod(0o644)  # mkstemp lets only the owner read
         Path(partial).replace(target)
     finally:
         Path(partial).unlink(missing_ok=True)

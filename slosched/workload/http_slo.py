@@ -1,4 +1,4 @@
-"""The names of promises over HTTP: fields of a request's body, and headers."""
+"""The names of SLO times over HTTP: fields of a request's body, and headers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from slosched.spelling import meant
 
 @dataclass(frozen=True, slots=True)
 class PromiseNames:
-    """How one promised time is spelt; its unit is always the millisecond."""
+    """The names of one promised time; its unit is always the millisecond."""
 
     field: str
-    """In a request's body."""
+    """The name of the field in a request's body."""
     headers: tuple[str, ...]
-    """In lower case; where a request has several of them, the first one counts."""
+    """Names in lower case; if a request has several of these headers, the first one here counts."""
 
     def header_in(self, headers: Container[str]) -> str | None:
         """Return the name of the header that counts, or None if the request has none."""
@@ -25,17 +25,17 @@ class PromiseNames:
 
 
 TTFT = PromiseNames("slo_ttft_ms", ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"))
-"""llm-d's header, and the one of before, which the Gateway API Inference Extension also reads."""
+"""llm-d's header, and its older name, which the Gateway API Inference Extension also reads."""
 TPOT = PromiseNames("slo_tpot_ms", ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"))
 E2E = PromiseNames("slo_e2e_ms", ("x-slo-e2e-ms",))
-"""Until the last token; llm-d has no header for it."""
+"""The time until the last token; llm-d has no header for it."""
 PROMISES = (TTFT, TPOT, E2E)
 
 
 def asked_slo(asked_s: Callable[[PromiseNames], float | None], default: SLO) -> SLO:
     """Return the SLO of a request that asks for the times of `asked_s`.
 
-    Where that is None the time is the default's, each on its own.
+    Each time that is None is taken from the default.
     """
     ttft_s, tpot_s, e2e_s = map(asked_s, PROMISES)
     return SLO(
@@ -46,9 +46,9 @@ def asked_slo(asked_s: Callable[[PromiseNames], float | None], default: SLO) -> 
 
 
 def slo_headers(slo: SLO) -> dict[str, str]:
-    """Return the headers of a request with this promise, under every name that a server may know.
+    """Return the headers of a request with this SLO, under every name that a server may know.
 
-    A time that was not promised has none.
+    A time that was not promised gets no header.
     """
     times_s = (slo.ttft_s, slo.tpot_s, math.inf if slo.e2e_s is None else slo.e2e_s)
     return {
@@ -60,9 +60,9 @@ def slo_headers(slo: SLO) -> dict[str, str]:
 
 
 def unknown_promise(fields: Iterable[str], *others: str) -> tuple[str, str] | None:
-    """Return the first field that begins as a promise and is none, with a complaint about it.
+    """Return the first field that begins like an SLO field and is none, with a message about it.
 
-    `others` are further fields that may begin so.  Returns None if there is nothing to complain of.
+    `others` are further known fields that begin so.  Returns None if every such field is known.
     """
     known = (*(names.field for names in PROMISES), *others)
     for name in fields:

@@ -16,19 +16,19 @@ class LengthDistribution(Protocol):
     """Lengths in tokens, each at least 1."""
 
     def draw(self, size: int, rng: np.random.Generator) -> IntArray:
-        """Shape (size,)."""
+        """Draw lengths in tokens, of shape (size,)."""
 
 
 class LengthPairs(Protocol):
     """Prompt and output lengths of the same requests."""
 
     def draw(self, size: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """Prompt tokens and output tokens, each of shape (size,)."""
+        """Draw prompt tokens and output tokens, each of shape (size,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Every request has `tokens` tokens."""
+    """One fixed length: every request has `tokens` tokens."""
 
     tokens: int
 
@@ -61,7 +61,7 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class IndependentLengths:
-    """Prompt and output lengths that know nothing of each other."""
+    """Prompt and output lengths that are drawn independently of each other."""
 
     prompt: LengthDistribution
     output: LengthDistribution
@@ -72,18 +72,18 @@ class IndependentLengths:
 
 @dataclass(frozen=True, slots=True)
 class QuantileLengths:
-    """Prompt lengths by their quantiles, output lengths by theirs within each prompt bin.
+    """Prompt lengths by their quantiles, and output lengths by their quantiles in each prompt bin.
 
-    The bins divide the prompts into equal shares, shortest first.  A table of conditional
-    quantiles keeps a dependence that goes up and down again (in Azure's conversations prompts of
-    middling length get the long answers), for which one correlation would say zero.
+    The bins divide the prompts into equal shares, shortest first.  A table of conditional quantiles
+    keeps a dependence that rises and falls again, for which a single correlation would be zero.  In
+    Azure's conversations, for example, prompts of middling length get the long answers.
     """
 
     prompt_levels: tuple[float, ...]
     prompt_quantiles: tuple[int, ...]
     output_levels: tuple[float, ...]
     output_quantiles: tuple[tuple[int, ...], ...]
-    """One row a prompt bin."""
+    """One row for each prompt bin."""
 
     def draw(self, size: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
         prompt_u, output_u = rng.random(size), rng.random(size)

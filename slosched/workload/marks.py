@@ -1,6 +1,6 @@
-"""Who is served first and who needs which LoRA adapter, drawn at random for traces that do not say.
+"""Priorities and LoRA adapters, drawn at random for traces that have none.
 
-Neither draw depends on the other, nor on that of the tiers of promises with the same seed.
+The two draws do not depend on each other, nor on the draw of SLO tiers with the same seed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 _PRIORITIES_STREAM, _ADAPTERS_STREAM = 1, 2
-"""Beside the seed, so that each draw has random numbers of its own."""
+"""Numbers used with the seed, so that each draw has its own random stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Priorities:
         return " ".join(map(str, self.shares))
 
     def assign(self, num_requests: int) -> list[int]:
-        """Return one priority a request."""
+        """Return one priority for each request."""
         ends = np.array([*accumulate(part.share for part in self.shares)])
         priorities = np.array([*(part.priority for part in self.shares), 0])
         drawn = np.random.default_rng([self.seed, _PRIORITIES_STREAM]).random(num_requests)
@@ -75,8 +75,8 @@ class Priorities:
 class Adapters:
     """Gives every request one of `num` LoRA adapters at random.
 
-    The k-th most popular adapter is asked for in proportion to k ** -`skew`: all alike at 0, a
-    power law (Zipf's at 1) above it.
+    Requests ask for the k-th most popular adapter in proportion to k ** -`skew`. At 0 all adapters
+    are equally popular; above it popularity is a power law (Zipf's law at 1).
     """
 
     num: int
@@ -93,7 +93,7 @@ class Adapters:
         return f"{self.num}:{self.skew:g}"
 
     def assign(self, num_requests: int) -> list[str]:
-        """Return one adapter's name a request: `lora-1` is the most popular."""
+        """Return the name of one adapter for each request; `lora-1` is the most popular."""
         weights = np.arange(1, self.num + 1, dtype=np.float64) ** -self.skew
         rng = np.random.default_rng([self.seed, _ADAPTERS_STREAM])
         drawn = rng.choice(self.num, size=num_requests, p=weights / weights.sum())
@@ -101,7 +101,7 @@ class Adapters:
 
 
 def parse_adapters(text: str, seed: int = 0) -> Adapters:
-    """Return the adapters of a text such as "8" or "32:1", number and skew of their popularity.
+    """Return the adapters of a text such as "8" or "32:1": their number, and the skew.
 
     Raises ValueError for anything else.
     """

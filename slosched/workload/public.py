@@ -1,6 +1,6 @@
-"""The public traces that can be fetched: where each lies, under which licence, and its checksum.
+"""The public traces that can be fetched: addresses, licences and checksums.
 
-Addresses name a commit or a release, so that a file does not change under its checksum.
+Addresses name a commit or a release, so that the file behind a checksum does not change.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _OTHERS = "others who have fetched it"
 
 @dataclass(frozen=True, slots=True)
 class PublicTrace:
-    """A file that somebody has published."""
+    """A trace file that somebody has published."""
 
     what: str
     url: str
     source: str
-    """The publisher's repository and which state of it."""
+    """The publisher's repository, and the commit or release of it."""
     licence: str
     sha256: str
     size_bytes: int | None = None
     checked: str = _THE_FILE
-    """Who says what the checksum is."""
+    """Where the checksum comes from."""
 
     @property
     def suffix(self) -> str:
@@ -174,11 +174,11 @@ PUBLIC_TRACES: Mapping[str, PublicTrace] = {
         _PUBLISHER,
     ),
 }
-"""By the name that `slosched trace fetch` and `--trace` take."""
+"""The public traces by the name that `slosched trace fetch` and `--trace` take."""
 
 
 def public_trace(name: str) -> PublicTrace:
-    """The trace of this name; ValueError if there is none."""
+    """Return the trace of this name; raise ValueError if there is none."""
     if name not in PUBLIC_TRACES:
         raise ValueError(
             f"no public trace {name!r}{meant(name, PUBLIC_TRACES)}; choose one of "

@@ -1,4 +1,4 @@
-"""One line of a trace, and what is wrong where it cannot be."""
+"""One request of a trace, and the error for a trace that is not valid."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 from slosched.core import NO_SLO, SLO, SloschedError
 
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
-"""What a server takes: 32 bits."""
+"""The range of priorities that a server takes: 32 bits."""
 
 
 class TraceError(SloschedError, ValueError):
-    """A trace, or the file it comes from, is not what a trace must be."""
+    """A trace, or the file it comes from, is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One line of a trace.  `num_output_tokens` is what the model will say: no policy sees it."""
+    """One request of a trace.
+
+    `num_output_tokens` is the number that the model will emit; no policy sees it.
+    """
 
     request_id: str
     arrival_s: float
@@ -25,16 +28,16 @@ class TraceRequest:
     num_output_tokens: int
     slo: SLO = NO_SLO
     prefix_hashes: tuple[int, ...] = ()
-    """One a block of `Trace.prefix_block_tokens` prompt tokens, first block first.
+    """One hash for each block of `Trace.prefix_block_tokens` prompt tokens, first block first.
 
     Two requests whose first n hashes are equal begin with the same n blocks.  Public traces hash
     the last, partly filled block, too; it then differs from the same block when it is full.
     """
     session_id: str | None = None
     """The conversation that the request is a turn of, if the trace says."""
-    # Both are left out of `repr`, of which the keys of stored results are made.
+    # `repr` leaves both out, since keys of stored results are made from it.
     priority: int = field(default=0, repr=False)
-    """As `Request.priority`: lower is served earlier, where the policy looks at it."""
+    """`Request.priority`: policies that look at it serve a lower value earlier."""
     lora_id: str | None = field(default=None, repr=False)
     """The LoRA adapter that the request needs; None for the base model."""
 

@@ -1,4 +1,4 @@
-"""Conversations: turns that come after one another and repeat what was said before."""
+"""Conversations, whose turns follow one another and repeat what was said before."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ DEFAULT_ANSWER = Lognormal(mean_tokens=256, cv=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """How conversations go.  The defaults are round numbers of ours, fitted to no trace.
+    """The statistics of conversations.  The defaults are round numbers, fitted to no trace.
 
-    A prompt is a system prompt, all questions and answers so far, and the next question, which
-    comes once the answer has been given (at `tpot_s` a token) and thought about.
+    A prompt is a system prompt, all questions and answers so far, and the next question. That
+    question comes after the answer has been given (at `tpot_s` a token) and a think time has
+    passed.
     """
 
     mean_turns: float = 4.0
-    """Geometric, at least one."""
+    """Mean of a geometric distribution; at least one."""
     think_s: float = 30.0
     """Mean of an exponential time between the end of an answer and the next question."""
     tpot_s: float = 0.03
@@ -34,11 +35,11 @@ class Sessions:
     answer: LengthDistribution = DEFAULT_ANSWER
     system_tokens: int = 512
     num_system_prompts: int = 8
-    """Applications; a session belongs to one of them, evenly."""
+    """Number of different system prompts; each session draws one of them evenly."""
     max_prompt_tokens: int = 32_768
-    """A conversation whose next prompt would be longer is over."""
+    """Longest prompt; a conversation ends when its next prompt would be longer."""
     block_tokens: int = 16
-    """Of which each full one of a prompt has a hash."""
+    """Tokens of a prefix block; only full blocks of a prompt have a hash."""
 
     def __post_init__(self) -> None:
         for name, least in (("mean_turns", 1.0), ("think_s", 0.0), ("tpot_s", 0.0)):
@@ -57,10 +58,11 @@ class Sessions:
     def requests(
         self, num_requests: int, rate: float, rng: np.random.Generator
     ) -> list[TraceRequest]:
-        """The first requests from time zero on, in order of arrival, at about `rate` a second.
+        """Return the first requests from time zero on, in order of arrival, at about `rate` a
+        second.
 
-        Sessions begin as a Poisson process long before, so that the first request need not be the
-        first turn of anything, and as many go on at the start as later.
+        Sessions begin as a Poisson process long before time zero. So the first request need not be
+        the first turn of a session, and as many sessions are under way at the start as later.
         """
         found = islice(self._since_zero(rate, rng), num_requests)
         return [replace(request, request_id=str(i)) for i, request in enumerate(found)]
@@ -78,7 +80,7 @@ class Sessions:
                 if arrival_s >= 0:
                     yield request
             for request in self._session(str(session), start_s, fresh, rng):
-                num_drawn += 1  # which tells apart what arrives at one time
+                num_drawn += 1  # a tie-break, since requests cannot be compared
                 heapq.heappush(to_come, (request.arrival_s, num_drawn, request))
 
     def _session(

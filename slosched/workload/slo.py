@@ -1,6 +1,6 @@
-"""Who is promised what: durations as people write them, and rules that give each request an SLO.
+"""Durations as people write them, and rules that give each request its SLO.
 
-A rule sees prompt lengths only: what a client knows when it sends a request.
+A rule sees prompt lengths only, which a client knows when it sends a request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLUS = re.compile(r"(?<!e)\+")
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds of a duration such as "500ms", "1.5 s", "2m" or "1h"; a bare number is seconds.
+    """Return the seconds of "500ms", "1.5 s", "2m" or "1h"; a bare number is in seconds.
 
     Raises ValueError for anything else, and for durations that are not positive and finite.
     """
@@ -40,7 +40,7 @@ def parse_duration(text: str | float) -> float:
 
 
 def seconds_of_ms(name: str, milliseconds: object) -> float:
-    """Seconds of the field or header `name` of a request.
+    """Return the seconds of `milliseconds`, the value of the field or header `name`.
 
     Raises ValueError for anything but a positive, finite number of milliseconds, or its text.
     """
@@ -59,7 +59,7 @@ def seconds_of_ms(name: str, milliseconds: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TTFTPromise:
-    """A TTFT of `base_s`, plus `prefill_factor` times what the prompt takes on an idle device."""
+    """A TTFT of `base_s` plus `prefill_factor` times the prefill time on an idle device."""
 
     base_s: float = 0.0
     prefill_factor: float = 0.0
@@ -70,7 +70,7 @@ class TTFTPromise:
 
 
 def parse_ttft(text: str | float) -> TTFTPromise:
-    """A duration, a multiple of the unloaded prefill time, or both: "1s", "3x", "0.5s+3x".
+    """Parse a duration, a multiple of the unloaded prefill time, or both: "1s", "3x", "0.5s+3x".
 
     Raises ValueError for anything else.
     """
@@ -89,7 +89,10 @@ def parse_ttft(text: str | float) -> TTFTPromise:
 
 
 def parse_tier(text: str) -> tuple[float, SLO]:
-    """Weight and promise of a tier such as "0.5:1s/50ms": weight:TTFT/TPOT."""
+    """Return the weight and the SLO of a tier such as "0.5:1s/50ms": weight:TTFT/TPOT.
+
+    Raises ValueError for anything else.
+    """
     weight, _, promise = text.partition(":")
     ttft, _, tpot = promise.partition("/")
     try:
@@ -104,7 +107,7 @@ class SLORule(Protocol):
     """Gives each request of a trace its SLO."""
 
     def assign(self, num_prompt_tokens: Sequence[int]) -> list[SLO]:
-        """One SLO a request, in the order of the prompt lengths given."""
+        """Return one SLO for each request, in the order of the given prompt lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True)
 class Proportional:
-    """TTFT grows with the prompt: `base_s` + `factor` x seconds of its unloaded prefill.
+    """A TTFT that grows with the prompt: `base_s` + `factor` × seconds of its unloaded prefill.
 
     `prefill_s` maps prompt tokens to seconds on an idle device, for example
     `LatencyModel.predict_prefill`.

@@ -1,4 +1,4 @@
-"""What a trace is like: burstiness, lengths, shared prefixes, conversations."""
+"""Statistics of a trace: burstiness, lengths, shared prefixes, conversations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ PERCENTILES = (50, 90, 99)
 
 
 def interarrival_cv(arrivals_s: FloatArray) -> float:
-    """Standard deviation of the gaps over their mean; NaN below two gaps or in no time at all."""
+    """Return the standard deviation of the gaps over their mean.
+
+    NaN if there are fewer than two gaps, or if all arrivals are at the same time.
+    """
     gaps = np.diff(arrivals_s)
     if gaps.size < 2 or gaps.sum() == 0:
         return math.nan
@@ -25,19 +28,19 @@ def interarrival_cv(arrivals_s: FloatArray) -> float:
 
 
 def dispersion_of_counts(arrivals_s: FloatArray, window_s: float) -> float:
-    """Variance over mean of the arrivals in whole windows; NaN below two whole windows."""
+    """Return variance over mean of the arrivals in whole windows; NaN below two whole windows."""
     windows = arrivals_s // window_s
     if windows[-1] < 2:
         return math.nan
     num_windows = int(windows[-1])
-    # By the windows that are not empty: of those that are there may be more than memory holds.
+    # Only windows that are not empty are counted: memory may not hold all the empty ones.
     counts = np.unique(windows[windows < windows[-1]], return_counts=True)[1]
     num_arrivals, num_squared = int(counts.sum()), int((counts**2).sum())
     return (num_windows * num_squared - num_arrivals**2) / (num_windows * num_arrivals)
 
 
 def describe_lengths(name: str, tokens: IntArray) -> dict[str, float]:
-    """Mean and percentiles, as `name`_mean, `name`_p50, …"""
+    """Return the mean and the percentiles, as `name`_mean, `name`_p50, …"""
     row = {f"{name}_mean": float(tokens.mean())}
     for percent in PERCENTILES:
         row[f"{name}_p{percent}"] = float(np.percentile(tokens, percent))
@@ -45,24 +48,25 @@ def describe_lengths(name: str, tokens: IntArray) -> dict[str, float]:
 
 
 def prefix_hit_rate(prefix_hashes: Iterable[Sequence[int]]) -> float:
-    """Share of prompt blocks that a cache without limits has seen before; NaN if none are hashed.
+    """Return the share of prompt blocks that a cache without limits has seen before.
 
-    Requests in order of arrival.  A block is a hit if an earlier request began with the same
-    blocks up to and including it, so hits are always a leading run.
+    The requests must be in order of arrival.  A block is a hit if an earlier request began with the
+    same blocks up to and including it, so the hits of a request are its first blocks.  NaN if no
+    request has hashes.
     """
     seen: set[int] = set()
     num_blocks = 0
     for hashes in prefix_hashes:
         prefix = 0
         for block in hashes:
-            prefix = hash((prefix, block))  # of all blocks so far: integers hash the same always
+            prefix = hash((prefix, block))  # of all blocks so far; hashes of integers never vary
             seen.add(prefix)
         num_blocks += len(hashes)
     return (num_blocks - len(seen)) / num_blocks if num_blocks else math.nan
 
 
 def describe_sessions(session_ids: Iterable[str | None]) -> dict[str, float]:
-    """Number of conversations and their mean turns; nothing if no request belongs to one."""
+    """Return the number of conversations and their mean turns; empty if there are none."""
     turns = Counter(session for session in session_ids if session is not None)
     if not turns:
         return {}

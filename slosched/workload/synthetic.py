@@ -1,6 +1,6 @@
-"""Traces from nothing: with the statistics of public traces, or by a rule that can be told.
+"""Synthetic traces, with the statistics of public traces or by a simple rule.
 
-The fitted kinds read `public_traces.json`, which `fit_public_traces.py` makes from the files.
+The fitted kinds read `public_traces.json`, which `tools/fit_public_traces.py` makes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slosched.workload.trace import Trace
 
 FITTED_KINDS = ("azure_conv", "azure_code", "mooncake_conv", "servegen_r1", "sharegpt")
 INDEPENDENT_KINDS = ("poisson", "gamma", "weibull", "daily")
-"""Of requests that know nothing of each other."""
+"""Kinds of trace whose requests do not depend on each other."""
 KINDS = (*FITTED_KINDS, *INDEPENDENT_KINDS, "sessions")
 
 DEFAULT_PROMPT = Lognormal(mean_tokens=512, cv=1.0)
@@ -58,13 +58,13 @@ def synthesize(
     cv: float | None = None,
     sessions: Sessions | None = None,
 ) -> Trace:
-    """A random trace of `num_requests`, or of `duration_s` seconds, at exactly `rate` requests/s.
+    """Make a random trace of `num_requests` or `duration_s` seconds, at exactly `rate` requests/s.
 
-    `rate` defaults to that of the trace fitted (1/s for the other kinds).  Time is scaled so
-    that the realised rate is `rate` whatever the bursts: traces of different seeds then offer the
+    `rate` defaults to that of the fitted trace (1/s for the other kinds).  Time is scaled so that
+    the realised rate is `rate` whatever the bursts are: traces of different seeds then offer the
     same load.  `prompt` and `output` (a distribution or a fixed number of tokens) are for
-    `INDEPENDENT_KINDS`, `cv` (of the gaps, 2 by default) for `gamma` and `weibull`, `sessions`
-    for the kind of that name.
+    `INDEPENDENT_KINDS`, `cv` (of the gaps, 2 by default) for `gamma` and `weibull`, and `sessions`
+    for the kind of that name.  Raises ValueError for anything that does not fit together.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown kind of trace {kind!r}; choose one of {', '.join(KINDS)}")
@@ -91,9 +91,9 @@ def synthesize(
 
 
 def _requests(size: int, seed: int, arrivals: Arrivals, lengths: LengthPairs) -> list[TraceRequest]:
-    # Two streams: other arrivals must not change the lengths, nor the reverse.
+    # Two random streams, so that other arrivals do not change the lengths, nor the reverse.
     arrival_rng, length_rng = np.random.default_rng(seed).spawn(2)
-    # Machines differ in the last bit of a logarithm; in whole microseconds they agree.
+    # Machines differ in the last bit of a logarithm; rounded to microseconds, they agree.
     times_s = np.round(arrivals.times_s(size, arrival_rng), 6)
     prompts, outputs = lengths.draw(size, length_rng)
     return [
@@ -103,7 +103,7 @@ def _requests(size: int, seed: int, arrivals: Arrivals, lengths: LengthPairs) ->
 
 
 def fitted_summary(kind: str) -> dict[str, str | float]:
-    """`Trace.summary()` of the public trace that a fitted kind imitates."""
+    """Return the `Trace.summary()` of the public trace that a fitted kind imitates."""
     if kind not in FITTED_KINDS:
         raise ValueError(f"{kind!r} is not fitted to a trace; choose {', '.join(FITTED_KINDS)}")
     return dict(_tables()[kind]["summary"])
@@ -122,7 +122,7 @@ def _num_requests(num_requests: int | None, duration_s: float | None, rate: floa
 
 
 def _arrivals(kind: str, rate: float, cv: float | None) -> Arrivals | None:
-    """None for sessions, whose turns wait for each other."""
+    """Return the arrivals of the kind; None for sessions, whose turns wait for each other."""
     if cv is not None and kind not in ("gamma", "weibull"):
         raise ValueError(f"cv is for gamma and weibull arrivals; those of {kind!r} have their own")
     cv = DEFAULT_CV if cv is None else cv
@@ -144,7 +144,7 @@ def _arrivals(kind: str, rate: float, cv: float | None) -> Arrivals | None:
 def _lengths(
     kind: str, prompt: LengthDistribution | int | None, output: LengthDistribution | int | None
 ) -> LengthPairs | None:
-    """None for sessions, whose prompts repeat what was said before."""
+    """Return the lengths of the kind; None for sessions, whose prompts repeat earlier turns."""
     if kind in INDEPENDENT_KINDS:
         return IndependentLengths(
             prompt=_distribution(prompt, DEFAULT_PROMPT),

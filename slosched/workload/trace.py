@@ -1,7 +1,7 @@
-"""A trace: who arrives when, with how many tokens and which promise.
+"""A trace: requests with their arrival times, lengths and SLOs.
 
-It is a value.  Every operation returns a new trace and notes itself in `provenance`, so that a
-result can say which requests it was measured on.
+A trace is immutable.  Every operation returns a new trace and notes itself in `provenance`, so that
+a result can say which requests it was measured on.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Trace:
     requests: tuple[TraceRequest, ...]
     name: str
     provenance: Provenance = field(default_factory=dict)
-    """Where it comes from and what was done to it."""
+    """Where the trace comes from, and the operations that made it."""
     prefix_block_tokens: int | None = None
-    """Prompt tokens that one of `TraceRequest.prefix_hashes` stands for."""
+    """Prompt tokens for each of `TraceRequest.prefix_hashes`."""
 
     def __post_init__(self) -> None:
         if not self.requests:
@@ -76,7 +76,7 @@ class Trace:
         provenance: Provenance | None = None,
         prefix_block_tokens: int | None = None,
     ) -> Trace:
-        """A trace of requests in any order and from any time zero; equal arrivals keep order."""
+        """Make a trace of requests in any order and from any time zero; ties keep their order."""
         ordered = _from_zero(sorted(requests, key=lambda request: request.arrival_s))
         return cls(tuple(ordered), name, dict(provenance or {}), prefix_block_tokens)
 
@@ -85,36 +85,40 @@ class Trace:
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last."""
+        """Return the seconds from the first arrival to the last."""
         return self.requests[-1].arrival_s
 
     @property
     def rate(self) -> float:
-        """Requests/s: the reciprocal of the mean gap.  NaN for one request, inf for one instant."""
+        """Return the requests/s, the reciprocal of the mean gap.
+
+        NaN for a single request, inf if all arrive at the same time.
+        """
         if len(self) < 2:
             return math.nan
         return (len(self) - 1) / self.duration_s if self.duration_s else math.inf
 
     @property
     def arrivals_s(self) -> FloatArray:
-        """Shape (n,)."""
+        """Return the arrival times, of shape (n,)."""
         return np.array([r.arrival_s for r in self.requests], dtype=np.float64)
 
     @property
     def prompt_tokens(self) -> IntArray:
-        """Shape (n,)."""
+        """Return the prompt lengths, of shape (n,)."""
         return np.array([r.num_prompt_tokens for r in self.requests], dtype=np.int64)
 
     @property
     def output_tokens(self) -> IntArray:
-        """Shape (n,)."""
+        """Return the output lengths, of shape (n,)."""
         return np.array([r.num_output_tokens for r in self.requests], dtype=np.int64)
 
     def scaled_to(self, rate: float) -> Trace:
-        """The same trace played faster or slower, so that `rate` requests/s arrive.
+        """Return the same trace played faster or slower, so that `rate` requests/s arrive.
 
-        Time is compressed: order, IAT CV and the shape of bursts stay, their duration shrinks
-        relative to the service time (`thinned_to` keeps their duration and weakens them).
+        Time is stretched or compressed. Order, IAT CV and the shape of bursts stay; at a higher
+        rate bursts are shorter relative to the service time (`thinned_to` keeps their duration and
+        weakens them).
         """
         if not 0 < rate < math.inf:
             raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
@@ -128,12 +132,12 @@ class Trace:
         return self._derived(requests, rate=rate)
 
     def thinned_to(self, rate: float, seed: int = 0) -> Trace:
-        """A random part of the requests, at their own times, so that `rate` requests/s are left.
+        """Return a random part of the requests, at their own times, at about `rate` requests/s.
 
-        Bursts keep their duration, but what is left of independent deletion drifts towards
-        Poisson: another experiment than `scaled_to`.  With one seed, a lower rate keeps a part of
-        what a higher one keeps (common random numbers).  The first and last request kept are not
-        those of the trace, so the rate is met only nearly.
+        Bursts keep their duration, but deleting requests independently moves the arrivals towards a
+        Poisson process, so this is another experiment than `scaled_to`.  With one seed, a lower
+        rate keeps a part of what a higher one keeps (common random numbers).  The first and last
+        request kept are not those of the trace, so the rate is met only nearly.
         """
         if not 0 < rate <= self.rate < math.inf:
             raise ValueError(
@@ -146,9 +150,9 @@ class Trace:
         return self._derived(requests, thinned_to=rate, thinning_seed=seed)
 
     def with_poisson_arrivals(self, rate: float | None = None, seed: int = 0) -> Trace:
-        """The Poisson control: the same requests in the same order, without their bursts.
+        """Return the Poisson control: the same requests in the same order, without their bursts.
 
-        The mean rate is exactly `rate`, the trace's own unless given; what a metric differs by
+        The mean rate is exactly `rate`, the trace's own unless given.  The difference of a metric
         between a trace and its control is the effect of the bursts.  Given their number and the
         first and last of them, the arrivals of a Poisson process are uniform in between.
         """
@@ -167,13 +171,13 @@ class Trace:
         return self._derived(requests, poisson_rate=rate, poisson_seed=seed)
 
     def head(self, n: int) -> Trace:
-        """The first `n` requests (all of them if there are fewer)."""
+        """Return the first `n` requests (all of them if there are fewer)."""
         if n < 1:
             raise ValueError(f"head needs n >= 1, not {n!r}")
         return self._derived(self.requests[:n], head=n)
 
     def window(self, start_s: float, duration_s: float) -> Trace:
-        """The requests that arrive in [start_s, start_s + duration_s), the first now at 0."""
+        """Return the requests that arrive in [start_s, start_s + duration_s), the first at 0."""
         if not duration_s > 0 or math.isnan(start_s):
             raise ValueError(
                 f"a window needs a start and a positive duration, not {start_s!r}, {duration_s!r}"
@@ -187,29 +191,29 @@ class Trace:
         return self._derived(_from_zero(inside), window_start_s=start_s, window_s=duration_s)
 
     def with_slo(self, slo: SLO | SLORule) -> Trace:
-        """The same requests, each with `slo` or with what the rule gives it."""
+        """Return the same requests, each with `slo`, or with the SLO that the rule gives it."""
         lengths = [r.num_prompt_tokens for r in self.requests]
         slos = [slo] * len(self) if isinstance(slo, SLO) else slo.assign(lengths)
         requests = tuple(replace(r, slo=s) for r, s in zip(self.requests, slos, strict=True))
         return self._derived(requests)
 
     def with_priorities(self, priorities: Priorities) -> Trace:
-        """The same requests, each with the priority that is drawn for it."""
+        """Return the same requests, each with a priority drawn for it."""
         drawn = priorities.assign(len(self))
         requests = [replace(r, priority=p) for r, p in zip(self.requests, drawn, strict=True)]
         return self._derived(requests, priorities=str(priorities), priorities_seed=priorities.seed)
 
     def with_adapters(self, adapters: Adapters) -> Trace:
-        """The same requests, each with the LoRA adapter that is drawn for it."""
+        """Return the same requests, each with a LoRA adapter drawn for it."""
         drawn = adapters.assign(len(self))
         requests = [replace(r, lora_id=name) for r, name in zip(self.requests, drawn, strict=True)]
         return self._derived(requests, loras=str(adapters), loras_seed=adapters.seed)
 
     def with_lengths_scaled(self, factor: float) -> Trace:
-        """Every prompt and output `factor` times as long, and at least one token.
+        """Return the trace with all lengths multiplied by `factor`, each at least one token.
 
-        So that a small device can be offered the mix of a large one's trace.  Prefix hashes stay,
-        and stand for blocks that are as many times as long.
+        A small device can thus be offered the mix of a large device's trace.  Prefix hashes stay,
+        and their blocks are scaled by the same factor.
         """
         if not 0 < factor < math.inf:
             raise ValueError(f"lengths can be scaled by a positive factor, not {factor!r}")
@@ -230,7 +234,7 @@ class Trace:
     def clipped(
         self, max_prompt_tokens: int | None = None, max_output_tokens: int | None = None
     ) -> Clipped:
-        """Shortens prompts and outputs that are longer than given, and says how many were."""
+        """Shorten prompts and outputs that are longer than given, and return how many were."""
         for name, limit in (("prompt", max_prompt_tokens), ("output", max_output_tokens)):
             if limit is not None and limit < 1:
                 raise ValueError(f"max_{name}_tokens must be at least 1, not {limit!r}")
@@ -251,13 +255,14 @@ class Trace:
         return Clipped(trace, num_prompts, num_outputs)
 
     def summary(self) -> dict[str, str | float]:
-        """One row: size, span, rate, burstiness, and how long prompts and outputs are.
+        """Return one row of size, span, rate, burstiness, and statistics of the lengths.
 
         `iat_cv` is the coefficient of variation of the gaps between arrivals; `idc_1s` and
-        `idc_60s` the index of dispersion of counts (variance / mean of arrivals a window; a
-        Poisson process has 1).  NaN where the trace is too short to say.  `prefix_hit_rate` is
-        there if the trace has prefix hashes, `sessions` and `turns_mean` if it has conversations,
-        `priorities` and `loras`, how many there are, where requests differ in them.
+        `idc_60s` are the index of dispersion of counts (variance / mean of arrivals in a window; a
+        Poisson process has 1).  They are NaN where the trace is too short.  `prefix_hit_rate` is
+        present if the trace has prefix hashes, and `sessions` and `turns_mean` if it has
+        conversations.  `priorities` and `loras` are numbers of different ones, present where
+        requests differ in them.
         """
         arrivals = self.arrivals_s
         row: dict[str, str | float] = {
@@ -277,7 +282,7 @@ class Trace:
         return row | self._num_marks()
 
     def _num_marks(self) -> dict[str, int]:
-        """Different priorities and LoRA adapters, of each only if there is something to tell."""
+        """Return the numbers of different priorities and LoRA adapters, where there are any."""
         priorities = len({r.priority for r in self.requests})
         loras = len({r.lora_id for r in self.requests} - {None})
         found = {"priorities": priorities} if priorities > 1 else {}
@@ -288,7 +293,7 @@ class Trace:
 
 
 class Clipped(NamedTuple):
-    """What `Trace.clipped` did."""
+    """The result of `Trace.clipped`."""
 
     trace: Trace
     num_prompts: int
@@ -296,7 +301,7 @@ class Clipped(NamedTuple):
 
 
 def _from_zero(ordered: Sequence[TraceRequest]) -> Sequence[TraceRequest]:
-    """Requests in order of arrival, the first now at 0."""
+    """Return the requests, which are in order of arrival, with the first one moved to 0."""
     start_s = ordered[0].arrival_s if ordered else 0.0
     return (
         ordered if start_s == 0 else [replace(r, arrival_s=r.arrival_s - start_s) for r in ordered]
@@ -306,7 +311,7 @@ def _from_zero(ordered: Sequence[TraceRequest]) -> Sequence[TraceRequest]:
 def _with_lengths(
     request: TraceRequest, num_prompt_tokens: int, num_output_tokens: int, block: int | None
 ) -> TraceRequest:
-    """The request with other lengths, and no more prefix hashes than its prompt has blocks."""
+    """Return the request with other lengths, and with the prefix hashes of the kept blocks."""
     num_hashes = 0 if block is None else math.ceil(num_prompt_tokens / block)
     return replace(
         request,

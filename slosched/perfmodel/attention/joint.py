@@ -224,8 +224,7 @@ def joint_parameters(decode: DecodeAttention, tiles_per_wave: float) -> tuple[Pa
 
 @dataclass(frozen=True)
 class JointAttention:
-    """One kernel for chunks and decodes together; steps without a chunk use another, for decodes.
-    """
+    """One kernel for chunks and decodes together; steps of decodes alone use another."""
 
     kind: ClassVar[str] = "joint"
     kernel: JointKernel

@@ -51,8 +51,7 @@ DECODE_PARAMETERS = (
 
 @dataclass(frozen=True)
 class PrefillAttention:
-    """The kernel of chunks: a part for each chunk, each query, each key and each (query, key) pair.
-    """
+    """The kernel of chunks: a part for each chunk, query, key and (query, key) pair."""
 
     per_chunk_s: float
     per_token_s: float

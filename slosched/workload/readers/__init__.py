@@ -1,4 +1,4 @@
-"""Trace files: read the public ones as they are published, write and read our own."""
+"""Trace files: reads the public ones as they are published, and reads and writes slosched's own."""
 
 from slosched.workload.readers.formats import FORMATS
 from slosched.workload.readers.own import write_trace

@@ -1,6 +1,6 @@
-"""Files of rows, read as they are asked for: CSV, JSONL, a JSON list or Parquet.
+"""Files of rows, read on demand: CSV, JSONL, a JSON list or Parquet.
 
-Nothing is read ahead but a buffer, so a file may be longer than memory.
+At most a buffer is read ahead, so a file may be larger than memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slosched.workload.readers.rows import BadRows, Row, RowError, short
 from slosched.workload.request import TraceError
 
 HEADER_KEY = "slosched_trace"
-"""In a JSON object on top that is no row, or in the metadata of Parquet: our own header."""
+"""Key of our own header: in the JSON object on top, or in the metadata of Parquet."""
 _PARQUET_MAGIC = b"PAR1"
 _COMPRESSED = {
     b"\x1f\x8b": "gunzip",
@@ -29,23 +29,26 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "unzstd",
     b"PK\x03\x04": "unzip",
 }
-"""How such files begin, and what unpacks them."""
+"""First bytes of compressed files, and the command that unpacks them."""
 _BATCH_ROWS = 4096
 _CHUNK_BYTES = 1 << 16
 
 
 @dataclass
 class Reading:
-    """A file while it is being read: its rows, and what is known of it so far."""
+    """A file that is being read: its rows, and what is known of it so far."""
 
     rows: Iterator[Row]
     top: list[str]
-    """Lines above the rows that are none: comments, or our own header as JSON."""
+    """Lines above the rows: comments, or our own header as JSON."""
     text: Text | None
-    """None for Parquet, which is not read from front to back."""
+    """The text with its digest; None for Parquet, which is not read from front to back."""
 
     def digest(self, path: Path) -> dict[str, str | int]:
-        """What identifies what was read: of the whole file, or of the part in front."""
+        """Return a checksum of what was read: the whole file, or its first bytes.
+
+        Returns nothing for a Parquet file of which a part was read.
+        """
         if self.text is None:
             if next(self.rows, None) is not None:
                 return {}
@@ -58,7 +61,7 @@ class Reading:
 
 
 class Text:
-    """Text as it is read, by lines or by chunks, and the digest of it so far."""
+    """A text file, read by lines or by chunks, with a running digest."""
 
     def __init__(self, path: Path, file: BufferedReader) -> None:
         self.num_bytes = 0
@@ -68,7 +71,10 @@ class Text:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
 
     def lines(self) -> Iterator[str]:
-        """Without their ends.  Not str.splitlines: JSON text may hold what that breaks at."""
+        """Yield lines without their ends.
+
+        `str.splitlines` would also split at characters that JSON text may contain.
+        """
         for raw in self._file:
             yield self._decode(raw).rstrip("\r\n")
         self._decode(b"")
@@ -88,7 +94,10 @@ class Text:
 
 
 def read_rows(path: Path, file: BufferedReader, bad: BadRows) -> Reading:
-    """The rows of a file; blank lines and `#` lines above the data are not rows."""
+    """Open the rows of a file; blank lines and `#` lines above the data are not rows.
+
+    Raises TraceError for compressed files.
+    """
     ahead = file.peek(_CHUNK_BYTES)
     if ahead.startswith(_PARQUET_MAGIC):
         return _parquet(path)
@@ -114,7 +123,7 @@ def read_rows(path: Path, file: BufferedReader, bad: BadRows) -> Reading:
 
 
 def _opening(ahead: bytes) -> bytes:
-    """The first character that is neither blank nor in a comment."""
+    """Return the first character that is neither blank nor in a comment."""
     for line in ahead.removeprefix(codecs.BOM_UTF8).splitlines():
         if line.strip() and not line.startswith(b"#"):
             return line.lstrip()[:1]
@@ -156,7 +165,7 @@ def _csv_rows(path: Path, lines: Iterator[str], first: int, bad: BadRows) -> Ite
 
 
 def _parquet(path: Path) -> Reading:
-    import pyarrow  # half a second, which only those who have such files should pay
+    import pyarrow  # half a second to import, only for Parquet files
     from pyarrow import parquet
 
     try:

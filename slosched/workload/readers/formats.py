@@ -1,4 +1,4 @@
-"""The formats: which columns tell them apart, and how a row becomes a request."""
+"""The formats of trace files: the columns that identify each, and the reader of its rows."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from slosched.workload.request import TraceError, TraceRequest
 from slosched.workload.statistics import FloatArray
 
 RowReader = Callable[[Row], TraceRequest | None]
-"""A row's request, or None for a row that its publishers say is no request."""
+"""A function from a row to its request, or to None if its publishers say it is not one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What the rows of a file hold and how one becomes a request."""
+    """The columns of a format, and the conversion of a row to a request."""
 
     columns: tuple[str, ...]
     reader: Callable[[], RowReader]
-    """A new one for each file, for it may remember the rows before."""
+    """Makes a reader for one file, since a reader may remember earlier rows."""
     arrival: str | None
     """The column with the arrival times; None if there are none."""
     quantum_s: Callable[[FloatArray], float | None] = quanta.exact
-    """How coarsely the arrival times of a file were rounded; None if they were not."""
+    """Finds how coarsely a file's arrival times were rounded; None if they were not."""
     left_out: str = ""
-    """Which rows are no requests."""
+    """A description of the rows that are not requests."""
     prefix_block_tokens: int | None = None
-    """What a prefix hash stands for."""
+    """Prompt tokens for which one prefix hash stands."""
 
 
 def _azure(row: Row) -> TraceRequest:
@@ -66,7 +66,10 @@ def _mooncake(row: Row) -> TraceRequest:
 
 
 def _bailian_reader() -> RowReader:
-    """A chat names the chat that it goes on from; a session is named by the first of them."""
+    """Make a reader that follows each chat to the first chat of its session.
+
+    A chat names the chat that it continues. A session is named by its first chat.
+    """
     first_chats: dict[str, str] = {}
 
     def request(row: Row) -> TraceRequest:
@@ -88,7 +91,7 @@ def _bailian_reader() -> RowReader:
 
 
 def _plain(arrival: str | None, prompt: str, output: str) -> RowReader:
-    """A reader of rows with nothing but an arrival in seconds from anywhere, and two lengths."""
+    """Make a reader of rows with an arrival in seconds from any time zero, and two lengths."""
 
     def request(row: Row) -> TraceRequest:
         return TraceRequest(
@@ -115,7 +118,7 @@ FORMATS: Mapping[str, Format] = {
         quanta.of_whole_seconds,
         left_out="failed: no response tokens",
     ),
-    # Before mooncake, whose columns it has too, but in seconds.
+    # It comes before mooncake, since it has mooncake's columns, too, but in seconds.
     "bailian": Format(
         ("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"),
         _bailian_reader,
@@ -144,12 +147,12 @@ FORMATS: Mapping[str, Format] = {
 """The public formats, our own, and `generic` for any other file in seconds and tokens.
 
 `azure` is Azure's CSV of 2023 and of 2024, `bailian` the Qwen-Bailian JSONL, `servegen` the
-requests that ServeGen makes, `vidur` and `lengths` Vidur's CSV with and without arrivals.
+requests that ServeGen makes, and `vidur` and `lengths` Vidur's CSV with and without arrivals.
 """
 
 
 def recognise(row: Row) -> str:
-    """The name of the format whose columns the row has."""
+    """Return the name of the format whose columns the row has, or raise TraceError."""
     for name, known in FORMATS.items():
         if row.values.keys() >= set(known.columns):
             return name

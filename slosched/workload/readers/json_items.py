@@ -1,4 +1,4 @@
-"""The items of a JSON list, one after the other, however long the list is."""
+"""The items of a JSON list, read one after the other, however long the list is."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from slosched.workload.request import TraceError
 _COMMENTS = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*\s*\[")
 _BETWEEN = re.compile(r"\s*(,|\])?\s*")
 _LONGEST_TOKEN = 16
-"""Of JSON, strings and numbers aside: an error nearer to the end may be a token cut in two."""
+"""Characters of the longest JSON token but strings and numbers; an error may be a cut token."""
 
 
 def json_items(path: Path, chunks: Iterator[str], bad: BadRows) -> Iterator[Row]:
-    """The rows of a file that is a list of objects, below `#` lines if there are any."""
+    """Yield the rows of a file that is a list of objects, perhaps below `#` lines."""
     text = _Window(path, chunks)
     text.skip(_COMMENTS)
     number = 0
@@ -38,7 +38,7 @@ def json_items(path: Path, chunks: Iterator[str], bad: BadRows) -> Iterator[Row]
 
 
 class _Window:
-    """The part of a text that is looked at; what lies far before it is forgotten."""
+    """The part of a text that is being parsed; text before it is dropped."""
 
     def __init__(self, path: Path, chunks: Iterator[str]) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class _Window:
         self._decoder = json.JSONDecoder()
 
     def skip(self, pattern: re.Pattern[str]) -> str:
-        """Move behind the longest match; its last group, or nothing."""
+        """Move behind the longest match, and return its last group, or "" without one."""
         while True:
             match = pattern.match(self._text, self._at)
             if (match and match.end() < len(self._text)) or not self._more():
@@ -60,7 +60,7 @@ class _Window:
         return (match[1] or "") if pattern.groups else ""
 
     def item(self, number: int) -> object:
-        """The value here; TraceError if there is none."""
+        """Parse the JSON value here and move behind it; raise TraceError if there is none."""
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
@@ -76,7 +76,7 @@ class _Window:
                     f"{self._path}, item {number}: not JSON that can be read ({error})"
                 ) from None
             else:
-                # A number that ends where the text ends may go on.
+                # A number that ends where the text ends may continue in the next chunk.
                 if end < len(self._text) or not self._more():
                     self._at = end
                     return value
@@ -87,7 +87,10 @@ class _Window:
         raise TraceError(f"{place}: not JSON ({problem})")
 
     def _more(self) -> bool:
-        """Twice as much text ahead, so that a long item is not tried too often."""
+        """Load as much text again as is ahead, so that a long item is not parsed too often.
+
+        Returns False at the end of the file.
+        """
         ahead = len(self._text) - self._at
         parts: list[str] = []
         size = 0
@@ -103,7 +106,7 @@ class _Window:
         return True
 
     def _forget(self) -> None:
-        """What lies before `_at`, but for how many lines it was."""
+        """Drop the text before `_at`, and count its lines for error messages."""
         lines = self._text.count("\n", 0, self._at)
         since = self._at - 1 - self._text.rfind("\n", 0, self._at) if lines else self._at
         self._line += lines

@@ -1,4 +1,7 @@
-"""Our own format: name and provenance on top, then a row a request; CSV, JSONL or Parquet."""
+"""slosched's own format: name and provenance on top, then one row for each request.
+
+Files are CSV, JSONL or Parquet.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ COLUMNS = (
 )
 _SHARING_COLUMNS = ("session_id", "prefix_hashes")
 _MARKS = ("priority", "lora_id")
-"""Like those for sharing only in files of traces that have them."""
+"""Columns that, like the sharing columns, are only in files of traces that have them."""
 _VERSION = 1
 _MAGIC = f"# slosched-trace {_VERSION}"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands above the requests; a file written by hand may have nothing there."""
+    """The header above the requests; files written by hand need not have one."""
 
     name: str
     provenance: Provenance
@@ -36,10 +39,10 @@ class Header:
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write what the name ends in: `.jsonl`, `.parquet`, else CSV; `read_trace` gives it back.
+    """Write the format of the file's suffix: `.jsonl`, `.parquet`, else CSV.
 
     Name and provenance are the first line of JSONL, `#` lines on top of CSV, and under the key
-    `slosched_trace` in the metadata of Parquet.
+    `slosched_trace` in the metadata of Parquet. `read_trace` reads all three.
     """
     path = Path(path)
     writers = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
@@ -72,13 +75,13 @@ def _write_jsonl(trace: Trace, path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(json.dumps(_header(trace)) + "\n")
         for row in _rows(trace):
-            # JSON has no infinity: what is not promised is null.
+            # JSON has no infinity, so a time that is not promised is null.
             values = (None if value == math.inf else value for value in row)
             file.write(json.dumps(dict(zip(columns, values, strict=True))) + "\n")
 
 
 def _write_parquet(trace: Trace, path: Path) -> None:
-    import pyarrow as pa  # half a second, which only those who want such files should pay
+    import pyarrow as pa  # half a second to import, only for Parquet files
     from pyarrow import parquet
 
     types = {"request_id": pa.string(), "session_id": pa.string()}
@@ -110,7 +113,7 @@ def _columns(trace: Trace) -> tuple[str, ...]:
 
 
 def _rows(trace: Trace) -> Iterator[tuple[object, ...]]:
-    """The values of each request, in the order of `_columns`."""
+    """Yield the values of each request, in the order of `_columns`."""
     more = _columns(trace)[len(COLUMNS) :]
     for r in trace.requests:
         e2e_s = None if r.slo.e2e_s is None else float(r.slo.e2e_s)
@@ -139,12 +142,12 @@ def own_request(row: Row) -> TraceRequest:
 
 
 def _promise_s(row: Row, column: str) -> float | None:
-    """None where nothing is promised: null, or an empty cell."""
+    """Return the promised seconds; None for null or an empty cell, where nothing is promised."""
     return None if row.values.get(column) in (None, "") else row.promise_s(column)
 
 
 def own_header(path: Path, top: Sequence[str]) -> Header:
-    """What the lines above the rows say; the file's name where they say none."""
+    """Read the header from the lines above the rows; the name defaults to the file's."""
     found: dict[str, object] = {"name": path.stem, "provenance": {}, "prefix_block_tokens": None}
     is_json = bool(top) and top[-1].lstrip().startswith("{")
     found |= _json_header(top[-1]) if is_json else _comment_header(path, top)
@@ -161,7 +164,7 @@ def own_header(path: Path, top: Sequence[str]) -> Header:
 
 
 def _json_header(line: str) -> Mapping[str, object]:
-    values: dict[str, object] = json.loads(line)  # which the rows have been read with before
+    values: dict[str, object] = json.loads(line)  # valid, since the row reader has parsed it
     return values if HEADER_KEY in values else {}
 
 

@@ -1,4 +1,4 @@
-"""Timestamps that were rounded: how coarsely, and spread again."""
+"""Timestamps that were rounded: find how coarsely, and spread them again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _QUANTISED_SHARE = 0.5
 
 
 def exact(times_s: FloatArray) -> float | None:  # noqa: ARG001  # one signature for all
-    """For formats whose timestamps are as fine as they look."""
+    """Return None, for formats whose timestamps are exact."""
     return None
 
 
 def of_shared_times(times_s: FloatArray) -> float | None:
-    """The usual gap between different times, if most requests share theirs with another.
+    """Return the usual gap between different times, if most requests share theirs with another.
 
-    Mooncake's are rounded so (to 3 s).  None if at most half are shared.
+    Mooncake's times are rounded in this way (to 3 s).  Returns None if at most half are shared.
     """
     times, counts = np.unique(times_s, return_counts=True)
     if len(times) < 2 or counts[counts > 1].sum() <= _QUANTISED_SHARE * len(times_s):
@@ -30,15 +30,19 @@ def of_shared_times(times_s: FloatArray) -> float | None:
 
 
 def of_whole_seconds(times_s: FloatArray) -> float | None:
-    """1 s if no time has a fraction, as in BurstGPT, where few requests share a second."""
+    """Return 1 s if no time has a fraction, else None.
+
+    BurstGPT's times are such, although few of its requests share a second.
+    """
     return 1.0 if (times_s == np.floor(times_s)).all() else None
 
 
 def spread(requests: Sequence[TraceRequest], quantum_s: float, seed: int) -> list[TraceRequest]:
-    """Requests of equal time spread over the quantum after it, or until the next time.
+    """Spread requests of equal time over the quantum after it, or until the next time.
 
-    Uniformly at random, in the order given: given how many arrived in a quantum, that is what a
-    Poisson process does, whereas equal spacing would look smoother than any real arrivals.
+    They are spread uniformly at random and keep their order. That is what a Poisson process does,
+    given how many requests arrived in a quantum; equal spacing would be smoother than any real
+    arrivals.
     """
     ordered = sorted(requests, key=lambda request: request.arrival_s)
     times, counts = np.unique([r.arrival_s for r in ordered], return_counts=True)

@@ -1,7 +1,8 @@
-"""Reading a trace file: recognise its format, check every row, note what was done.
+"""Reads a trace file: recognises its format, checks every row, and notes what was done.
 
-A row that cannot be read stops the reading with file, line, value and expectation, unless such
-rows are to be skipped; rows that their publishers call no requests are left out.  Both are counted.
+A row that cannot be read stops the reading with file, line, value and expectation, unless such rows
+are to be skipped. Rows that their publishers do not count as requests are left out.  Both kinds are
+counted.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ from slosched.workload.trace import Trace
 MADE_UP_RATE = 1.0
 """Requests/s of the Poisson arrivals given to a file that has none."""
 MAX_REQUESTS = 5_000_000
-"""A trace lies in memory, at 200 bytes a request (Mooncake's, with prefix hashes, at 1,100): longer
-files are read in parts."""
+"""Most requests in one trace, which is held in memory; longer files are read in parts.
+
+A request takes 200 bytes (1,100 bytes in Mooncake's, which have prefix hashes).
+"""
 MADE_UP = "made up: the file has none"
-"""What the provenance then says of the arrivals."""
+"""The provenance's note about arrivals in that case."""
 _QUANTUM_ROWS = 1000
-"""Rows enough to see how coarsely timestamps were rounded."""
+"""Number of rows that is enough to see how coarsely timestamps were rounded."""
 
 _Note = dict[str, str | int | float]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Which rows of a file are wanted: all that arrive in an interval, or the first of them."""
+    """The wanted rows of a file: those that arrive in an interval, at most a given number."""
 
     num_requests: int | None
     start_s: float
@@ -74,10 +77,10 @@ class _Part:
         return self.start_s > 0 or self.duration_s < math.inf
 
     def of(self, requests: Iterable[TraceRequest], known: Format) -> Iterator[TraceRequest]:
-        """Those that are wanted; what lies behind the last of them is not read.
+        """Yield the wanted requests; nothing behind the last of them is read.
 
-        Of rounded times a few more: all of the last and the next, between which the last are
-        spread, and enough of them to see that they are rounded.
+        For rounded times a few more are yielded: all requests of the last time and the first one of
+        the next time, between which the last are spread, and enough requests to see the rounding.
         """
         is_exact = known.quantum_s is quanta.exact
         wanted = math.inf if self.num_requests is None else self.num_requests
@@ -114,13 +117,13 @@ def read_trace(
     """Read a trace file; "auto" recognises the format by its column names.
 
     `seed` is for what the file does not say: where within a rounded timestamp a request arrives,
-    and Poisson arrivals at `MADE_UP_RATE` where there are none.  `unsorted` says what becomes of
-    a file whose rows are not in order of arrival; sorted ones are counted in the provenance.
-    `count_tokens` measures the texts of ShareGPT, `estimate_tokens` unless given.
+    and Poisson arrivals at `MADE_UP_RATE` where there are none.  `unsorted` says what happens to a
+    file whose rows are not in order of arrival; rows that had to be sorted are counted in the
+    provenance. `count_tokens` measures the texts of ShareGPT; it is `estimate_tokens` unless given.
 
     `num_requests`, and `start_s` and `duration_s` counted from the first row, name a part of the
-    file; no more of it is read than that takes (rows out of order behind the end are not found).
-    `skip_bad` leaves out rows that cannot be read, and counts them in the provenance.
+    file. No more of the file is read than the part takes, so out-of-order rows behind its end are
+    missed. `skip_bad` leaves out rows that cannot be read, and counts them in the provenance.
 
     Raises TraceError (a ValueError) for a file that is not such a trace, and OSError for one that
     cannot be opened.
@@ -167,7 +170,7 @@ def read_trace(
 
 @dataclass
 class _Counts:
-    """Rows out of the ordinary."""
+    """Counts of unusual rows."""
 
     out_of_order: int = 0
     before_zero: int = 0
@@ -190,7 +193,7 @@ def _requests(
     counts: _Counts,
     bad: BadRows,
 ) -> Iterator[TraceRequest]:
-    """The requests of the rows, in their order."""
+    """Yield the requests of the rows, in their order."""
     request_of = known.reader()
     latest_s, latest = -math.inf, ""
     for row in rows:
@@ -215,14 +218,14 @@ def _requests(
 
 
 def _marked(request: TraceRequest | None, row: Row) -> TraceRequest | None:
-    """The request with its row's `priority` and `lora_id`, columns that any format may have."""
+    """Return the request with its row's `priority` and `lora_id`, which any format may have."""
     if request is None or not ("priority" in row.values or "lora_id" in row.values):
         return request
     return replace(request, priority=row.priority(), lora_id=row.text("lora_id"))
 
 
 def _timed(requests: list[TraceRequest], known: Format, name: str, note: _Note, seed: int) -> Trace:
-    """The trace, with arrivals where the file says too little of them."""
+    """Make the trace, and draw what the file does not say about arrivals."""
     block = known.prefix_block_tokens if any(r.prefix_hashes for r in requests) else None
     if known.arrival is None:
         note["arrivals"] = MADE_UP

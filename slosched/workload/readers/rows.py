@@ -1,4 +1,4 @@
-"""One row of a trace file, with values that can say what is wrong with them."""
+"""One row of a trace file, whose values are checked when they are read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY, TraceError
 
 _MAX_SHOWN = 200
 _MAX_HASH = 2**63 - 1
-"""What a Parquet column holds."""
+"""Largest integer that a Parquet column holds."""
 
 
 class RowError(TraceError):
-    """A row that cannot be read.  `what` is the column, or what else is wrong with it."""
+    """A row that cannot be read.  `what` is the column, or names another problem."""
 
     def __init__(self, message: str, what: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class RowError(TraceError):
 
 @dataclass
 class BadRows:
-    """What becomes of rows that cannot be read: the first ends the reading, or all are counted."""
+    """The rows that cannot be read: the first one ends the reading, or all are counted."""
 
     skip: bool = False
     counts: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class BadRows:
 
     @property
     def note(self) -> dict[str, str | int | float]:
-        """For the provenance: how many, and what was wrong with them."""
+        """Return the provenance's note: how many rows were bad, and what was wrong with them."""
         if not self.counts:
             return {}
         kinds = ", ".join(f"{what}: {count}" for what, count in self.counts.most_common())
@@ -52,7 +52,7 @@ class BadRows:
 
     @property
     def why_none(self) -> str:
-        """What to add where no row is left."""
+        """Return what an error message adds where no row is left."""
         return (
             f"; {self.counts.total()} bad rows were skipped, first {self.first}"
             if self.first
@@ -68,7 +68,8 @@ class Row:
     number: int
     values: Mapping[str, object]
     unit: str = "line"
-    """What `number` counts from 1: lines, rows of Parquet, or items of a JSON list."""
+    """The unit in which `number` counts, from 1: lines, rows of Parquet, or items of a JSON list.
+    """
 
     @property
     def place(self) -> str:
@@ -91,7 +92,7 @@ class Row:
         return value
 
     def priority(self) -> int:
-        """The cell `priority`; 0 if it is empty or missing."""
+        """Return the cell `priority`; 0 if it is empty or missing."""
         expected = f"a whole number in [{MIN_PRIORITY}, {MAX_PRIORITY}]"
         if self.text("priority") is None:
             return 0
@@ -101,7 +102,7 @@ class Row:
         return int(number)
 
     def number_of(self, column: str, expected: str, low: float, high: float) -> float:
-        """A number in [low, high]; NaN is in no interval."""
+        """Return a number in [low, high]; raise RowError for anything else, such as NaN."""
         value = self.values.get(column)
         try:
             if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -114,7 +115,7 @@ class Row:
         return number
 
     def seconds(self, column: str) -> float:
-        """Any time; zero may be anywhere."""
+        """Return a finite time in seconds, from any time zero."""
         limit = float(np.finfo(np.float64).max)
         return self.number_of(column, "a finite number of seconds", -limit, limit)
 
@@ -125,7 +126,7 @@ class Row:
         return self.number_of(column, "a positive number of seconds, or inf", 5e-324, math.inf)
 
     def timestamp_s(self, column: str) -> float:
-        """Seconds since 1970 of a date and time, read as UTC if it names no zone."""
+        """Return the seconds since 1970 of a date and time, read as UTC if it names no zone."""
         try:
             moment = datetime.fromisoformat(str(self.values.get(column)))
         except ValueError:
@@ -134,7 +135,7 @@ class Row:
         return zoned.timestamp()
 
     def text(self, column: str) -> str | None:
-        """What a cell says, a number as one would write it; None if it is empty or missing."""
+        """Return the cell's text, with whole numbers written as such; None if empty or missing."""
         value = self.values.get(column)
         if isinstance(value, float) and math.isnan(value):
             return None
@@ -143,7 +144,7 @@ class Row:
         return None if value in (None, "") else str(value)
 
     def hashes(self, column: str) -> tuple[int, ...]:
-        """A list of whole numbers, in CSV with spaces between; empty if there is none."""
+        """Return a list of whole numbers, separated by spaces in CSV; empty if there is none."""
         value = self.values.get(column)
         if value is None:
             return ()
@@ -160,6 +161,6 @@ class Row:
 
 
 def short(value: object) -> str:
-    """As Python writes it, cut where it would fill the screen."""
+    """Return the value as Python writes it, cut where it would fill the screen."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + " …"

@@ -1,4 +1,4 @@
-"""ShareGPT: conversations in words, from which lengths in tokens have to be made."""
+"""ShareGPT: conversations as text, from which lengths in tokens are estimated."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ _WORDS = re.compile(f"[{_IDEOGRAPH}]|[^\\s{_IDEOGRAPH}]+")
 
 
 def estimate_tokens(text: str) -> int:
-    """Tokens of a text without a tokenizer: `ESTIMATE`; a CJK character counts as a word.
+    """Estimate the tokens of a text by `ESTIMATE`; a CJK character counts as a word.
 
-    Words fit prose; bytes fit code and tables, whose words are long.  Against the tokenizer of
-    SmolLM2 it says 0.69 to 1.07 times as much on this project's documents and sources, and 1.2
-    on a plain English sentence; newer tokenizers with larger vocabularies make fewer tokens.
+    The count of words fits prose; the count of bytes fits code and tables, whose words are long.
+    Against the tokenizer of SmolLM2 the estimate is 0.69 to 1.07 times as much on this project's
+    documents and sources, and 1.2 times on a plain English sentence.  Newer tokenizers with larger
+    vocabularies make fewer tokens.
     """
     words = len(_WORDS.findall(text))
     return max(math.ceil(words * 4 / 3), math.ceil(len(text.encode("utf-8", "replace")) / 4))
 
 
 def first_exchange(row: Row, count_tokens: TokenCounter = estimate_tokens) -> TraceRequest | None:
-    """The first question of a conversation and its answer, as the field's benchmarks take them.
+    """Return the first question of a conversation with its answer, as benchmarks usually do.
 
-    Later turns are left out: their prompts hold the answers of another model, and nothing says
-    when they were asked.  None where no question with an answer comes first.
+    Later turns are left out: their prompts contain another model's answers, and nothing says when
+    they were asked.  Returns None if the conversation does not begin with a question and an answer.
     """
     turns = _turns(row)
     system = next((i for i, turn in enumerate(turns) if turn["from"] != "system"), len(turns))
