@@ -7,9 +7,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+import slosched
 
 PACKAGE = Path(__file__).parents[1] / "slosched"
 
@@ -169,3 +172,27 @@ def test_importing_slosched_is_light() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "[]"
+
+
+def test_every_name_at_the_top_is_what_its_module_has() -> None:
+    for name, module in slosched._MODULES.items():
+        assert getattr(slosched, name) is getattr(import_module(module), name)
+    assert {*slosched._MODULES} <= {*dir(slosched)}
+    with pytest.raises(AttributeError, match="no attribute 'Polciy'"):
+        slosched.Polciy  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_types_are_told_of_every_name_at_the_top() -> None:
+    (block,) = (node for node in modules()[""].body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    told = {alias.asname: node.module for node in imports for alias in node.names}
+    assert told == slosched._MODULES
+
+
+def test_a_policy_can_be_written_from_the_top_alone() -> None:
+    program = (
+        "import sys\n"
+        "from slosched import BatchBuilder, Policy, SchedulerOutput, SchedulerView, simulate\n"
+        f"assert not {HEAVY!r} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from slosched.cli.results import Outcome, columns, outcome_rows, summarize_all
+from slosched.cli.results import columns, outcome_rows
 from slosched.core import DeadlineRule
+from slosched.evaluate.comparison import Outcome, summarize_all
 from slosched.evaluate.plots import (
     MAX_TIERS,
     decile_lines,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from rich.table import Table
 
 from slosched.cli.console import table
-from slosched.core import DeadlineRule
-from slosched.metrics import RequestRecord, StepRow, Summary, summarize
+from slosched.metrics import Summary
 
 COLUMNS = (
     "policy",
@@ -26,25 +24,6 @@ COLUMNS = (
 """Narrow enough for a terminal of 100 columns; a report has every metric."""
 BOUND_COLUMN = "÷\nbound"
 CACHED_COLUMN = "prompt\ncached"
-
-
-@dataclass
-class Outcome:
-    """One policy's replay."""
-
-    records: Sequence[RequestRecord]
-    steps: list[StepRow] = field(default_factory=list)
-    _summaries: dict[DeadlineRule, Summary] = field(default_factory=dict, repr=False)
-
-    def summary(self, rule: DeadlineRule) -> Summary:
-        """Computed once; a second for some million tokens."""
-        if rule not in self._summaries:
-            self._summaries[rule] = summarize(self.records, rule)
-        return self._summaries[rule]
-
-
-def summarize_all(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Summary]:
-    return {name: outcome.summary(rule) for name, outcome in outcomes.items()}
 
 
 def outcome_table(

@@ -1,29 +1,25 @@
-"""Simulated replays for `replay`, `compare` and `demo`: one replica, any number of policies."""
+"""The replica that commands simulate, from their options, and replays on it with a progress bar."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
+from rich.progress import TaskID
 
 from slosched.cli import options
 from slosched.cli.console import progress_bar
 from slosched.cli.inert import note_inert
-from slosched.cli.results import Outcome
-from slosched.core import Limits, Policy, Request
+from slosched.core import Limits, Policy
+from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capacity_tokens
 from slosched.kv import HostWrites, PrefixCaching
-from slosched.metrics import RequestRecord, StepRow
-from slosched.perfmodel import DEFAULT_MODEL, FittedModel, load_model
+from slosched.perfmodel import DEFAULT_MODEL, load_model
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.scheduling_time import MEASURED, ScheduleTime
-from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
-
-_DEFAULT_KV_TOKENS = 131_072
-"""Where neither the command line nor the latency model's provenance says how large the cache is."""
 
 
 @dataclass(frozen=True)
@@ -45,33 +41,6 @@ def stall(text: str) -> Stall:
 def schedule_time(text: str) -> ScheduleTime:
     """As "5ms" or "measured"; a complaint that typer shows beside the option's name."""
     return MEASURED if text == MEASURED else options.duration(text)
-
-
-@dataclass(frozen=True)
-class Replica:
-    """The device that is simulated and its limits."""
-
-    model: FittedModel
-    model_name: str
-    config: SimulationConfig
-
-    def provenance(self) -> dict[str, object]:
-        config = self.config
-        return {
-            "latency model": self.model_name,
-            "kv_tokens": config.num_blocks * config.block_size,
-            "prefix_cache": config.prefix_cache,
-            "prefix_host_tokens": config.prefix_host.num_blocks * config.block_size,
-            "prefix_host_writes": config.prefix_host.writes,
-            **asdict(config.disturbances),
-            "bias": config.bias,
-            "online": config.online,
-            "schedule_s": config.schedule_s,
-            "overlap": config.overlap,
-            "seed": config.seed,
-            **{f"limit {name}": value for name, value in _limits(config.limits).items()},
-            **{f"measured {name}": value for name, value in self.model.provenance.items()},
-        }
 
 
 @dataclass(frozen=True)
@@ -170,74 +139,18 @@ class ReplicaOptions:
         return Replica(model, name, config)
 
 
-def kv_capacity_tokens(model: FittedModel) -> int:
-    """What the measured device's KV cache held, as far as the model's provenance says."""
-    return int(model.provenance.get("kv_capacity_tokens", _DEFAULT_KV_TOKENS))
-
-
-def simulate_policies(
-    trace: Trace, policies: Mapping[str, Policy], replica: Replica
-) -> dict[str, Outcome]:
-    """Each policy on the same arrivals and the same device, with a progress bar."""
-    note_inert(trace, policies, replica.config)
-    with progress_bar() as progress:
-        return {
-            name: _simulated(trace, name, policy, replica, progress)
-            for name, policy in policies.items()
-        }
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """What became of contenders: one that fails, or Ctrl-C, leaves what the others have done."""
-
-    outcomes: dict[str, Outcome]
-    failed: dict[str, Exception]
-    stopped: bool = False
-
-    @property
-    def is_whole(self) -> bool:
-        return not (self.failed or self.stopped)
-
-
 def simulate_contenders(
     trace: Trace, contenders: Mapping[str, tuple[Policy, Replica]]
-) -> Simulated:
-    """Each on its device, with a progress bar; raises only where there is no outcome at all."""
+) -> Comparison:
+    """Compare the contenders with a progress bar, after notes on options that change nothing."""
     policies = {name: policy for name, (policy, _) in contenders.items()}
     note_inert(trace, policies, next(iter(contenders.values()))[1].config)
-    done = Simulated({}, {})
     with progress_bar() as progress:
-        for name, (policy, replica) in contenders.items():
-            try:
-                done.outcomes[name] = _simulated(trace, name, policy, replica, progress)
-            except KeyboardInterrupt:
-                if not done.outcomes:
-                    raise
-                return replace(done, stopped=True)
-            except Exception as error:  # of a policy, whose others are worth having
-                done.failed[name] = error
-    if not done.outcomes:
-        raise next(iter(done.failed.values()))
-    return done
+        tasks: dict[str, TaskID] = {}
 
+        def advance(name: str, num_ended: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(f"simulating {name}", total=len(trace))
+            progress.advance(tasks[name], num_ended)
 
-def _simulated(
-    trace: Trace, name: str, policy: Policy, replica: Replica, progress: Progress
-) -> Outcome:
-    task = progress.add_task(f"simulating {name}", total=len(trace))
-    steps: list[StepRow] = []
-
-    def on_row(row: StepRow, ended: Sequence[Request]) -> None:
-        steps.append(row)
-        if ended:
-            progress.advance(task, len(ended))
-
-    requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
-    return Outcome([RequestRecord.from_request(request) for request in requests], steps)
-
-
-def _limits(limits: Limits) -> dict[str, object]:
-    names = ("max_num_batched_tokens", "max_num_seqs", "preemption_mode", "deadline_rule")
-    loras = {} if limits.max_loras is None else {"max_loras": limits.max_loras}
-    return {name: getattr(limits, name) for name in names} | loras
+        return compare(trace, contenders, advance)

@@ -11,7 +11,7 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console
-from slosched.cli.simulation import Replica
+from slosched.evaluate.comparison import Replica
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import KINDS, Trace
 

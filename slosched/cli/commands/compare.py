@@ -13,10 +13,11 @@ from rich.markup import escape
 from slosched.cli import options
 from slosched.cli.console import console, what
 from slosched.cli.groups import grouped
-from slosched.cli.results import Outcome, outcome_table, summarize_all
-from slosched.cli.simulation import ReplicaOptions, Simulated, simulate_contenders
+from slosched.cli.results import outcome_table
+from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.cli.sweeping import TunedFiles, loosest
 from slosched.core import NO_SLO, DeadlineRule, LatencyModel
+from slosched.evaluate.comparison import Comparison, Outcome, summarize_all
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.replay.benchmark_results import is_benchmark_result, read_benchmark_result
@@ -163,7 +164,7 @@ def _read_all(
     return found
 
 
-def _missing(simulated: Simulated) -> dict[str, str]:
+def _missing(simulated: Comparison) -> dict[str, str]:
     """Why policies have no row."""
     why = {name: f"was given up: {what(error)}" for name, error in simulated.failed.items()}
     return why | (

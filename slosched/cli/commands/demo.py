@@ -20,8 +20,8 @@ import typer
 from slosched.cli import options
 from slosched.cli.commands.replay import replay_live
 from slosched.cli.console import console
-from slosched.cli.results import Outcome, outcome_table, summarize_all
-from slosched.cli.simulation import Replica, simulate_policies
+from slosched.cli.results import outcome_table
+from slosched.cli.simulation import simulate_contenders
 from slosched.core import (
     SLO,
     BatchShape,
@@ -31,6 +31,7 @@ from slosched.core import (
     RequestStatus,
     SloschedError,
 )
+from slosched.evaluate.comparison import Outcome, Replica, summarize_all
 from slosched.metrics import RequestRecord, summarize
 from slosched.perfmodel import (
     FittedModel,
@@ -298,9 +299,8 @@ def _compare(files: Files, model: str) -> None:
         policy: Outcome(read_records(files.live(policy) / "records.jsonl").records)
         for policy in LIVE
     }
-    simulated = simulate_policies(
-        trace, {name: make_policy(spec) for name, spec in SPECS.items()}, replica
-    )
+    contenders = {name: (make_policy(spec), replica) for name, spec in SPECS.items()}
+    simulated = simulate_contenders(trace, contenders).complete()
     console.print(outcome_table(f"Live: {model} on this machine", summarize_all(live, RULE)))
     console.print(outcome_table("Simulated with the fitted model", summarize_all(simulated, RULE)))
     _report(files, trace, live, simulated, replica)

@@ -13,9 +13,10 @@ from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError
-from slosched.cli.results import Outcome, outcome_table, summarize_all
-from slosched.cli.simulation import ReplicaOptions, simulate_policies
+from slosched.cli.results import outcome_table
+from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.core import NO_SLO, DeadlineRule, RequestStatus
+from slosched.evaluate.comparison import Outcome, summarize_all
 from slosched.evaluate.perfetto import write_perfetto
 from slosched.perfmodel import load_model
 from slosched.policy.spec import make_policy
@@ -90,7 +91,8 @@ def replay(
         device = replica.open(limits.limits(), kv, seed)
         requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
         name = policy
-        outcome = simulate_policies(requests, {name: make_policy(policy)}, device)[name]
+        done = simulate_contenders(requests, {name: (make_policy(policy), device)})
+        outcome = done.outcomes[name]
         simulated = {"policy": policy, **device.provenance()}
     provenance: dict[str, object] = {
         "trace": requests.name,

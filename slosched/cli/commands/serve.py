@@ -17,12 +17,12 @@ from slosched.cli.calibration import calibrated_model
 from slosched.cli.console import console
 from slosched.cli.groups import grouped
 from slosched.cli.local import ExtraMissingError, LocalModel, open_local
-from slosched.cli.simulation import kv_capacity_tokens
 from slosched.core import NO_SLO, Executor, LatencyModel
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
+from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.kv import HostWrites, KVCache, PrefixCaching
 from slosched.perfmodel import FittedModel, OnlineModel, load_model
 from slosched.perfmodel.device import check_device

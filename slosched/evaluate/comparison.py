@@ -1,0 +1,141 @@
+"""Policies side by side: each replays the same trace on a simulated replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from slosched.core import DeadlineRule, Limits, Policy, Request
+from slosched.metrics import RequestRecord, StepRow, Summary, summarize
+from slosched.perfmodel import FittedModel
+from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.workload import Trace
+
+_DEFAULT_KV_TOKENS = 131_072
+"""Size of the KV cache where neither the user nor the latency model's provenance gives one."""
+
+OnProgress = Callable[[str, int], None]
+"""Called with the name of a contender and how many of its requests have ended since the last call;
+with 0 when it begins."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A simulated device and its limits."""
+
+    model: FittedModel
+    model_name: str
+    config: SimulationConfig
+
+    def provenance(self) -> dict[str, object]:
+        """Return everything that results on this replica depend on, by name."""
+        config = self.config
+        return {
+            "latency model": self.model_name,
+            "kv_tokens": config.num_blocks * config.block_size,
+            "prefix_cache": config.prefix_cache,
+            "prefix_host_tokens": config.prefix_host.num_blocks * config.block_size,
+            "prefix_host_writes": config.prefix_host.writes,
+            **asdict(config.disturbances),
+            "bias": config.bias,
+            "online": config.online,
+            "schedule_s": config.schedule_s,
+            "overlap": config.overlap,
+            "seed": config.seed,
+            **{f"limit {name}": value for name, value in _limits(config.limits).items()},
+            **{f"measured {name}": value for name, value in self.model.provenance.items()},
+        }
+
+
+@dataclass
+class Outcome:
+    """The requests and steps of one policy's replay."""
+
+    records: Sequence[RequestRecord]
+    steps: list[StepRow] = field(default_factory=list)
+    _summaries: dict[DeadlineRule, Summary] = field(default_factory=dict, repr=False)
+
+    def summary(self, rule: DeadlineRule) -> Summary:
+        """Summarize the records once for each rule; some million tokens take a second."""
+        if rule not in self._summaries:
+            self._summaries[rule] = summarize(self.records, rule)
+        return self._summaries[rule]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The outcomes of all contenders, and what kept others from having one."""
+
+    outcomes: dict[str, Outcome]
+    failed: dict[str, Exception]
+    stopped: bool = False
+    """Whether Ctrl-C ended it before all contenders were done."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether every contender has an outcome."""
+        return not (self.failed or self.stopped)
+
+    def complete(self) -> dict[str, Outcome]:
+        """Return the outcomes.  Raises what kept a contender from having one."""
+        for error in self.failed.values():
+            raise error
+        if self.stopped:
+            raise KeyboardInterrupt
+        return self.outcomes
+
+
+def summarize_all(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Summary]:
+    """Summarize each outcome under `rule`."""
+    return {name: outcome.summary(rule) for name, outcome in outcomes.items()}
+
+
+def compare(
+    trace: Trace,
+    contenders: Mapping[str, tuple[Policy, Replica]],
+    on_progress: OnProgress = lambda _name, _num_ended: None,
+) -> Comparison:
+    """Replay `trace` under each contender's policy on its replica.
+
+    A policy that fails, or Ctrl-C, leaves the outcomes of the others.  Raises the first error, or
+    KeyboardInterrupt, if there is no outcome at all.
+    """
+    done = Comparison({}, {})
+    for name, (policy, replica) in contenders.items():
+        try:
+            done.outcomes[name] = _replayed(trace, name, policy, replica, on_progress)
+        except KeyboardInterrupt:
+            if not done.outcomes:
+                raise
+            return replace(done, stopped=True)
+        except Exception as error:  # a policy's own; the outcomes of the others are worth having
+            done.failed[name] = error
+    if not done.outcomes:
+        raise next(iter(done.failed.values()))
+    return done
+
+
+def kv_capacity_tokens(model: FittedModel) -> int:
+    """Return how many tokens the measured device's KV cache held, or a default if it is unknown."""
+    return int(model.provenance.get("kv_capacity_tokens", _DEFAULT_KV_TOKENS))
+
+
+def _replayed(
+    trace: Trace, name: str, policy: Policy, replica: Replica, on_progress: OnProgress
+) -> Outcome:
+    steps: list[StepRow] = []
+
+    def on_row(row: StepRow, ended: Sequence[Request]) -> None:
+        steps.append(row)
+        if ended:
+            on_progress(name, len(ended))
+
+    on_progress(name, 0)
+    requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
+    return Outcome([RequestRecord.from_request(request) for request in requests], steps)
+
+
+def _limits(limits: Limits) -> dict[str, object]:
+    names = ("max_num_batched_tokens", "max_num_seqs", "preemption_mode", "deadline_rule")
+    loras = {} if limits.max_loras is None else {"max_loras": limits.max_loras}
+    return {name: getattr(limits, name) for name in names} | loras
