@@ -14,7 +14,16 @@ from typing import Any, TypeVar
 import aiohttp
 from factories import make_model
 
-from slosched.core import NO_SLO, SLO, Clock, Limits, Policy, ScheduledBatch, StepResult
+from slosched.core import (
+    NO_SLO,
+    SLO,
+    Clock,
+    LatencyModel,
+    Limits,
+    Policy,
+    ScheduledBatch,
+    StepResult,
+)
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
@@ -97,9 +106,10 @@ def live(
     max_consecutive_faults: int = 10,
     overlap: bool = False,
     clock: Clock | None = None,
+    model: LatencyModel | None = FAST,
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
-    scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), FAST)
+    scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model)
     device = Device()
     clock = clock or MonotonicClock()
     engine = Engine(scheduler, device, clock)

@@ -14,6 +14,8 @@ from slosched.cli.local import LocalModel, open_local
 from slosched.cli.options import KVOptions, ModelOptions
 from slosched.core import Limits
 
+pytestmark = pytest.mark.e2e
+
 SMALL = Limits(max_num_batched_tokens=64, max_num_seqs=4)
 
 

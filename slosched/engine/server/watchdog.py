@@ -39,7 +39,7 @@ class StepLimit:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
 
     def of_step(self, predicted_s: float | None, num_ended: int) -> float:
-        """Return the limit of a step, in seconds, of which `num_ended` have ended before it."""
+        """Return the seconds that a step may take; `num_ended` steps have ended before it."""
         limit_s = max(self.timeout_s, self.times_predicted * (predicted_s or 0.0))
         return max(limit_s, self.warmup_timeout_s) if num_ended < self.num_warmup_steps else limit_s
 
@@ -63,12 +63,12 @@ class Hang(NamedTuple):
         if self.batch is None:
             return f"a step has been planned or booked for {self.running_s:.1f} s; {allowed}"
         predicted_s = self.predicted_s
-        expected = "nothing was predicted" if predicted_s is None else f"{predicted_s:.3g} s were"
+        expected = "nothing was" if predicted_s is None else f"{predicted_s:.3g} s were"
         shape = self.batch.shape
         return (
             f"the device has not ended a step for {self.running_s:.1f} s; {expected} predicted and "
-            f"{allowed}; the step holds {len(self.batch.chunks)} requests with "
-            f"{shape.num_prefill_tokens} prefill tokens and {shape.num_decodes} decodes"
+            f"{allowed}; requests in the step: {len(self.batch.chunks)}, "
+            f"prefill tokens: {shape.num_prefill_tokens}, decodes: {shape.num_decodes}"
         )
 
 
@@ -85,6 +85,7 @@ class Watchdog:
         self._hung_since_s: float | None = None
         """When the step began that is known to hang."""
         self.num_hangs = 0
+        """Hangs that were seen so far."""
 
     def began(self) -> None:
         self._began_s = self._engine.clock.now_s()

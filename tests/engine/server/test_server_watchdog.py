@@ -42,9 +42,9 @@ def hands() -> Hands:
 
 
 @contextmanager
-def warm(hands: Hands, policy: Policy | None = None, *, overlap: bool = False) -> Iterator[Live]:
+def warm(hands: Hands, policy: Policy | None = None, **options: Any) -> Iterator[Live]:
     """A server that has its first steps behind it."""
-    with live(policy, clock=hands, overlap=overlap) as server:
+    with live(policy, clock=hands, **options) as server:
         assert server.post(prompt="x", max_tokens=2 * StepLimit().num_warmup_steps)[0] == 200
         yield server
 
@@ -97,7 +97,7 @@ def test_a_device_that_hangs_is_a_503_until_it_goes_on(
                 {"running_s": 12.5, "predicted_s": 1e-4, "limit_s": 10.0}
             )
             assert "the device has not ended a step for 12.5 s" in body["reason"]
-            assert "1 requests with 3 prefill tokens and 0 decodes" in body["reason"]
+            assert "requests in the step: 1, prefill tokens: 3, decodes: 0" in body["reason"]
             assert metric(server, "step_is_hung") == metric(server, "steps_hung_total") == 1
             hands.time_s += 1
             assert health(server)[1]["step"]["running_s"] == pytest.approx(13.5)
@@ -110,6 +110,16 @@ def test_a_device_that_hangs_is_a_503_until_it_goes_on(
             f"hung: {body['reason']}",
             "no longer hung: the step that hung ended after 13.5 s",
         ]
+
+
+def test_without_a_latency_model_there_is_a_limit_too(hands: Hands) -> None:
+    with warm(hands, model=None) as server, hanging(server):
+        hands.time_s += 9.9
+        assert health(server)[0] == 200
+        hands.time_s += 0.2
+        status, body = health(server)
+        assert (status, body["step"]["predicted_s"]) == (503, None)
+        assert "for 10.1 s; nothing was predicted and 10 s are allowed" in body["reason"]
 
 
 def test_the_log_tells_of_a_hang_that_nobody_asks_about(hands: Hands) -> None:
