@@ -1,37 +1,37 @@
-"""What is missing: `goodput` as it is, told how long answers get, and with memory to spare.
+"""What goodput lacks: it plays as it is, told how long answers get, and with memory to spare.
 
-Told lengths are not a bound: one policy uses them in one way.  Where prompts compete it gives up
-those whose prefill and decodes together take longest, instead of those with the longest prefill.
+The policy that is told the lengths is no bound: it is one way of using them.  Where prompts compete
+it gives up those whose prefill and decodes together take longest, not those with the longest
+prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from unittest.mock import patch
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from experiments.arena.rows import Row, Tables, best, knee_of, pick
 from experiments.arena.scenarios import Scale, Scenario
 from experiments.arena.targets import FLAGSHIP, asked_of
-from slosched.core import BatchShape
+from slosched.core import BatchShape, Policy
 from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import FittedModel
-from slosched.policy import goodput
-from slosched.policy.kit.punctual import Order, Supply, Timed, best_order, most_by_rank
+from slosched.policy.goodput import Goodput, Shortage
+from slosched.policy.kit.punctual import Order, Supply, Timed, most_by_rank
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace
 
 OVERLOAD = 2.0
 ROOM = 10
-"""Times the KV cache of the device, where memory is to spare."""
+"""Factor of the KV cache's size where memory is to spare."""
 
 
 def oracle(scenario: Scenario, scale: Scale, tables: Tables) -> Iterator[Row]:
-    """Attainments at the rate that was asked for, and at twice the knee.
+    """Yield the attainments at the rate that was asked for, and at twice the knee.
 
-    `tables` hold the scenario's arena, for the rates and the setting.  Raises ValueError if not.
+    Rates and options are those of the scenario's arena in `tables`; raises ValueError if that has
+    not been played.
     """
     model = scenario.device()
     config = scenario.config(model)
@@ -49,15 +49,25 @@ def oracle(scenario: Scenario, scale: Scale, tables: Tables) -> Iterator[Row]:
         }
 
 
+@dataclass
+class ToldLengths(Goodput):
+    """goodput that gives up the prompts whose prefill and decodes together take longest."""
+
+    num_output_tokens: Mapping[str, int] = field(default_factory=dict)
+    """Length of every answer, by request id."""
+    decode_s: float = 0.0
+    """Time that one token of an answer takes."""
+
+    def order(self, shortage: Shortage) -> Order:
+        lengths, decode_s = self.num_output_tokens, self.decode_s
+        return by_all_it_takes(lengths, decode_s, shortage.prompts, shortage.supply)
+
+
 def by_all_it_takes(
-    lengths: Mapping[str, int],
-    decode_s: float,
-    ordered: Sequence[Timed],
-    supply: Supply,
-    _: float = 0.0,
+    num_output_tokens: Mapping[str, int], decode_s: float, ordered: Sequence[Timed], supply: Supply
 ) -> Order:
-    """Moore and Hodgson's order, but that the one goes which takes most, decodes counted."""
-    takes_s = (alone_s + lengths[r.request_id] * decode_s for r, alone_s in ordered)
+    """Return Moore and Hodgson's order, in which the length of a job includes its decodes."""
+    takes_s = (alone_s + num_output_tokens[r.request_id] * decode_s for r, alone_s in ordered)
     return most_by_rank(ordered, supply, [(False, -all_s, i) for i, all_s in enumerate(takes_s)])
 
 
@@ -68,23 +78,29 @@ def _attainment(
     config: SimulationConfig,
     is_told: bool = False,
 ) -> float:
-    """Of all counted requests of all windows."""
+    """Return the share of good ones among the counted requests of all windows."""
     num_good = num_counted = 0
     for seed, window in enumerate(windows):
-        order: Callable[..., Order] = best_order
+        policy = make_policy(spec)
         if is_told:
-            lengths = {r.request_id: r.num_output_tokens for r in window.requests}
-            order = partial(by_all_it_takes, lengths, _decode_s(model, window, config))
-        with patch.object(goodput, "best_order", order):
-            requests = simulate(window, make_policy(spec), model, replace(config, seed=seed))
+            policy = _told(policy, window, _decode_s(model, window, config))
+        requests = simulate(window, policy, model, replace(config, seed=seed))
         found = Outcomes.of(requests, config.limits.deadline_rule)
         num_good += int(found.good[found.counted].sum())
         num_counted += int(found.counted.sum())
     return num_good / num_counted
 
 
+def _told(policy: Policy, window: Trace, decode_s: float) -> ToldLengths:
+    """Return a policy with the options of `policy` that knows the answers of `window`."""
+    if not isinstance(policy, Goodput):
+        raise TypeError(f"lengths are told to goodput alone, not to {policy}")
+    lengths = {r.request_id: r.num_output_tokens for r in window.requests}
+    return ToldLengths(**vars(policy), num_output_tokens=lengths, decode_s=decode_s)
+
+
 def _decode_s(model: FittedModel, window: Trace, config: SimulationConfig) -> float:
-    """Of one in a step of as many as may run, in the middle of mean requests."""
+    """Return one decode's part of a step of as many as may run, in the middle of mean requests."""
     num = config.limits.max_num_seqs
     middle = round(window.prompt_tokens.mean() + window.output_tokens.mean() / 2)
     shape = BatchShape()

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
-from unittest.mock import patch
 
 from experiments.goodput import parts
 from experiments.goodput.plans import BankInPlan, Hurry
 from slosched.core import Policy
-from slosched.policy import goodput
 from slosched.policy.goodput import Goodput
-from slosched.policy.kit.punctual import most_in_time
 from slosched.policy.published.past_future import PastFuture
 
 
 @dataclass(frozen=True)
 class Idea:
-    """A policy, while some names of goodput's module stand for something else."""
+    """A variant of goodput, under the name that the results have it by."""
 
     name: str
     what: str
     policy: Callable[[], Policy] = Goodput
-    parts: Mapping[str, Any] = field(default_factory=dict)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Within it, `policy` is the idea."""
-        with ExitStack() as stack:
-            for name, part in self.parts.items():
-                stack.enter_context(patch.object(goodput, name, part))
-            yield
 
 
 BASE = Idea("goodput", "as it is")
@@ -46,7 +32,7 @@ IDEAS = (
     Idea(
         "never give way",
         "all decodes in every step",
-        parts={"_give_way": parts.all_decodes_first},
+        parts.NeverGivesWay,
     ),
     Idea(
         "always give way",
@@ -56,36 +42,33 @@ IDEAS = (
     Idea(
         "give way later",
         "if prompts would be late beside decodes at the pace of their TPOTs, not in every step",
-        parts.OwnPace,
+        parts.GivesWayLater,
     ),
     Idea(
         "give way to the last",
         "decodes are due in the last step that is in time for them, not one before",
-        parts={"_give_way": parts.only_due_now},
+        parts.GivesWayToTheLast,
     ),
     Idea("steps as long as the slack", "not at most the smallest TPOT", parts.LongSteps),
     Idea(
         "no end for a prompt",
         "a step that finishes one may last until after it is due",
-        parts={"_Pack": parts.NoEnd},
+        parts.NoEndForAPrompt,
     ),
     Idea(
         "late decodes do not count",
         "a step is as long as those allow that can still be in time",
-        parts.AsksWhenLate,
-        {"_Pace": parts.LateLeftOut},
+        parts.LateDecodesLeftOut,
     ),
     Idea(
         "floor of the study",
         "at least 0.9 of the smallest TPOT, and 128 tokens beside all decodes",
-        partial(parts.StudysFloor, shortest=0.9),
-        {"_Pace": parts.WithFloor},
+        partial(parts.WithFloor, shortest=0.9),
     ),
     Idea(
         "algorithm g",
         "that floor, and never give way",
-        partial(parts.StudysFloor, shortest=0.9),
-        {"_Pace": parts.WithFloor, "_give_way": parts.all_decodes_first},
+        partial(parts.AlgorithmG, shortest=0.9),
     ),
     Idea("shortest 0.9", "`shortest=0.9`", partial(Goodput, shortest=0.9)),
     Idea("margin 0", "`margin=0`", partial(Goodput, margin=0.0)),
@@ -93,51 +76,50 @@ IDEAS = (
     Idea(
         "upper quantile",
         "steps end in time by the time that only 1 % of them exceed",
-        parts={"_builder": parts.cautious},
+        parts.UpperQuantile,
     ),
     Idea(
         "upper quantile, margin 0",
         "the same in place of the margin",
-        partial(Goodput, margin=0.0),
-        {"_builder": parts.cautious},
+        partial(parts.UpperQuantile, margin=0.0),
     ),
     *FAIRNESS,
     Idea(
         "no Moore-Hodgson",
         "all prompts by deadline",
-        parts={"best_order": parts.everyone_by_deadline},
+        parts.EveryoneByDeadline,
     ),
     Idea(
         "blind to seats",
         "the number of requests that may run at once is not counted when prompts are planned",
-        parts={"best_order": parts.blind_to_seats},
+        parts.BlindToSeats,
     ),
     Idea(
         "seats twice as often",
         "counted, but decodes are thought to stay half as long",
-        parts={"best_order": parts.seats_twice_as_often},
+        parts.SeatsTwiceAsOften,
     ),
     Idea(
         "by deadline without seats",
         "counted, but then prompts go by deadline all the same",
-        parts={"best_order": most_in_time},
+        parts.ByDeadlineWithoutSeats,
     ),
     Idea(
         "shortest first",
         "when not all can be in time, prompts go by length, not by deadline",
-        parts={"best_order": parts.shortest_first},
+        parts.ShortestFirst,
     ),
     Idea(
         "least commitment",
         "then the shortest goes that makes no other late: long ones wait as long as they can",
-        parts={"best_order": parts.least_committed},
+        parts.LeastCommitment,
     ),
     Idea(
         "reject when expired",
         "not as soon as a prompt cannot be in time",
-        parts={"reject_hopeless": parts.reject_expired},
+        parts.RejectExpired,
     ),
-    Idea("no tiles", "chunks end anywhere", parts={"_TILE_TOKENS": 1}),
+    Idea("no tiles", "chunks end anywhere", parts.NoTiles),
     Idea(
         "bank in the plan", "decodes cost only what they owe until each prompt is due", BankInPlan
     ),

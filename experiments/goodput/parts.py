@@ -1,10 +1,11 @@
-"""What stands in the place of goodput's parts."""
+"""Goodput with one of its parts replaced."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -18,85 +19,203 @@ from slosched.core import (
     SchedulerOutput,
     SchedulerView,
 )
-from slosched.policy.goodput import Goodput, _add_decodes, _merge, _Pace, _Pack
+from slosched.policy.goodput import Goodput, Shortage
 from slosched.policy.kit.deferred import add_without_preempting, serve_something
-from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, best_order, most_in_time
+from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.prompt_pack import PromptPack
+from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, most_in_time
 
 
-def all_decodes_first(
-    batch: BatchBuilder, _: float, decodes: Sequence[Request], order: Order, pack: _Pack
-) -> None:
-    """No decode gives way."""
-    add_without_preempting(batch, decodes)
+class NeverGivesWay(Goodput):
+    """All decodes in every step."""
+
+    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+        serve_all_decodes(shortage.decodes, order, pack)
+
+
+def serve_all_decodes(decodes: Sequence[Request], order: Order, pack: PromptPack) -> None:
+    """Fill the step of `pack` with all decodes, then with the punctual and the late prompts."""
+    add_without_preempting(pack.batch, decodes)
     pack.add(order.in_time)
     pack.add(order.late)
-    if not batch.num_scheduled_tokens:
-        serve_something(batch, decodes)
+    if not pack.batch.num_scheduled_tokens:
+        serve_something(pack.batch, decodes)
 
 
-def only_due_now(
-    batch: BatchBuilder, now_s: float, decodes: Sequence[Request], order: Order, pack: _Pack
-) -> None:
-    """Decodes are due in the last step that is in time, not one step before."""
-    at = _add_decodes(batch, decodes, 0, now_s + batch.time_limit_s)
-    pack.reserved_blocks += len(decodes) - at
-    if not at or decodes[at - 1] in batch:
-        _merge(batch, decodes[at:], order, pack)
-    if not batch.num_scheduled_tokens:
-        serve_something(batch, decodes)
+class AlwaysGivesWay(Goodput):
+    """Gives way whenever a prompt waits or has begun."""
+
+    def is_enough_for_all(self, pace: Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
+        return not prompts and super().is_enough_for_all(pace, prompts, supply)
 
 
-def everyone_by_deadline(ordered: Sequence[Timed], _: Supply, __: float = 0.0) -> Order:
-    """Instead of Moore and Hodgson's rule."""
-    return Order([request for request, _ in ordered], [])
+class GivesWayLater(Goodput):
+    """Gives way where prompts would be late beside decodes at the pace of their TPOTs."""
+
+    def is_enough_for_all(self, pace: Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
+        if not prompts:
+            return super().is_enough_for_all(pace, prompts, supply)
+        in_time = are_in_time(prompts, self.at_bare_pace(pace, supply))
+        return pace.all_s < self.step_s(pace) and in_time
 
 
-def reject_expired(
-    batch: BatchBuilder, model: LatencyModel, prefills: Iterable[Request], now_s: float
-) -> list[Timed]:
-    """`reject_hopeless` that waits until the deadline has passed."""
-    timed = []
-    for request in prefills:
-        if request.deadline_s < now_s and not request.num_output_tokens:
-            batch.reject(request, EndReason.EXPIRED)
-            continue
-        known = request.num_prompt_tokens + request.num_output_tokens
-        computed = request.num_computed_tokens
-        timed.append((request, model.predict_prefill(known - computed, computed)))
-    return timed
+class GivesWayToTheLast(Goodput):
+    """Decodes are due in the last step that is in time for them, not in the one before it."""
+
+    due_steps = 1
 
 
-def blind_to_seats(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
-    """Time is all that prompts want."""
-    return most_in_time(ordered, supply._replace(num_free_seats=math.inf), fairness)
+class LongSteps(Goodput):
+    """A step is as long as the slack allows."""
+
+    def step_s(self, pace: Pace) -> float:
+        return self.longest_s(pace)
 
 
-def seats_twice_as_often(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
-    """As if decodes left their seats after what they have ahead of them, not after all."""
-    return best_order(ordered, supply._replace(seat_s=supply.seat_s / 2), fairness)
+class NoEnd(PromptPack):
+    """Goes on after a prompt that is whole, although that prompt is due before the step ends."""
+
+    def add_chunk(self, request: Request) -> bool:
+        time_limit_s = self.batch.time_limit_s
+        is_whole = super().add_chunk(request)
+        self.batch.time_limit_s = time_limit_s
+        return is_whole
 
 
-def shortest_first(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
-    """The punctual ones by length, and then the late ones by length."""
-    found = most_in_time(ordered, supply, fairness)
-    alone_s = {r.request_id: alone_s for r, alone_s in ordered}
+class NoEndForAPrompt(Goodput):
+    """A step that finishes a prompt may last until after that prompt is due."""
 
-    def by_length(requests: list[Request]) -> list[Request]:
-        return sorted(requests, key=lambda r: alone_s[r.request_id])
-
-    return Order(by_length(found.in_time), by_length(found.late))
+    pack_class = NoEnd
 
 
-def least_committed(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
-    """The shortest of the punctual ones that can go ahead without making another late, and again.
+class PaceOfThePunctual(Pace):
+    """The pace of decodes of which those that are late do not shorten a step."""
 
-    Long ones wait as long as they can, so that they are what is given up if more arrive.
+    @classmethod
+    def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> Self:
+        pace = super().of(decodes, model, now_s)
+        least_s = model.predict_prefill(1)
+        slacks_s = (r.deadline_s - now_s for r in decodes)
+        pace.first_slack_s = min((s for s in slacks_s if s >= least_s), default=0.0)
+        return pace
+
+
+class LateDecodesLeftOut(Goodput):
+    """A step is as long as those decodes allow that can still be in time."""
+
+    pace_class = PaceOfThePunctual
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """Look at every decode once the first is late."""
+        assert view.latency_model is not None
+        if decodes.first_deadline_s - view.now_s < view.latency_model.predict_prefill(1):
+            return None
+        return super().schedule_beside(decodes, view)
+
+
+@dataclass
+class PaceWithFloor(Pace):
+    """A pace that knows how long a step of all decodes and 128 tokens of a prompt takes."""
+
+    floor_s: float = 0.0
+
+    @classmethod
+    def of_sums(
+        cls,
+        num_by_tpot_s: Mapping[float, int],
+        first_slack_s: float,
+        model: LatencyModel,
+        shape: BatchShape,
+    ) -> Self:
+        pace = super().of_sums(num_by_tpot_s, first_slack_s, model, shape)
+        sums = shape.sums
+        shape.add(128, 0)
+        pace.floor_s = model.predict(shape)
+        shape.restore(sums)
+        return pace
+
+
+class WithFloor(Goodput):
+    """A step always has time for 128 tokens of a prompt beside all decodes."""
+
+    pace_class = PaceWithFloor
+
+    def step_s(self, pace: Pace) -> float:
+        floor_s = math.nextafter(pace.floor_s, math.inf) if isinstance(pace, PaceWithFloor) else 0.0
+        return max(super().step_s(pace), floor_s)
+
+
+class AlgorithmG(WithFloor, NeverGivesWay):
+    """That floor, and no decode gives way."""
+
+
+class UpperQuantile(Goodput):
+    """Predicts what a step hardly ever exceeds, under every deadline rule."""
+
+    def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
+        return BatchBuilder(view, beside=beside, cautious=True)
+
+
+class EveryoneByDeadline(Goodput):
+    """All prompts by deadline, without Moore and Hodgson's rule."""
+
+    def order(self, shortage: Shortage) -> Order:
+        return Order([request for request, _ in shortage.prompts], [])
+
+
+class BlindToSeats(Goodput):
+    """Prompts are planned as if there were seats for all of them."""
+
+    def order(self, shortage: Shortage) -> Order:
+        supply = shortage.supply._replace(num_free_seats=math.inf)
+        return most_in_time(shortage.prompts, supply, self.fairness)
+
+
+class SeatsTwiceAsOften(Goodput):
+    """Decodes are thought to leave their seats after half of their stay."""
+
+    def order(self, shortage: Shortage) -> Order:
+        supply = shortage.supply._replace(seat_s=shortage.supply.seat_s / 2)
+        return super().order(shortage._replace(supply=supply))
+
+
+class ByDeadlineWithoutSeats(Goodput):
+    """Seats are counted, but prompts go by deadline where they are scarce, too."""
+
+    def order(self, shortage: Shortage) -> Order:
+        return most_in_time(shortage.prompts, shortage.supply, self.fairness)
+
+
+class ShortestFirst(Goodput):
+    """The punctual prompts by length, and then the late ones by length."""
+
+    def order(self, shortage: Shortage) -> Order:
+        found = most_in_time(shortage.prompts, shortage.supply, self.fairness)
+        alone_s = {r.request_id: alone_s for r, alone_s in shortage.prompts}
+
+        def by_length(requests: list[Request]) -> list[Request]:
+            return sorted(requests, key=lambda r: alone_s[r.request_id])
+
+        return Order(by_length(found.in_time), by_length(found.late))
+
+
+class LeastCommitment(Goodput):
+    """The shortest of the punctual prompts that makes no other late goes first, and so on.
+
+    Long prompts wait as long as they can, so that they are given up if more arrive.
     """
-    found = most_in_time(ordered, supply, fairness)
-    if not found.late:
-        return found
-    punctual = {r.request_id for r in found.in_time}
-    left = [(r, alone_s) for r, alone_s in ordered if r.request_id in punctual]
+
+    def order(self, shortage: Shortage) -> Order:
+        found = most_in_time(shortage.prompts, shortage.supply, self.fairness)
+        if not found.late:
+            return found
+        punctual = {r.request_id for r in found.in_time}
+        left = [(r, alone_s) for r, alone_s in shortage.prompts if r.request_id in punctual]
+        return Order(_least_committed(left, shortage.supply), found.late)
+
+
+def _least_committed(left: list[Timed], supply: Supply) -> list[Request]:
+    """Return the prompts of `left`, which is emptied, each time the shortest that delays none."""
     end_s = np.cumsum([alone_s for _, alone_s in left])
     slack_s = [
         (r.deadline_s - supply.start_s) * supply.share - end
@@ -108,11 +227,14 @@ def least_committed(ordered: Sequence[Timed], supply: Supply, fairness: float = 
         request, alone_s = left.pop(at)
         slack_s = [s - alone_s for s in slack_s[:at]] + slack_s[at + 1 :]
         first.append(request)
-    return Order(first, found.late)
+    return first
 
 
 def _shortest_that_may(left: Sequence[Timed], slack_s: Sequence[float]) -> int:
-    """Who goes ahead delays all before it, by as much as it takes."""
+    """Return the place of the shortest prompt for which all those before it have the slack.
+
+    A prompt that goes ahead delays all those before it by its own time.
+    """
     least_s, at = math.inf, 0
     for i, (_, alone_s) in enumerate(left):
         if alone_s < left[at][1] and alone_s <= least_s:
@@ -121,92 +243,30 @@ def _shortest_that_may(left: Sequence[Timed], slack_s: Sequence[float]) -> int:
     return at
 
 
-def cautious(view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
-    """Predicts what a step hardly ever exceeds, under every deadline rule."""
-    return BatchBuilder(view, beside=beside, cautious=True)
+class RejectExpired(Goodput):
+    """A prompt is rejected when its deadline has passed, not as soon as it cannot be in time."""
+
+    def timed(
+        self, batch: BatchBuilder, model: LatencyModel, prompts: Iterable[Request], now_s: float
+    ) -> list[Timed]:
+        timed = []
+        for request in prompts:
+            if request.deadline_s < now_s and not request.num_output_tokens:
+                batch.reject(request, EndReason.EXPIRED)
+                continue
+            known = request.num_prompt_tokens + request.num_output_tokens
+            computed = request.num_computed_tokens
+            timed.append((request, model.predict_prefill(known - computed, computed)))
+        return timed
 
 
-class NoEnd(_Pack):
-    """Goes on after a prompt that is done, though that one is due before the step ends."""
+class AnyChunk(PromptPack):
+    """A chunk may end anywhere."""
 
-    def _add_chunk(self, request: Request) -> bool:
-        time_limit_s = self._batch.time_limit_s
-        is_whole = super()._add_chunk(request)
-        self._batch.time_limit_s = time_limit_s
-        return is_whole
+    tile_tokens = 1
 
 
-class LateLeftOut(_Pace):
-    """Decodes that are late already do not shorten a step."""
+class NoTiles(Goodput):
+    """Chunks end anywhere, not with a whole tile."""
 
-    @classmethod
-    def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> LateLeftOut:
-        pace = super().of(decodes, model, now_s)
-        least_s = model.predict_prefill(1)
-        slacks_s = (r.deadline_s - now_s for r in decodes)
-        first_slack_s = min((s for s in slacks_s if s >= least_s), default=0.0)
-        return cls(pace.all_s, first_slack_s, pace.tpot_s, pace.steps_per_s)
-
-
-@dataclass
-class WithFloor(_Pace):
-    """Knows how long a step of all decodes and 128 tokens of a prompt takes."""
-
-    floor_s: float = 0.0
-
-    @classmethod
-    def _of(
-        cls,
-        num_by_tpot_s: Mapping[float, int],
-        first_slack_s: float,
-        model: LatencyModel,
-        shape: BatchShape,
-    ) -> WithFloor:
-        pace = _Pace._of(num_by_tpot_s, first_slack_s, model, shape)
-        sums = shape.sums
-        shape.add(128, 0)
-        floor_s = model.predict(shape)
-        shape.restore(sums)
-        return cls(pace.all_s, pace.first_slack_s, pace.tpot_s, pace.steps_per_s, floor_s)
-
-
-class AlwaysGivesWay(Goodput):
-    """Whenever a prompt waits or has begun."""
-
-    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
-        return not prompts and super()._is_enough_for_all(pace, prompts, supply)
-
-
-class AsksWhenLate(Goodput):
-    """Looks at every decode once the first is late; with `LateLeftOut`."""
-
-    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        assert view.latency_model is not None
-        if decodes.first_deadline_s - view.now_s < view.latency_model.predict_prefill(1):
-            return None
-        return super().schedule_beside(decodes, view)
-
-
-class OwnPace(Goodput):
-    """Gives way where prompts would be late beside decodes at the pace of their TPOTs."""
-
-    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
-        if not prompts:
-            return super()._is_enough_for_all(pace, prompts, supply)
-        paced = supply._replace(share=self._share(pace.all_s * pace.steps_per_s))
-        return pace.all_s < self._step_s(pace) and are_in_time(prompts, paced)
-
-
-class LongSteps(Goodput):
-    """As long as the slack allows."""
-
-    def _step_s(self, pace: _Pace) -> float:
-        return self._longest_s(pace)
-
-
-class StudysFloor(Goodput):
-    """A step may always have 128 tokens beside all decodes; with `WithFloor`."""
-
-    def _step_s(self, pace: _Pace) -> float:
-        floor_s = math.nextafter(pace.floor_s, math.inf) if isinstance(pace, WithFloor) else 0.0
-        return max(super()._step_s(pace), floor_s)
+    pack_class = AnyChunk

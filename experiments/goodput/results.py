@@ -16,9 +16,8 @@ RESULTS, PROVENANCE = HERE / "results.csv", HERE / "provenance.csv"
 
 
 def play(idea: Idea, point: Point, window: int) -> dict[str, object]:
-    """One row of the results."""
-    with idea.in_place():
-        found = point.play(idea.policy(), window)
+    """Play one window and return its row of the results."""
+    found = point.play(idea.policy(), window)
     return {"idea": idea.name, "point": point.name, "window": window, **found}
 
 

@@ -1,17 +1,15 @@
-"""Our own: whoever can still be in time, in the order that keeps the most promises."""
+"""Our own policy: it serves the prompts that can still be in time, in the best order it finds."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import ClassVar, NamedTuple
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
-    BatchShape,
     DeadlineRule,
     DecodeGroup,
     LatencyModel,
@@ -24,8 +22,10 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy.kit.decode_first import add_decodes
-from slosched.policy.kit.deferred import add_without_preempting, num_in_time, serve_something
+from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_something
 from slosched.policy.kit.drop import without_rejected
+from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
     Order,
     Supply,
@@ -37,42 +37,53 @@ from slosched.policy.kit.punctual import (
     reject_hopeless,
 )
 
-_RUNNING = RequestStatus.RUNNING
-"""Hundreds are asked in a step; see `_punctual`."""
-_TILE_TOKENS = 64
-"""Rows of a matrix kernel's tile: a chunk that fills part of one pays for all of it."""
+
+class Shortage(NamedTuple):
+    """A step in which not all prompts can be in time if every decode gets its token."""
+
+    view: SchedulerView
+    """What the policy is shown, without the requests that it rejects in this step."""
+    decodes: Sequence[Request]
+    """All decodes, by deadline."""
+    prompts: Sequence[Timed]
+    """The prompts that wait or have begun, by deadline."""
+    supply: Supply
+    """Time and seats for the prompts while decodes run only as often as their TPOTs ask for."""
 
 
 @dataclass
 class Goodput(Policy):
-    """The prompts that can be in time, beside the decodes; these give way while they have slack.
+    """The prompts that can be in time, together with decodes that give way while they have slack.
 
     1. Reject the requests without a token that would miss their TTFT even alone on the device.
-    2. A step may last until the first decode is due, less `margin`; never longer than the smallest
-       TPOT of the decodes, and always `shortest` of it: all that it may if one is late already.
-    3. If all decodes fit into that, and the prompts that wait or have begun would all be in time
-       in what they leave of every step, then every decode gets its token, and after them the
-       prompts go by deadline.
-    4. Otherwise decodes that are not due before the end of the step after this one may give way.
-       Prompts are planned with the share of the device that decodes leave at the pace that their
-       TPOTs ask for, and with the seats (`max_num_seqs`) that decodes leave as they end: Moore and
-       Hodgson's rule makes the most of them punctual, the others are late.  If seats are scarcer
-       than time and many are late, prompts go by length instead of by deadline.  The step takes the
-       decodes that are due, the punctual prompts and the other decodes by deadline, then the late
-       prompts (which are looked at anew in every step).
-    5. A step that finishes a prompt ends before that one is due.  The first prompt that has to be
-       cut ends with a whole tile of 64 tokens.
-    6. Under `tbt`, which counts every gap, a step is as long as it hardly ever exceeds; under the
-       other rules, which forgive a slow step, as long as is expected.
+    2. A step may last until the first decode is due, minus `margin`.  It is never longer than the
+       smallest TPOT of the decodes.  It may always last `shortest` of that TPOT, and no longer
+       than this if a decode is late already.
+    3. All decodes may fit into such a step, and the prompts that wait or have begun may all be in
+       time in what the decodes leave of every step.  Then every decode gets its token, and the
+       prompts follow by deadline.
+    4. Otherwise decodes that are not due before the end of the next step may give way.  Prompts
+       are planned with the share of the device that decodes leave at the pace of their TPOTs, and
+       with the seats (`max_num_seqs`) that decodes leave as they end.  Moore and Hodgson's rule
+       makes the most of the prompts punctual; the others are late.  If seats are scarcer than
+       time and many prompts are late, prompts go by length instead of by deadline.  The step takes
+       the decodes that are due, then the punctual prompts and the other decodes by deadline, then
+       the late prompts.  The next step plans all of them anew.
+    5. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
+       be cut ends with a whole tile of 64 tokens.
+    6. Under the deadline rule `tbt`, which counts every gap, a step is limited by the time that it
+       hardly ever exceeds; under the other rules, which forgive a slow step, by its expected time.
 
-    Giving way costs nothing in tokens, and it lets a burst of prompts pass before decodes that
-    are ahead of their TPOT.  But being ahead is what protects a decode from the next slow step,
-    and decodes at their bare pace hold seats and KV cache for longer: experiments/goodput has the
-    figures of this and of what else was tried.
+    Giving way costs no tokens, and it lets a burst of prompts pass before decodes that are ahead
+    of their TPOT.  But a decode that is ahead is safe from the next slow step, and decodes that
+    run at their bare pace hold seats and KV cache for longer.  experiments/goodput has figures of
+    this and of everything else that was tried.
 
-    Source: ours, from algorithm g of our study (reference/goodput-study.md, section 10); Moore
-    (1968), https://doi.org/10.1287/mnsc.15.1.102.  The correction of the model's bias is the
-    `OnlineModel`'s.  Output lengths are not known to it.
+    A subclass may replace each part: `new_batch`, `timed`, `pace_class`, `longest_s`, `step_s`,
+    `supply`, `is_enough_for_all`, `order`, `due_steps`, `give_way` and `pack_class`.
+
+    Source: ours, with the rule of Moore (1968), https://doi.org/10.1287/mnsc.15.1.102.  The policy
+    knows no output lengths, and leaves it to `OnlineModel` to correct the model's bias.
     """
 
     margin: float = tunable(0.05, 0.1)
@@ -80,11 +91,18 @@ class Goodput(Policy):
     shortest: float = tunable(0.65, 0.9)
     """Share of the smallest TPOT that a step may always last."""
     fairness: float = 0.0
-    """Share of the prompts whose length does not count against them when not all can be in time: at
-    0 the longest goes, so that the most requests are good; at 1 the one that takes longest for its
-    length, so that about the most tokens are."""
+    """Share of the prompts whose length does not count against them when not all can be in time.
+    At 0 the longest prompt is given up, so that the most requests are good.  At 1 the prompt that
+    takes longest for its length is given up, so that about the most tokens are good."""
     min_share: float = 0.1
-    """Share of the device that prefills are planned with at least."""
+    """Least share of the device that prompts are planned with."""
+
+    pace_class: ClassVar[type[Pace]] = Pace
+    """How the time that decodes need, and the time that they have, are worked out."""
+    pack_class: ClassVar[type[PromptPack]] = PromptPack
+    """How prompts are added to a step, and the last of them is cut."""
+    due_steps: ClassVar[int] = 2
+    """A decode that is due within so many steps of the longest time does not give way."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < 1:
@@ -97,90 +115,139 @@ class Goodput(Policy):
             raise ValueError(f"min_share must be in (0, 1], not {self.min_share}")
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        batch, model = _builder(view), _model(view)
+        batch, model = self.new_batch(view), _model(view)
         begun: list[Request] = []
         decodes: list[Request] = []
         for request in view.running:
             (decodes if request.is_decode else begun).append(request)
-        prompts = _prompts(batch, model, view, begun)
+        prompts = self._prompts(batch, model, view, begun)
         view = without_rejected(batch, view)
         decodes.sort(key=attrgetter("deadline_s"))
-        pace = _Pace.of(decodes, model, view.now_s)
+        pace = self.pace_class.of(decodes, model, view.now_s)
         if view.swapped or batch.num_free_blocks < len(decodes):
             self._serve_short_of_memory(batch, view, pace, prompts)
             return batch.build()
-        batch.time_limit_s = self._step_s(pace)
-        supply = self._supply(pace, batch, view.now_s, _seat_s(decodes, pace))
-        if self._is_enough_for_all(pace, prompts, supply):
+        batch.time_limit_s = self.step_s(pace)
+        supply = self.supply(pace, batch, view.now_s, pace.seat_s(decodes))
+        if self.is_enough_for_all(pace, prompts, supply):
             add_without_preempting(batch, decodes)
-            _Pack(batch, view.now_s, begun).add(r for r, _ in prompts)
+            self.pack_class(batch, view.now_s, begun).add(r for r, _ in prompts)
             return batch.build()
-        paced = supply._replace(share=self._share(pace.all_s * pace.steps_per_s))
-        order = best_order(prompts, paced, self.fairness)
-        _give_way(batch, view.now_s, decodes, order, _Pack(batch, view.now_s, begun))
+        shortage = Shortage(view, decodes, prompts, self.at_bare_pace(pace, supply))
+        order = self.order(shortage)
+        self.give_way(shortage, order, self.pack_class(batch, view.now_s, begun))
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """While no decode has to give way."""
-        batch, model = _builder(view, decodes), _model(view)
+        """Plan the prompts as `schedule` does; return None if a decode may have to give way."""
+        batch, model = self.new_batch(view, decodes), _model(view)
         if batch.num_free_tokens < 0:
             return None
-        pace = _Pace.of_group(decodes, model, view.now_s, batch.shape)
-        prompts = _prompts(batch, model, view, view.running)
+        pace = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
+        prompts = self._prompts(batch, model, view, view.running)
         if len(prompts) - len(view.running) > batch.num_free_seqs:
             return None
-        batch.time_limit_s = self._step_s(pace)
-        supply = self._supply(pace, batch, view.now_s)
-        if not self._is_enough_for_all(pace, prompts, supply):
+        batch.time_limit_s = self.step_s(pace)
+        supply = self.supply(pace, batch, view.now_s)
+        if not self.is_enough_for_all(pace, prompts, supply):
             return None
-        _Pack(batch, view.now_s, view.running).add(r for r, _ in prompts)
+        self.pack_class(batch, view.now_s, view.running).add(r for r, _ in prompts)
         return batch.build()
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
-        """While each step ends so long before the first decode is due, all of them fit."""
+        """Return `margin` before the first deadline: until then all decodes fit into a step."""
         if decodes.num_decodes > limits.max_num_batched_tokens:
             return -math.inf
         tpot_s = min(decodes.num_by_tpot_s)
         return math.inf if tpot_s == math.inf else decodes.first_deadline_s - self.margin * tpot_s
 
-    def _step_s(self, pace: _Pace) -> float:
-        return min(self._longest_s(pace), pace.tpot_s)
+    # Parts of a decision, which a subclass may replace.
 
-    def _longest_s(self, pace: _Pace) -> float:
-        """How long a step may last for the decodes."""
+    def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
+        """Return an empty step; it predicts cautiously where the deadline rule counts every gap."""
+        is_cautious = view.limits.deadline_rule is DeadlineRule.TBT
+        return BatchBuilder(view, beside=beside, cautious=is_cautious)
+
+    def timed(
+        self, batch: BatchBuilder, model: LatencyModel, prompts: Iterable[Request], now_s: float
+    ) -> list[Timed]:
+        """Reject the prompts that are not worth a try; return the others with their times."""
+        return reject_hopeless(batch, model, prompts, now_s)
+
+    def longest_s(self, pace: Pace) -> float:
+        """Return how long a step may last for the sake of the decodes."""
         if pace.tpot_s == math.inf:
             return math.inf
         slack_s = pace.first_slack_s - self.margin * pace.tpot_s
         return max(slack_s, self.shortest * pace.tpot_s)
 
-    def _is_enough_for_all(self, pace: _Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
-        """True if steps have time for all decodes, and leave enough for all prompts."""
-        if not prompts:
-            return pace.all_s < self._longest_s(pace)
-        return pace.all_s < self._step_s(pace) and are_in_time(prompts, supply)
+    def step_s(self, pace: Pace) -> float:
+        """Return the time limit of the step."""
+        return min(self.longest_s(pace), pace.tpot_s)
 
-    def _supply(
-        self, pace: _Pace, batch: BatchBuilder, now_s: float, seat_s: float = 0.0
-    ) -> Supply:
-        """For prompts, while every step holds all decodes."""
+    def supply(self, pace: Pace, batch: BatchBuilder, now_s: float, seat_s: float = 0.0) -> Supply:
+        """Return the time and the seats that prompts have while every step holds all decodes."""
         share = self._share(pace.all_s / pace.tpot_s)
         return Supply(now_s + pace.all_s, share, batch.num_free_seqs, seat_s)
 
+    def at_bare_pace(self, pace: Pace, supply: Supply) -> Supply:
+        """Return what prompts have while decodes run only as often as their TPOTs ask for."""
+        return supply._replace(share=self._share(pace.all_s * pace.steps_per_s))
+
+    def is_enough_for_all(self, pace: Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
+        """Tell whether steps have time for all decodes and leave enough for all prompts."""
+        if not prompts:
+            return pace.all_s < self.longest_s(pace)
+        return pace.all_s < self.step_s(pace) and are_in_time(prompts, supply)
+
+    def order(self, shortage: Shortage) -> Order:
+        """Return which prompts are in time, which are late, and in what order they run."""
+        return best_order(shortage.prompts, shortage.supply, self.fairness)
+
+    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+        """Fill the step of `pack` with the decodes and prompts of `shortage`.
+
+        The decodes that are due come first, then the punctual prompts and the other decodes by
+        deadline, then the late prompts.
+        """
+        batch, decodes = pack.batch, shortage.decodes
+        due_s = shortage.view.now_s + self.due_steps * batch.time_limit_s
+        at = add_due(batch, decodes, 0, due_s)
+        pack.reserved_blocks += len(decodes) - at
+        if not at or decodes[at - 1] in batch:  # All that are due found time.
+            _merge(decodes[at:], order, pack)
+        if not batch.num_scheduled_tokens:
+            serve_something(batch, decodes)
+
+    def _prompts(
+        self,
+        batch: BatchBuilder,
+        model: LatencyModel,
+        view: SchedulerView,
+        begun: Iterable[Request],
+    ) -> list[Timed]:
+        """Return the prompts that are worth a try, by deadline; reject the others."""
+        prompts = self.timed(batch, model, begun, view.now_s)
+        prompts += self.timed(batch, model, most_urgent(view.waiting), view.now_s)
+        return by_deadline(prompts)
+
     def _share(self, of_decodes: float) -> float:
+        """Return the share of the device that prompts are planned with."""
         return max(self.min_share, 1 - of_decodes)
 
     def _serve_short_of_memory(
-        self, batch: BatchBuilder, view: SchedulerView, pace: _Pace, prompts: list[Timed]
+        self, batch: BatchBuilder, view: SchedulerView, pace: Pace, prompts: list[Timed]
     ) -> None:
         """Preempt for decodes, bring swapped requests back, and only then go on with prompts."""
         begun, may_start = add_decodes(batch, view)
-        batch.time_limit_s = max(self._step_s(pace), math.nextafter(pace.all_s, math.inf))
+        batch.time_limit_s = max(self.step_s(pace), math.nextafter(pace.all_s, math.inf))
         left = [
-            timed
-            for timed in prompts
-            if not batch.has_left(timed[0]) and (may_start or timed[0].status is _RUNNING)
+            request
+            for request, _ in prompts
+            if not batch.has_left(request)
+            and (may_start or request.status is RequestStatus.RUNNING)
         ]
-        _Pack(batch, view.now_s, begun).add(r for r, _ in left)
+        self.pack_class(batch, view.now_s, begun).add(left)
 
 
 def _model(view: SchedulerView) -> LatencyModel:
@@ -189,162 +256,12 @@ def _model(view: SchedulerView) -> LatencyModel:
     return view.latency_model
 
 
-def _builder(view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
-    """Under `tbt` every gap counts, so that a step must end in time though it be a slow one."""
-    is_cautious = view.limits.deadline_rule is DeadlineRule.TBT
-    return BatchBuilder(view, beside=beside, cautious=is_cautious)
-
-
-def _prompts(
-    batch: BatchBuilder, model: LatencyModel, view: SchedulerView, begun: Iterable[Request]
-) -> list[Timed]:
-    """Prompts that can be in time, by deadline; the others are rejected."""
-    timed = reject_hopeless(batch, model, begun, view.now_s)
-    timed += reject_hopeless(batch, model, most_urgent(view.waiting), view.now_s)
-    return by_deadline(timed)
-
-
-def _seat_s(decodes: Sequence[Request], pace: _Pace) -> float:
-    """Time of decodes alone until one of them ends.
-
-    Output lengths are not known, but in a steady state decodes have as many tokens before them as
-    behind them, on average: twice what they have emitted is how long they stay, and of n decodes
-    one ends with each n-th part of that.
-    """
-    stay_tokens = 2 * sum([r.num_output_tokens for r in decodes]) / max(1, len(decodes))
-    return pace.all_s * stay_tokens / max(1, len(decodes))
-
-
-@dataclass(slots=True)
-class _Pace:
-    """What the decodes ask of every step."""
-
-    all_s: float
-    """Time of a step of all of them and nothing else; 0 if there are none."""
-    first_slack_s: float
-    """Until the first of those is due; below zero if it is late."""
-    tpot_s: float
-    """The smallest that was promised."""
-    steps_per_s: float
-    """How often they must all run, on average over them."""
-
-    @classmethod
-    def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> _Pace:
-        """`decodes` are sorted by deadline."""
-        shape = BatchShape()
-        if decodes:
-            shape.add_decodes([r.num_computed_tokens + 1 for r in decodes])
-        tpots_s = Counter([r.slo.tpot_s for r in decodes])
-        first_slack_s = decodes[0].deadline_s - now_s if decodes else 0.0
-        return cls._of(tpots_s, first_slack_s, model, shape)
-
-    @classmethod
-    def of_group(
-        cls, decodes: DecodeGroup, model: LatencyModel, now_s: float, shape: BatchShape
-    ) -> _Pace:
-        return cls._of(decodes.num_by_tpot_s, decodes.first_deadline_s - now_s, model, shape)
-
-    @classmethod
-    def _of(
-        cls,
-        num_by_tpot_s: Mapping[float, int],
-        first_slack_s: float,
-        model: LatencyModel,
-        shape: BatchShape,
-    ) -> _Pace:
-        num_decodes = sum(num_by_tpot_s.values())
-        if not num_decodes:
-            return cls(0.0, math.inf, math.inf, 0.0)
-        # In a fixed order: sums of floats depend on it.
-        tokens_per_s = sum(num / tpot_s for tpot_s, num in sorted(num_by_tpot_s.items()))
-        return cls(
-            model.predict(shape), first_slack_s, min(num_by_tpot_s), tokens_per_s / num_decodes
-        )
-
-
-def _give_way(
-    batch: BatchBuilder, now_s: float, decodes: Sequence[Request], order: Order, pack: _Pack
-) -> None:
-    """Decodes that are due, then punctual prompts and other decodes by deadline, then the rest.
-
-    `decodes` are sorted by deadline.
-    """
-    due_s = now_s + 2 * batch.time_limit_s
-    at = _add_decodes(batch, decodes, 0, due_s)
-    pack.reserved_blocks += len(decodes) - at
-    if not at or decodes[at - 1] in batch:  # there was time for all that are due
-        _merge(batch, decodes[at:], order, pack)
-    if not batch.num_scheduled_tokens:
-        serve_something(batch, decodes)
-
-
-def _merge(batch: BatchBuilder, decodes: Sequence[Request], order: Order, pack: _Pack) -> None:
+def _merge(decodes: Sequence[Request], order: Order, pack: PromptPack) -> None:
+    """Add punctual prompts and `decodes` by deadline, then the late prompts."""
     at = 0
     for prompt in order.in_time:
-        at = _add_decodes(batch, decodes, at, prompt.deadline_s)
+        at = add_due(pack.batch, decodes, at, prompt.deadline_s)
         if not pack.add((prompt,)):
             return
-    _add_decodes(batch, decodes, at, math.inf)
+    add_due(pack.batch, decodes, at, math.inf)
     pack.add(order.late)
-
-
-def _add_decodes(
-    batch: BatchBuilder, decodes: Sequence[Request], first: int, until_s: float
-) -> int:
-    """Those from `first` on that are due by `until_s`, if there is time; where the next begin."""
-    end = bisect_right(decodes, until_s, lo=first, key=attrgetter("deadline_s"))
-    if end > first:
-        wanted = decodes[first:end]
-        add_without_preempting(batch, wanted[: num_in_time(batch, wanted)])
-    return end
-
-
-class _Pack:
-    """Adds prompts to a step, until one of them has to be cut."""
-
-    def __init__(self, batch: BatchBuilder, now_s: float, begun: Iterable[Request]) -> None:
-        """`begun` are the prompts that hold KV blocks, and are promised more."""
-        self._batch, self._now_s = batch, now_s
-        self.reserved_blocks = batch.blocks_promised(begun)
-        """KV blocks that are not for prompts that start now."""
-        self._is_blocked = False
-        self._is_full = False
-
-    def add(self, prompts: Iterable[Request]) -> bool:
-        """In order; False once the step is full.
-
-        The first waiting prompt without room in the KV cache keeps those behind it out.
-        """
-        if self._batch.num_free_seqs <= 0:  # and then hundreds may wait for one
-            prompts = [r for r in prompts if r.status is _RUNNING]
-        for request in prompts:
-            if self._is_full or self._batch.num_free_tokens <= 0:
-                return False
-            if self._has_room(request):
-                self._is_full = not self._add_chunk(request)
-        return not self._is_full
-
-    def _has_room(self, request: Request) -> bool:
-        batch = self._batch
-        if request.status is _RUNNING:
-            self.reserved_blocks -= batch.blocks_promised((request,))
-            return True
-        if self._is_blocked or batch.num_free_seqs <= 0:
-            return False
-        self._is_blocked = not batch.fits_whole(request, self.reserved_blocks)
-        return not self._is_blocked
-
-    def _add_chunk(self, request: Request) -> bool:
-        """False if it had to be cut."""
-        batch = self._batch
-        n = batch.largest_chunk(request)
-        if n < request.num_uncomputed_tokens:
-            beyond = (batch.shape.num_tokens + n) % _TILE_TOKENS
-            batch.add(request, n - beyond if n > beyond else n)
-            return False
-        batch.add(request)
-        self.reserved_blocks += batch.blocks_promised((request,))
-        slack_s, predicted_s = request.deadline_s - self._now_s, batch.predicted_s
-        if predicted_s is not None and predicted_s < slack_s < batch.time_limit_s:
-            batch.time_limit_s = slack_s
-        return True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import permutations
+from typing import Self
 from zlib import crc32
 
 import pytest
@@ -12,10 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from views import R, flat_model, view_of
 
-from slosched.core import BatchShape, DeadlineRule, EndReason, Limits, Request
+from slosched.core import BatchShape, DeadlineRule, EndReason, LatencyModel, Limits, Request
 from slosched.perfmodel import LinearModel
-from slosched.policy.goodput import Goodput, _Pace, _seat_s
-from slosched.policy.kit.punctual import Supply, Timed, best_order, by_deadline, most_in_time
+from slosched.policy.goodput import Goodput, Shortage
+from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.prompt_pack import PromptPack
+from slosched.policy.kit.punctual import (
+    Order,
+    Supply,
+    Timed,
+    best_order,
+    by_deadline,
+    most_in_time,
+)
 from slosched.policy.spec import PolicySpecError, make_policy
 
 MODEL = flat_model()
@@ -104,9 +114,9 @@ def test_while_few_are_late_for_want_of_seats_prompts_go_by_deadline() -> None:
 def test_seats_come_free_as_often_as_decodes_that_follow_one_another_end() -> None:
     """100 of them, each two tokens ahead of the next, stay for 200: one ends every other step."""
     decodes = [R(f"d{i}", 2 + 2 * i, 1.0, out=1 + 2 * i) for i in range(100)]
-    pace = _Pace.of(view_of(decodes).running, MODEL, 0.0)
-    assert _seat_s(view_of(decodes).running, pace) == pytest.approx(2 * pace.all_s)
-    assert _seat_s([], _Pace.of([], MODEL, 0.0)) == 0.0
+    pace = Pace.of(view_of(decodes).running, MODEL, 0.0)
+    assert pace.seat_s(view_of(decodes).running) == pytest.approx(2 * pace.all_s)
+    assert Pace.of([], MODEL, 0.0).seat_s([]) == 0.0
 
 
 def test_a_prompt_that_has_begun_has_its_seat() -> None:
@@ -225,6 +235,53 @@ def test_seats_and_memory_bound_it() -> None:
     assert list(Goodput().schedule(seats).num_scheduled_tokens) == ["decode", "a"]
     memory = view_of(requests, num_blocks=70)  # one token each: 10 held, 1 + 50 taken, 9 left
     assert list(Goodput().schedule(memory).num_scheduled_tokens) == ["decode", "a"]
+
+
+class Halves(PromptPack):
+    """Ends the prompt that has to be cut with half a tile of 64."""
+
+    tile_tokens = 32
+
+
+class LastFirst(Goodput):
+    """Serves the prompt that is due last, and only then decodes."""
+
+    pack_class = Halves
+
+    def order(self, shortage: Shortage) -> Order:
+        *late, (last, _) = shortage.prompts
+        return Order([last], [request for request, _ in late])
+
+    def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
+        pack.add(order.in_time)
+        super().give_way(shortage, order._replace(in_time=[]), pack)
+
+
+def test_a_subclass_may_replace_the_order_the_giving_way_and_the_packing() -> None:
+    """Until "a" is due at 40 ms there is time for 699 tokens, in 50 ms for 899."""
+    a, b = R("a", 519, 0.040), R("b", 900, 0.060)
+    view = view_of((R("decode", 11, 0.2, out=1), a, b))
+    assert Goodput().schedule(view).num_scheduled_tokens == {"a": 519, "decode": 1, "b": 120}
+    last_first = LastFirst().schedule(view).num_scheduled_tokens
+    assert list(last_first.items()) == [("b", 896), ("decode", 1)]
+
+
+def test_a_subclass_may_replace_the_pace() -> None:
+    """45 ms less 2.5 are time for 749 tokens; with 10 ms less, 32.5 of 50 are time for 549."""
+
+    class Hasty(Pace):
+        """Thinks that the first decode is due 10 ms earlier."""
+
+        @classmethod
+        def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> Self:
+            return super().of(decodes, model, now_s + 0.010)
+
+    class InHaste(Goodput):
+        pace_class = Hasty
+
+    view = view_of((R("decode", 11, 0.045, out=1), R("long", 1000, 9.0)))
+    assert Goodput().schedule(view).num_scheduled_tokens["long"] == 703
+    assert InHaste().schedule(view).num_scheduled_tokens["long"] == 511
 
 
 @pytest.mark.parametrize(

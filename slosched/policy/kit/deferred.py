@@ -1,18 +1,20 @@
-"""Steps that serve some decodes and let others wait, for the policies that do so."""
+"""Steps that serve some decodes and let others wait."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 
 from slosched.batch import BatchBuilder
 from slosched.core import BatchShape, DecodeGroup, Request, SchedulerView
 
 
 def num_in_time(batch: BatchBuilder, decodes: Sequence[Request]) -> int:
-    """How many of `decodes`, from the first, tokens and time still allow; nothing is booked.
+    """Return how many of `decodes`, from the first on, tokens and time still allow.
 
-    One prediction if all fit, O(log n) if not.
+    Adds nothing to the step.  One prediction if all of them fit, O(log n) predictions if not.
     """
     most = max(0, min(len(decodes), batch.num_free_tokens))
     if batch.time_limit_s == math.inf or not most:
@@ -29,7 +31,7 @@ def num_in_time(batch: BatchBuilder, decodes: Sequence[Request]) -> int:
 
 
 def add_without_preempting(batch: BatchBuilder, decodes: Sequence[Request]) -> None:
-    """A token for each that has a KV block for it."""
+    """Add a token of each decode for which there is a KV block."""
     if batch.num_free_blocks >= len(decodes):
         batch.add_preempting(decodes, victims=[])
         return
@@ -37,10 +39,22 @@ def add_without_preempting(batch: BatchBuilder, decodes: Sequence[Request]) -> N
         batch.add(request)
 
 
+def add_due(batch: BatchBuilder, decodes: Sequence[Request], first: int, until_s: float) -> int:
+    """Add the decodes from place `first` on that are due by `until_s`, as far as time allows.
+
+    `decodes` are sorted by deadline.  Returns the place of the first one that is due later.
+    """
+    end = bisect_right(decodes, until_s, lo=first, key=attrgetter("deadline_s"))
+    if end > first:
+        wanted = decodes[first:end]
+        add_without_preempting(batch, wanted[: num_in_time(batch, wanted)])
+    return end
+
+
 def serve_something(
     batch: BatchBuilder, running: Sequence[Request], others: Iterable[Request] = ()
 ) -> None:
-    """For when nothing was in time: serve what runs in this order all the same, or start one."""
+    """Serve `running` in its order although nothing can be in time; else start one of `others`."""
     batch.time_limit_s = math.inf
     left = [r for r in running if not batch.has_left(r)]
     batch.add_preempting(left, victims=list(left))
@@ -51,13 +65,13 @@ def serve_something(
 
 
 def are_alone(decodes: DecodeGroup, view: SchedulerView, token_budget: float = math.inf) -> bool:
-    """True if nobody else is there, and tokens suffice for all of them."""
+    """Tell whether there are only `decodes`, and tokens suffice for all of them."""
     most = min(token_budget, view.limits.max_num_batched_tokens)
     return not view.running and not view.waiting and decodes.num_decodes <= most
 
 
 def all_in_time(decodes: DecodeGroup, view: SchedulerView, limit_s: float) -> bool:
-    """True if a step of all of them alone is predicted to take less than `limit_s`."""
+    """Tell whether a step of `decodes` alone is predicted to take less than `limit_s`."""
     if limit_s == math.inf:
         return True
     model = view.latency_model
@@ -65,6 +79,7 @@ def all_in_time(decodes: DecodeGroup, view: SchedulerView, limit_s: float) -> bo
 
 
 def _predict_with(batch: BatchBuilder, contexts: Sequence[int]) -> float:
+    """Predict the time of the step with decodes of these context lengths in it as well."""
     sums = batch.shape.sums
     batch.shape.add_decodes(contexts)
     predicted_s = batch.predicted_s

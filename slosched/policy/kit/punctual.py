@@ -1,4 +1,4 @@
-"""Which prompts can have their first token in time, and in what order most of them do."""
+"""Prompts that can have their first token in time, and the order in which most of them do."""
 
 from __future__ import annotations
 
@@ -14,47 +14,52 @@ from slosched.batch import BatchBuilder
 from slosched.core import EndReason, LatencyModel, Request, RequestStatus
 
 _MAX_ASKED = 256
-"""Waiting prompts that a step looks at, the most urgent: a bound on its cost in deep overload."""
+"""Number of waiting prompts, the most urgent, that a step looks at.
 
+It bounds the cost of a step in deep overload.
+"""
 
 _RUNNING = RequestStatus.RUNNING
-"""A look at an enum's member takes 0.1 µs in Python 3.11, and hundreds are asked in a step."""
-
+"""A local name, because each attribute look-up on an enum takes 0.1 µs in Python 3.11."""
 
 _FEW_LATE = 0.3
-"""Late prompts for each punctual one: no more, and it may be a burst that passes."""
-
+"""Late prompts per punctual prompt up to which the overload may be a burst that passes."""
 
 Timed = tuple[Request, float]
-"""A prompt, and how long what is left of its prefill takes alone on the device."""
-
+"""A prompt, and the seconds that the rest of its prefill takes alone on the device."""
 
 Rank = tuple[bool, float, int]
-"""Whether a prompt is safe, less what it takes from others, its place: the least is given up."""
+"""How dear a prompt is: whether it is safe, minus what it takes from others, its place.
+
+The prompt with the least rank is the first to be given up.
+"""
 
 
 class Order(NamedTuple):
-    """Prompts in the order in which they should run."""
+    """Prompts in the order in which they should run, those that will be late apart."""
 
     in_time: list[Request]
-    """By deadline: if they run one after the other, none is late."""
+    """Prompts of which none is late if they run by deadline, one after the other."""
     late: list[Request]
-    """By deadline: those that have no time left beside the others."""
+    """Prompts for which the others leave no time."""
 
 
 class Supply(NamedTuple):
-    """What decodes leave for prompts: time, and seats, of which there are `max_num_seqs`."""
+    """Time and seats that decodes leave for prompts.
+
+    A seat is one of the `max_num_seqs` requests that may run at once.
+    """
 
     start_s: float
-    """When the prompts begin."""
+    """Time at which the first prompt begins."""
     share: float = 1.0
-    """Of the device, if decodes keep the pace of their TPOTs."""
+    """Share of the device that prompts have."""
     num_free_seats: float = math.inf
     seat_s: float = 0.0
-    """Time of decodes alone until one more of them ends and leaves its seat."""
+    """Time of steps of decodes alone until one more of them ends and leaves its seat."""
 
     def is_short_of_seats(self, in_time: Sequence[Request]) -> bool:
-        """True if decodes have to run faster than their TPOTs ask, to leave theirs in time."""
+        """Tell whether decodes must run faster than their TPOTs ask, to leave seats in time."""
         if not in_time:
             return False
         left_s = in_time[-1].deadline_s - self.start_s
@@ -64,6 +69,7 @@ class Supply(NamedTuple):
 
 
 def most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
+    """Return the waiting prompts that are due first, at most 256 of them."""
     if len(waiting) <= _MAX_ASKED:
         return waiting
     return sorted(waiting, key=attrgetter("deadline_s"))[:_MAX_ASKED]
@@ -72,7 +78,10 @@ def most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
 def reject_hopeless(
     batch: BatchBuilder, model: LatencyModel, prefills: Iterable[Request], now_s: float
 ) -> list[Timed]:
-    """Refuse prompts that would miss their TTFT even alone on the device; the others, timed."""
+    """Reject prompts that would miss their TTFT even alone on the device.
+
+    Returns the others with the time of their prefill, in the order given.
+    """
     predict = model.predict_prefill
     timed = []
     for request in prefills:
@@ -88,11 +97,12 @@ def reject_hopeless(
 
 
 def by_deadline(prefills: Iterable[Timed]) -> list[Timed]:
+    """Return the prompts sorted by deadline."""
     return sorted(prefills, key=lambda timed: timed[0].deadline_s)
 
 
 def are_in_time(ordered: Iterable[Timed], supply: Supply) -> bool:
-    """True if `ordered`, one after the other, are in time.  O(n)."""
+    """Tell whether all of `ordered` are in time if they run one after the other.  O(n)."""
     start_s, share, num_free_seats, seat_s = supply
     prefill_s, num_short = 0.0, -num_free_seats
     for request, alone_s in ordered:
@@ -105,11 +115,12 @@ def are_in_time(ordered: Iterable[Timed], supply: Supply) -> bool:
 
 
 def best_order(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
-    """The most that can be in time, by deadline; if seats are what is scarce for long, by length.
+    """Return the most prompts that can be in time, by deadline or else by length.
 
-    Who has a seat then is in time for most of its stay: a short prompt takes least from others,
-    and those that arrive next are as short.  While a burst passes that would be wrong: the long
-    ones could have been in time, too.
+    Prompts go by length if seats are scarce and many prompts are late.  A request is then in time
+    for most of its stay once it has a seat, a short prompt takes least from others, and the
+    prompts that arrive next are as short.  While a burst passes that would be wrong, since long
+    prompts could have been in time, too.  `ordered` are sorted by deadline.
     """
     order = most_in_time(ordered, supply, fairness)
     if len(order.late) <= _FEW_LATE * len(order.in_time):
@@ -119,32 +130,36 @@ def best_order(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) 
     ranks = _ranks(ordered, fairness)
     rank = {r.request_id: rank[:2] for rank, (r, _) in zip(ranks, ordered, strict=True)}
 
-    def last_given_up(requests: list[Request]) -> list[Request]:
+    def dearest_first(requests: list[Request]) -> list[Request]:
         return sorted(requests, key=lambda r: rank[r.request_id], reverse=True)
 
-    return Order(last_given_up(order.in_time), last_given_up(order.late))
+    return Order(dearest_first(order.in_time), dearest_first(order.late))
 
 
 def most_in_time(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
-    """Moore and Hodgson: of prompts in order of deadline, the most that can all be in time.
+    """Return the most prompts that can all be in time, by the rule of Moore and Hodgson.
 
-    They run one after the other, as the supply of time and seats allows.  Whenever one would be
-    late, the longest so far goes.  A share `fairness` of the requests, drawn by their names,
-    goes only if no other is left, and then the one that takes longest for its length: at 0 every
-    request counts the same, at 1 about every token, and between some of the long ones are safe.
-    O(n log n).  Moore (1968), https://doi.org/10.1287/mnsc.15.1.102: exact for `fairness` 0 while
-    seats are free; each prompt needs one, so that the longest is the one to give up there, too.
+    The prompts of `ordered`, which are sorted by deadline, run one after the other as the supply
+    of time and seats allows.  Whenever one would be late, the longest so far is given up.
+
+    A share `fairness` of the requests is safe: drawn by request id, they are given up only if no
+    other is left, and then the one that takes longest for its length.  So at 0 every request
+    counts the same, at 1 about every token, and in between some of the long requests are safe.
+
+    O(n log n).  Source: Moore (1968), https://doi.org/10.1287/mnsc.15.1.102.  It is exact for
+    `fairness` 0 while seats are free.  Where they are not, each prompt needs one seat, so that the
+    longest prompt is the one to give up there, too.
     """
     return most_by_rank(ordered, supply, _ranks(ordered, fairness))
 
 
 def most_by_rank(ordered: Sequence[Timed], supply: Supply, ranks: Sequence[Rank]) -> Order:
-    """Of prompts in order of deadline, those left once, whenever one is late, the least rank goes.
+    """Return the prompts that stay if, whenever one would be late, the least rank is given up.
 
-    `ranks` are of the same prompts in the same order.
+    `ordered` are sorted by deadline; `ranks` are those of the same prompts in the same order.
     """
-    # Written out, for it is what a step costs in overload.  While seats are free `num_short` is
-    # below zero, and then the other condition is the stricter one.
+    # Written out in one loop, because this is most of a step's cost in overload.  While seats are
+    # free `num_short` is below zero, and then the first of the two conditions is the stricter.
     start_s, share, num_free_seats, seat_s = supply
     prefill_s, num_short = 0.0, -num_free_seats
     needs_seat = [request.status is not _RUNNING for request, _ in ordered]
@@ -165,7 +180,7 @@ def most_by_rank(ordered: Sequence[Timed], supply: Supply, ranks: Sequence[Rank]
 
 
 def _ranks(ordered: Sequence[Timed], fairness: float) -> list[Rank]:
-    """By what each prefill takes from others, and its place: the least is given up first."""
+    """Return the rank of each prompt: by its time, or if it is safe by its time for a token."""
     if not fairness:
         return [(False, -alone_s, i) for i, (_, alone_s) in enumerate(ordered)]
     return [
@@ -177,5 +192,5 @@ def _ranks(ordered: Sequence[Timed], fairness: float) -> list[Rank]:
 
 
 def _draw(request: Request) -> float:
-    """In [0, 1), the same in every step and in every process."""
+    """Return a number in [0, 1) that is the same in every step and in every process."""
     return crc32(request.request_id.encode()) / (1 << 32)
