@@ -19,6 +19,7 @@ from slosched.core import (
     RequestStatus,
     SchedulerOutput,
     SchedulerView,
+    group_shape,
 )
 
 # A look at an enum's member takes 0.1 µs in Python 3.11, and hundreds are asked in a step.
@@ -94,7 +95,7 @@ class BatchBuilder:
         """The predicted time of the step stays below this, strictly."""
         self.shape = BatchShape()
         if beside is not None:
-            self.shape = BatchShape.of_decodes(beside)
+            self.shape = group_shape(beside)
             self.num_free_tokens -= beside.num_decodes
             self.num_free_seqs -= beside.num_decodes
             self.num_free_blocks -= beside.num_new_blocks

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, find, settings
 from slosched.core import (
     DecodeGroup,
     EndReason,
+    ForeseesDecodes,
     IllegalPlanError,
     Limits,
     Policy,
@@ -143,7 +144,7 @@ def test_a_policy_that_reads_names_is_caught() -> None:
 
 
 def test_a_false_promise_about_decodes_is_caught() -> None:
-    class OneByOne(Policy):
+    class OneByOne(ForeseesDecodes):
         """Of decodes alone the oldest only, though it says that it serves them all."""
 
         def schedule(self, view: SchedulerView) -> SchedulerOutput:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from slosched.cli.console import console
 from slosched.core import Policy
 from slosched.kv import PrefixCaching
+from slosched.policy.spec import heeded_fields
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
 
@@ -36,7 +37,7 @@ def _of_replica(trace: Trace, config: SimulationConfig) -> Iterator[str]:
 
 def _of_policies(trace: Trace, policies: Mapping[str, Policy]) -> Iterator[str]:
     for name, policy in policies.items():
-        for field, option in policy.heeded_fields().items():
+        for field, option in heeded_fields(policy).items():
             if len({getattr(request, field) for request in trace.requests}) == 1:
                 yield (
                     f"{name}: {option} has nothing to go by, as all requests of {trace.name} have "

@@ -1,20 +1,33 @@
-"""The words of slosched: every noun and every protocol, and nothing that acts.
+"""The words of slosched: every noun and every protocol that its parts share.
 
-All times are seconds on one clock.  This package knows no clock, no queue and no tensor, and it
-imports nothing else of ours.
+To write a policy, read two files: `plan.py` says what a policy is shown and what it decides, and
+`request.py` what a request is.  Read on when you need it:
+
+* `kv.py`: the KV cache as a policy sees it, and what a plan would do to its free blocks.
+* `shape.py`: the sums on which the time of a step depends, and the latency model that predicts it.
+* `options.py`: what the fields of a policy tell the command line, as `tunable` does.
+* `decode_group.py`: what a policy may add so that its replays run several times as fast.
+* `step.py`: an accepted plan on its way through an executor, for those who write an engine.
+
+All times are seconds on one clock.  Nothing here decides, waits or computes on a device, with one
+exception: `BatchShape` adds requests up.  This package imports no other part of slosched.
 """
 
-from slosched.core.decode_group import DecodeGroup
+from slosched.core.decode_group import (
+    DecodeGroup,
+    ForeseesDecodes,
+    PlansBesideDecodes,
+    group_shape,
+)
 from slosched.core.errors import IllegalPlanError, SloschedError, StalledError
 from slosched.core.kv import BlockLedger, BlockNames, KVView
+from slosched.core.options import HEEDED, TRIED, heeding, tunable
 from slosched.core.plan import (
-    TRIED,
     Limits,
     Policy,
     PreemptionMode,
     SchedulerOutput,
     SchedulerView,
-    tunable,
 )
 from slosched.core.request import (
     NO_SLO,
@@ -38,6 +51,7 @@ from slosched.core.step import (
 
 __all__ = [
     "ATTENTION_TILE_TOKENS",
+    "HEEDED",
     "NO_SLO",
     "PLACEHOLDER",
     "SLO",
@@ -51,10 +65,12 @@ __all__ = [
     "DecodeGroup",
     "EndReason",
     "Executor",
+    "ForeseesDecodes",
     "IllegalPlanError",
     "KVView",
     "LatencyModel",
     "Limits",
+    "PlansBesideDecodes",
     "Policy",
     "PreemptionMode",
     "Request",
@@ -67,5 +83,7 @@ __all__ = [
     "SloschedError",
     "StalledError",
     "StepResult",
+    "group_shape",
+    "heeding",
     "tunable",
 ]

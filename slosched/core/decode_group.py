@@ -1,37 +1,81 @@
-"""Decodes that the simulator serves as one group, and the policies that allow it."""
+"""Decodes that the simulator serves as one group, and what a policy can do to allow it.
+
+Both base classes are optional.  A policy without them is asked about every request in every step:
+its decisions are the same, its replays are slower.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from typing import Protocol
 
+from slosched.core.plan import Limits, Policy, SchedulerOutput, SchedulerView
 from slosched.core.request import Request
+from slosched.core.shape import BatchShape
 
 
 class DecodeGroup(Protocol):
-    """Running decodes, of which each gets one token in a step, as sums over all of them."""
+    """Running decodes, each of which gets one token in a step, as sums over all of them."""
 
     num_decodes: int
     context_tokens: int
-    """Sum of their context lengths, the token of this step included."""
+    """Sum of their context lengths, including the token of this step."""
     max_context_tokens: int
     are_oldest: bool
-    """True if every other running request was admitted after the last of them."""
+    """Whether every other running request was admitted after the last of them."""
 
     @property
     def num_by_tpot_s(self) -> Mapping[float, int]:
-        """How many of them were promised each TPOT; none with a count of zero."""
+        """Return the number of decodes for each TPOT of an SLO; no number is zero."""
 
     def num_by(self, key: Callable[[Request], Hashable]) -> Mapping[Hashable, int]:
-        """How many of them have each value of `key`, which is to be constant; none with zero.
+        """Return the number of decodes for each value of `key`; no number is zero.
 
-        Counted anew for each function, so hand in the same one in every step.
+        The value for a request must not change.  Numbers are kept by function: a function that was
+        not handed in before costs a count over the whole group.
         """
 
     @property
     def num_new_blocks(self) -> int:
-        """KV blocks that their tokens of this step take from the free ones."""
+        """Return the number of free KV blocks that their tokens of this step take."""
 
     @property
     def first_deadline_s(self) -> float:
-        """When the most urgent of them has to have its next token."""
+        """Return the earliest deadline of their next tokens."""
+
+
+def group_shape(decodes: DecodeGroup) -> BatchShape:
+    """Return the shape of a step that serves `decodes` and nothing else."""
+    shape = BatchShape()
+    shape.num_decodes = decodes.num_decodes
+    shape.decode_context_tokens = decodes.context_tokens
+    shape.max_decode_context_tokens = shape.max_context_tokens = decodes.max_context_tokens
+    return shape
+
+
+class PlansBesideDecodes(Policy):
+    """A policy that can plan for all other requests while a group of decodes gets its tokens."""
+
+    @abstractmethod
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """Return what `schedule` adds to one token for each of `decodes`, or None to be asked anew.
+
+        `view` shows all other requests.  The plan must equal that of `schedule` without the
+        decodes, and must neither preempt nor swap.  The simulator asks only while no request is
+        swapped out, no LoRA limit is set, and there are blocks for the tokens of the decodes.
+        After None it calls `schedule` with every request in view.
+        """
+
+
+class ForeseesDecodes(Policy):
+    """A policy that can say for how long it serves a group of decodes and does nothing else."""
+
+    @abstractmethod
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        """Return the time before which every step gives each of `decodes` one token, no more.
+
+        The simulator runs the steps that are predicted to end before that time without asking,
+        until a request arrives or ends.  It asks only while there is no other request, and stops
+        when blocks run out.  Return `-math.inf` to be asked in every step.
+        """

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-from slosched.core.decode_group import DecodeGroup
 from slosched.core.kv import BlockNames, KVView
 from slosched.core.request import DeadlineRule, EndReason, Request
 from slosched.core.shape import BatchShape, LatencyModel
@@ -101,15 +98,6 @@ class SchedulerOutput:
         )
 
 
-TRIED = "tried"
-"""Key of a field's metadata under which `tunable` keeps the values."""
-
-
-def tunable(default: Any, *others: object) -> Any:
-    """A field of a policy, with the values that `slosched tune` tries for it."""
-    return field(default=default, metadata={TRIED: (default, *others)})
-
-
 class Policy(ABC):
     """A scheduling policy: a dataclass whose fields are its hyper-parameters.
 
@@ -119,42 +107,6 @@ class Policy(ABC):
     @abstractmethod
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         """Decide one step."""
-
-    def schedule_beside(
-        self,
-        decodes: DecodeGroup,  # noqa: ARG002  # a default
-        view: SchedulerView,  # noqa: ARG002
-    ) -> SchedulerOutput | None:
-        """`schedule`, given that each of `decodes` gets its token; None to be asked about each.
-
-        For policies that treat decodes alike: the simulator then need not touch them one by one.
-        `view` shows all the others, `decodes` are served beside the plan, which must neither
-        preempt nor swap; whatever is planned must be what `schedule` would have, decodes apart.
-        Asked only if nobody is swapped out, no LoRA limit is set, and there are blocks for the
-        decodes' tokens.  Default: always None.
-        """
-        return None
-
-    def decodes_until_s(
-        self,
-        decodes: DecodeGroup,  # noqa: ARG002  # a default
-        limits: Limits,  # noqa: ARG002
-    ) -> float:
-        """How long it is certain to give each of `decodes` one token and to do nothing else.
-
-        The promise is for the case that nobody else is there and that blocks suffice.  It holds
-        for steps that are predicted to end before the returned time, until a request arrives or
-        ends: the simulator runs them without asking.  Default: never.
-        """
-        return -math.inf
-
-    def heeded_fields(self) -> Mapping[str, str]:
-        """Return the fields of `Request` that an option has this policy go by, with that option.
-
-        For example {"priority": "policy=priority"}.  On requests that all have the same value there
-        such an option changes nothing, and the command line says so.  Default: none.
-        """
-        return {}
 
     def reset(self) -> None:  # noqa: B027  # most policies have no state
         """Forget everything learnt from earlier steps."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from slosched.core.decode_group import DecodeGroup
-
 ATTENTION_TILE_TOKENS = 64
 """Query rows that one block of an attention kernel works on (FlashAttention-2's size for most)."""
 
@@ -100,15 +98,6 @@ class BatchShape:
         longest = max(contexts)
         self.max_decode_context_tokens = max(self.max_decode_context_tokens, longest)
         self.max_context_tokens = max(self.max_context_tokens, longest)
-
-    @classmethod
-    def of_decodes(cls, decodes: DecodeGroup) -> BatchShape:
-        """A step that serves these and nobody else."""
-        shape = cls()
-        shape.num_decodes = decodes.num_decodes
-        shape.decode_context_tokens = decodes.context_tokens
-        shape.max_decode_context_tokens = shape.max_context_tokens = decodes.max_context_tokens
-        return shape
 
     @property
     def sums(self) -> tuple[int, ...]:

@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder
-from slosched.core import DecodeGroup, Limits, Policy, SchedulerOutput, SchedulerView, tunable
+from slosched.core import (
+    DecodeGroup,
+    ForeseesDecodes,
+    Limits,
+    PlansBesideDecodes,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
 from slosched.policy.engines.vllm_v1.admission import add_begun_beside, admit
 from slosched.policy.kit.decode_first import decodes_until_s, may_start_new
 from slosched.policy.kit.drop import Drop, drop_late
 
 
 @dataclass
-class FCFS(Policy):
+class FCFS(PlansBesideDecodes, ForeseesDecodes):
     """Running requests in order of admission, then waiting ones in order of arrival.
 
     Requests that run come first, so decodes are served before new prompts; a prompt gets what is

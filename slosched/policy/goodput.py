@@ -12,9 +12,10 @@ from slosched.batch import BatchBuilder
 from slosched.core import (
     DeadlineRule,
     DecodeGroup,
+    ForeseesDecodes,
     LatencyModel,
     Limits,
-    Policy,
+    PlansBesideDecodes,
     Request,
     RequestStatus,
     SchedulerOutput,
@@ -52,7 +53,7 @@ class Shortage(NamedTuple):
 
 
 @dataclass
-class Goodput(Policy):
+class Goodput(PlansBesideDecodes, ForeseesDecodes):
     """The prompts that can be in time, together with decodes that give way while they have slack.
 
     1. Reject the requests without a token that would miss their TTFT even alone on the device.

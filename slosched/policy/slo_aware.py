@@ -13,9 +13,10 @@ from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
     EndReason,
+    ForeseesDecodes,
     LatencyModel,
     Limits,
-    Policy,
+    PlansBesideDecodes,
     Request,
     RequestStatus,
     SchedulerOutput,
@@ -53,7 +54,7 @@ class EarlyReject(StrEnum):
 
 
 @dataclass
-class SLOAware(Policy):
+class SLOAware(PlansBesideDecodes, ForeseesDecodes):
     """Decode, prefill and swapped requests in one order of slack, packed up to the tightest slack.
 
     1. Reject the requests without a token whose TTFT deadline has passed.

@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_type_hints
 
-from slosched.core import TRIED, Policy, SloschedError
+from slosched.core import HEEDED, TRIED, Policy, SloschedError
 from slosched.policy import POLICIES, WRAPPERS
 from slosched.policy.kit.wrapper import Wrapper
 from slosched.spelling import meant
@@ -59,6 +59,19 @@ def tried_values(policy_class: type[Policy]) -> dict[str, tuple[object, ...]]:
         for field in _fields(policy_class)
         if TRIED in field.metadata
     }
+
+
+def heeded_fields(policy: Policy) -> dict[str, str]:
+    """Return the fields of `Request` that an option has the policy go by, with that option.
+
+    For example {"priority": "policy=priority"}.  What a wrapper wraps is asked, too.
+    """
+    heeded = heeded_fields(policy.inner) if isinstance(policy, Wrapper) else {}
+    for option in _fields(type(policy)):
+        value = getattr(policy, option.name)
+        if HEEDED in option.metadata and (name := option.metadata[HEEDED].get(value)):
+            heeded[name] = f"{option.name}={str(value).lower()}"
+    return heeded
 
 
 def values_to_try(spec: str) -> dict[str, tuple[object, ...]]:

@@ -22,6 +22,7 @@ from slosched.core import (
     EndReason,
     LatencyModel,
     Limits,
+    PlansBesideDecodes,
     Policy,
     Request,
     RequestStatus,
@@ -30,6 +31,7 @@ from slosched.core import (
     SchedulerOutput,
     SchedulerView,
     StepResult,
+    group_shape,
 )
 from slosched.kv import KVCache
 from slosched.scheduler.plan_check import PlanCheck
@@ -160,6 +162,8 @@ class Scheduler:
         `others` are the remaining running requests.  The batch has the shape of the whole step but
         only the others' chunks.  None if the policy wants to be asked about everyone.
         """
+        if not isinstance(self.policy, PlansBesideDecodes):
+            return None
         output = self.policy.schedule_beside(decodes, self._view_of(others, now_s))
         if output is None:
             return None
@@ -241,7 +245,7 @@ class Scheduler:
         swap_in += from_host
         shape, num_copied = output.shape, len(swap_out) + len(swap_in)
         if shape is None:
-            shape = BatchShape() if beside is None else BatchShape.of_decodes(beside)
+            shape = BatchShape() if beside is None else group_shape(beside)
             _add_up(shape, chunks, num_copied)
         elif shape.num_swapped_blocks != num_copied:
             # No plan knows what the prefix cache writes to the host to make room for it.

@@ -1,8 +1,8 @@
 """Simulated steps in which the decodes are one group while the policy treats them alike.
 
 Most of a replay is one more token for each of a hundred decodes.  Where the policy can plan around
-a group of them (`Policy.schedule_beside`), or says how long there is nothing to plan
-(`Policy.decodes_until_s`), such a step costs only what its other requests cost.  The results are
+a group of them (`PlansBesideDecodes`), or says how long there is nothing to plan
+(`ForeseesDecodes`), such a step costs only what its other requests cost.  The results are
 those of `Engine.step` to the last bit, except for the ids of the KV blocks, which nothing in a
 simulation depends on.
 """
@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from slosched.core import (
     BatchShape,
-    Policy,
+    ForeseesDecodes,
+    PlansBesideDecodes,
     Request,
     RequestStatus,
     ScheduledBatch,
+    group_shape,
 )
 from slosched.engine.loop import Engine
 from slosched.metrics import StepRow
@@ -51,10 +53,11 @@ class GroupedSteps:
         model = scheduler.latency_model
         learns = model is not None and not isinstance(model, FittedModel)
         self._observe = model.observe if model is not None and learns else None
-        policy = type(scheduler.policy)
-        self._plans_beside = policy.schedule_beside is not Policy.schedule_beside
+        policy = scheduler.policy
+        self._plans_beside = isinstance(policy, PlansBesideDecodes)
+        self._foreseeing = policy if isinstance(policy, ForeseesDecodes) else None
         self._is_possible = scheduler.limits.max_loras is None and (
-            self._plans_beside or policy.decodes_until_s is not Policy.decodes_until_s
+            self._plans_beside or self._foreseeing is not None
         )
         self._group: GroupedDecodes | None = None
         self._others: dict[str, Request] = {}
@@ -96,8 +99,8 @@ class GroupedSteps:
     def _run_some(self, group: GroupedDecodes, arrival_s: float) -> int:
         """Run at least one step, or none because the policy declines; return their number."""
         num_steps = 0
-        if not (self._others or self._scheduler.queues.waiting):
-            num_steps = self._run_alone(group, arrival_s)
+        if self._foreseeing is not None and not (self._others or self._scheduler.queues.waiting):
+            num_steps = self._run_alone(group, self._foreseeing, arrival_s)
         if not num_steps and self._plans_beside:
             num_steps = self._step_with_others(group)
         return num_steps
@@ -147,7 +150,7 @@ class GroupedSteps:
             self._tell(start_s, batch.shape, predicted_s, queued)
         return 1
 
-    def _run_alone(self, group: GroupedDecodes, arrival_s: float) -> int:
+    def _run_alone(self, group: GroupedDecodes, policy: ForeseesDecodes, arrival_s: float) -> int:
         """Run steps of the group alone, until a member ends, and return their number.
 
         They also stop at an arrival, when blocks run out, or when the policy wants to plan.
@@ -155,11 +158,11 @@ class GroupedSteps:
         scheduler, on_row = self._scheduler, self._on_row
         model = scheduler.latency_model
         self._kv.settle_ends()  # `schedule` would; the next block is taken without it
-        until_s = scheduler.policy.decodes_until_s(group, scheduler.limits)
+        until_s = policy.decodes_until_s(group, scheduler.limits)
         start_s = self._clock.now_s()
         if until_s <= start_s:
             return 0
-        shape = BatchShape.of_decodes(group)
+        shape = group_shape(group)
         num_steps = 0
         while True:
             predicted_s = None

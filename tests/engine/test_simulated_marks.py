@@ -6,7 +6,7 @@ import pytest
 from factories import make_model
 
 from slosched.core import SLO, Limits, Request
-from slosched.policy.spec import make_policy
+from slosched.policy.spec import heeded_fields, make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Adapters, Priorities, PriorityShare, Trace, synthesize
 
@@ -39,7 +39,7 @@ def outcomes(requests: list[Request]) -> list[tuple[object, ...]]:
     ],
 )
 def test_an_option_that_heeds_priorities_matters_where_they_differ(spec: str) -> None:
-    assert list(make_policy(spec).heeded_fields()) == ["priority"]
+    assert list(heeded_fields(make_policy(spec))) == ["priority"]
     marked = played(MARKED, spec)
     assert outcomes(marked) != outcomes(played(PLAIN, spec))
     assert outcomes(marked) == outcomes(played(MARKED, spec, by_steps=True))
@@ -47,7 +47,7 @@ def test_an_option_that_heeds_priorities_matters_where_they_differ(spec: str) ->
 
 @pytest.mark.parametrize("spec", ["vllm_v0", "vllm_v1", "sglang", "trtllm", "fcfs", "vtc", "edf"])
 def test_priorities_matter_to_nobody_else(spec: str) -> None:
-    assert not make_policy(spec).heeded_fields()
+    assert not heeded_fields(make_policy(spec))
     assert outcomes(played(MARKED, spec)) == outcomes(played(PLAIN, spec))
 
 
@@ -60,7 +60,7 @@ def test_a_limit_on_adapters_matters_where_there_are_more(spec: str) -> None:
 
 
 def test_clients_of_vtc_may_be_adapters() -> None:
-    assert list(make_policy("vtc:client=lora").heeded_fields()) == ["lora_id"]
+    assert list(heeded_fields(make_policy("vtc:client=lora"))) == ["lora_id"]
     by_adapter = outcomes(played(ADAPTED, "vtc:client=lora"))
     assert by_adapter != outcomes(played(MARKED, "vtc:client=lora"))
     assert by_adapter == outcomes(played(ADAPTED, "vtc:client=lora", by_steps=True))

@@ -10,8 +10,9 @@ from itertools import chain
 from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
+    ForeseesDecodes,
     Limits,
-    Policy,
+    PlansBesideDecodes,
     Request,
     RequestStatus,
     SchedulerOutput,
@@ -27,7 +28,7 @@ def check_token_budget(token_budget: int) -> None:
 
 
 @dataclass
-class DecodeFirst(Policy):
+class DecodeFirst(PlansBesideDecodes, ForeseesDecodes):
     """One token for every decode, then prefill chunks until the token budget is full.
 
     Swapped requests come back before new ones start, and none starts in a step that had to

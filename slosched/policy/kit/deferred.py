@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from slosched.batch import BatchBuilder
-from slosched.core import BatchShape, DecodeGroup, Request, SchedulerView
+from slosched.core import DecodeGroup, Request, SchedulerView, group_shape
 
 
 def num_in_time(batch: BatchBuilder, decodes: Sequence[Request]) -> int:
@@ -75,7 +75,7 @@ def all_in_time(decodes: DecodeGroup, view: SchedulerView, limit_s: float) -> bo
     if limit_s == math.inf:
         return True
     model = view.latency_model
-    return model is not None and model.predict(BatchShape.of_decodes(decodes)) < limit_s
+    return model is not None and model.predict(group_shape(decodes)) < limit_s
 
 
 def _predict_with(batch: BatchBuilder, contexts: Sequence[int]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,9 @@ from typing import NamedTuple
 from slosched.core import (
     DecodeGroup,
     EndReason,
+    ForeseesDecodes,
     Limits,
+    PlansBesideDecodes,
     Policy,
     Request,
     SchedulerOutput,
@@ -27,7 +30,7 @@ class Gate(NamedTuple):
 
 
 @dataclass
-class Wrapper(Policy):
+class Wrapper(PlansBesideDecodes, ForeseesDecodes):
     """A policy that another one asks: the base of those that stand in front of any policy.
 
     The inner policy sees a view without the waiting requests that are held back or refused.  On
@@ -57,22 +60,22 @@ class Wrapper(Policy):
         return self._joined(view, gate, self.inner.schedule(_shown(view, gate)))
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If both can."""
-        if type(self.inner).schedule_beside is Policy.schedule_beside:
+        """Plan beside the decodes if both this wrapper and the inner policy can."""
+        inner = self.inner
+        if not isinstance(inner, PlansBesideDecodes):
             return None
         gate = self.gate_beside(decodes, view)
         if gate is None:
             return None
-        output = self.inner.schedule_beside(decodes, _shown(view, gate))
+        output = inner.schedule_beside(decodes, _shown(view, gate))
         return None if output is None else self._joined(view, gate, output)
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
-        """The inner policy's: nobody waits, so there is nothing to decide."""
-        return self.inner.decodes_until_s(decodes, limits)
-
-    def heeded_fields(self) -> Mapping[str, str]:
-        """Return the inner policy's."""
-        return self.inner.heeded_fields()
+        """Return the time of the inner policy: no request waits, so there is nothing to gate."""
+        inner = self.inner
+        if not isinstance(inner, ForeseesDecodes):
+            return -math.inf
+        return inner.decodes_until_s(decodes, limits)
 
     def reset(self) -> None:
         self.inner.reset()

@@ -7,7 +7,14 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from slosched.batch import BatchBuilder
-from slosched.core import DecodeGroup, Policy, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.core import (
+    DecodeGroup,
+    PlansBesideDecodes,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
 from slosched.policy.kit.deadlines import Deadlines
 from slosched.policy.kit.decode_first import add_prefills
 from slosched.policy.kit.deferred import (
@@ -21,7 +28,7 @@ from slosched.policy.kit.drop import Drop, drop_late
 
 
 @dataclass
-class FairBatching(Policy):
+class FairBatching(PlansBesideDecodes):
     """Urgent decodes, then prompts, then the other decodes, in the time of the step.
 
     1. The step may last until the first decode is due, and at least the smallest TPOT of the

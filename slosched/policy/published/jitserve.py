@@ -13,12 +13,13 @@ from slosched.core import (
     BatchShape,
     DecodeGroup,
     LatencyModel,
-    Policy,
+    PlansBesideDecodes,
     PreemptionMode,
     Request,
     RequestStatus,
     SchedulerOutput,
     SchedulerView,
+    group_shape,
     tunable,
 )
 from slosched.policy.kit.decode_first import add_prefills, check_token_budget
@@ -31,7 +32,7 @@ _LEAST_RATIO = 1e-6
 
 
 @dataclass
-class JITServe(Policy):
+class JITServe(PlansBesideDecodes):
     """Grouped margin goodput maximization: who earns most for the time it still takes, runs.
 
     1. At the beginning of a frame each request's density is taken: its value (1 for a prompt
@@ -122,7 +123,7 @@ class JITServe(Policy):
         view = drop_late(batch, view, self.drop)
         self._num_steps += 1
         if newcomers := self._newcomers((*view.running, *view.waiting)):
-            token_s = model.predict(BatchShape.of_decodes(decodes))
+            token_s = model.predict(group_shape(decodes))
             self._rate(newcomers, view, model, token_s)
         num_running = decodes.num_decodes + len(view.running)
         begun = sorted(view.running, key=self._density, reverse=True)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
+    ForeseesDecodes,
     LatencyModel,
     Limits,
-    Policy,
+    PlansBesideDecodes,
     Request,
     SchedulerOutput,
     SchedulerView,
@@ -25,7 +26,7 @@ _MAX_SHARE_LEFT = 0.5
 
 
 @dataclass
-class MedhaLARS(Policy):
+class MedhaLARS(PlansBesideDecodes, ForeseesDecodes):
     """Every decode, then prompts by relative slack, in chunks cut to a time for the step.
 
     Relative slack = (deadline - now - remaining prefill) / (deadline - arrival): a long prompt

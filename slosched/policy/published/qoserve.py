@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
+    ForeseesDecodes,
     LatencyModel,
     Limits,
-    Policy,
+    PlansBesideDecodes,
     Request,
     SchedulerOutput,
     SchedulerView,
@@ -27,7 +28,7 @@ _RATE_MEMORY = 0.995
 
 
 @dataclass
-class QoServe(Policy):
+class QoServe(PlansBesideDecodes, ForeseesDecodes):
     """Every decode; then as many tokens of prompts as the most urgent decode has slack for.
 
     1. Dynamic chunking: a step holds the largest number of tokens on a grid (128, 256, 512, …,

@@ -14,9 +14,10 @@ from slosched.core import (
     BatchShape,
     DecodeGroup,
     EndReason,
+    ForeseesDecodes,
     LatencyModel,
     Limits,
-    Policy,
+    PlansBesideDecodes,
     Request,
     RequestStatus,
     SchedulerOutput,
@@ -42,7 +43,7 @@ _MAX_REFUSED = 32
 
 
 @dataclass
-class Scorpio(Policy):
+class Scorpio(PlansBesideDecodes, ForeseesDecodes):
     """Prompts by deadline, if both guards let them pass; decodes by credit; in a token budget.
 
     1. TTFT guard: prompts in order of deadline.  One that would be late even if the device

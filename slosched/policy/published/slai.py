@@ -10,7 +10,14 @@ from enum import StrEnum
 from operator import attrgetter
 
 from slosched.batch import BatchBuilder
-from slosched.core import DecodeGroup, Policy, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.core import (
+    DecodeGroup,
+    PlansBesideDecodes,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
 from slosched.policy.kit.deadlines import Deadlines
 from slosched.policy.kit.decode_first import add_prefills, check_token_budget
 from slosched.policy.kit.deferred import are_alone, serve_something
@@ -25,7 +32,7 @@ class StartOrder(StrEnum):
 
 
 @dataclass
-class SLAI(Policy):
+class SLAI(PlansBesideDecodes):
     """Decodes at their last schedulable time, prompts, then the other decodes, in a token budget.
 
     1. The last schedulable time of a decode is when its next token is due, less `offset_steps`

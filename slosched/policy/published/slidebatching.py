@@ -15,7 +15,7 @@ from slosched.core import (
     BatchShape,
     DecodeGroup,
     LatencyModel,
-    Policy,
+    PlansBesideDecodes,
     Request,
     SchedulerOutput,
     SchedulerView,
@@ -29,7 +29,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 @dataclass
-class SlideBatching(Policy):
+class SlideBatching(PlansBesideDecodes):
     """One queue of decodes and prompts; the line between urgent and normal slides with the load.
 
     1. e(r) is what all that is left of r would cost now, without the constant c0 of a step.

@@ -12,9 +12,9 @@ import numpy as np
 from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
+    ForeseesDecodes,
     LatencyModel,
     Limits,
-    Policy,
     Request,
     SchedulerOutput,
     SchedulerView,
@@ -26,7 +26,7 @@ from slosched.policy.kit.lengths import Floats
 
 
 @dataclass
-class SOLA(Policy):
+class SOLA(ForeseesDecodes):
     """Every decode; then prompts, as many as TPOT allows where TTFT is in more danger.
 
     The state: p_TTFT, the largest share of a promised TTFT that has passed among the prompts that

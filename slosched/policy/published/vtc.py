@@ -9,7 +9,15 @@ from enum import StrEnum
 from operator import attrgetter
 
 from slosched.batch import BatchBuilder
-from slosched.core import DecodeGroup, Policy, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.core import (
+    DecodeGroup,
+    PlansBesideDecodes,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    heeding,
+    tunable,
+)
 from slosched.policy.kit.decode_first import add_decodes, add_prefills, check_token_budget
 from slosched.policy.kit.drop import Drop, drop_late
 
@@ -37,7 +45,7 @@ class Client(StrEnum):
 
 
 @dataclass
-class VTC(Policy):
+class VTC(PlansBesideDecodes):
     """Every decode, then prompts of the client whose virtual token counter is least.
 
     1. A client that begins to wait has its counter lifted to the least of those that wait, or, if
@@ -57,7 +65,7 @@ class VTC(Policy):
     cost function, and the variants that predict or know the output length (this needs none).
     """
 
-    client: Client = Client.TIER
+    client: Client = heeding(Client.TIER, {Client.LORA: "lora_id", Client.PRIORITY: "priority"})
     prompt_price: float = 1.0
     """w_p: what a prompt token adds to the counter."""
     output_price: float = 2.0
@@ -71,10 +79,6 @@ class VTC(Policy):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
         self.reset()
-
-    def heeded_fields(self) -> Mapping[str, str]:
-        fields = {Client.LORA: "lora_id", Client.PRIORITY: "priority"}
-        return {f: f"client={c}" for c, f in fields.items() if c is self.client}
 
     def reset(self) -> None:
         self._client_of = self.client.key

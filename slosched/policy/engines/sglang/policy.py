@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,10 +10,11 @@ from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
     EndReason,
-    Policy,
+    PlansBesideDecodes,
     Request,
     SchedulerOutput,
     SchedulerView,
+    heeding,
     tunable,
 )
 from slosched.policy.engines.sglang.adder import AddResult, PrefillAdder, num_promised
@@ -25,7 +26,7 @@ __all__ = ["MAX_WAITING_FOR_PREFIXES", "SGLang", "SchedulePolicy"]
 
 
 @dataclass
-class SGLang(Policy):
+class SGLang(PlansBesideDecodes):
     """SGLang 0.5.5, decision by decision, with the names and defaults of its own options.
 
     A step holds either prompts or decodes: as long as prompts can start, decodes wait, unless
@@ -66,7 +67,7 @@ class SGLang(Policy):
     """The largest part of prompts that a step computes; -1 for no limit but the step's."""
     enable_mixed_chunk: bool = tunable(False, True)
     """Decodes run in the steps that compute prompts, as part of the chunk."""
-    enable_priority_scheduling: bool = False
+    enable_priority_scheduling: bool = heeding(False, {True: "priority"})
     """Who is more urgent goes first, and drives out others when seats run out."""
     schedule_low_priority_values_first: bool = True
     """Lower numbers are more urgent, as everywhere in slosched; by SGLang's default higher ones."""
@@ -101,10 +102,6 @@ class SGLang(Policy):
                 f"not {self.schedule_policy}"
             )
         self.reset()
-
-    def heeded_fields(self) -> Mapping[str, str]:
-        is_on = self.enable_priority_scheduling
-        return {"priority": "enable_priority_scheduling=true"} if is_on else {}
 
     def reset(self) -> None:
         self._queues = Queues()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -15,12 +15,13 @@ from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
     EndReason,
+    ForeseesDecodes,
     Limits,
-    Policy,
     Request,
     RequestStatus,
     SchedulerOutput,
     SchedulerView,
+    heeding,
     tunable,
 )
 from slosched.policy.engines.trtllm.capacity import GuaranteedNoEvict, MaxUtilization, StaticBatch
@@ -67,7 +68,7 @@ class WaitingQueue(StrEnum):
 
 
 @dataclass
-class TRTLLM(Policy):
+class TRTLLM(ForeseesDecodes):
     """A capacity scheduler chooses who may hold KV blocks, a micro-batch scheduler who runs.
 
     As many requests are active as there are seats, by arrival or by priority.  By default one
@@ -92,7 +93,9 @@ class TRTLLM(Policy):
     """The unit is a KV block."""
     max_context_length: float = math.inf
     """Tokens of one chunk of a context."""
-    waiting_queue_policy: WaitingQueue = WaitingQueue.FCFS
+    waiting_queue_policy: WaitingQueue = heeding(
+        WaitingQueue.FCFS, {WaitingQueue.PRIORITY: "priority"}
+    )
     max_num_active: int = 0
     """Requests taken up at once; 0 for as many as there are seats."""
     micro_batch_scheduler: str = "token_budget"
@@ -115,10 +118,6 @@ class TRTLLM(Policy):
             {"token_budget": token_budget},
             "schedule",
         )
-
-    def heeded_fields(self) -> Mapping[str, str]:
-        by_priority = self.waiting_queue_policy is WaitingQueue.PRIORITY
-        return {"priority": "waiting_queue_policy=priority"} if by_priority else {}
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view)

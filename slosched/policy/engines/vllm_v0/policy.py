@@ -10,10 +10,11 @@ from itertools import chain
 
 from slosched.core import (
     DecodeGroup,
-    Policy,
+    PlansBesideDecodes,
     Request,
     SchedulerOutput,
     SchedulerView,
+    heeding,
     tunable,
 )
 from slosched.policy.engines.vllm_v0.blocks import AllocStatus, BlockManager, BlockTable
@@ -28,7 +29,7 @@ class SchedulingPolicy(StrEnum):
 
 
 @dataclass
-class VLLMV0(Policy):
+class VLLMV0(PlansBesideDecodes):
     """vLLM 0.6.3, decision by decision, with the names and defaults of its own options.
 
     By default a step holds either prompts or decodes.  Prompts come first: as many whole ones, in
@@ -68,7 +69,9 @@ class VLLMV0(Policy):
     """
 
     enable_chunked_prefill: bool = tunable(False, True)
-    policy: SchedulingPolicy = SchedulingPolicy.FCFS
+    policy: SchedulingPolicy = heeding(
+        SchedulingPolicy.FCFS, {SchedulingPolicy.PRIORITY: "priority"}
+    )
     """`priority`: lower numbers, then earlier arrivals, drive out others; not when chunked."""
     delay_factor: float = tunable(0.0, 0.5, 1.0)
     """Prompts wait until the first of them has waited so many times the last prompt step's time."""
@@ -84,10 +87,6 @@ class VLLMV0(Policy):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         self.reset()
-
-    def heeded_fields(self) -> Mapping[str, str]:
-        by_priority = self.policy is SchedulingPolicy.PRIORITY
-        return {"priority": "policy=priority"} if by_priority else {}
 
     def reset(self) -> None:
         self._tables: dict[str, BlockTable] = {}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
+    ForeseesDecodes,
     Limits,
-    Policy,
+    PlansBesideDecodes,
     Request,
     SchedulerOutput,
     SchedulerView,
+    heeding,
     tunable,
 )
 from slosched.policy.engines.vllm_v0.policy import SchedulingPolicy
@@ -27,7 +30,7 @@ from slosched.policy.kit.decode_first import decodes_until_s, may_start_new
 
 
 @dataclass
-class VLLMV1(Policy):
+class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
     """vLLM 0.33's V1 scheduler, decision by decision, with the names and defaults of its options.
 
     Running requests come first, in order of admission, each with all its tokens or what is left of
@@ -52,7 +55,9 @@ class VLLMV1(Policy):
       a count that they share; here steps are counted from when nobody ran.
     """
 
-    policy: SchedulingPolicy = SchedulingPolicy.FCFS
+    policy: SchedulingPolicy = heeding(
+        SchedulingPolicy.FCFS, {SchedulingPolicy.PRIORITY: "priority"}
+    )
     """`priority`: lower numbers, then earlier arrivals, are served first and preempted last."""
     long_prefill_token_threshold: int = tunable(0, 256, 512, 1024)
     """The largest chunk of a prompt, unless it is alone; 0 for no such limit."""
@@ -81,10 +86,6 @@ class VLLMV1(Policy):
                 f"{self.prefill_schedule_interval}"
             )
         self.reset()
-
-    def heeded_fields(self) -> Mapping[str, str]:
-        by_priority = self.policy is SchedulingPolicy.PRIORITY
-        return {"priority": "policy=priority"} if by_priority else {}
 
     def reset(self) -> None:
         self._num_steps = 0
@@ -126,7 +127,7 @@ class VLLMV1(Policy):
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         if self.prefill_schedule_interval > 1:
-            return super().decodes_until_s(decodes, limits)
+            return -math.inf
         return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
 
     def _with_active_seats(self, view: SchedulerView) -> SchedulerView:

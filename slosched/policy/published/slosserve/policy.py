@@ -16,7 +16,7 @@ from slosched.core import (
     DecodeGroup,
     EndReason,
     LatencyModel,
-    Policy,
+    PlansBesideDecodes,
     Request,
     SchedulerOutput,
     SchedulerView,
@@ -48,7 +48,7 @@ class Admission(StrEnum):
 
 
 @dataclass
-class SLOsServe(Policy):
+class SLOsServe(PlansBesideDecodes):
     """Admission by feasibility of all token deadlines to come; nothing admitted is dropped.
 
     1. New requests, the most urgent first: admitted if the load that is promised already stays
