@@ -1,4 +1,4 @@
-"""Who pays: tiers, tenths of prompt lengths, and Jain's index over them."""
+"""Attainment by tier and by tenth of the prompt lengths, and Jain's index over the tenths."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_jains_index_lies_between_one_nth_and_one_and_knows_no_scale(shares, fac
 
 
 def test_a_summary_tells_who_pays():
-    """Of twenty prompts the four longest are late: two tenths are at 0, eight at 1."""
+    """The four longest of twenty prompts are late: two tenths attain 0, the others 1."""
     replay = [make_record(0.5 if n <= 16 else 5.0, prompt=n) for n in range(1, 21)]
     summary = summarize(replay, RULE)
     assert summary.worst_decile_attainment == 0.0

@@ -1,4 +1,4 @@
-"""Metrics against numbers worked out by hand, and the laws they obey."""
+"""Metrics against numbers worked out by hand, and laws that they obey."""
 
 import math
 
@@ -73,15 +73,15 @@ def test_a_record_whose_tokens_lack_times_is_refused():
 @pytest.mark.parametrize(
     ("times", "mean", "envelope", "tbt"),
     [
-        # TTFT 1 s, TPOT 0.1 s: the envelope is 1.0, 1.1, 1.2, 1.3.
+        # TTFT is 1 s and TPOT 0.1 s, so the envelope is 1.0, 1.1, 1.2, 1.3.
         ((1.0, 1.1, 1.2, 1.3), True, True, True),
-        # Early first token, then a stall of 0.6 s: banked under the envelope alone.
+        # The first token is early, then a stall of 0.6 s: only the envelope has banked that time.
         ((0.2, 0.3, 0.9, 1.0), False, True, False),
-        # A stall made good by a burst: the mean and the envelope forgive it.
+        # The last gap is long after short ones: the mean and the envelope allow it, tbt does not.
         ((1.0, 1.02, 1.04, 1.3), True, True, False),
-        # Late in the middle and early at the end: only the mean forgives.
+        # Late in the middle and early at the end: only the mean allows it.
         ((1.0, 1.25, 1.26, 1.27), True, False, False),
-        # The first token is late, the others regular: TTFT is missed, the later gaps are not.
+        # The first token is late and the others regular: TTFT is missed, but no gap is late.
         ((1.5, 1.6, 1.7, 1.8), True, False, True),
     ],
 )
@@ -103,7 +103,7 @@ def test_tbt_forgives_one_gap_in_a_hundred(num_late, kept):
 
 
 def test_a_token_exactly_on_its_deadline_is_on_time_whatever_the_rounding():
-    """0.1 + 0.2 is not 0.3 in binary: 30 tokens, each a rounded 0.1 s after the one before."""
+    """In binary 0.1 + 0.2 is not 0.3; each of 30 tokens comes a rounded 0.1 s after the last."""
     times = [1.0]
     for _ in range(30):
         times.append(times[-1] + 0.1)
@@ -155,7 +155,7 @@ def test_a_summary_by_hand():
     assert summary.attainment_admitted == pytest.approx(2 / 6)
     assert summary.ttft_attainment == pytest.approx(4 / 9)  # the running one kept its TTFT
     assert summary.token_attainment == pytest.approx(3 / 9)  # all finished ones but the third
-    # Nine requests, one a second: the load was offered for nine mean gaps, 9 s.
+    # Nine requests came, one a second, so the load was offered for nine mean gaps, 9 s.
     assert offered_window_s(REPLAY) == pytest.approx(9.0)
     assert summary.offered_requests_per_s == pytest.approx(1.0)
     assert summary.good_requests_per_s == pytest.approx(2 / 9)
@@ -266,7 +266,7 @@ def tokens_are_kept(record: RequestRecord, rule: DeadlineRule) -> bool:
 
 @given(records())
 def test_regular_or_on_time_tokens_imply_each_other(record):
-    """No gap late implies the mean; TTFT and no gap late imply the envelope."""
+    """Without late gaps the mean is kept, and with TTFT also the envelope."""
     if all(gap <= record.slo.tpot_s for gap in record.itl_s):
         assert met_tokens(record, TBT)
         assert met_tokens(record, MEAN)
@@ -280,7 +280,7 @@ def test_shifting_all_times_changes_no_score(replay, rule, shift_s):
         make_record(
             *(t + shift_s for t in r.token_times_s),
             arrival_s=r.arrival_s + shift_s,
-            # Half a microsecond of room: the promise itself must not sit on the rounding.
+            # Half a microsecond of room, so that rounding cannot decide whether the SLO is kept.
             slo=SLO(round(r.slo.ttft_s, 3) + 5e-7, round(r.slo.tpot_s, 3) + 5e-7),
             status=r.status,
         )

@@ -1,4 +1,4 @@
-"""The slack of the most urgent request, by hand and by asking every request at every moment."""
+"""The slack of the most urgent request, by hand and against every request's slack over time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def least(records: list[RequestRecord], *edges_s: float, rule: DeadlineRule = ME
 
 
 def test_a_request_waits_gets_two_tokens_and_is_gone():
-    """Promised 1 s and 0.1 s a token: due at 2, then 0.1 s after the first, which came at 1.5."""
+    """The first token is due at 2 s and comes at 1.5 s, so the second is due at 1.6 s."""
     record = make_record(1.5, 1.8, arrival_s=1.0)
     assert least([record], 0, 1, 1.25, 1.75, 2, 3) == pytest.approx(
         [math.inf, 0.75, -0.15, -0.2, math.inf]
@@ -59,7 +59,7 @@ def test_no_request_is_ever_more_urgent(replay, rule, num_bins):
 
 
 def slack_s(record: RequestRecord, rule: DeadlineRule, now_s: float) -> float:
-    """As the scheduler would have said it just before `now_s`."""
+    """Return the slack that the scheduler would have computed just before `now_s`."""
     is_over = record.status is RequestStatus.FINISHED and now_s > record.token_times_s[-1]
     if now_s <= record.arrival_s or is_over:
         return math.inf

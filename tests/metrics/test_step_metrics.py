@@ -1,4 +1,4 @@
-"""Queues, memory and business of a replay, from its steps."""
+"""Metrics of a replay's steps: queues, memory and the busy share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEP = StepRow(
 
 
 def test_two_steps_and_the_idleness_between_them_by_hand():
-    """A step of 1 s, idleness of 2 s, a step of 1 s: means of queues are over all four."""
+    """Two steps of 1 s with 2 s of idle time between them: means of queues are over all 4 s."""
     later = replace(
         STEP,
         start_s=3.0,

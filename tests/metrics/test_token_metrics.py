@@ -25,7 +25,7 @@ from slosched.metrics import (
 
 MEAN, ENVELOPE, TBT = DeadlineRule.MEAN_TPOT, DeadlineRule.ENVELOPE, DeadlineRule.TBT
 STALLED = make_record(0.5, 0.6, 1.4, 1.45, 1.5)
-"""Early by half a second, then a stall of 0.8 s; promised are 1 s and 0.1 s a token."""
+"""The first token is 0.5 s early, then a gap lasts 0.8 s; the SLO is 1 s and 0.1 s a token."""
 
 
 def fluidity(record: RequestRecord) -> float:
@@ -46,13 +46,13 @@ def test_when_tokens_are_due_by_hand(rule, due_s, on_time):
     assert tokens_on_time(columns, rule).tolist() == on_time
     summary = summarize([STALLED, rejected(1, EndReason.EXPIRED)], rule)
     assert summary.on_time_tokens[rule] == pytest.approx(sum(on_time) / 5)
-    # Offered in 1 s, the gap between two arrivals, times two.
+    # Two requests 1 s apart were offered in two mean gaps, 2 s.
     assert summary.on_time_tokens_per_s == pytest.approx(sum(on_time) / 2)
 
 
 @given(records(), st.sampled_from(DeadlineRule))
 def test_tokens_are_due_when_the_scheduler_was_told_that_they_are(record, rule):
-    """Metric and policy have one and the same anchor."""
+    """Metrics and policies compute the same deadlines."""
     request = Request("r", record.arrival_s, record.num_prompt_tokens, 100, slo=record.slo)
     due_s = []
     for time_s in record.token_times_s:
@@ -87,14 +87,14 @@ def test_late_gaps_are_those_longer_than_tpot_in_whatever_order():
     ("times", "index"),
     [
         ((1.0, 1.1, 1.2, 1.3), 1.0),
-        # The first token banks 0.5 s, the second adds nothing; the stall of 0.8 s costs 0.7.
-        # It is a miss, after which 0.05 s gaps bank anew: one miss of five.
+        # The first token banks 0.5 s, the second adds nothing, and the gap of 0.8 s needs 0.7 s.
+        # So it is a miss, after which gaps of 0.05 s bank slack again: one miss in five tokens.
         ((0.5, 0.6, 1.4, 1.45, 1.5), 0.8),
-        # The same stall within what is banked is none.
+        # The same gap is no miss where enough slack is banked.
         ((0.2, 0.3, 1.1, 1.15), 1.0),
-        # TTFT is missed and the reader starts from there: the later tokens are regular.
+        # TTFT is missed and the reader starts anew from there; the later tokens are regular.
         ((3.0, 3.1, 3.2, 3.3), 0.75),
-        # Every gap is too long: all but the first are missed.
+        # Every gap is too long, so all tokens but the first are misses.
         ((1.0, 1.2, 1.4, 1.6, 1.8), 0.2),
     ],
 )
@@ -103,7 +103,7 @@ def test_fluidity_by_hand(times, index):
 
 
 def etalon(record: RequestRecord) -> float:
-    """Slack as it is carried from token to token, literature.md 5.6."""
+    """Compute Etalon's fluidity index by carrying the slack from token to token."""
     slack_s, hits, last_s = 0.0, 0, record.arrival_s
     for j, time_s in enumerate(record.token_times_s):
         allowed_s = slack_s + (record.slo.tpot_s if j else record.slo.ttft_s)
@@ -115,7 +115,7 @@ def etalon(record: RequestRecord) -> float:
 
 
 def on_a_grid(record: RequestRecord) -> RequestRecord:
-    """Times and promises in sixty-fourths of a second: sums of them are exact."""
+    """Round times and SLOs to sixty-fourths of a second, so that sums of them are exact."""
     return make_record(
         *(round(t * 64) / 64 for t in record.token_times_s),
         arrival_s=round(record.arrival_s * 64) / 64,
@@ -136,8 +136,8 @@ def test_laws_of_token_metrics(replay):
     for record, index in zip(replay, indices, strict=True):
         assert math.isnan(index) == (record.num_output_tokens == 0)
         if is_good(record, ENVELOPE):
-            assert index == 1.0  # nobody who kept the envelope ever missed
-    # What the envelope calls late may still be a hit for the reader who has started anew.
+            assert index == 1.0  # a request that keeps the envelope has no miss
+    # A token that is late for the envelope may still be a hit, after the reader started anew.
     on_time = columns.count(tokens_on_time(columns, ENVELOPE))
     begun = columns.has_begun
     assert (indices[begun] >= on_time[begun] / columns.num_output_tokens[begun] - 1e-12).all()
@@ -148,11 +148,11 @@ def test_laws_of_token_metrics(replay):
 
 
 def test_the_fluid_token_rate_is_the_pace_that_all_but_a_few_can_follow():
-    """Ten tokens a second from the first on: nobody who reads faster is served fluidly."""
+    """All requests emit ten tokens a second, so no reader of a faster pace is served fluidly."""
     regular = [make_record(*(0.5 + 0.1 * j for j in range(200)), slo=SLO(0.5, 1.0))] * 100
-    # The index may be 0.9, but every token of a faster reader comes too late: the rate is exact.
+    # At a faster pace every token is late, so the rate is exact although 0.9 would suffice.
     assert fluid_token_rate(regular) == pytest.approx(10.0, rel=2e-3)
     spoilt = [*regular, rejected(0, EndReason.EXPIRED), rejected(0, EndReason.EXPIRED)]
-    assert fluid_token_rate(spoilt) == 0.0  # 98 % of them got a token
+    assert fluid_token_rate(spoilt) == 0.0  # only 98 % of them got a token
     assert fluid_token_rate(spoilt, share=0.98) == pytest.approx(10.0, rel=2e-3)
     assert math.isinf(fluid_token_rate([make_record(0.1)]))

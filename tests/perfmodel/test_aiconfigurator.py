@@ -1,4 +1,4 @@
-"""Steps composed from operator times: the sum is right, and the real tables give the CSVs."""
+"""Steps composed from operator times: sums are right, and the real tables give the CSV files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Formulas:
             "context_embedding": 1.0,
             "context_attention": 5.0 if not prefix else 0.001 * s * prefix,
             "context_ffn": 0.1 * (x or 0),
-            "context_logits_gemm": 1e9,  # charged as the decode's, never as this one
+            "context_logits_gemm": 1e9,  # must not be used: the decode's output projection is
         }
         return rows(self.PREFILL, prices, indices)
 
@@ -182,7 +182,7 @@ def test_what_the_tables_do_not_hold_is_said(deployment: Deployment, reason: str
 
 
 def script() -> ModuleType:
-    """profiling/aiconfigurator/compose.py, which is a script and in no package."""
+    """Import profiling/aiconfigurator/compose.py, a script that is in no package."""
     spec = importlib.util.spec_from_file_location("compose_aic", FOLDER / "compose.py")
     assert spec is not None
     assert spec.loader is not None

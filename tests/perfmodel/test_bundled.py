@@ -1,4 +1,4 @@
-"""The latency profiles of real GPUs: where they come from, and that they are what they say."""
+"""The bundled models of real GPUs: they say where they come from, and they fit their data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ needs_tables = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def compose() -> ModuleType:
-    """profiling/llmservingsim/compose.py, which is a script and in no package."""
+    """Import profiling/llmservingsim/compose.py, a script that is in no package."""
     return load_script("profiling/llmservingsim/compose.py")
 
 
@@ -55,7 +55,7 @@ def test_a_bundled_model_says_where_it_comes_from_and_how_wrong_it_is(name: str)
     assert model.provenance["kv_capacity_origin"]
     assert model.held_out_error["count"] > (50 if is_cpu else 100)
     assert 0 < model.held_out_error["mape"] < (10 if is_cpu else 4)
-    # One thread of a shared machine, and a cache that ends: see profiling/cpu/README.md.
+    # The CPU's errors are larger because of noise and its small cache: profiling/cpu/README.md.
     assert 0 < model.held_out_error["under_p99"] < (50 if is_cpu else 15)
 
 
@@ -70,7 +70,7 @@ def test_a_bundled_model_says_where_it_comes_from_and_how_wrong_it_is(name: str)
 def test_a_decode_step_takes_about_as_long_as_reading_the_weights(
     name: str, weights_gb: float, bandwidth_gb_s: float
 ) -> None:
-    """bfloat16 weights without the input embedding, over the memory bandwidth of the data sheet."""
+    """The floor is bfloat16 weights without the input embedding, over the peak bandwidth."""
     model = load_model(name)
     floor_s = weights_gb / bandwidth_gb_s
     alone = BatchShape()
@@ -85,7 +85,7 @@ def test_a_decode_step_takes_about_as_long_as_reading_the_weights(
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_the_committed_steps_give_the_bundled_model(name: str) -> None:
-    """They are the ones that it was fitted to, rounded to nanoseconds."""
+    """The committed steps are those that the model was fitted to, rounded to nanoseconds."""
     bundled = load_model(name)
     profile = read_profile(ROOT / "profiling" / f"{name}.csv")
     report = fit(profile, bundled.form, num_folds=2)
@@ -97,7 +97,7 @@ def test_the_committed_steps_give_the_bundled_model(name: str) -> None:
 
 
 def test_on_real_gpus_the_kernels_have_to_be_known() -> None:
-    """Chosen by held-out error, each form beats the simpler one before it."""
+    """Each form beats the simpler one before it on held-out steps, so the joint one is chosen."""
     report = fit(read_profile(ROOT / "profiling" / "rtx4090" / "llama-3.1-8b.csv"), num_folds=3)
     assert report.model.form == "profiled-joint"
     errors = [e for e in report.considered.values() if isinstance(e, ErrorReport)]
@@ -107,7 +107,7 @@ def test_on_real_gpus_the_kernels_have_to_be_known() -> None:
 
 @pytest.mark.parametrize("name", bundled_models())
 def test_one_more_request_never_makes_a_step_faster(name: str) -> None:
-    """But for a first chunk beside decodes, which is another kernel: 2.5 % at most."""
+    """A first chunk that joins decodes is an exception: it changes the kernel, by 2.5 % at most."""
     model = load_model(name)
     batches = random_batches(300)
     for batch, more in pairwise(batches):
@@ -144,9 +144,10 @@ def test_composing_and_fitting_again_gives_the_bundled_model(
 def test_a_simulated_replica_is_as_fast_as_the_real_vllm(
     name: str, served: str, max_num_seqs: int, kv_capacity_tokens: int
 ) -> None:
-    """300 ShareGPT requests at 10/s, served by vLLM 0.19 on that GPU and by `fcfs` on its profile.
+    """Simulate 300 ShareGPT requests at 10/s that vLLM 0.19 served on that GPU, with `fcfs`.
 
-    One of them is in heavy overload, so that a step a few per cent too long would show in TTFT.
+    One of the two runs is heavily overloaded, so that steps too long by a few per cent would show
+    in TTFT.
     """
     lines = (PERF / "vllm_runs" / served / "requests.jsonl").read_text().splitlines()
     real = sorted(map(json.loads, lines), key=lambda r: float(r["queued_ts"]))
@@ -181,7 +182,7 @@ def mean(values: list[float]) -> float:
 
 
 def test_the_recorded_steps_of_a_real_server_are_what_the_cpu_model_says() -> None:
-    """987 steps of SmolLM2 under live traffic, judged as the server judges: before it learns."""
+    """The model predicts 987 steps of SmolLM2 under live traffic, each before it learns from it."""
     steps = read_profile(ROOT / "profiling" / "cpu" / "traffic.csv").measurements
     model = OnlineModel(load_model("cpu/smollm2-135m"))
     errors, num_covered = [], 0

@@ -1,4 +1,4 @@
-"""The bundled models of data-centre GPUs are what their CSVs and data sheets say."""
+"""The bundled models of data-centre GPUs agree with their CSV files and with data sheets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def shape_of(batch: tuple[tuple[int, int], ...]) -> BatchShape:
 def test_a_decode_alone_takes_longer_than_its_weights_and_not_twice_that(
     name: str, weights_gb: float, bandwidth_gb_s: float
 ) -> None:
-    """bfloat16 weights without the input embedding, over the memory bandwidth of the data sheet."""
+    """The floor is bfloat16 weights without the input embedding, over the peak bandwidth."""
     floor_s = weights_gb / bandwidth_gb_s
     assert floor_s < load_model(name).predict(shape_of(((1, 500),))) < 2.1 * floor_s
 
@@ -74,7 +74,7 @@ def test_faster_gpus_are_faster() -> None:
     models = [load_model(f"{gpu}/llama-3.1-8b") for gpu in gpus]
     for batch in (((1, 2000),) * 64, ((4096, 0),), ((1024, 8192), *((1, 2000),) * 64)):
         times_s = [model.predict(shape_of(batch)) for model in models]
-        # H200 is the H100 with faster memory: equal where the work is arithmetic.
+        # The H200 is an H100 with faster memory, so both are equal where arithmetic dominates.
         assert all(later < 1.05 * earlier for earlier, later in itertools.pairwise(times_s)), (
             batch,
             times_s,

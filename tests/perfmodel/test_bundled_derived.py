@@ -1,4 +1,4 @@
-"""The model that was derived, not measured: what it is derived from, and how far off that may be."""
+"""The model that was derived, not measured: its provenance, and the error of the derivation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_tables = pytest.mark.skipif(
 
 @pytest.fixture
 def derive(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """profiling/llmservingsim/derive.py, a script that imports its neighbour compose.py."""
+    """Import profiling/llmservingsim/derive.py, a script that imports compose.py next to it."""
     monkeypatch.syspath_prepend(str(ROOT / "profiling" / "llmservingsim"))
     monkeypatch.delitem(sys.modules, "compose", raising=False)
     yield importlib.import_module("derive")
@@ -47,7 +47,7 @@ def test_it_says_plainly_that_nobody_measured_it() -> None:
 
 
 def test_a_decode_takes_about_as_long_as_reading_the_weights() -> None:
-    """3.21 G parameters in bfloat16 at 1008 GB/s."""
+    """The floor is the time to read 3.21 G parameters in bfloat16 at 1008 GB/s."""
     floor_s = 2 * 3.21 / 1008
     assert 0.95 * floor_s < load_model(NAME).predict(shape_of((1, 500))) < 1.5 * floor_s
 
@@ -64,7 +64,7 @@ def test_it_is_faster_than_the_larger_model_but_not_by_more_than_its_size(
 
 
 def test_the_sizes_are_those_of_the_models(derive: ModuleType) -> None:
-    """Parameters as published (norms, below 0.01 %, left out)."""
+    """The sizes are the published numbers of parameters, without norms (below 0.01 %)."""
     assert derive.LLAMA_8B.weight_bytes / 2 == pytest.approx(8.03e9, rel=0.001)
     assert derive.LLAMA_3B.weight_bytes / 2 == pytest.approx(3.21e9, rel=0.002)
     assert derive.QWEN_32B.weight_bytes / 2 == pytest.approx(32.76e9, rel=0.001)
@@ -74,7 +74,7 @@ def test_the_sizes_are_those_of_the_models(derive: ModuleType) -> None:
 
 @needs_tables
 def test_the_same_derivation_comes_close_where_it_can_be_checked(derive: ModuleType) -> None:
-    """Qwen3-32B from Llama-3.1-8B: four times the size, twice the layers, a new group size."""
+    """Qwen3-32B is four times as large, with twice the layers and another group size."""
     error = derive.check(PERF)
     assert error.count > 10_000
     assert error.mape < 4

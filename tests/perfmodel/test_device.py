@@ -1,4 +1,4 @@
-"""A latency model of another device is recognised, however the device is called."""
+"""A latency model of another device is recognised, however the system names the device."""
 
 from __future__ import annotations
 

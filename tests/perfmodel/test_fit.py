@@ -1,4 +1,4 @@
-"""A fit is judged on steps that it never saw, chooses a form by that, and refuses what it cannot."""
+"""A fit is judged on steps that it did not see, chooses a form by that, or refuses a profile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spoil(steps: Sequence[Measurement], indices: Sequence[int]) -> tuple[Measure
 
 
 def test_each_step_of_a_small_profile_is_judged_by_a_fit_without_it() -> None:
-    """Spoiling the times of one fold changes no prediction for that fold, but all others."""
+    """Spoiling the times of one fold changes all predictions but those for that fold."""
     steps = make_measurements(random_batches(200), TRUTH, noise=0.02)
     clean = fit(Profile(steps), "linear", num_folds=NUM_FOLDS)
     assert clean.held_out_measurements == steps
@@ -54,7 +54,7 @@ def test_the_model_of_a_small_profile_is_fitted_to_all_of_it() -> None:
 
 
 def test_of_a_large_profile_a_covering_part_is_fitted_and_all_others_judge() -> None:
-    """Spoiling the others changes the reported error, but not one prediction."""
+    """Spoiling the judging steps changes the reported error, but no prediction."""
     steps = make_measurements(random_batches(900), TRUTH, noise=0.02, swapped_blocks=(0, 0, 40))
     clean = fit(Profile(steps), "linear")
     held = set(clean.held_out_measurements)
@@ -96,7 +96,7 @@ def test_the_seed_decides_the_split() -> None:
 
 
 def test_what_the_measurements_do_not_determine_is_reported() -> None:
-    """No copies, whole tiles only, and decodes in every batch."""
+    """The batches have no copies and only whole tiles, and all of them have decodes."""
     batches = [((64 * n, 128 * (n % 7)), *((1, 50 * n),) * 64) for n in range(1, 20)]
     batches += [((1, 30 * n),) * 64 for n in range(1, 20)]
     report = fit(Profile(make_measurements(batches, TRUTH)), "linear")
@@ -104,7 +104,7 @@ def test_what_the_measurements_do_not_determine_is_reported() -> None:
 
 
 def test_off_the_grid_is_judged_by_a_fit_on_the_grid() -> None:
-    """Of a device whose tiles are dear: a grid of powers of two shows few of them."""
+    """The device has expensive tiles, of which a grid of powers of two shows few."""
     sizes = [2**k for k in range(6, 12)]
     grid = [((chunk, prior), *((1, 256),) * 16) for chunk in sizes for prior in (0, 128, 1024)]
     grid += [((1, 2**k),) * 2**n for k in range(5, 12) for n in range(6)]
@@ -133,7 +133,7 @@ def test_the_model_carries_its_origin_and_its_error() -> None:
 
 
 def test_errors_are_percentages_of_the_measured_time() -> None:
-    """Predicted twice, half and exactly what was measured."""
+    """One prediction is twice the measured time, one is half of it, and one is exact."""
     chunks = ((64, 0),)
     predicted_s = TRUTH.predict(Measurement(chunks, 1.0).shape)
     measured = [Measurement(chunks, predicted_s * factor) for factor in (0.5, 2.0, 1.0)]

@@ -1,4 +1,4 @@
-"""Each form is found in what a device of that form takes, from whole steps or with its layers."""
+"""Each form is recovered from the times of a device of that form, with and without layer times."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ NOISE = 0.02
 MEAN_NOISE = 100 * NOISE * math.sqrt(2 / math.pi)
 FACTS = {"num_sms": "128", "num_query_heads": "32", "num_kv_heads": "8"}
 STAIRS = Table((1, 64, 96, 256, 384, 2048), (0.010, 0.0102, 0.018, 0.0185, 0.035, 0.11))
-"""As of GEMM kernels that are changed at some sizes: no roofline follows it."""
+"""Layer times with jumps, as of GEMM kernels that change at some sizes; no roofline fits them."""
 SEPARATE_TRUTH = LayeredModel(TABLE, REQUESTS, SEPARATE, per_swapped_block_s=2e-5)
 JOINT_TRUTH = LayeredModel(TABLE, REQUESTS, JOINT)
 
 
 def layers_rows(model: LayeredModel) -> list[Measurement]:
-    """What a profiler of single operators gives: T tokens of one request, N requests of one."""
+    """Return what a profiler of single operators measures.
+
+    Those are the layers at T tokens of one request, and at N requests of one token each.
+    """
     tokens = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 1536, 2048]
     requests = [2, 8, 32, 64, 128, 256]
     alone_s = model.layers.at(np.array(tokens, dtype=float))
@@ -61,7 +64,7 @@ def profile_of(
     swapped_blocks: Sequence[int] = (0,),
     facts: dict[str, str] = FACTS,
 ) -> Profile:
-    # As profilers do: one chunk a step, since in joint kernels chunks blur each other.
+    # One chunk a step, as profilers do, since chunks in a joint kernel hide each other's times.
     batches = random_batches(count, max_prefills=1)
     steps = make_measurements(batches, truth, noise, swapped_blocks)
     return Profile((*rows, *steps), facts)
@@ -85,7 +88,10 @@ def fresh(truth: FittedModel) -> tuple[Measurement, ...]:
 def test_a_form_is_recovered_from_noisy_times_of_a_device_of_that_form(
     form: str, truth: FittedModel, with_layers: bool, allowed: float
 ) -> None:
-    """Held out, as wrong as the noise; against the truth on new batches, `allowed` per cent."""
+    """Held-out errors are as large as the noise; on new batches without noise they are small.
+
+    `allowed` is the largest mean error on those new batches, in percent.
+    """
     rows = layers_rows(truth) if with_layers and isinstance(truth, LayeredModel) else ()
     report = fit(profile_of(truth, rows=rows), form, num_folds=2)
     assert report.model.form == form
@@ -135,7 +141,7 @@ def test_without_copies_their_time_is_reported_as_undetermined(form: str) -> Non
 
 
 def test_auto_takes_the_formula_where_the_formula_is_right() -> None:
-    """Every form follows a linear device; of nearly equal ones, the simplest is taken."""
+    """Every form can follow a linear device; among nearly equal forms the simplest is chosen."""
     report = fit(profile_of(make_model(), count=90), num_folds=2)
     assert report.model.form == "linear"
     assert set(report.considered) == {
@@ -200,7 +206,7 @@ def test_layers_rows_alone_are_no_steps() -> None:
 
 
 def test_a_fit_does_not_see_the_step_that_judges_it_in_any_form() -> None:
-    """As for the formula: the fold that is spoilt is judged as before."""
+    """Spoiling the times of one fold does not change the predictions for it."""
     profile = profile_of(SEPARATE_TRUTH, count=48)
     steps = list(profile.measurements)
     clean = fit(profile, "profiled-separate", num_folds=2)

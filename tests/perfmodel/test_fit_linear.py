@@ -1,4 +1,4 @@
-"""The mission's formula, fitted: it finds what is there and says what it cannot know."""
+"""The fit of the linear formula: it finds the coefficients, and says which are undetermined."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_without_noise_the_fit_finds_the_coefficients() -> None:
 
 
 def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
-    """95 % intervals of the constant and of C6 over 60 draws of the noise."""
+    """The 95 % intervals of the constant and of C6 are checked over 60 draws of the noise."""
     batches = random_batches(90)
     exact = make_measurements(batches, TRUTH, swapped_blocks=(0, 0, 40))
     hits = 0
@@ -50,7 +50,7 @@ def test_an_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 
 def test_coefficients_stay_non_negative_where_the_data_want_them_below_zero() -> None:
-    """Steps that get shorter with every decode would fit best with a negative term."""
+    """The steps get shorter with every decode, so a negative coefficient would fit best."""
     batches = [((1, 99),) * n for n in range(1, 65)]
     steps = [Measurement(chunks, 0.1 - 0.001 * len(chunks)) for chunks in batches]
     model, estimates = fit_linear(steps)
@@ -62,7 +62,7 @@ def test_coefficients_stay_non_negative_where_the_data_want_them_below_zero() ->
 def test_what_the_data_say_nothing_about_is_reported_and_zero() -> None:
     decodes_only = [chunks for chunks in random_batches(300) if all(new == 1 for new, _ in chunks)]
     model, estimates = fit_linear(make_measurements(decodes_only, TRUTH))
-    # With decodes only, C5 is as constant as C7.
+    # With decodes in every step, C5 is as constant as C7.
     assert undetermined(estimates) == ["per_attention_s", "any_decode_s", "per_swapped_block_s"]
     assert model.coefficients.per_attention_s == 0
     assert model.coefficients.per_swapped_block_s == 0
@@ -73,13 +73,13 @@ def test_what_the_data_say_nothing_about_is_reported_and_zero() -> None:
 @pytest.mark.parametrize(
     ("batches", "shared", "kept"),
     [
-        # Whole tiles only: C4's column is C1's by 64.
+        # With whole tiles only, C4's column is C1's column divided by 64.
         (
             [((64 * n, 100 * (n % 5)),) for n in range(1, 20)] + [((1, 10),) * 64] * 3,
             "per_tile_s",
             "per_token_s",
         ),
-        # All decodes at one context, without chunks: C3's column is C1's by that context.
+        # With decodes of one context alone, C3's column is C1's column times that context.
         ([((1, 99),) * n for n in range(1, 40)], "per_context_s", "per_token_s"),
     ],
 )
@@ -100,7 +100,7 @@ def test_batches_of_one_shape_determine_nothing() -> None:
 
 
 def test_exact_attention_work_beats_the_literal_text_on_continued_prompts() -> None:
-    """A device whose attention costs what the (query, key) pairs say, as real ones nearly do."""
+    """The attention of this device takes time for each (query, key) pair, as on real devices."""
     truth = make_model(per_attention_s=2e-8)
     steps = make_measurements(random_batches(600), truth, noise=0.02)
     exact, _ = fit_linear(steps, AttentionWork.EXACT)

@@ -1,4 +1,4 @@
-"""The layered forms: both ways to ask them agree, they survive a file, and more work takes longer."""
+"""The layered forms: both ways to predict agree, files keep them, and they are monotone."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ batches = st.builds(
 
 @st.composite
 def kernels(draw: st.DrawFn) -> JointAttention:
-    """Any kernel that the fit may find on any device: 32 to 4 blocks a head at once."""
+    """Draw any kernel that a fit may find, on devices that run 0.5 to 32 blocks a head at once."""
     tiles_per_wave = draw(st.floats(0.5, 32))
     decode = DecodeAttention(3e-4, 6e-6, draw(st.floats(1e-9, 1e-6)), 1e-8)
     values = {
@@ -221,7 +221,7 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "profiled-joint"])
 @given(batch=batches, n=st.integers(0, 8192))
 def test_more_work_never_makes_a_step_faster(form: str, change: str, batch: Chunks, n: int) -> None:
-    # A decode that becomes a chunk is another kernel's work, not more of the same.
+    # A decode that becomes a chunk moves to another kernel, so it is left out here.
     assume(change != "more tokens" or batch[0][0] > 1)
     model = FORMS[form]
     base_s = model.predict(make_shape(*batch))
@@ -247,7 +247,7 @@ def test_every_field_of_a_joint_kernel_is_fitted_or_known() -> None:
 
 
 def _as_json(value: object) -> object:
-    """What JSON makes of tuples."""
+    """Convert tuples to lists, as JSON does."""
     if isinstance(value, dict):
         return {key: _as_json(inner) for key, inner in value.items()}
     return [_as_json(inner) for inner in value] if isinstance(value, (list, tuple)) else value
@@ -255,8 +255,10 @@ def _as_json(value: object) -> object:
 
 MAX_ADD_AND_PREDICT_S = 2e-6
 MAX_JOINT_S = {"chunk": 2.7e-6, "decode": 2.3e-6}
-"""Of a joint kernel's batch: a chunk's sums take 0.6 µs, the second wave 0.3 µs.  Measured 2.45
-and 1.98 on the core that `slowed` is about."""
+"""Limits for a batch of a joint kernel: a chunk's sums take 0.6 µs, the second wave 0.3 µs.
+
+Measured were 2.45 and 1.98 µs on the core that `slowed` is scaled to.
+"""
 MIXED = ((512, 1024), *((1, 300),) * 100)
 NUM_ADDED = 10
 
@@ -267,9 +269,9 @@ NUM_ADDED = 10
 def test_adding_a_request_and_asking_takes_two_microseconds(
     benchmark: BenchmarkFixture, form: str, added: tuple[int, int]
 ) -> None:
-    """The inner loop of a policy: a request more, and how long the step then takes.
+    """Time the inner loop of a policy, which adds a request and asks how long the step takes.
 
-    The fastest of many rounds counts, since other processes only ever add to it.
+    The fastest of many rounds counts, since other processes can only add time.
     """
     predict, (new, prior) = FORMS[form].predict, added
 

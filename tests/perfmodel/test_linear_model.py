@@ -1,4 +1,4 @@
-"""The formula: its terms, its monotony, its price."""
+"""The linear formula: its terms, that it is monotone, and the time of a prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slosched.perfmodel import AttentionWork, LinearCoefficients, LinearModel, s
 
 MAX_PREDICT_S = 5e-6
 POWERS = LinearCoefficients(*(10.0**i for i in range(7)))
-"""Each coefficient in a decimal place of its own, so that a prediction shows every feature."""
+"""Coefficients in different decimal places, so that a prediction shows every feature."""
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_more_tokens_or_a_longer_context_never_make_a_step_faster(
     more_tokens: int,
     more_context: int,
 ) -> None:
-    """A decode's context is charged otherwise than a chunk's, so tokens are added to a chunk."""
+    """Tokens are added to a chunk, since a decode that becomes a chunk is charged differently."""
     new, prior = chunk
     base = model.predict(make_shape(*batch, (new, prior)))
     assert model.predict(make_shape(*batch, (new, prior + more_context))) >= base

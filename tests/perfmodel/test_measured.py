@@ -1,7 +1,7 @@
-"""How wrong the forms are on measured kernel times of three GPUs and models.
+"""The errors of the forms on measured kernel times of three GPUs and models.
 
-LLMServingSim's tables (`shared/data/llmservingsim`) hold one attention measurement for each of some
-ten thousand batches; the steps composed from them are the ground truth here, as in
+LLMServingSim's tables (`shared/data/llmservingsim`) have one attention measurement for each of some
+ten thousand batches. The steps composed from them are the ground truth here, as in
 `benchmarks/latency_model.py`.
 """
 
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.skipif(
 
 @cache
 def compose() -> ModuleType:
-    """profiling/llmservingsim/compose.py, which is a script and in no package."""
+    """Import profiling/llmservingsim/compose.py, a script that is in no package."""
     return load_script("profiling/llmservingsim/compose.py")
 
 
 @dataclass(frozen=True)
 class Device:
-    """The steps of one GPU and model, and of which of them to learn."""
+    """The steps of one GPU and model, and models that were fitted to some of them."""
 
     source: Any
     layers: list[Measurement]
@@ -71,7 +71,7 @@ def on_a_random_split(name: str, form: str) -> FittedModel:
 
 
 def errors(model: FittedModel, steps: Sequence[Measurement]) -> ErrorReport:
-    """On at most `NUM_JUDGED` of the steps, drawn at random: their shapes take a while to sum."""
+    """Judge at most `NUM_JUDGED` random steps, since computing shapes takes a while."""
     drawn = np.random.default_rng(0).permutation(len(steps))[:NUM_JUDGED]
     chosen = [steps[i] for i in drawn]
     if not isinstance(model, LayeredModel):
@@ -87,7 +87,7 @@ def off_grid_errors(name: str, form: str) -> ErrorReport:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_random_split(name: str) -> None:
-    """The steps that were fitted are in it too: 160 of some ten thousand."""
+    """The 160 fitted steps are among the some ten thousand that judge, too."""
     joint = errors(on_a_random_split(name, "profiled-joint"), device(name).steps)
     assert joint.mape <= 2.0
     assert joint.p99 <= 10.5
@@ -98,7 +98,7 @@ def test_a_random_split(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_off_the_grid_of_powers_of_two(name: str) -> None:
-    """Trained on powers of two alone; the contexts of a batch beyond 200k tokens included."""
+    """The fit sees powers of two only; the judging batches have up to more than 200k tokens."""
     joint = off_grid_errors(name, "profiled-joint")
     assert joint.mape <= 2.5
     assert joint.p99 <= 12.5

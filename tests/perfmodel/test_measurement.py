@@ -1,4 +1,4 @@
-"""Profiles survive a file, and a bad line is named."""
+"""Profiles are the same after they were written and read, and errors name bad lines."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_file_from_elsewhere_needs_only_two_columns(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, row: str, what: str) -> None:
-    """Blank lines before and after it do not shift the number."""
+    """Blank lines before and after the row do not change its line number."""
     path = tmp_path / "mine.csv"
     path.write_text(f"# slosched profile {{}}\n{HEADER}\n\n1@5,0,0.1,1,0\n{row}\n\n1@5,0,0.1,1,0\n")
     with pytest.raises(MeasurementError, match=r"mine\.csv, line 5") as caught:

@@ -1,7 +1,7 @@
-"""The online model: its quantile is exceeded by 1 % of the steps, and its bias is the device's.
+"""The online model: 1 % of the steps exceed its upper quantile, and its bias follows the device.
 
-Replays are of real traces' step shapes.  The device is a fitted GPU under noise, drift and stalls;
-the base model is of another form, and errs by some 10 % on its own.
+The replayed steps have the shapes of real traces.  The device is a fitted GPU with noise, drift and
+stalls. The base model has another form, and errs by some 10 % on its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MIXED.add(480, 1000)
 
 
 class RuleOfThumb:
-    """Weights are read or tokens computed, whichever takes longer; and the KV cache is read."""
+    """A device that reads weights or computes tokens, whichever is slower, and reads the cache."""
 
     def predict(self, shape: BatchShape) -> float:
         if not shape.num_tokens:
@@ -50,7 +50,7 @@ class RuleOfThumb:
         return tokens_s + 1.8e-7 * (shape.decode_context_tokens + shape.prefill_context_tokens)
 
     def predict_upper(self, shape: BatchShape) -> float:
-        """Nothing is known of its error."""
+        """Return an upper bound without a margin, since nothing is known of the model's error."""
         return self.predict(shape)
 
     def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
@@ -74,13 +74,13 @@ def ramp(share: float) -> float:
 
 
 def sine(share: float) -> float:
-    """Three periods, which is some two minutes each."""
+    """Return three periods of a sine, each of some two minutes."""
     return 1 + 0.2 * math.sin(6 * math.pi * share)
 
 
 @cache
 def replayed(trace: str, rate: float) -> list[BatchShape]:
-    """The shapes of all steps of 800 requests."""
+    """Return the shapes of all steps of 800 requests."""
     path = TRACES / trace
     if not path.exists():
         pytest.skip(f"{path} is not there: the shared folder holds the traces")
@@ -103,7 +103,7 @@ def replayed(trace: str, rate: float) -> list[BatchShape]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a replay, one entry a step."""
+    """The results of a replay; each array has one entry for each step."""
 
     is_over: np.ndarray
     has_prefill: np.ndarray
@@ -125,7 +125,7 @@ def play(
     stalls: float = 0.0,
     seed: int = 0,
 ) -> Outcome:
-    """Predict each step, then run it, then learn from it."""
+    """Predict each step, run it, then learn from it."""
     rng = np.random.default_rng(seed)
     factors = rng.lognormal(0.0, noise, len(shapes)) * np.where(
         rng.random(len(shapes)) < stalls, 10.0, 1.0
@@ -165,13 +165,13 @@ def test_one_step_in_a_hundred_exceeds_the_upper_bound(
     assert 98.3 <= played.coverage(~played.has_prefill) <= 99.7
     for begin in range(0, len(shapes) - 1000, 1000):
         assert 97.5 <= played.coverage(slice(begin, begin + 1000)) <= 99.9
-    # 12.3 % is what noise of 5 % alone asks for, 13.7 % what it does beside stalls of 0.5 %.
+    # Noise of 5 % needs a margin of 12.3 %, and of 13.7 % with stalls of 0.5 % in addition.
     assert np.median(played.margin) <= 1.22
     assert model.coverage == pytest.approx(played.coverage(slice(None)) / 100, abs=1e-3)
 
 
 def test_a_fitted_model_as_it_is_does_not_cover() -> None:
-    """What all this is for."""
+    """The upper bound of a fitted model is too low under drift, which the online model corrects."""
     shapes = replayed("azure_conv_2023.csv", 3.0)
     drifting = play(shapes, DEVICE, DEVICE, drift=sine, noise=0.05)
     assert drifting.coverage(slice(None)) < 90
@@ -237,7 +237,7 @@ def heavy_tails(rng: np.random.Generator) -> Iterator[float]:
 
 
 def bursts(rng: np.random.Generator) -> Iterator[float]:
-    """Good and bad weather, each for hundreds of steps."""
+    """Yield factors at levels that change after hundreds of steps."""
     while True:
         level = float(rng.uniform(0.5, 2.0))
         for _ in range(int(rng.integers(100, 500))):
@@ -248,9 +248,9 @@ def bursts(rng: np.random.Generator) -> Iterator[float]:
 def test_the_share_of_misses_is_bounded_whatever_the_steps_do(
     weather: Callable[[np.random.Generator], Iterator[float]],
 ) -> None:
-    """|misses / N - 1 %| <= log(m_max / m_min) / (0.1 N), by the tracker's own arithmetic.
+    """The bound is |misses / N - 1 %| <= log(m_max / m_min) / (0.1 N).
 
-    It holds while the margin stays inside its bounds.
+    It follows from the arithmetic of the tracker, while the margin stays inside its limits.
     """
     device = make_model()
     model = OnlineModel(device)
@@ -267,7 +267,7 @@ def test_the_share_of_misses_is_bounded_whatever_the_steps_do(
 
 chunks = st.tuples(st.integers(2, 300), st.integers(0, 16_384))
 decodes = st.tuples(st.just(1), st.integers(0, 16_384))
-coefficients = st.builds(  # as of real devices, where a batch of decodes outweighs a chunk
+coefficients = st.builds(  # as on real devices, where a batch of decodes outweighs a chunk
     LinearCoefficients,
     *(
         st.floats(0, most, allow_subnormal=False)
@@ -295,7 +295,7 @@ def test_adding_to_a_shape_never_makes_it_faster(
     added: tuple[int, int],
     num_added_blocks: int,
 ) -> None:
-    """Above all not when the first chunk joins the decodes, and the regime changes."""
+    """The prediction must not fall even when a first chunk joins decodes and changes the regime."""
     model = OnlineModel(LinearModel(base))
     for decode, prefill, num_steps in history:
         for _ in range(num_steps):
@@ -314,7 +314,7 @@ def test_adding_to_a_shape_never_makes_it_faster(
 
 
 def test_a_small_chunk_takes_at_least_the_time_of_the_decodes_that_it_joins() -> None:
-    """The case of the test before, by hand: prefills run faster than the base says."""
+    """Prefills run faster than the base model predicts, and a small chunk joins decodes."""
     device = make_model(any_decode_s=0.0)
     model = OnlineModel(device)
     for _ in range(300):
@@ -324,7 +324,7 @@ def test_a_small_chunk_takes_at_least_the_time_of_the_decodes_that_it_joins() ->
     shape.add(2, 0)
     assert model.regimes[Regime.PREFILL].bias < 0.75
     assert model.predict(shape) >= model.predict(DECODES)
-    for contexts in ([300, 500], [400, 400], [800], [800, 0]):  # others than those it remembers
+    for contexts in ([300, 500], [400, 400], [800], [800, 0]):  # not those that the model has kept
         with_chunk, without = shape.copy(), DECODES.copy()
         with_chunk.add_decodes(contexts)
         without.add_decodes(contexts)
@@ -380,7 +380,7 @@ def test_it_does_not_wrap_itself() -> None:
 @pytest.mark.cost
 @pytest.mark.parametrize("shape", [DECODES, MIXED], ids=["decodes", "mixed"])
 def test_its_price(shape: BatchShape) -> None:
-    """Over the base's own 0.5 µs; the bounds leave room for a busy machine."""
+    """The times are in addition to the base's 0.5 µs; the bounds leave room on a busy machine."""
     base = make_model()
     model = OnlineModel(base)
     took_s = 1.1 * base.predict(shape)

@@ -1,4 +1,4 @@
-"""The solver finds what made the data, in spite of noise and outliers, and knows how well."""
+"""The solver recovers parameters in spite of noise and outliers, and says how well."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def line(values: Array) -> Array:
 
 
 def noisy(seed: int, outliers: float = 0.0) -> Array:
-    """2 % noise; a share of the rows takes three times as long."""
+    """Return times with 2 % noise; a share of the rows takes three times as long."""
     rng = np.random.default_rng(seed)
     seconds = line(TRUTH) * rng.normal(1, 0.02, len(X))
     spoilt = rng.choice(len(X), round(outliers * len(X)), replace=False)
@@ -73,7 +73,7 @@ def test_a_value_stays_within_its_bounds() -> None:
 
 
 def test_physics_that_the_data_hardly_show_stays_at_its_start() -> None:
-    """The same weak data: a parameter held hard moves less than one held lightly."""
+    """With weak data, a parameter with a large weight moves less than one with a small weight."""
 
     def predict(v: Array) -> Array:
         return np.asarray(2.0 + 1e-5 * v[0] * X)

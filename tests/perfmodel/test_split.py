@@ -1,4 +1,4 @@
-"""Who is fitted and who only judges."""
+"""The split of measurements into those that are fitted and those that judge."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_few_decode_steps_are_not_drowned_by_many_mixed_ones() -> None:
 
 
 def test_the_extremes_are_covered() -> None:
-    """Of many alike and one far away, the one far away is chosen."""
+    """Two steps far from two hundred similar ones are both chosen."""
     alike: list[Chunks] = [((500 + i, 1000),) for i in range(200)]
     steps = make_measurements([*alike, ((2, 0),), ((8192, 60_000),)], make_model())
     assert {200, 201} <= set(covering(steps, 5))

@@ -1,4 +1,4 @@
-"""Models survive a file, and what is no model says so."""
+"""Models are the same after they were saved and loaded, and bad files give clear errors."""
 
 from __future__ import annotations
 

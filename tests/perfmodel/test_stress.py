@@ -1,4 +1,4 @@
-"""Stress batches stay within their limits and reach every corner of them."""
+"""Stress batches keep their limits and reach all corners of them."""
 
 from __future__ import annotations
 

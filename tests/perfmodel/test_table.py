@@ -1,4 +1,4 @@
-"""A table over a count: straight between its knots, never falling, going on beyond the last."""
+"""A table over a count: lines between its knots, never falling, and going on after the last."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_no_table_says_why(
 
 
 def test_the_closest_monotone_table_to_noisy_times() -> None:
-    """A stair with 3 % noise that falls in places: smoothed, with errors below the noise."""
+    """A stair with 3 % noise that falls in places is smoothed to errors below the noise."""
     rng = np.random.default_rng(3)
     counts = np.repeat(np.arange(1, 200, 4), 3)
     exact_s = 0.01 + 2e-4 * np.ceil(counts / 64)
@@ -91,6 +91,6 @@ def test_times_that_never_fall_are_kept_as_they_are() -> None:
 
 
 def test_a_fall_is_flattened_to_a_relative_mean() -> None:
-    """Weighted by 1/t², the mean of 1 and 2 lies near 1."""
+    """The mean of 1 and 2 is near 1, since weights are 1/t²."""
     table = monotone_table([1, 2], [2.0, 1.0])
     assert table.times_s == pytest.approx((1.2, 1.2))

@@ -1,4 +1,4 @@
-"""Trees without a formula: right where they were fitted, and lost beyond."""
+"""Trees without a formula are right where they were fitted, and wrong for larger shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = make_measurements(random_batches(600), TRUTH)
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_trees_collapse_on_shapes_beyond_those_that_were_fitted(name: str) -> None:
-    """Fitted to steps up to 2,000 tokens; a formula would go on, a tree stays where it ends."""
+    """The trees see up to 2,000 tokens; beyond, their predictions stop growing."""
     model = fit_trees(name, STEPS)
     near = make_measurements(random_batches(150, seed=8), TRUTH)
     assert report_errors(model.predict_many(near), near).mape < 10

@@ -1,4 +1,4 @@
-"""Decodes as a group say and become what each of them alone would have."""
+"""A group of decodes reports and does what its decodes would report and do one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK_SIZE = 4
 
 
 def make_decode(kv: KVCache, name: str, prompt: int, out: int, tpot_ticks: int) -> Request:
-    """A running decode that has emitted `out` tokens, one a tick from tick 1 on."""
+    """Make a running decode that has emitted `out` tokens, one a tick from tick 1 on."""
     request = make_request(name, prompt, 1000, ttft_s=8 * TICK_S, tpot_s=tpot_ticks * TICK_S)
     request.num_output_tokens = out
     request.output_token_ids = [0] * out
@@ -77,7 +77,7 @@ def test_the_group_is_the_sum_of_its_members(
             if start == step:
                 name = f"r{i}"
                 twin, single = (make_decode(k, name, prompt, out, tpot) for k in (grouped_kv, kv))
-                for request in (twin, single):  # its last token came out in the step before
+                for request in (twin, single):  # the last token came out in the step before
                     request.token_times_s[-1] = now_s
                     request.deadline_s = rule.next_deadline_s(request)
                 group.join(twin, left)

@@ -1,4 +1,4 @@
-"""What a device may do to a scheduler: by how much, how often, and the same again."""
+"""Disturbances of the simulated device: their sizes and rates, and that seeds repeat them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEP_S = 0.015625
 
 
 def factors(disturbances: Disturbances, num_steps: int, seed: int = 7) -> np.ndarray:
-    """Of steps that follow one another: what each took over what the model says."""
+    """Return the true times of successive steps, over what the model says."""
     times, now_s, found = DisturbedTimes(disturbances, seed), 0.0, []
     for _ in range(num_steps):
         seconds = times.seconds(STEP_S, now_s)
@@ -59,7 +59,7 @@ def test_slow_steps_are_as_many_as_asked_for_and_follow_paretos_law() -> None:
     assert slow.min() >= SLOW_FACTOR * (1 - 1e-12)
     for times, share in ((2.0, 0.25), (5.0, 0.04), (10.0, 0.01)):
         assert (slow > times * SLOW_FACTOR).mean() == pytest.approx(share, rel=0.25)
-    assert found.mean() == pytest.approx(1.0, abs=0.02)  # no variance: the mean comes slowly
+    assert found.mean() == pytest.approx(1.0, abs=0.02)  # infinite variance: it converges slowly
 
 
 def test_a_stalling_device_loses_that_share_of_its_time() -> None:
@@ -71,13 +71,13 @@ def test_a_stalling_device_loses_that_share_of_its_time() -> None:
 
 
 def test_stalls_come_at_the_same_times_whatever_is_run() -> None:
-    """And whether anything is: a step that begins within one waits for its end."""
+    """They do not depend on steps at all: a step that begins in a stall waits for its end."""
     stalls = Disturbances(stall_s=0.5, stall_every_s=2.0)
     busy, lazy, idle = (DisturbedTimes(stalls, 3) for _ in range(3))
     now_s = 0.0
     for _ in range(2000):
         seconds = busy.seconds(STEP_S, now_s)
-        if seconds > STEP_S:  # a stall, or two, began while it ran; the lazy one begins then
+        if seconds > STEP_S:  # stalls began during the step; the lazy device only starts then
             begin_s = now_s + STEP_S
             assert 0 <= seconds - lazy.seconds(STEP_S, begin_s) <= STEP_S
         now_s += seconds

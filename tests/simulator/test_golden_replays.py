@@ -1,7 +1,7 @@
-"""What every policy did on a small replay, to the last bit: making the simulator faster is no excuse.
+"""The results of a small replay under every policy, which must stay equal to the last bit.
 
 A digest changes only with a decision.  If you meant to change one, print the new digests with
-`python tests/engine/test_golden_replays.py` and say in the commit which decision and why.
+`python tests/simulator/test_golden_replays.py` and say in the commit which decision and why.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload.trace import Trace, TraceRequest
 
 TICK_S = 2.0**-16
-"""All times are multiples of it, so that no machine's arithmetic rounds."""
+"""All times are multiples of this, so that no machine rounds them."""
 
 MODEL = LinearModel(
     LinearCoefficients(
@@ -71,12 +71,12 @@ SLOWER += (
     "fcfs+past_future",
     "slo_aware+early_rejection+past_future",
 )
-"""On two replicas only."""
+"""Slower policies, which are replayed on two replicas only."""
 GROUPED = (
     *("vllm_v0", "vllm_v0:enable_chunked_prefill=True", "sglang", "vtc:client=priority"),
     *("jitserve:frame_steps=10", "fairbatching", "slidebatching", "slosserve", "slai"),
 )
-"""Others that plan beside a group of decodes."""
+"""More policies that can plan around a group of decodes."""
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
     ("goodput", "roomy"): "13e591b46f32f8bf",
@@ -143,7 +143,7 @@ GOLDEN = {
 
 
 def numbers(seed: int) -> Iterator[int]:
-    """Knuth's MMIX generator: the same everywhere, for ever."""
+    """Yield numbers of Knuth's MMIX generator, which are the same on every machine."""
     state = seed
     while True:
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
@@ -151,7 +151,7 @@ def numbers(seed: int) -> Iterator[int]:
 
 
 def make_trace(num_requests: int = 160, calm: int = 1) -> Trace:
-    """Bursts of prompts of 1 to 700 tokens and outputs of 1 to 160, half of them with promises."""
+    """Make bursts of prompts of 1 to 700 tokens and outputs of 1 to 160, each with an SLO."""
     draw, requests, arrival_ticks = numbers(seed=1), [], 0
     for i in range(num_requests):
         arrival_ticks += calm * (next(draw) % 2500) * (next(draw) % 2)
@@ -162,7 +162,7 @@ def make_trace(num_requests: int = 160, calm: int = 1) -> Trace:
 
 
 def digest(requests: list[Request]) -> str:
-    """Of every token's time and every end."""
+    """Return a digest of the times of all tokens and of how each request ended."""
     sha = hashlib.sha256()
     for r in requests:
         end = (r.request_id, r.end_reason, r.end_s, r.num_preemptions, r.num_swaps)
@@ -183,7 +183,7 @@ def test_a_replay_is_what_it_always_was(spec: str, replica: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str) -> None:
-    """Who watches gets every step; also on a device that is disturbed in every way, and learnt."""
+    """A grouped replay equals one with `on_step`, also with disturbances and a learning model."""
     trace = make_trace(100, calm=10)
     disturbances = Disturbances(0.1, 0.2, tail=0.05, stall_s=0.125, stall_every_s=2.0)
     for replica in REPLICAS.values():
@@ -199,7 +199,7 @@ def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str) -> None:
 def test_planning_beside_grouped_decodes_changes_nothing(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where KV blocks run out now and then."""
+    """The replica's KV blocks run out now and then."""
     schedule_beside, num_beside = Scheduler.schedule_beside, 0
 
     def counted(self: Scheduler, *args: Any) -> ScheduledBatch | None:
@@ -234,7 +234,7 @@ def test_most_steps_of_a_calm_replay_are_done_in_one_go(monkeypatch: pytest.Monk
 
 
 def test_the_replays_are_worth_keeping() -> None:
-    """Preemption, swap and rejection all happen in them."""
+    """The kept replays contain preemptions, swaps and rejections."""
     assert sum(r.num_preemptions for r in replay("sarathi", "tight")) > 10
     assert sum(r.num_swaps for r in replay("fcfs", "swapping")) > 10
     assert len({r.end_reason for r in replay("slo_aware", "swapping")}) >= 3

@@ -1,4 +1,4 @@
-"""What the prefix cache keeps in host memory: what it costs a step, and what a fault does to it."""
+"""The prefix cache's copies in host memory: their cost in a step, and what a fault does to them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 from slosched.workload import Trace, TraceRequest
 
 A, B = (1, 2, 3, 4), (5, 6, 7, 8)
-"""Two prompts of 40 tokens, which are 10 KV blocks of 4: the cache holds one, and 3 tokens more."""
+"""Two prompts of 40 tokens, or 10 KV blocks of 4; the cache holds one and 3 tokens more."""
 
 
 def steps_of(writes: HostWrites, caching: PrefixCaching) -> list[StepRecord]:
-    """A, B, and A again."""
+    """Return the steps of a replay of A, B, and A again."""
     lines = [
         TraceRequest(f"r{i}", float(i), 41, 3, prefix_hashes=hashes)
         for i, hashes in enumerate((A, B, A))
@@ -45,7 +45,7 @@ def test_copies_of_a_hit_are_planned_and_paid_for(caching: PrefixCaching) -> Non
     assert (chunk.num_new_tokens, chunk.num_prior_tokens) == (1, 40)
     planned = third.output.shape
     assert planned is not None
-    assert planned.num_swapped_blocks == 10  # what is written to make room, no plan knows
+    assert planned.num_swapped_blocks == 10  # the plan does not know of writes that make room
     assert third.shape.num_swapped_blocks == 20
     assert prompts[2].result.elapsed_s == make_model().predict(third.shape)
     assert make_model().predict(third.shape) > make_model().predict(planned)
@@ -54,13 +54,13 @@ def test_copies_of_a_hit_are_planned_and_paid_for(caching: PrefixCaching) -> Non
 def test_writing_through_copies_each_block_once_and_none_for_room() -> None:
     steps = steps_of(HostWrites.THROUGH, PrefixCaching.RADIX)
     out = [len(step.batch.swap_out) for step in steps]
-    # A prompt's blocks in the step after it; A's second time they are there.
+    # A prompt's blocks are written in the step after it; the second A's blocks are there already.
     assert out == [0, 10, 0, 0, 10, 0, 0, 0, 0]
     assert [len(step.batch.swap_in) for step in steps] == [0] * 6 + [10, 0, 0]
 
 
 class Fails(SimulatedExecutor):
-    """Nothing of a step was done when it fails."""
+    """Executes nothing of a step that fails."""
 
     fails = False
 
@@ -72,7 +72,7 @@ class Fails(SimulatedExecutor):
 
 
 class FailsFirst(CheckedMemory):
-    """Its memory is not touched by a step that fails."""
+    """Leaves its memory untouched when a step fails."""
 
     def __init__(self, executor: Fails) -> None:
         super().__init__(executor, block_size=4)
@@ -111,7 +111,7 @@ def test_after_a_fault_nothing_on_the_host_is_trusted() -> None:
     ask(A)
     ask(B)
     assert ask(A).num_cached_tokens == 40
-    # Its step was to write A to the host, and to load B.
+    # The step that fails would have written A to the host and loaded B.
     assert ask(B, fails=True).status is RequestStatus.ABORTED
     again = [ask(hashes) for hashes in (A, B, A, B)]
     assert [request.num_cached_tokens for request in again[:2]] == [0, 0]

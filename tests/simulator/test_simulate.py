@@ -1,4 +1,4 @@
-"""Simulation: right to the last bit against a naive simulator, open loop, and fair to policies."""
+"""Simulation: equal to a naive simulator to the last bit, open loop, and fair to policies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 from slosched.workload.trace import Trace, TraceRequest
 
 TICK_S = 2.0**-12
-"""All times are multiples of it, so that sums are exact whatever their order."""
+"""All times are multiples of this, so that sums are exact in any order."""
 
 EXACT = LinearCoefficients(
     per_token_s=TICK_S,
@@ -44,12 +44,12 @@ EXACT = LinearCoefficients(
 
 
 def make_trace(*lines: tuple[float, int, int]) -> Trace:
-    """(arrival_s, prompt tokens, output tokens) of each request."""
+    """Make a trace from (arrival_s, prompt tokens, output tokens) of each request."""
     return Trace.of([TraceRequest(f"r{i}", *line) for i, line in enumerate(lines)], "test")
 
 
 def naive_fcfs(trace: Trace, max_tokens: int, max_seqs: int) -> dict[str, list[float]]:
-    """Token times under FCFS with chunked prefill and boundless memory, from first principles."""
+    """Compute token times under FCFS with chunked prefill and unlimited memory, naively."""
     todo = [
         (r.request_id, r.arrival_s, r.num_prompt_tokens, r.num_output_tokens)
         for r in trace.requests
@@ -159,7 +159,7 @@ def test_an_idle_device_waits_for_the_next_arrival() -> None:
 
 @dataclass
 class Spy(Policy):
-    """FCFS that notes what it could know about output lengths."""
+    """FCFS that notes what it can see of output lengths."""
 
     limits_seen: dict[str, int] = field(default_factory=dict)
     num_resets: int = 0

@@ -1,4 +1,4 @@
-"""Prefix caching in a replay: what is found, what it saves, and what it costs to keep track."""
+"""Prefix caching in a replay: the hits, the time that they save, and the cost of tracking them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.factories import make_model
 from tests.machine import is_below
 
 BLOCK_TOKENS = 10
-"""Of a prefix hash; no multiple of the KV blocks' 4."""
+"""Tokens of a prefix hash, which are no multiple of the KV blocks' 4."""
 
 
 def make_trace(*prompts: tuple[float, int, Sequence[int]], num_output_tokens: int = 3) -> Trace:
-    """(arrival_s, prompt tokens, prefix hashes) of each request."""
+    """Make a trace from (arrival_s, prompt tokens, prefix hashes) of each request."""
     lines = [
         TraceRequest(f"r{i}", at_s, tokens, num_output_tokens, prefix_hashes=tuple(hashes))
         for i, (at_s, tokens, hashes) in enumerate(prompts)
@@ -44,7 +44,7 @@ def test_a_prompt_that_begins_like_an_earlier_one_is_computed_from_there() -> No
     steps: list[StepRecord] = []
     config = SimulationConfig(num_blocks=1000, block_size=4, prefix_cache=PrefixCaching.HASH)
     requests = simulate(trace, FCFS(), make_model(), config, on_step=steps.append)
-    # 30 tokens are equal, which are 7 full blocks of 4.
+    # The first 30 tokens are equal, which are 7 full blocks of 4.
     assert [r.num_cached_tokens for r in requests] == [0, 28, 0]
     chunks = [c for s in steps for c in s.batch.chunks if c.num_new_tokens > 1]
     assert [(c.num_new_tokens, c.num_prior_tokens) for c in chunks] == [(40, 0), (12, 28), (40, 0)]
@@ -63,7 +63,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
 
 
 def test_requests_that_run_at_once_share_blocks() -> None:
-    """Three prompts of 40 tokens are 30 blocks; together with their outputs these fit into 22."""
+    """Three prompts of 40 tokens need 30 blocks; shared, they and their outputs fit into 22."""
     twins = [(1.0, 40, (1, 2, 3, 4))] * 3
     trace = make_trace((0.0, 40, (1, 2, 3, 4)), *twins, num_output_tokens=8)
     requests = replayed(trace, PrefixCaching.HASH, num_blocks=22)
@@ -77,7 +77,7 @@ def test_requests_that_run_at_once_share_blocks() -> None:
 def test_in_a_large_cache_everything_is_found_that_was_ever_computed(
     hashes: list[list[int]],
 ) -> None:
-    """Against a set of all prefixes; one request after the other."""
+    """Requests run one after the other and are compared with a set of all prefixes."""
     lines = [(float(i), BLOCK_TOKENS * len(h) - i % 3, h) for i, h in enumerate(hashes)]
     requests = replayed(make_trace(*lines), PrefixCaching.HASH)
     seen: set[tuple[int, tuple[int, ...]]] = set()
@@ -100,7 +100,7 @@ NUM_WAITING, NUM_SHARED_TOKENS = 1000, 32_000
 
 
 class Storm:
-    """A thousand requests wait for a prefix of 32,000 tokens, which one computes chunk by chunk."""
+    """A thousand requests wait for a prefix of 32,000 tokens, which another computes in chunks."""
 
     def __init__(self, index: HashIndex) -> None:
         kv = KVCache(10_000, 16, 0, index)
@@ -125,7 +125,7 @@ class Storm:
 
 @pytest.mark.cost
 def test_a_thousand_who_wait_for_what_is_being_computed_cost_less_than_a_millisecond() -> None:
-    """Every step changes the match of everyone who waits."""
+    """Every step changes the prefix match of every waiting request."""
 
     def median_s() -> float:
         storm = Storm(HashIndex())
@@ -139,7 +139,7 @@ def test_a_thousand_who_wait_for_what_is_being_computed_cost_less_than_a_millise
 
 @pytest.mark.cost
 def test_nobody_is_looked_at_whom_no_change_concerns() -> None:
-    """Blocks come and go of which none of a thousand waits."""
+    """The blocks that come and go match none of a thousand waiting requests."""
     kv = Storm(HashIndex()).scheduler.kv
     list(kv.refresh_matches())
     other = Request("other", 0.0, 9000, 8, prefix_hashes=(-1,) * 18, prefix_block_tokens=512)

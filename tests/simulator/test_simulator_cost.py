@@ -1,4 +1,4 @@
-"""The simulator is fast, and stays so when thousands of requests wait."""
+"""The simulator is fast, even when thousands of requests wait."""
 
 from __future__ import annotations
 
@@ -31,13 +31,16 @@ def cpu_s(policy: str, num_requests: int, rate: float) -> float:
 
 @pytest.mark.parametrize("policy", ["fcfs", "sarathi", "edf", "sjf", "slo_aware", "goodput"])
 def test_a_thousand_requests_near_saturation_take_less_than_half_a_second(policy: str) -> None:
-    """19,366 of them, then, less than 10 s; a first replay warms the caches up."""
+    """At this speed 19,366 requests take less than 10 s; a first replay warms the caches up."""
     cpu_s(policy, 50, NEAR_SATURATION)
     assert is_below(0.5, lambda: cpu_s(policy, 1000, NEAR_SATURATION))
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "sarathi"])
 def test_a_long_queue_costs_nothing(policy: str) -> None:
-    """Nearly all wait from the first second on; with a cost per waiting request, 16 times."""
+    """Nearly all requests wait from the first second on.
+
+    If each waiting request had a cost, the time would grow 16-fold.
+    """
     cpu_s(policy, 50, NEAR_SATURATION)
     assert any(cpu_s(policy, 4000, 1000.0) < 8 * cpu_s(policy, 1000, 1000.0) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Public traces are fetched whole and right, or not at all, from a real server on this machine."""
+"""Public traces are fetched whole and unchanged or not at all, from a real local server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "azure_conv_2023"
 
 
 class Publisher(BaseHTTPRequestHandler):
-    """Sends the trace whole, cut off, without saying how long it is, or not at all."""
+    """Sends the trace whole, cut off, without its length, or not at all."""
 
     def do_GET(self) -> None:
         if self.path == "/gone.csv":
@@ -52,7 +52,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def files(folder: Path) -> list[str]:
-    """Hidden ones, too."""
+    """List the names of all files, including hidden ones."""
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
@@ -71,7 +71,7 @@ def test_a_trace_is_fetched_once_checked_and_found_in_the_cache(address, cache):
     assert seen[-1] == (len(TRACE), len(TRACE))
     assert seen == sorted(seen)
     assert len(read_trace(fetched.path)) == 20_000
-    # The second time nobody is asked.
+    # The second time, the server gets no request.
     assert fetch_trace(NAME, url=f"{address}/gone.csv", sha256=SHA256).was_there
 
 

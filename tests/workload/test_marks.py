@@ -1,4 +1,4 @@
-"""Priorities and LoRA adapters, drawn for traces that do not say."""
+"""Priorities and LoRA adapters, drawn for traces that have none."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_names_no_adapters_is_an_error_that_names_it(text):
 
 
 def test_one_seed_draws_tiers_priorities_and_adapters_apart():
-    """Else whoever is promised most would always be the same as who is served first."""
+    """Tiers, priorities and adapters of one seed must not be correlated."""
     tiers = Tiers((SLO(1, 1), SLO(2, 2)), (0.5, 0.5), seed=0).assign([1] * 2000)
     priorities = Priorities((PriorityShare(0.5, 1),), seed=0).assign(2000)
     adapters = Adapters(2, seed=0).assign(2000)

@@ -20,7 +20,7 @@ NUM_ROWS = 100_000
 
 
 def csv_file(folder: Path, num_rows: int = NUM_ROWS, end: str = "") -> Path:
-    """Rows a quarter of a second apart."""
+    """Write rows that are a quarter of a second apart."""
     path = folder / "big.csv"
     with path.open("w") as file:
         file.write("arrival_s,input_tokens,output_tokens\n")
@@ -30,7 +30,7 @@ def csv_file(folder: Path, num_rows: int = NUM_ROWS, end: str = "") -> Path:
 
 
 def json_list(folder: Path, num_rows: int, indent: int | None = None) -> Path:
-    """Conversations of one question and one answer, in one line unless indented."""
+    """Write conversations of one question and one answer, on one line unless indented."""
     path = folder / "big.json"
     turns = [{"from": "human", "value": "why? " * 50}, {"from": "gpt", "value": "so “it” is"}]
     items = [{"id": i, "conversations": turns} for i in range(num_rows)]
@@ -66,7 +66,7 @@ def test_a_window_is_read_without_what_comes_behind(tmp_path):
     path = csv_file(tmp_path, 1000, end="this is no row\n")
     trace = read_trace(path, start_s=100.0, duration_s=20.0)
     assert len(trace) == 80
-    assert trace.requests[0].request_id == "402"  # the line
+    assert trace.requests[0].request_id == "402"  # its line number
     assert trace.arrivals_s[[0, -1]].tolist() == [0, 19.75]
     assert len(read_trace(path, start_s=100.0, duration_s=20.0, num_requests=5)) == 5
     with pytest.raises(TraceError, match=r"holds no request in \[900, 901\) s"):
@@ -83,7 +83,7 @@ def test_rows_out_of_order_are_all_there_unless_a_window_is_asked_for(tmp_path):
     path.write_text("arrival_s,input_tokens,output_tokens\n5,1,1\n3,2,1\n6,3,1\n")
     assert read_trace(path).prompt_tokens.tolist() == [2, 1, 3]
     assert read_trace(path, num_requests=2).prompt_tokens.tolist() == [2, 1]
-    assert read_trace(path, duration_s=10).prompt_tokens.tolist() == [1, 3]  # from the first row
+    assert read_trace(path, duration_s=10).prompt_tokens.tolist() == [1, 3]  # since the first row
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -146,7 +146,7 @@ def test_a_file_too_long_for_memory_says_how_to_read_a_part(tmp_path, monkeypatc
         read_trace(path)
     assert len(read_trace(path, num_requests=40)) == 40
     long = csv_file(tmp_path, 400)
-    assert len(read_trace(long, start_s=50, duration_s=10)) == 40  # what is skipped is not held
+    assert len(read_trace(long, start_s=50, duration_s=10)) == 40  # skipped rows do not count
     with pytest.raises(TraceError, match=r"more than 40 requests in \[50, 61\) s"):
         read_trace(long, start_s=50, duration_s=11)
     assert len(read_trace(csv_file(tmp_path, 40))) == 40

@@ -1,4 +1,4 @@
-"""Rows as the publishers of each trace print them, and what becomes of the special ones."""
+"""Rows in the format of each trace's publisher, with their special cases."""
 
 import json
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_burstgpt_leaves_out_failures_and_spreads_within_the_second(tmp_path):
     trace = read_trace(written(tmp_path, BURSTGPT))
     assert trace.prompt_tokens.tolist() == [472, 1087, 417]
     assert trace.output_tokens.tolist() == [18, 230, 276]
-    # Each anywhere in its second; times count from the first.
+    # Each request arrives anywhere in its second; times are counted from the first one.
     assert np.abs(trace.arrivals_s - [0, 40, 113]).max() < 1
     assert (trace.arrivals_s % 1 != 0).sum() == 2
     noted = trace.provenance

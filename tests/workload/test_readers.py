@@ -1,4 +1,4 @@
-"""Trace files: the public formats, our own, and what is wrong with a bad row."""
+"""Trace files: the public formats, slosched's own, and errors about bad rows."""
 
 import json
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_quantised_timestamps_are_spread_within_their_quantum_in_file_order(tmp_
     path = written(tmp_path, mooncake(*[0] * 4, *[3000] * 5, *[6001] * 4), "m.jsonl")
     trace = read_trace(path)
     starts = np.repeat([0, 3.0, 6.001], [4, 5, 4])
-    # Times count from the first request, which itself is somewhere in the first quantum.
+    # Times are counted from the first request, which is somewhere in the first quantum.
     lower, upper = starts - trace.arrivals_s, starts + 3.001 - trace.arrivals_s
     assert lower.max() <= upper.min()
     assert (np.diff(trace.arrivals_s) > 0).all()
@@ -266,7 +266,7 @@ def test_a_header_of_jsonl_that_is_wrong(tmp_path, text, says):
 def test_the_public_traces_have_the_published_statistics(
     file, n, rate, iat_cv, idc_1s, idc_60s, prompt_mean, output_p90
 ):
-    """Table 6.1 of the literature notes, to the digits printed there."""
+    """The expected statistics were computed from the published files."""
     if not (TRACES / file).exists():
         pytest.skip(f"{TRACES / file} is not on this machine")
     row = read_trace(TRACES / file).summary()

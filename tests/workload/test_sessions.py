@@ -1,4 +1,4 @@
-"""Made-up conversations: what their turns share, when they come, and how many there are."""
+"""Synthetic conversations: what their turns share, when they arrive, and how many there are."""
 
 from itertools import groupby, pairwise
 
@@ -31,7 +31,7 @@ def test_a_turn_repeats_all_that_was_said_before():
 def test_sessions_share_their_system_prompt_and_nothing_else():
     trace = synthesize("sessions", num_requests=2000, sessions=FIXED)
     firsts = [turns[-1].prefix_hashes for turns in by_session(trace.requests)]
-    # 40 tokens: two full blocks, of three applications; the third block is the session's own.
+    # System prompts of 40 tokens have two full blocks; the third one differs for each session.
     assert {hashes[:2] for hashes in firsts} == {(0, 1), (2, 3), (4, 5)}
     own = [block for hashes in firsts for block in hashes[2:]]
     assert len(own) == len(set(own))

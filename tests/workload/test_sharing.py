@@ -1,4 +1,4 @@
-"""Prefix hashes and sessions: read, kept through every operation, and what a cache would gain."""
+"""Prefix hashes and sessions: they are read, kept by every operation, and give a hit rate."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,10 @@ MOONCAKE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversat
 
 
 def shared_trace() -> Trace:
-    """Three turns of one conversation and a stranger; blocks of 16 tokens, the last partly full."""
+    """Make three turns of one conversation, and one other request.
+
+    Blocks have 16 tokens; the last one of a prompt may be partly full.
+    """
     hashes = [(1, 2, 3), (1, 2, 4, 5), (9, 8), (1, 2, 4, 6, 7)]
     lengths = [40, 56, 32, 70]
     requests = [
@@ -24,9 +27,9 @@ def shared_trace() -> Trace:
 
 
 def test_the_hit_rate_by_hand():
-    # Of 14 blocks (1, 2), then (1, 2, 4) have been there before.
+    # Of 14 blocks, (1, 2) and then (1, 2, 4) have been seen before.
     assert prefix_hit_rate([(1, 2, 3), (1, 2, 4, 5), (9, 8), (1, 2, 4, 6, 7)]) == 5 / 14
-    # A block behind another beginning is no hit, however often it was seen.
+    # A block after different first blocks is no hit, even if it was seen before.
     assert prefix_hit_rate([(1, 2), (3, 2)]) == 0
     assert math.isnan(prefix_hit_rate([(), ()]))
 
@@ -83,7 +86,7 @@ def test_hashes_without_a_block_size_are_refused():
 
 
 def test_mooncake_has_the_published_hit_rate():
-    """36.6 % in table 6.1 of the literature notes; one hash a block of 512 tokens."""
+    """The file has one hash for each block of 512 tokens, and a hit rate of 36.6 %."""
     if not MOONCAKE.exists():
         pytest.skip(f"{MOONCAKE} is not on this machine")
     trace = read_trace(MOONCAKE)
@@ -104,7 +107,7 @@ def test_a_bailian_session_is_named_by_its_first_chat(tmp_path):
         )
     )
     trace = read_trace(path)
-    # The chat 77 is from before the file.
+    # Chat 77 began before the file does.
     assert [r.session_id for r in trace.requests] == ["55", "55", "160", "55", "77"]
     assert [r.prefix_hashes for r in trace.requests] == [tuple(hashes) for *_, hashes in rows]
     assert trace.prefix_block_tokens == 16

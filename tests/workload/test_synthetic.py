@@ -1,4 +1,4 @@
-"""Synthetic traces: like the real ones, reproducible, and at the rate that was asked for."""
+"""Synthetic traces are like the real ones, reproducible, and at the requested rate."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from tools import fit_public_traces
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 NUM_SEEDS = 5
-# Relative tolerance of the mean over the seeds.  Dispersion over a minute rests on 60 windows and
-# azure_code's gaps on four of several minutes, so these vary by a quarter from seed to seed.
+# Relative tolerance of the mean over the seeds.  The dispersion over a minute is of 60 windows,
+# and four gaps of several minutes determine azure_code's CV.  So both vary by a quarter.
 TOLERANCE = {
     "rate": 1e-9,
     "iat_cv": 0.2,
@@ -74,7 +74,7 @@ def test_the_embedded_tables_are_what_the_script_makes(tmp_path):
 
 
 def test_azure_conversation_answers_are_longest_for_middling_prompts():
-    """The dependence that no single correlation shows: 74 to 413 output tokens by decile."""
+    """Outputs are 74 to 413 tokens by decile, a dependence that no single correlation shows."""
     trace = synthesize("azure_conv", num_requests=20_000)
     outputs = trace.output_tokens[np.argsort(trace.prompt_tokens, kind="stable")]
     by_decile = [part.mean() for part in np.array_split(outputs, 10)]
@@ -131,10 +131,10 @@ def test_daily_arrivals_follow_the_day_at_any_rate():
     trace = synthesize("daily", duration_s=2 * 86_400, rate=0.5)
     quarter = (trace.arrivals_s // 21_600).astype(int) % 4
     shares = np.bincount(quarter) / len(trace)
-    # The mean of 1 + 0.6 sin over the quarters of a turn: 1 +- 0.6 * 2 / pi.
+    # The mean of 1 + 0.6 sin over a quarter of the period is 1 +- 0.6 * 2 / pi.
     high, low = (1 + 1.2 / math.pi) / 4, (1 - 1.2 / math.pi) / 4
     assert shares == pytest.approx([high, high, low, low], abs=0.01)
-    hour = trace.window(6 * 3600 - 1800, 3600)  # within it the rate hardly changes
+    hour = trace.window(6 * 3600 - 1800, 3600)  # the peak, where the rate hardly changes
     assert hour.rate == pytest.approx(0.5 * 1.6, rel=0.06)
     assert hour.summary()["idc_1s"] == pytest.approx(1, abs=0.1)
 

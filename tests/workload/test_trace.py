@@ -1,4 +1,4 @@
-"""The trace as a value: sorted, starting at 0, and what its operations keep."""
+"""A trace is sorted and starts at 0; its operations keep what they should."""
 
 import math
 
@@ -14,7 +14,7 @@ from slosched.workload.trace import Trace, TraceError, TraceRequest
 
 
 def make_trace(*arrivals_s: float) -> Trace:
-    """Request i arrives at `arrivals_s[i]` with 10 + i prompt tokens and 1 + i output tokens."""
+    """Make a trace: request i arrives at `arrivals_s[i]` with 10 + i and 1 + i tokens."""
     return Trace.of(
         [TraceRequest(str(i), a, 10 + i, 1 + i) for i, a in enumerate(arrivals_s)], "made"
     )
@@ -90,7 +90,7 @@ def test_a_trace_without_a_rate_cannot_be_scaled():
 
 
 def bursty_trace(num_requests: int) -> Trace:
-    """Gamma gaps of CV 3 and mean 1 s."""
+    """Make a trace with gamma gaps of CV 3 and mean 1 s."""
     gaps_s = np.random.default_rng(5).gamma(1 / 9, 9, num_requests)
     return make_trace(*np.cumsum(gaps_s))
 
@@ -110,7 +110,7 @@ def test_thinning_keeps_times_and_lengths_of_a_random_part():
             was.num_output_tokens,
         )
     assert thinned.provenance["thinning_seed"] == 3
-    # Thinned independently with probability p, the index of dispersion D becomes 1 + p (D - 1).
+    # Independent thinning with probability p turns the index of dispersion D into 1 + p (D - 1).
     whole = dispersion_of_counts(trace.arrivals_s, 20.0)
     assert dispersion_of_counts(thinned.arrivals_s, 20.0) == pytest.approx(
         1 + (whole - 1) / 4, rel=0.3
@@ -216,7 +216,7 @@ def test_dispersion_is_one_for_poisson_and_zero_for_clockwork():
 
 
 def test_statistics_of_a_span_that_is_far_too_long():
-    """As where milliseconds stand among seconds, or at a rate of next to nothing."""
+    """Such spans occur where milliseconds were written for seconds, or at a tiny rate."""
     for last_s in (1.7e12, 1e300):
         arrivals_s = np.array([0.0, 0.5, 2.0, last_s])
         assert dispersion_of_counts(arrivals_s, 1.0) == pytest.approx(5 / 3)
