@@ -70,7 +70,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         command: Any = typer.main.get_command(app)
         while hasattr(command, "commands") and words and not words[0].startswith("-"):
             assert words[0] in command.commands, words
-            command, words = command.commands[words[0]], words[1:]
+            _, command, words = command.resolve_command(None, words)
         if "--" in words:  # what follows is another program's
             words = words[: words.index("--")]
         known = {name for parameter in command.params for name in parameter.opts} | {"--help"}

@@ -87,7 +87,7 @@ def fit_and_judge(fitted: Profile, judged: Profile) -> tuple[FittedModel, ErrorR
         "p99": error.p99,
         "under_p99": error.under_p99,
     }
-    return described(model, fitted.provenance, summary), error
+    return described(model, model.provenance, summary), error
 
 
 def main(

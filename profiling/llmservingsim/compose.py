@@ -235,7 +235,7 @@ def _provenance(source: Source) -> dict[str, str]:
         "and decodes of equal context",
         "range": "up to 2048 tokens and 256 requests a step, contexts up to 16384 tokens",
         "not_in_it": "launch gaps, CUDA graphs, scheduling and sampling on the CPU; more than one "
-        "prefill chunk a step; decodes of unequal context; KV swap, which costs nothing here",
+        "prefill chunk a step; decodes of unequal context; KV swap",
         "kv_capacity_tokens": str(source.kv_capacity_tokens),
         "kv_capacity_origin": source.kv_capacity_origin,
     }

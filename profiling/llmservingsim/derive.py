@@ -19,7 +19,14 @@ import pandas as pd
 import typer
 from compose import BUNDLED, SOURCES, Source, Tables, compose
 
-from slosched.perfmodel import FittedModel, LayeredModel, Part, load_model, save_model
+from slosched.perfmodel import (
+    FittedModel,
+    LayeredModel,
+    Part,
+    load_model,
+    save_model,
+    with_derived_swap,
+)
 from slosched.perfmodel.attention import DecodeAttention, JointAttention
 from slosched.perfmodel.errors import ErrorReport, predictions, report_errors
 from slosched.perfmodel.forms import described
@@ -169,7 +176,8 @@ def derived_model(perf: Path) -> FittedModel:
         "p99": error.p99,
         "under_p99": error.under_p99,
     }
-    return described(derive(_MEASURED, LLAMA_8B, LLAMA_3B, perf), provenance, summary)
+    model = described(derive(_MEASURED, LLAMA_8B, LLAMA_3B, perf), provenance, summary)
+    return with_derived_swap(model)
 
 
 def main(

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from rich.markup import escape
 
 from slosched.cli.console import console
-from slosched.core import Policy
+from slosched.core import Policy, PreemptionMode
 from slosched.kv import PrefixCaching
+from slosched.perfmodel import FittedModel, swap_cost
 from slosched.policy.spec import heeded_fields
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
@@ -20,9 +21,15 @@ _MENDED_BY = {
 """By field of a request, how a trace that lacks it gets it."""
 
 
-def note_inert(trace: Trace, policies: Mapping[str, Policy], config: SimulationConfig) -> None:
-    """Print a note for every option of policies and replica that changes nothing on `trace`."""
-    for note in (*_of_replica(trace, config), *_of_policies(trace, policies)):
+def note_inert(
+    trace: Trace, policies: Mapping[str, Policy], model: FittedModel, config: SimulationConfig
+) -> None:
+    """Print a note for every option of policies and replica that changes nothing on `trace`.
+
+    And what copies between device and host cost, if any are asked for.
+    """
+    notes = (*_of_replica(trace, config), *_of_copies(model, config))
+    for note in (*notes, *_of_policies(trace, policies)):
         console.print(f"[yellow]note:[/] {escape(note)}")
 
 
@@ -33,6 +40,18 @@ def _of_replica(trace: Trace, config: SimulationConfig) -> Iterator[str]:
     if most is not None and needed <= most:
         has = f"the requests of {trace.name} need {needed or 'no'} LoRA adapters in all"
         yield f"--max-loras {most} changes nothing: {has}; --loras {2 * most} gives it more"
+
+
+def _of_copies(model: FittedModel, config: SimulationConfig) -> Iterator[str]:
+    swaps = config.limits.preemption_mode is PreemptionMode.SWAP
+    if swaps and not config.num_host_blocks:
+        yield (
+            "--preemption swap changes nothing: there is no host memory to swap to; "
+            "--host-kv-tokens 100000 gives some"
+        )
+    elif swaps or config.prefix_host.num_blocks:
+        free = "" if model.swapped_block_s else "; --swap-bandwidth 25, in GB/s, gives it a cost"
+        yield f"{swap_cost(model)}{free}"
 
 
 def _of_policies(trace: Trace, policies: Mapping[str, Policy]) -> Iterator[str]:

@@ -15,7 +15,12 @@ from slosched.cli.inert import note_inert
 from slosched.core import Limits, Policy
 from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capacity_tokens
 from slosched.kv import HostWrites, PrefixCaching
-from slosched.perfmodel import DEFAULT_MODEL, load_model
+from slosched.perfmodel import (
+    DEFAULT_MODEL,
+    at_block_size,
+    load_model,
+    with_swap_bandwidth,
+)
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.scheduling_time import MEASURED, ScheduleTime
 from slosched.simulator.simulate import SimulationConfig
@@ -81,6 +86,15 @@ class ReplicaOptions:
             "longer. The device stays as it is."
         ),
     ] = 1.0
+    swap_bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            metavar="GB/s",
+            help="What the link between device and host carries one way, for swapped KV blocks and "
+            "--prefix-host-tokens; inf: free.  Default: as the latency model says.",
+        ),
+    ] = None
     online: Annotated[
         bool,
         typer.Option(
@@ -121,6 +135,9 @@ class ReplicaOptions:
             disturbances = replace(disturbances, stall_s=lasts_s, stall_every_s=every_s)
         name = DEFAULT_MODEL if self.latency_model is None else self.latency_model
         model = load_model(name)
+        if self.swap_bandwidth is not None:
+            model = with_swap_bandwidth(model, 1e9 * self.swap_bandwidth)
+        model = at_block_size(model, kv.block_size)
         host = (self.prefix_host_tokens, self.prefix_host_writes, kv.block_size)
         config = SimulationConfig(
             limits=replace(limits, max_loras=self.max_loras),
@@ -144,7 +161,8 @@ def simulate_contenders(
 ) -> Comparison:
     """Compare the contenders with a progress bar, after notes on options that change nothing."""
     policies = {name: policy for name, (policy, _) in contenders.items()}
-    note_inert(trace, policies, next(iter(contenders.values()))[1].config)
+    replica = next(iter(contenders.values()))[1]
+    note_inert(trace, policies, replica.model, replica.config)
     with progress_bar() as progress:
         tasks: dict[str, TaskID] = {}
 

@@ -15,6 +15,7 @@ from slosched.perfmodel.measurement import (
 from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.online import OnlineModel
 from slosched.perfmodel.store import DEFAULT_MODEL, bundled_models, load_model, save_model
+from slosched.perfmodel.swap import at_block_size, swap_cost, with_derived_swap, with_swap_bandwidth
 
 __all__ = [
     "AUTO",
@@ -32,11 +33,15 @@ __all__ = [
     "OnlineModel",
     "Part",
     "Profile",
+    "at_block_size",
     "bundled_models",
     "fit",
     "load_model",
     "read_profile",
     "save_model",
     "scaled",
+    "swap_cost",
+    "with_derived_swap",
+    "with_swap_bandwidth",
     "write_profile",
 ]

@@ -41,7 +41,7 @@ _BACKENDS = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 
 _NOT_IN_IT = (
     "how prefill and decode disturb each other in one batch: the sum is additive by construction; "
-    "launch gaps, CUDA graphs, scheduling and sampling on the CPU; KV swap, which costs nothing"
+    "launch gaps, CUDA graphs, scheduling and sampling on the CPU; KV swap"
 )
 _JOINT_KERNEL = ("a100_sxm", "l40s")
 _JOINT_CAVEAT = (

@@ -22,6 +22,7 @@ from slosched.perfmodel.measurement import Measurement, Part, Profile
 from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.solve import Estimate
 from slosched.perfmodel.split import covering, folds, on_grid
+from slosched.perfmodel.swap import with_derived_swap
 from slosched.spelling import meant
 
 AUTO = "auto"
@@ -159,7 +160,7 @@ def _report(
         "under_p99": error.under_p99,
     }
     return FitReport(
-        model=described(model, profile.provenance, summary),
+        model=with_derived_swap(described(model, profile.provenance, summary)),
         estimates=estimates,
         train=report_errors(predictions(model, judged.train), judged.train),
         held_out=error,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slosched.perfmodel.errors import ErrorReport
 from slosched.perfmodel.fit import FitReport
 from slosched.perfmodel.linear import LinearModel
+from slosched.perfmodel.swap import SWAP_ORIGIN
 
 ERROR_COLUMNS = ("steps", "n", "mean", "p50", "p90", "p99", "max", "under p95", "under p99")
 FORM_COLUMNS = ("form", *ERROR_COLUMNS[1:])
@@ -44,20 +45,19 @@ def parameter_rows(report: FitReport) -> list[tuple[str, str, str]]:
     For a parameter that no measurement depends on, the interval says so.
     """
     is_linear = isinstance(report.model, LinearModel)
+    is_derived = SWAP_ORIGIN in report.model.provenance
     rows = []
     for i, e in enumerate(report.estimates, start=1):
         name, unit, factor = e.name, "", 1.0
         if name.endswith("_s"):
             name, unit, factor = name.removesuffix("_s"), " µs", 1e6
         name = f"C{i} {name}" if is_linear else name
-        interval = f"{factor * e.low:.3g} to {factor * e.high:.3g}{unit}"
-        rows.append(
-            (
-                name.replace("_", " "),
-                f"{factor * e.value:.4g}{unit}",
-                interval if e.is_determined else "not determined by these measurements",
-            )
-        )
+        value, interval = e.value, f"{factor * e.low:.3g} to {factor * e.high:.3g}{unit}"
+        if not e.is_determined:
+            interval = "not determined by these measurements"
+        if is_derived and e.name == "per_swapped_block_s":
+            value, interval = report.model.swapped_block_s, "derived from GPU and model"
+        rows.append((name.replace("_", " "), f"{factor * value:.4g}{unit}", interval))
     return rows
 
 

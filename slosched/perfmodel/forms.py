@@ -1,4 +1,4 @@
-"""The forms by name: build models from parameters, and scale them to slower or faster devices."""
+"""The forms by name: build models from parameters, and give the same device other times."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ def described(
     """Return the same model with this provenance and this held-out error."""
     return READERS[model.form](
         model.parameters(), provenance=provenance, held_out_error=held_out_error
+    )
+
+
+def with_swapped_block_s(
+    model: FittedModel, seconds: float, provenance: Mapping[str, str]
+) -> FittedModel:
+    """Return the same model with another time for each KV block that is swapped."""
+    parameters = model.parameters()
+    parameters.get("coefficients", parameters)["per_swapped_block_s"] = seconds
+    return READERS[model.form](
+        parameters, provenance=provenance, held_out_error=model.held_out_error
     )
 
 

@@ -61,6 +61,10 @@ class LayeredModel(FittedModel):
             return "roofline"
         return f"profiled-{self.attention.kind}"
 
+    @property
+    def swapped_block_s(self) -> float:
+        return self.per_swapped_block_s
+
     def predict(self, shape: BatchShape) -> float:
         return self._asked()(shape)  # never run: `__post_init__` puts a closure in its place
 

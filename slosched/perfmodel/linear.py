@@ -80,6 +80,10 @@ class LinearModel(FittedModel):
     def form(self) -> str:
         return "linear" if self._is_exact else "linear-literal"
 
+    @property
+    def swapped_block_s(self) -> float:
+        return self.coefficients.per_swapped_block_s
+
     def predict(self, shape: BatchShape) -> float:
         tokens = shape.num_prefill_tokens + shape.num_decodes
         seconds = self._c6 * shape.num_swapped_blocks

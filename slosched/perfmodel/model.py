@@ -32,6 +32,11 @@ class FittedModel(ABC):
     def form(self) -> str:
         """Return the name by which the form is chosen and stored."""
 
+    @property
+    def swapped_block_s(self) -> float:
+        """Seconds for each KV block that is copied between device and host; 0 if that is free."""
+        return 0.0
+
     @abstractmethod
     def predict(self, shape: BatchShape) -> float:
         """Return the seconds of one step of this shape, 0 for an empty one, in O(1)."""

@@ -59,6 +59,21 @@ def test_marks_go_into_trace_files_and_records(cli: Cli, tmp_path) -> None:
     assert [(r.priority, r.lora_id) for r in records] == [(r.priority, r.lora_id) for r in requests]
 
 
+def test_swapping_says_what_it_costs_and_a_slower_link_costs_more(cli: Cli) -> None:
+    short = ("replay", "-p", "vllm_v0", *TRACE, "--kv-tokens", "6000", "--preemption", "swap")
+    assert "there is no host memory to swap to" in cli(*short).out
+    swapping = (*short, "--host-kv-tokens", "60000")
+    derived = cli(*swapping)
+    assert derived.out.count("a swapped block of 16 tokens costs 84.56 µs, derived") == 1
+    slow = cli(*swapping, "--swap-bandwidth", "1")
+    assert "1 GB/s as asked for" in slow.out
+    free = cli(*swapping, "--swap-bandwidth", "inf")
+    assert "costs nothing" in free.out
+    assert "--swap-bandwidth 25" in free.out
+    assert len({str(rows(said)) for said in (derived, slow, free)}) == 3
+    assert "swapped block" not in cli("replay", "-p", "vllm_v0", *TRACE).out
+
+
 @pytest.mark.parametrize(
     ("typed", "complaint"),
     [

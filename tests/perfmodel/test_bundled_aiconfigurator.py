@@ -35,7 +35,7 @@ def test_the_committed_steps_give_the_bundled_model(name: str) -> None:
     bundled = load_model(name)
     profile = read_profile(path)
     model = fit(profile, bundled.form).model
-    assert dict(profile.provenance) == dict(bundled.provenance)
+    assert dict(model.provenance) == dict(bundled.provenance)
     for batch in (((1, 700),) * 40, ((2048, 0),), ((512, 4096), *((1, 1000),) * 100)):
         shape = shape_of(batch)
         # The file holds nanoseconds.

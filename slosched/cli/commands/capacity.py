@@ -112,7 +112,7 @@ def capacity(
     contenders += [one.contender(contenders[0]) for one in found]
     numbers = range(seed, seed + seeds)
     windows = windows_of(trace, arrivals, promise, device, numbers, _DEFAULT_REQUESTS)
-    note_inert(windows[0], policies, device.config)
+    note_inert(windows[0], policies, device.model, device.config)
     with Store(out / "points.sqlite") as store:
         sweep = Sweep(contenders, windows, plan, store)
         finished = _run(sweep, make_pool)

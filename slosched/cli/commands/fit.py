@@ -26,6 +26,7 @@ from slosched.perfmodel.fit_report import (
     form_rows,
     parameter_rows,
 )
+from slosched.perfmodel.swap import swap_cost
 
 
 def fit(
@@ -77,3 +78,4 @@ def print_fit(report: FitReport) -> None:
     console.print(table(f"The {report.model.form} form", PARAMETER_COLUMNS, parameter_rows(report)))
     console.print(table("Error in % of the measured time", ERROR_COLUMNS, error_rows(report)))
     console.print(choice(report))
+    console.print(swap_cost(report.model))

@@ -7,7 +7,6 @@ policy is due to the policy.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -15,6 +14,7 @@ from slosched.core import BatchShape, Limits
 from slosched.evaluate.bounds.demand import demand_at, shortest_step_s
 from slosched.evaluate.bounds.on_time import Bound, fluid_bound
 from slosched.evaluate.bounds.prices import StepPrices
+from slosched.perfmodel.transformers import BYTES_PER_NUMBER, Transformer, known_transformer
 from slosched.workload.trace import Trace
 
 _ASSUMPTIONS = (
@@ -23,8 +23,6 @@ _ASSUMPTIONS = (
 )
 _SHARES = (1.0, 0.9, 0.75, 0.5)
 """The shares of arithmetic in the mixtures that are tried."""
-_BYTES = 2
-"""The size of a bfloat16 number: a weight, or a part of a key or value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,45 +52,6 @@ fastest is used, so that the bound may be too generous but not wrong."""
 
 
 @dataclass(frozen=True, slots=True)
-class Transformer:
-    """A dense decoder with gated feed-forward layers and grouped queries; sizes in numbers."""
-
-    num_layers: int
-    hidden: int
-    num_query_heads: int
-    num_kv_heads: int
-    head: int
-    feed_forward: int
-    vocabulary: int
-
-    @property
-    def layer_weights(self) -> int:
-        """Return the number of weights of all layers, with which every token is multiplied."""
-        queries, keys = self.num_query_heads * self.head, self.num_kv_heads * self.head
-        attention = self.hidden * (2 * queries + 2 * keys)
-        return self.num_layers * (attention + 3 * self.hidden * self.feed_forward)
-
-    @property
-    def head_weights(self) -> int:
-        """Return the weights of the language head, which only tokens followed by a new one need."""
-        return self.hidden * self.vocabulary
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return 2 * _BYTES * self.num_layers * self.num_kv_heads * self.head
-
-
-MODELS = {
-    "Llama-3.1-8B": Transformer(32, 4096, 32, 8, 128, 14336, 128256),
-    "Llama-3.1-70B": Transformer(80, 8192, 64, 8, 128, 28672, 128256),
-    "Llama-3.2-3B": Transformer(28, 3072, 24, 8, 128, 8192, 128256),
-    "Qwen3-8B": Transformer(36, 4096, 32, 8, 128, 12288, 151936),
-    "Qwen3-32B": Transformer(64, 5120, 64, 8, 128, 25600, 151936),
-}
-"""Models by the end of their names.  Source: config.json of each on the Hugging Face hub."""
-
-
-@dataclass(frozen=True, slots=True)
 class Roofline:
     """A model of physical limits: a step takes its arithmetic or its reading, whichever is longer.
 
@@ -115,7 +74,7 @@ class Roofline:
             flops_per_token=2.0 * model.layer_weights,
             flops_per_decode=2.0 * model.head_weights,
             flops_per_pair=4.0 * model.num_layers * model.num_query_heads * model.head,
-            weight_bytes=float(_BYTES * model.layer_weights),
+            weight_bytes=float(BYTES_PER_NUMBER * model.layer_weights),
             kv_bytes_per_token=float(model.kv_bytes_per_token),
             peaks=Peaks(num_gpus * gpu.flops_per_s, num_gpus * gpu.bytes_per_s),
         )
@@ -179,8 +138,7 @@ def roofline_of(provenance: Mapping[str, str]) -> Roofline | None:
     have other peaks.
     """
     gpu = next((GPUS[name] for name in GPUS if name in provenance.get("gpu", "")), None)
-    named = re.sub("^Meta-", "", provenance.get("model", "").rpartition("/")[2])
-    is_bfloat16 = "bfloat16" in provenance.get("engine", "") + provenance.get("dtype", "")
-    if gpu is None or named not in MODELS or not is_bfloat16:
+    model = known_transformer(provenance)
+    if gpu is None or model is None:
         return None
-    return Roofline.of(MODELS[named], gpu, int(provenance.get("num_gpus", "1")))
+    return Roofline.of(model, gpu, int(provenance.get("num_gpus", "1")))

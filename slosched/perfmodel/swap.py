@@ -1,0 +1,123 @@
+"""What copying a KV block between device and host costs where nobody has measured it.
+
+It is the block's bytes over what the GPU's host link carries in large copies from pinned memory.
+Copies in small pieces, a layer of a block at a time, are slower: the cost is a lower bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slosched.core import SloschedError
+from slosched.perfmodel.device import num_devices
+from slosched.perfmodel.forms import with_swapped_block_s
+from slosched.perfmodel.model import FittedModel
+from slosched.perfmodel.transformers import known_transformer
+
+SWAP_BLOCK_SIZE = 16
+"""Tokens in a block that is swapped, unless the provenance says otherwise under `block_size`."""
+SWAP_ORIGIN = "swap_origin"
+"""The key of a provenance that says where the cost was derived from; measured ones have none."""
+
+
+class SwapCostError(SloschedError):
+    """The cost of a swapped block cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """How a GPU is connected to the host's memory."""
+
+    name: str
+    bytes_per_s: float
+    """Carried one way by large copies from and to pinned memory."""
+    source: str
+    """Who measured that, and how much the link could carry in theory."""
+
+
+_PCIE_4 = HostLink(
+    "PCIe 4.0 x16",
+    24.8e9,
+    "effective: nvbandwidth 0.8 on A100-SXM4-80GB, forums.developer.nvidia.com thread 352186; "
+    "31.5 GB/s in theory",
+)
+_PCIE_5 = HostLink(
+    "PCIe 5.0 x16",
+    55.6e9,
+    "effective: host_to_device_memcpy_ce in NVIDIA's article on nvbandwidth; 63 GB/s in theory",
+)
+HOST_LINKS: Mapping[str, HostLink] = {
+    "A100-SXM4-80GB": _PCIE_4,
+    "H100 80GB HBM3": _PCIE_5,
+    "NVIDIA H200": _PCIE_5,
+    "NVIDIA B200": _PCIE_5,
+    "L40S": _PCIE_4,
+    "RTX 4090": _PCIE_4,
+    "RTX PRO 6000 Blackwell": _PCIE_5,
+}
+"""By what the GPUs' names contain; which link each has is in NVIDIA's data sheets.  The GPUs on
+NVLink-C2C (GH200, GB200) are not among those that we know."""
+
+
+def with_derived_swap(model: FittedModel) -> FittedModel:
+    """Return the model with a swap cost derived from its GPU and model.
+
+    It stays as it is if it has a cost, or if either is not known.  The provenance says that the
+    cost was derived, and from what.
+    """
+    gpu = model.provenance.get("gpu", "")
+    link = next((link for name, link in HOST_LINKS.items() if name in gpu), None)
+    if link is None or model.swapped_block_s or known_transformer(model.provenance) is None:
+        return model
+    return _with_bandwidth(model, link.bytes_per_s, f"over {link.name}", f" ({link.source})")
+
+
+def with_swap_bandwidth(model: FittedModel, bytes_per_s: float) -> FittedModel:
+    """Return the model with the swap cost of a link that carries `bytes_per_s` one way.
+
+    Raises SwapCostError if nothing says how large the model's KV cache is.
+    """
+    if not bytes_per_s > 0:
+        raise ValueError(f"a swap bandwidth must be positive, not {bytes_per_s!r} bytes/s")
+    return _with_bandwidth(model, bytes_per_s, "over a link", " as asked for")
+
+
+def at_block_size(model: FittedModel, block_size: int) -> FittedModel:
+    """Return the model with the swap cost of blocks of `block_size` tokens."""
+    ratio = block_size / _block_size(model)
+    if ratio == 1 or not model.swapped_block_s:
+        return model
+    noted = {**model.provenance, "block_size": str(block_size)}
+    return with_swapped_block_s(model, ratio * model.swapped_block_s, noted)
+
+
+def swap_cost(model: FittedModel) -> str:
+    """Return what a swapped block costs and where that is from, in words."""
+    block, origin = (
+        f"a swapped block of {_block_size(model)} tokens",
+        model.provenance.get(SWAP_ORIGIN),
+    )
+    if not model.swapped_block_s:
+        return f"{block} costs nothing: {'as asked for' if origin else 'none was measured'}"
+    return f"{block} costs {1e6 * model.swapped_block_s:.4g} µs, {origin or 'measured'}"
+
+
+def _with_bandwidth(model: FittedModel, bytes_per_s: float, link: str, source: str) -> FittedModel:
+    transformer = known_transformer(model.provenance)
+    if transformer is None:
+        raise SwapCostError(
+            f"the sizes of {model.provenance.get('model', 'this model')!r} are not known, so a "
+            "bandwidth does not say what its KV blocks cost: measure copies with `slosched profile`"
+        )
+    token_bytes, num_gpus = transformer.kv_bytes_per_token, num_devices(model)
+    per_block_s = _block_size(model) * token_bytes / (num_gpus * bytes_per_s)
+    gpus = "" if num_gpus == 1 else f" of each of {num_gpus} GPUs"
+    rate = "free" if math.isinf(bytes_per_s) else f"{bytes_per_s / 1e9:.4g} GB/s"
+    origin = f"derived, not measured: {token_bytes} bytes a token {link}{gpus} at {rate}{source}"
+    return with_swapped_block_s(model, per_block_s, {**model.provenance, SWAP_ORIGIN: origin})
+
+
+def _block_size(model: FittedModel) -> int:
+    return int(model.provenance.get("block_size", SWAP_BLOCK_SIZE))

@@ -1,0 +1,60 @@
+"""The sizes of some public models: how many weights they have, and how large their KV cache is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BYTES_PER_NUMBER = 2
+"""The size of a bfloat16 number: a weight, or a part of a key or value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """A dense decoder with gated feed-forward layers and grouped queries; sizes in numbers."""
+
+    num_layers: int
+    hidden: int
+    num_query_heads: int
+    num_kv_heads: int
+    head: int
+    feed_forward: int
+    vocabulary: int
+
+    @property
+    def layer_weights(self) -> int:
+        """Return the number of weights of all layers, with which every token is multiplied."""
+        queries, keys = self.num_query_heads * self.head, self.num_kv_heads * self.head
+        attention = self.hidden * (2 * queries + 2 * keys)
+        return self.num_layers * (attention + 3 * self.hidden * self.feed_forward)
+
+    @property
+    def head_weights(self) -> int:
+        """Return the weights of the language head, which only tokens followed by a new one need."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Return the size of the keys and values of one token in all layers."""
+        return 2 * BYTES_PER_NUMBER * self.num_layers * self.num_kv_heads * self.head
+
+
+MODELS = {
+    "Llama-3.1-8B": Transformer(32, 4096, 32, 8, 128, 14336, 128256),
+    "Llama-3.1-70B": Transformer(80, 8192, 64, 8, 128, 28672, 128256),
+    "Llama-3.2-3B": Transformer(28, 3072, 24, 8, 128, 8192, 128256),
+    "Qwen3-8B": Transformer(36, 4096, 32, 8, 128, 12288, 151936),
+    "Qwen3-32B": Transformer(64, 5120, 64, 8, 128, 25600, 151936),
+}
+"""Models by the end of their names.  Source: config.json of each on the Hugging Face hub."""
+
+
+def known_transformer(provenance: Mapping[str, str]) -> Transformer | None:
+    """Return the model that a latency model was measured on; None if its sizes are not known here.
+
+    Nor are they if its weights and KV cache were not bfloat16.
+    """
+    named = re.sub("^Meta-", "", provenance.get("model", "").rpartition("/")[2])
+    is_bfloat16 = "bfloat16" in provenance.get("engine", "") + provenance.get("dtype", "")
+    return MODELS.get(named) if is_bfloat16 else None
