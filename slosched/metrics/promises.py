@@ -49,9 +49,9 @@ def tokens_on_time(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
 
 
 def late_gaps(columns: RequestColumns) -> BoolArray:
-    """Tell which tokens came later than TPOT after the token before, shape (t,).
+    """Tell which tokens came more than TPOT after the token before, shape (t,).
 
-    First tokens never are late in this sense.
+    A first token is never late in this sense.
     """
     return columns.gap_s > columns.per_token(columns.promised_tpot_s + TOLERANCE_S)
 

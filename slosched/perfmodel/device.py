@@ -12,7 +12,7 @@ from slosched.perfmodel.model import FittedModel
 
 
 class OtherDeviceError(SloschedError):
-    """A latency model was measured on something else than the device that is to run."""
+    """A latency model was measured on another device than the one that is to run."""
 
 
 def num_devices(model: FittedModel) -> int:

@@ -34,7 +34,7 @@ class ErrorReport:
     """
     under_p99: float
     bias: float
-    """Mean of the signed error; below 0 if the model predicts too short times."""
+    """Mean of the signed error; below 0 if the predicted times are too short."""
 
 
 def predictions(model: LatencyModel, measurements: Sequence[Measurement]) -> Array:

@@ -34,7 +34,7 @@ _MAX_FITTED = 320
 """Steps that are fitted where there are more than `_MAX_FOLDED`; all others judge the fit."""
 _MIN_OFF_GRID = 20
 _TIE = 1.05
-"""Factor by which a more elaborate form must be better than a simpler one."""
+"""A simpler form is still chosen if its error is at most this factor times the least one."""
 
 Fitted = tuple[FittedModel, tuple[Estimate, ...]]
 Fitter = Callable[[Sequence[Measurement], Mapping[str, str], int], Fitted]
@@ -56,7 +56,7 @@ FITTERS: Mapping[str, Fitter] = {
 
 @dataclass(frozen=True)
 class FitReport:
-    """A fitted model and its errors; `held_out` is of steps that the predicting fit never saw."""
+    """A fitted model and its errors; `held_out` is on steps that the predicting fit never saw."""
 
     model: FittedModel
     estimates: tuple[Estimate, ...]

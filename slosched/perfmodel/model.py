@@ -63,4 +63,4 @@ class FittedModel(ABC):
         return self.predict(shape)
 
     def observe(self, shape: BatchShape, seconds: float) -> None:  # noqa: B027  # not abstract
-        """Do nothing: a fitted model does not change; wrap it in `OnlineModel` to change that."""
+        """Do nothing: a fitted model does not change; an `OnlineModel` around it learns."""

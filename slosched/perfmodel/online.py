@@ -32,7 +32,7 @@ _MARGIN_GAIN, _FIRST_MARGIN_GAIN = 0.1, 0.5
 _MARGIN_GAIN_STEPS = 100
 """Steps of a regime after which its gain is half way from the first gain to the lasting one."""
 _MARGIN_START = math.log(1.25)
-"""First log margin where the base model has no error of its own."""
+"""First log margin for base models without an error of their own."""
 _MARGIN_MIN, _MARGIN_MAX = 0.002, math.log(4.0)
 
 

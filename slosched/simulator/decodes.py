@@ -165,7 +165,7 @@ class _Deadlines:
     def __init__(self, rule: DeadlineRule) -> None:
         self._rule = rule
         self._first_s = math.inf
-        """For each TPOT a heap of (deadline as if at step 0, end, anchor, tokens minus steps)."""
+        """The earliest deadline of the members that joined before the first step."""
         self._heaps: dict[float, list[tuple[float, int, float, int]]] = {}
         """For each TPOT a heap of (deadline as if at step 0, end, anchor, tokens out minus steps).
         """

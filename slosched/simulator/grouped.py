@@ -210,7 +210,7 @@ class GroupedSteps:
             self._scheduler.end(request.request_id, reason, now_s)
 
     def _regroup(self, group: GroupedDecodes, batch: ScheduledBatch) -> None:
-        """Move requests that emitted a token to the group; keep those with a begun prompt apart."""
+        """Move requests that emitted a token to the group, and begun prompts to the others."""
         others = self._others
         for request, _, _, emits_token, _ in batch.chunks:
             request_id = request.request_id

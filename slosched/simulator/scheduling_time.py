@@ -18,7 +18,7 @@ from slosched.core import (
 from slosched.simulator.simulated import VirtualClock
 
 MEASURED: Literal["measured"] = "measured"
-"""Use the time that the decision takes on this machine.  Not reproducible."""
+"""The `schedule_s` that stands for the decision's time on this machine; it is not reproducible."""
 
 ScheduleTime = float | Literal["measured"]
 

@@ -63,12 +63,13 @@ def simulate(
 ) -> list[Request]:
     """Replay `trace` open loop until every request has ended; return them in order of arrival.
 
-    The device takes as long as `model` says. The policy predicts with `scheduler_model`, by default
-    the same model, which no real engine has. It is off by `config.bias`, and corrected as it goes
-    if `config.online`.  Only the device knows each request's true output length. A request's limit
-    `max_tokens` is the longest output of the whole trace, as far as the KV cache allows.  `on_row`
-    is called with a row of every step and the requests that ended in it.  `on_step` gets the full
-    record of the step, request by request, which takes several times as long.
+    The device takes as long as `model` says. The policy predicts with `scheduler_model`. By default
+    that is the same model, a perfect prediction that no real engine has. The prediction is off by
+    `config.bias`, and is corrected as the replay goes on if `config.online`.  Only the device knows
+    each request's true output length. A request's limit `max_tokens` is the longest output of the
+    whole trace, as far as the KV cache allows.  `on_row` is called with a row of every step and the
+    requests that ended in it.  `on_step` gets the full record of the step, request by request,
+    which takes several times as long.
     """
     config = config or SimulationConfig()
     policy.reset()

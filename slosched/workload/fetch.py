@@ -65,9 +65,8 @@ def fetch_trace(
     """Fetch the public trace of this name, as its publisher has it, to `target` or the cache.
 
     `url` is another address of the same file, and `sha256` a checksum to insist on instead of the
-    known one. `anew` fetches the file even if it is there.  Raises ValueError for a name of no
-    trace or text that is no checksum, and FetchError if the file cannot be fetched or is another
-    one.
+    known one. `anew` fetches the file even if it is there.  Raises ValueError for an unknown name
+    or an invalid checksum, and FetchError if the file cannot be fetched or is another one.
     """
     trace = public_trace(name)
     if sha256 is not None and not _is_sha256(sha256):

@@ -60,9 +60,9 @@ def slo_headers(slo: SLO) -> dict[str, str]:
 
 
 def unknown_promise(fields: Iterable[str], *others: str) -> tuple[str, str] | None:
-    """Return the first field that begins like an SLO field and is none, with a message about it.
+    """Return the first unknown field that begins like an SLO field, with a message about it.
 
-    `others` are further known fields that begin so.  Returns None if every such field is known.
+    `others` are further known fields with such a beginning.  Returns None if no field is unknown.
     """
     known = (*(names.field for names in PROMISES), *others)
     for name in fields:

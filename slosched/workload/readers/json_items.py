@@ -14,7 +14,10 @@ from slosched.workload.request import TraceError
 _COMMENTS = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*\s*\[")
 _BETWEEN = re.compile(r"\s*(,|\])?\s*")
 _LONGEST_TOKEN = 16
-"""Characters of the longest JSON token but strings and numbers; an error may be a cut token."""
+"""Length of the longest JSON token that is neither a string nor a number.
+
+An error closer than this to the end of the text may be due to a token that is cut in two.
+"""
 
 
 def json_items(path: Path, chunks: Iterator[str], bad: BadRows) -> Iterator[Row]:
@@ -87,7 +90,7 @@ class _Window:
         raise TraceError(f"{place}: not JSON ({problem})")
 
     def _more(self) -> bool:
-        """Load as much text again as is ahead, so that a long item is not parsed too often.
+        """Load at least as much text as is still ahead, so that a long item is parsed few times.
 
         Returns False at the end of the file.
         """

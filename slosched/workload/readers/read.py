@@ -39,7 +39,7 @@ MAX_REQUESTS = 5_000_000
 A request takes 200 bytes (1,100 bytes in Mooncake's, which have prefix hashes).
 """
 MADE_UP = "made up: the file has none"
-"""The provenance's note about arrivals in that case."""
+"""The provenance's note on arrivals that were drawn because the file has none."""
 _QUANTUM_ROWS = 1000
 """Number of rows that is enough to see how coarsely timestamps were rounded."""
 

@@ -28,7 +28,7 @@ class RowError(TraceError):
 
 @dataclass
 class BadRows:
-    """The rows that cannot be read: the first one ends the reading, or all are counted."""
+    """The rows that cannot be read: the first one raises, or all are skipped and counted."""
 
     skip: bool = False
     counts: Counter[str] = field(default_factory=Counter)
