@@ -34,7 +34,7 @@ class FittedModel(ABC):
 
     @property
     def swapped_block_s(self) -> float:
-        """Seconds for each KV block that is copied between device and host; 0 if that is free."""
+        """Return the seconds of copying one KV block between device and host; 0 if that is free."""
         return 0.0
 
     @abstractmethod

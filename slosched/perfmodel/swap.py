@@ -1,7 +1,8 @@
-"""What copying a KV block between device and host costs where nobody has measured it.
+"""The time of copying a KV block between device and host, where it was not measured.
 
-It is the block's bytes over what the GPU's host link carries in large copies from pinned memory.
-Copies in small pieces, a layer of a block at a time, are slower: the cost is a lower bound.
+It is the block's bytes over the bandwidth of the GPU's host link in large copies from pinned
+memory. Copies in small pieces, one layer of a block at a time, are slower, so the time is a lower
+bound.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.transformers import known_transformer
 
 SWAP_BLOCK_SIZE = 16
-"""Tokens in a block that is swapped, unless the provenance says otherwise under `block_size`."""
+"""Tokens in a swapped block, unless the provenance has another number under `block_size`."""
 SWAP_ORIGIN = "swap_origin"
-"""The key of a provenance that says where the cost was derived from; measured ones have none."""
+"""The provenance's key for how the cost was derived; models with a measured cost lack it."""
 
 
 class SwapCostError(SloschedError):
-    """The cost of a swapped block cannot be told."""
+    """The cost of a swapped block cannot be derived."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """How a GPU is connected to the host's memory."""
+    """The connection between a GPU and the host's memory."""
 
     name: str
     bytes_per_s: float
-    """Carried one way by large copies from and to pinned memory."""
+    """Bandwidth in one direction, in large copies from and to pinned memory."""
     source: str
-    """Who measured that, and how much the link could carry in theory."""
+    """The source of the measurement, and the bandwidth of the link in theory."""
 
 
 _PCIE_4 = HostLink(
@@ -57,15 +58,17 @@ HOST_LINKS: Mapping[str, HostLink] = {
     "RTX 4090": _PCIE_4,
     "RTX PRO 6000 Blackwell": _PCIE_5,
 }
-"""By what the GPUs' names contain; which link each has is in NVIDIA's data sheets.  The GPUs on
-NVLink-C2C (GH200, GB200) are not among those that we know."""
+"""The link of each GPU, by a part of its name, from NVIDIA's data sheets.
+
+GPUs on NVLink-C2C (GH200, GB200) are missing, since their effective bandwidth is not known here.
+"""
 
 
 def with_derived_swap(model: FittedModel) -> FittedModel:
     """Return the model with a swap cost derived from its GPU and model.
 
-    It stays as it is if it has a cost, or if either is not known.  The provenance says that the
-    cost was derived, and from what.
+    The model is unchanged if it has a cost, or if its GPU or its model is not known.  The
+    provenance says that the cost was derived, and from what.
     """
     gpu = model.provenance.get("gpu", "")
     link = next((link for name, link in HOST_LINKS.items() if name in gpu), None)
@@ -75,9 +78,9 @@ def with_derived_swap(model: FittedModel) -> FittedModel:
 
 
 def with_swap_bandwidth(model: FittedModel, bytes_per_s: float) -> FittedModel:
-    """Return the model with the swap cost of a link that carries `bytes_per_s` one way.
+    """Return the model with the swap cost of a link that carries `bytes_per_s` in one direction.
 
-    Raises SwapCostError if nothing says how large the model's KV cache is.
+    Raises SwapCostError if the size of the model's KV cache is not known.
     """
     if not bytes_per_s > 0:
         raise ValueError(f"a swap bandwidth must be positive, not {bytes_per_s!r} bytes/s")
@@ -94,7 +97,7 @@ def at_block_size(model: FittedModel, block_size: int) -> FittedModel:
 
 
 def swap_cost(model: FittedModel) -> str:
-    """Return what a swapped block costs and where that is from, in words."""
+    """Return a sentence on the cost of a swapped block and its origin."""
     block, origin = (
         f"a swapped block of {_block_size(model)} tokens",
         model.provenance.get(SWAP_ORIGIN),

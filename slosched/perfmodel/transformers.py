@@ -1,4 +1,4 @@
-"""The sizes of some public models: how many weights they have, and how large their KV cache is."""
+"""The sizes of some public models: their numbers of weights, and of bytes in the KV cache."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 BYTES_PER_NUMBER = 2
-"""The size of a bfloat16 number: a weight, or a part of a key or value."""
+"""Bytes of a bfloat16 number, such as a weight or an element of a key or value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """A dense decoder with gated feed-forward layers and grouped queries; sizes in numbers."""
+    """A dense decoder with gated feed-forward layers and grouped-query attention."""
 
     num_layers: int
     hidden: int
@@ -31,12 +31,12 @@ class Transformer:
 
     @property
     def head_weights(self) -> int:
-        """Return the weights of the language head, which only tokens followed by a new one need."""
+        """Return the weights of the language head; only tokens that emit a next token need it."""
         return self.hidden * self.vocabulary
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Return the size of the keys and values of one token in all layers."""
+        """Return the bytes of the keys and values of one token in all layers."""
         return 2 * BYTES_PER_NUMBER * self.num_layers * self.num_kv_heads * self.head
 
 
@@ -51,9 +51,9 @@ MODELS = {
 
 
 def known_transformer(provenance: Mapping[str, str]) -> Transformer | None:
-    """Return the model that a latency model was measured on; None if its sizes are not known here.
+    """Return the sizes of the model that a latency model was measured on.
 
-    Nor are they if its weights and KV cache were not bfloat16.
+    Returns None if they are not known here, or if weights and KV cache were not bfloat16.
     """
     named = re.sub("^Meta-", "", provenance.get("model", "").rpartition("/")[2])
     is_bfloat16 = "bfloat16" in provenance.get("engine", "") + provenance.get("dtype", "")

@@ -1,4 +1,4 @@
-"""What a swapped KV block costs where nobody measured it."""
+"""The cost of a swapped KV block where it was not measured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def copying(num_blocks: int, *chunks: tuple[int, int]) -> BatchShape:
 
 
 def free(model: FittedModel) -> FittedModel:
-    """The model as it was before its swap cost was derived."""
+    """Return the model as it was before its swap cost was derived."""
     facts = {k: v for k, v in model.provenance.items() if k != SWAP_ORIGIN}
     return with_swapped_block_s(model, 0.0, facts)
 
@@ -48,7 +48,7 @@ def test_every_bundled_gpu_has_the_cost_that_its_link_and_model_give(name: str) 
 
 
 def test_the_cost_is_the_blocks_bytes_over_the_links_of_all_gpus() -> None:
-    """Keys and values of 8 heads of 128 numbers, 2 bytes each: 4 KiB a layer and token."""
+    """Keys and values of 8 heads of 128 numbers of 2 bytes are 4 KiB for each layer and token."""
     llama_8b = load_model("a100/llama-3.1-8b")
     assert llama_8b.swapped_block_s == pytest.approx(16 * 32 * 4096 / 24.8e9)
     llama_70b = load_model("h100/llama-3.1-70b-tp4")
