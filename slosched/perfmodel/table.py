@@ -47,7 +47,7 @@ class Table:
 
 def monotone_table(counts: Sequence[int], seconds: Sequence[float]) -> Table:
     """Return the never-falling table closest to measured times; equal counts are averaged."""
-    from sklearn.isotonic import isotonic_regression  # a second to import, only for a fit
+    from scipy.optimize import isotonic_regression  # slow to import, only for a fit
 
     values: dict[int, list[float]] = {}
     for count, second in zip(counts, seconds, strict=True):
@@ -55,5 +55,5 @@ def monotone_table(counts: Sequence[int], seconds: Sequence[float]) -> Table:
     knots = sorted(values)
     means = np.array([np.mean(values[knot]) for knot in knots])
     # Weights 1/t²: the distance is relative, as in every fit here.
-    smooth = isotonic_regression(means, sample_weight=means**-2.0)
+    smooth = isotonic_regression(means, weights=means**-2.0).x
     return Table(tuple(knots), tuple(float(s) for s in np.maximum.accumulate(smooth)))

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
-import runpy
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
+from recorded_vllm import recorded
 
 from slosched.core import Limits, Request, RequestStatus, StepResult
 from slosched.kv import KVCache
@@ -265,44 +263,22 @@ def test_the_active_ones_are_in_order_of_priority_then_of_arrival() -> None:
     assert Shown.order == [3, 2, 0, 1]
 
 
-GOLDEN = Path(__file__).parents[3] / "shared" / "oracles" / "golden" / "trt_golden.py"
+WORKLOADS = recorded("trtllm_workloads.jsonl.gz")
 
 
-def random_jobs(rng: random.Random, num_blocks: int, *, with_priorities: bool) -> list[Job]:
-    at, jobs = 0, []
-    for i in range(rng.randint(2, 6)):
-        prompt = rng.randint(1, 10 * num_blocks - 10)
-        max_new = rng.randint(1, 10 * num_blocks - prompt)
-        priority = rng.choice([0.3, 0.5, 0.7]) if with_priorities else 0.5
-        jobs.append(Job(i, prompt, max_new, at, priority, rng.choice([None, "A", "B"])))
-        at += rng.randint(0, 10)
-    return jobs
-
-
-@pytest.mark.skipif(not GOLDEN.exists(), reason=f"{GOLDEN} is not here")
-@pytest.mark.parametrize("seed", range(25))
-def test_random_workloads_are_decided_as_by_the_model_behind_the_numbers(seed: int) -> None:
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_random_workloads_are_decided_as_by_the_model_behind_the_numbers(
+    workload: dict[str, Any],
+) -> None:
     """Who runs and who is paused in every iteration; the model gives all the numbers above."""
-    golden, rng = runpy.run_path(str(GOLDEN)), random.Random(seed)
-    num_blocks, seats, max_loras = rng.randint(6, 14), rng.randint(1, 5), rng.choice([1, 2, 99])
-    with_priorities = rng.random() < 0.5
-    # With both, a context that has begun may wait for ever in the model, as in the engine.
-    chunk = None if with_priorities else rng.choice([None, 20, 40])
-    queue = WaitingQueue.PRIORITY if with_priorities else WaitingQueue.FCFS
-    jobs = random_jobs(rng, num_blocks, with_priorities=with_priorities)
-    for name, capacity in (("MU", MAX_UTIL), ("NE", NO_EVICT), ("SB", STATIC)):
-        theirs: dict[int, list[object]] = {}
-        for j in jobs:
-            request = golden["Req"](j.id, j.prompt, j.max_new, j.priority, j.lora, chunk=chunk)
-            theirs.setdefault(j.at, []).append(request)
-        cache = golden["KV"](10 * num_blocks, 10, math.inf)
-        one_page = {"pages": lambda _: 1, "max_pages": max_loras}
-        _, trace = golden["simulate"](name, [theirs[0].pop(0)], cache, seats, theirs, **one_page)
-        in_time = [j for j in jobs if j.at < len(trace)]  # the model ends as soon as nobody is left
-        ours = Replica(capacity, 10 * num_blocks, seats, chunk, max_loras, 99, queue)
+    jobs = [Job(*values) for values in workload["jobs"]]
+    queue = WaitingQueue.PRIORITY if workload["by_priority"] else WaitingQueue.FCFS
+    limits = (workload["seats"], workload["chunk"], workload["max_loras"], 99, queue)
+    for capacity, steps in workload["steps"].items():
+        in_time = [j for j in jobs if j.at < len(steps)]  # the model ends as soon as nobody is left
+        ours = Replica(capacity, 10 * workload["num_blocks"], *limits)
         ours.play(*in_time)
-        decided = [([line[0] for line in running], paused) for _, _, running, paused in trace]
-        assert [(step.ids, step.paused) for step in ours.steps] == decided
+        assert [[step.ids, step.paused] for step in ours.steps] == steps
 
 
 @dataclass

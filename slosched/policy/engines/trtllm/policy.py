@@ -80,8 +80,9 @@ class TRTLLM(ForeseesDecodes):
     that its unit tests assert.  A step that would be empty, in which the engine would hang (units
     larger than a step; a paused request grown longer than one), serves the first that it can.
     Left out: beams, attention windows, encoders, several micro-batches in flight, reuse counted
-    as compute already done.  Drafted tokens and prefix reuse are in the two schedulers, but
-    nothing in slosched drafts yet, and its KV cache reuses no prefixes.
+    as compute already done.  The two schedulers know drafted tokens, and requests that wait for a
+    prefix that another one is computing.  But nothing in slosched drafts yet, and this policy names
+    no prefixes to them: with a prefix cache, requests reuse only what is cached when they start.
     """
 
     capacity_scheduler_policy: str = tunable("guaranteed_no_evict", "max_utilization")
