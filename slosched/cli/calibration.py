@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from slosched.cli.console import console
-from slosched.cli.local import LocalModel
-from slosched.cli.measuring import ProfileRun, run_profile
+from slosched.cli.local_model import LocalModel
+from slosched.cli.profile_run import ProfileRun, run_profile
 from slosched.core import Limits
 from slosched.perfmodel import FittedModel, fit, load_model, save_model
 from slosched.perfmodel.store import MODEL_FORMAT

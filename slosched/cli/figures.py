@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from slosched.cli.results import columns, outcome_rows
+from slosched.cli.outcome_table import columns, outcome_rows
 from slosched.core import DeadlineRule
 from slosched.evaluate.comparison import Outcome, summarize_all
 from slosched.evaluate.plots import (

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slosched.cli.reading import make_up, read_part
+from slosched.cli.trace_source import make_up, read_part
 from slosched.core import NO_SLO, SLO, DeadlineRule, LatencyModel, Limits, PreemptionMode
 from slosched.kv import HostWrites, PrefixCaching, PrefixHost
 from slosched.workload import (

@@ -11,7 +11,7 @@ from rich.progress import TaskID
 
 from slosched.cli import options
 from slosched.cli.console import progress_bar
-from slosched.cli.inert import note_inert
+from slosched.cli.inert_options import note_inert
 from slosched.core import Limits, Policy
 from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capacity_tokens
 from slosched.kv import HostWrites, PrefixCaching

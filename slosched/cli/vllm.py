@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slosched.cli.console import console
-from slosched.cli.local import ExtraMissingError
+from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.options import KVOptions, ModelOptions, PromiseOptions, is_given
 from slosched.core import DeadlineRule, Limits
 from slosched.engine.profiling import ProfileLimits

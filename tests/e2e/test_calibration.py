@@ -10,7 +10,7 @@ import pytest
 from command_line import Said
 
 from slosched.cli.calibration import calibrated_model
-from slosched.cli.local import LocalModel, open_local
+from slosched.cli.local_model import LocalModel, open_local
 from slosched.cli.options import KVOptions, ModelOptions
 from slosched.core import Limits
 

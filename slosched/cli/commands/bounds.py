@@ -10,8 +10,8 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, table
-from slosched.cli.groups import grouped
-from slosched.cli.inert import note_inert
+from slosched.cli.inert_options import note_inert
+from slosched.cli.option_groups import grouped
 from slosched.cli.simulation import ReplicaOptions
 from slosched.evaluate.bounds import Bound, Pace, bounds_of, capacity_bound
 from slosched.workload import TTFTPromise

@@ -10,10 +10,9 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar, what
-from slosched.cli.groups import grouped
-from slosched.cli.inert import note_inert
-from slosched.cli.simulation import ReplicaOptions
-from slosched.cli.sweeping import (
+from slosched.cli.inert_options import note_inert
+from slosched.cli.option_groups import grouped
+from slosched.cli.search_options import (
     Jobs,
     Precision,
     RayAddress,
@@ -22,6 +21,7 @@ from slosched.cli.sweeping import (
     pool_of,
     windows_of,
 )
+from slosched.cli.simulation import ReplicaOptions
 from slosched.policy.spec import make_policy
 from slosched.workload.slo import TTFTPromise
 

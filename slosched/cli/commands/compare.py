@@ -12,10 +12,10 @@ from rich.markup import escape
 
 from slosched.cli import options
 from slosched.cli.console import console, what
-from slosched.cli.groups import grouped
-from slosched.cli.results import outcome_table
+from slosched.cli.option_groups import grouped
+from slosched.cli.outcome_table import outcome_table
+from slosched.cli.search_options import TunedFiles, loosest
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
-from slosched.cli.sweeping import TunedFiles, loosest
 from slosched.core import NO_SLO, DeadlineRule, LatencyModel
 from slosched.evaluate.comparison import Comparison, Outcome, summarize_all
 from slosched.policy import POLICIES

@@ -20,7 +20,7 @@ import typer
 from slosched.cli import options
 from slosched.cli.commands.replay import replay_live
 from slosched.cli.console import console
-from slosched.cli.results import outcome_table
+from slosched.cli.outcome_table import outcome_table
 from slosched.cli.simulation import simulate_contenders
 from slosched.core import (
     SLO,

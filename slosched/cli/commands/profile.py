@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from slosched.cli import options
+from slosched.cli.bundled_models import ShowBundled
 from slosched.cli.commands.record import RecordUrl, record_to
+from slosched.cli.composed_profile import SourceOptions
 from slosched.cli.console import console
-from slosched.cli.groups import grouped
-from slosched.cli.listing import ShowBundled
-from slosched.cli.local import LocalModel, open_local
-from slosched.cli.measuring import ProfileRun, run_profile, summary
-from slosched.cli.sources import SourceOptions
+from slosched.cli.local_model import LocalModel, open_local
+from slosched.cli.option_groups import grouped
+from slosched.cli.profile_run import ProfileRun, run_profile, summary
 from slosched.cli.vllm import Engine, EngineName, VLLMModel, Words, check_vllm, open_vllm, split
 
 

@@ -11,9 +11,9 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
-from slosched.cli.groups import grouped
-from slosched.cli.local import ExtraMissingError
-from slosched.cli.results import outcome_table
+from slosched.cli.local_model import ExtraMissingError
+from slosched.cli.option_groups import grouped
+from slosched.cli.outcome_table import outcome_table
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.core import NO_SLO, DeadlineRule, RequestStatus
 from slosched.evaluate.comparison import Outcome, summarize_all

@@ -15,8 +15,8 @@ import typer
 from slosched.cli import options, vllm
 from slosched.cli.calibration import calibrated_model
 from slosched.cli.console import console
-from slosched.cli.groups import grouped
-from slosched.cli.local import ExtraMissingError, LocalModel, open_local
+from slosched.cli.local_model import ExtraMissingError, LocalModel, open_local
+from slosched.cli.option_groups import grouped
 from slosched.core import NO_SLO, Executor, LatencyModel
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor

@@ -11,8 +11,8 @@ import typer
 from slosched.cli import options
 from slosched.cli.commands.fetch import fetch
 from slosched.cli.console import console, table
-from slosched.cli.groups import grouped
 from slosched.cli.lazy import SUMMARIES
+from slosched.cli.option_groups import grouped
 from slosched.perfmodel import load_model
 from slosched.workload import KINDS, Trace, write_trace
 

@@ -9,10 +9,10 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar, table
-from slosched.cli.groups import grouped
-from slosched.cli.inert import note_inert
+from slosched.cli.inert_options import note_inert
+from slosched.cli.option_groups import grouped
+from slosched.cli.search_options import Jobs, Precision, RayAddress, pool_of, windows_of
 from slosched.cli.simulation import ReplicaOptions
-from slosched.cli.sweeping import Jobs, Precision, RayAddress, pool_of, windows_of
 from slosched.policy.spec import make_policy
 from slosched.workload.slo import TTFTPromise
 
