@@ -1,1 +1,1 @@
-"""Studies that slosched was judged by: each is run by one command and leaves a page in docs/."""
+"""Studies by which slosched is judged: each is run by one command and makes a page in docs/."""

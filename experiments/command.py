@@ -1,4 +1,4 @@
-"""What experiments' command lines do alike: help, `report`, errors, and who made a result."""
+"""Parts that the experiments' command lines share: help, `report`, errors and provenance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slosched.evaluate.capacity.code import git_hash, tree_digest
 
 
 def make_app(doc: str | None) -> typer.Typer:
-    """A command line whose help begins with `doc`, that of its module."""
+    """Make a command line whose help begins with `doc`, the docstring of its module."""
     return typer.Typer(
         help=doc, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
     )
@@ -27,8 +27,10 @@ def make_app(doc: str | None) -> typer.Typer:
 def add_report(
     app: typer.Typer, experiment: str, page: Path, write: Callable[[], object]
 ) -> Callable[[], None]:
-    """The command `report`, with which `write` makes the page; to be called where there are new
-    results, too."""
+    """Add the command `report`, in which `write` makes the page, and return that command.
+
+    Call it after a run as well, to make the page of the new results.
+    """
 
     def report() -> None:
         write()
@@ -43,7 +45,7 @@ def add_report(
 
 
 def start(app: typer.Typer) -> None:
-    """Run the command that was typed; what it cannot do ends in one line and status 1."""
+    """Run the command that was typed; an error ends it with one line and status 1."""
     try:
         app()
     except (SloschedError, ValueError, OSError) as error:
@@ -52,7 +54,7 @@ def start(app: typer.Typer) -> None:
 
 
 def provenance(experiment: str) -> dict[str, object]:
-    """Who made a result: which code, where, when, and by which command."""
+    """Return the provenance of a result: code, command, machine and date."""
     return {
         "git_hash": git_hash(),
         "code_digest": tree_digest()[:16],

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 def table(
     heads: Sequence[object], rows: Iterable[Sequence[object]], num_texts: int | None = None
 ) -> str:
-    """One line a row.  Columns after the first `num_texts` hold numbers, which end on the right.
+    """Return a table.  Columns after the first `num_texts` hold numbers, aligned to the right.
 
-    A bar within a cell would end it, so that it becomes a slash.
+    A bar in a cell becomes a slash, since it would end the cell.
     """
     of_texts = len(heads) if num_texts is None else num_texts
     rule = "|---" * of_texts + "|---:" * (len(heads) - of_texts) + "|"

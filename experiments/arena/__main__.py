@@ -61,9 +61,9 @@ def run(
 
     Example: `python -m experiments.arena run --only conv-tight --scale quick --jobs 2`.
 
-    Stop it with Ctrl-C and run it again: it goes on where it was.  Every edit to the code that a
-    replay runs makes all replays new, so run it from a tree in which nobody works.  An edit to one
-    policy is of that one alone: `--retune NAME` plays again what it changes.
+    Stop it with Ctrl-C and run it again to continue.  Every edit to the code that a replay runs
+    makes all replays new, so run it from a tree that is not edited meanwhile.  An edit to one
+    policy concerns that policy alone: `--retune NAME` plays again what it changes.
     """
     results = Results()
     with Store(store) as kept:
@@ -82,7 +82,7 @@ def run(
 
 @app.command("list")
 def show(scale: ScaleName = "quick") -> None:
-    """Print the scenarios, and who takes part with which values.
+    """Print the scenarios, and the contenders with the values that are tried.
 
     Example: `python -m experiments.arena list`.
     """
@@ -107,7 +107,7 @@ def estimate(
     scale: ScaleName = "quick",
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Processes.")] = None,
 ) -> None:
-    """Say what a run will about cost, by playing a few requests of each scenario.
+    """Estimate how long a run will take, by playing a few requests of each scenario.
 
     Example: `python -m experiments.arena estimate --only conv-tight,code-medium`.
     """
@@ -127,7 +127,7 @@ def make_ceilings(
     scale: ScaleName = "quick",
     anew: Annotated[bool, typer.Option("--anew", help="Also what is there already.")] = False,
 ) -> None:
-    """Find the rates above which no schedule keeps an attainment up, and the most in overload.
+    """Find the rates above which no schedule reaches an attainment, and the most under overload.
 
     Example: `python -m experiments.arena ceilings --only conv-tight`.  A minute or two a scenario,
     which must have been measured.
@@ -148,8 +148,8 @@ def make_ceilings(
 
 @app.command("oracle")
 def make_oracle(only: Only = None, scale: ScaleName = "quick") -> None:
-    """Play `goodput` once more, told how long answers get, and with memory to spare; a minute or
-    two a scenario.
+    """Play `goodput` again with known output lengths, and with more memory; a minute or two a
+    scenario.
 
     Example: `python -m experiments.arena oracle --only conv-tight`.  It takes rates and settings
     from the results of `run`.
@@ -165,7 +165,7 @@ def make_oracle(only: Only = None, scale: ScaleName = "quick") -> None:
 
 @app.command()
 def cost() -> None:
-    """Time a decision of every policy, 256 running and 1,000 waiting.  Nothing else may run.
+    """Time a decision of every policy with 256 running and 1,000 waiting.  Nothing else may run.
 
     Example: `python -m experiments.arena cost`.
     """
@@ -179,9 +179,9 @@ def take_over(
     ] = 16,
     seed: Annotated[int, typer.Option(help="Which rows are drawn.")] = 0,
 ) -> None:
-    """Play some stored results again; if none differs, all are results of today's code.
+    """Play some stored results again; if none differs, take all as results of today's code.
 
-    For changes that are meant to leave every decision as it is.
+    Use it after changes that are meant to leave every decision as it is.
 
     Example: `python -m experiments.arena carry-over --sample 16 --seed 1`.
     """
@@ -205,7 +205,7 @@ make_report = add_report(app, "arena", report.PAGE, lambda: report.write(Results
 
 
 def _play(tournament: Tournament, pending: Sequence[Scenario], jobs: int | None) -> None:
-    """With an estimate first, a bar over all replays, and a line for each scenario that ends."""
+    """Play the scenarios with an estimate first, a bar over all replays, and a line for each."""
     first_s = tournament.estimate_s(pending[0], _num_jobs(jobs))
     console.print(
         f"{pending[0].name} will take about {first_s / 60:.0f} min on {_num_jobs(jobs)} "
@@ -227,7 +227,7 @@ def _names(text: str | None) -> list[str]:
 
 
 def _retuned(keep: bool, text: str | None, field: Sequence[str]) -> list[str] | None:
-    """Who is tuned; None for everybody.  Raises ValueError for who does not take part."""
+    """Return the names to tune; None for all.  Raises ValueError for a name that does not play."""
     names = _names(text)
     if unknown := [name for name in names if name not in field]:
         raise ValueError(f"no contender {', '.join(unknown)}; there are {', '.join(field)}")

@@ -1,8 +1,8 @@
-"""Whether results of earlier code are results of today's code, too: some of them are played again.
+"""A check that results of earlier code are results of today's code, too, by playing some again.
 
-A change that is meant to leave every decision as it is, such as moving files or renaming, makes the
-code of stored results another one.  If a sample of them comes out the same to the last digit that
-is stored, they are taken over as today's; what was played again is kept in `carried_over.csv`.
+A change that is meant to leave every decision as it is, such as moving or renaming files, changes
+the digest of the code.  If a sample of the stored results comes out the same to the last digit
+that is stored, all of them are taken as today's.  The sample is kept in `carried_over.csv`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Again:
 
 
 def sample(results: Results, size: int, seed: int) -> list[Row]:
-    """Draw rows of goodput in overload, no two of the same scenario before each has had one."""
+    """Draw rows of goodput in overload; every scenario has one before any has a second."""
     rows = results.read("overload").to_dict("records")
     random.Random(seed).shuffle(rows)
     drawn: list[Row] = []
@@ -81,9 +81,9 @@ def play_again(
 
 
 def carry_over(results: Results, replays: Iterable[Again], on_row: Callable[[Again], None]) -> int:
-    """Make today's code that of all scenarios if all `replays` came out as they are stored.
+    """Record today's code for all scenarios if all `replays` came out as they are stored.
 
-    Returns how many scenarios were taken over.  Raises ValueError at the first row that differs.
+    Returns the number of scenarios taken over.  Raises ValueError at the first row that differs.
     """
     played = []
     for again in replays:

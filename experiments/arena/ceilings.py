@@ -1,10 +1,11 @@
-"""What bounds a capacity: the highest rates at which the bounds still leave an attainment possible.
+"""Ceilings of a capacity: the highest rates at which bounds leave an attainment possible.
 
-Two bounds, neither of which any schedule exceeds on a device without noise: L1 and L2 over the
-windows as they are, and L5 if they came again and again for ever.  And the rate that an even stream
-could have, which is no bound: the same mean requests, one like the other, in steps all alike.
+There are two bounds, which no schedule exceeds on a device without noise: L1 and L2 over the
+windows as they are, and L5 for windows that are repeated without end.  A third figure is no bound:
+the rate that an even stream could have, in which all requests are like the mean and all steps
+alike.
 
-And of overload, what L5 leaves possible at each load.
+For overload, the module gives what L5 leaves possible at each load.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from slosched.workload import Trace
 ON_TIME, LASTING, EVEN_STREAM = "L1 and L2", "L5 pace", "even stream"
 _TOLERANCE = 0.01
 _RANGE = 64.0
-"""Rates are looked for between so many times less and more than the trace's own."""
+"""The range of the search: rates so many times lower and higher than the trace's own."""
 
 
 def ceilings(scenario: Scenario, scale: Scale) -> list[Row]:
-    """A row for each target and bound, over all windows that judge, in requests/s."""
+    """Return a row for each target and bound, over all windows that judge, in requests/s."""
     model = scenario.device()
     config = undisturbed(scenario.config(model))
     windows = scenario.windows(scale)
@@ -59,7 +60,7 @@ def ceilings(scenario: Scenario, scale: Scale) -> list[Row]:
 
 
 def lasting(scenario: Scenario, scale: Scale, knee: float) -> list[Row]:
-    """The most that is possible at each load, if the windows came again and again for ever."""
+    """Return the most good requests at each load if the windows were repeated without end."""
     model = scenario.device()
     config = undisturbed(scenario.config(model))
     windows = scenario.overload_windows(scale)
@@ -77,7 +78,7 @@ def lasting(scenario: Scenario, scale: Scale, knee: float) -> list[Row]:
 
 
 def _crossing(falls: Callable[[float], float], around: float, to: float = 0.0) -> float:
-    """The rate at which what falls with it comes `to`; 0 or inf if it is not between the ends."""
+    """Return the rate at which `falls` comes down to `to`; 0 or inf if it is out of range."""
 
     def at(log_rate: float) -> float:
         return falls(math.exp(log_rate)) - to
@@ -91,9 +92,10 @@ def _crossing(falls: Callable[[float], float], around: float, to: float = 0.0) -
 
 
 def _even_rate(windows: list[Trace], model: FittedModel, config: SimulationConfig) -> float:
-    """Requests/s with a step for every token at the mean pace of their promises, and no seat free.
+    """Return the requests/s of an even stream that needs every seat.
 
-    Every step holds one token of each request that decodes, and an equal share of the prompts.
+    It has a step for every token at the mean TPOT of the SLOs.  Every step holds one token of each
+    request that decodes, and an equal share of the prompts.
     """
     requests = [r for w in windows for r in w.requests]
     num = len(requests)
@@ -110,7 +112,7 @@ def _even_rate(windows: list[Trace], model: FittedModel, config: SimulationConfi
     span_s = sum(r.slo.ttft_s + (r.num_output_tokens - 1) * r.slo.tpot_s for r in requests) / num
 
     def spare_s(rate: float) -> float:
-        """Time that a step leaves of what it may take."""
+        """Return the time that remains of the longest step that the SLOs allow."""
         step_s = span_s / later if later else 1.0
         if later:
             step_s = min(step_s, config.limits.max_num_seqs / (rate * later))
@@ -120,7 +122,7 @@ def _even_rate(windows: list[Trace], model: FittedModel, config: SimulationConfi
 
 
 def _shape(num: float, prompt: float, pairs: float, later: float, contexts: float) -> BatchShape:
-    """A step of `num` requests' worth of prompts and decodes."""
+    """Return a step with the prompts and decodes of `num` requests."""
     shape = BatchShape()
     decodes = max(1, round(num * later))
     shape.add_decodes([round(contexts / max(later, 1.0))] * decodes)

@@ -1,7 +1,7 @@
-"""Who takes part, and which values are tried of each: every policy of the table, by itself.
+"""The contenders and the values that are tried of each: every policy of the table takes part.
 
 A policy that joins `slosched.policy.POLICIES` joins the arena, with the values that its own
-`tunable` fields declare.  One that is a combination of others takes a line in `WRAPPED`.
+`tunable` fields declare.  A combination of several policies needs a line in `WRAPPED`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ BUDGETS = ("512", "256", "768", "1024", "1536", "2048")
 OURS = ("goodput", "slo_aware")
 BASELINES = dict.fromkeys(("sarathi", "edf", "sjf"), "token_budget")
 BASELINES["fcfs"] = "max_num_batched_tokens"
-"""And what each calls its token budget: that of `fcfs` is the replica's own limit."""
+"""The baselines, with the name of each one's token budget; for `fcfs` it is the replica's limit."""
 WRAPPED = ("sarathi+early_rejection", "sarathi+past_future")
 """Specs beyond the names in the table."""
 _FIRST = ("drop", "deadlines", "token_budget")
-"""What tells most, so that it is tried before the trials run out."""
+"""The parameters with the most effect, which are tried before the trials run out."""
 
 
 class Class(StrEnum):
-    """Whom one is compared with."""
+    """A group of contenders that are compared with each other."""
 
     PLAIN = "plain"
-    """fcfs, sarathi, edf and sjf: nothing is ever given up."""
+    """fcfs, sarathi, edf and sjf, which never give up a request."""
     DROPPING = "with dropping"
-    """The same, and what is late or cannot be in time is rejected."""
+    """The same four, which reject requests that are late or cannot be in time."""
     PUBLISHED = "published"
     OURS = "ours"
 
@@ -43,19 +43,22 @@ class Entry:
     name: str
     group: Class
     policy: str
-    """As `make_policy` reads it, before it is tuned."""
+    """The policy's spec before it is tuned, as `make_policy` reads it."""
     values: Mapping[str, Sequence[str]]
-    """What is tried of each parameter, the most telling parameter first."""
+    """The values that are tried of each parameter, the most effective parameter first."""
 
 
 def entries() -> list[Entry]:
-    """Of all classes; ours last."""
+    """Return the entries of all classes, ours last."""
     found = [entry for name in (*POLICIES, *WRAPPED) for entry in _of(name)]
     return sorted(found, key=lambda entry: list(Class).index(entry.group))
 
 
 def chosen(names: Sequence[str] | None) -> list[Entry]:
-    """Those named, by entry or by policy.  Raises ValueError for a name that is neither."""
+    """Return the entries with these names, of entries or of policies; all if none is named.
+
+    Raises ValueError for a name that is neither.
+    """
     every = entries()
     if not names:
         return every

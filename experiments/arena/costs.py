@@ -1,4 +1,4 @@
-"""What a decision costs: the benchmark of the tests, as a table."""
+"""The time of a decision: the benchmark of the tests, as a table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _TEST = "tests/test_overhead.py::test_a_decision_takes_less_than_a_millisecond"
 
 
 def measure() -> pd.DataFrame:
-    """Median and maximum of 51 decisions of each policy, in seconds, with provenance.
+    """Return median and maximum of 51 decisions of each policy, in seconds, with provenance.
 
-    A policy that misses its limit is in the table all the same.
+    A policy that exceeds its limit is in the table all the same.  Raises OSError if the benchmark
+    leaves no results.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "benchmark.json"

@@ -28,13 +28,13 @@ from slosched.evaluate.plots.style import (
 OTHERS = [group.value for group in Class if group is not Class.OURS]
 _PANELS_A_ROW = 4
 _MOST_SHOWN = 12.0
-"""Ratios beyond are drawn at the edge: a plain policy that has broken down makes any number."""
+"""The largest ratio drawn; a plain policy that breaks down would give any number."""
 
 Curve = tuple[list[float], list[float]]
 
 
 def figures(tables: Tables, order: Sequence[str]) -> Iterator[tuple[str, Figure]]:
-    """Name and figure of each, as far as there are results."""
+    """Yield the name and the figure of each, as far as there are results."""
     for metric, name in (("capacity 99%", "capacity_99"), ("goodput 2x", "goodput_2x")):
         rows = pick(tables["ratios"], metric=metric, ours=FLAGSHIP)
         rows = [row for row in rows if not math.isnan(row["ratio"])]
@@ -50,14 +50,14 @@ def figures(tables: Tables, order: Sequence[str]) -> Iterator[tuple[str, Figure]
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As SVG without a date or a random id."""
+    """Save as SVG without a date or a random id."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": "slosched", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None})
 
 
 def _ratios(rows: Sequence[Row], order: Sequence[str], metric: str) -> Figure:
-    """A dot and a 95 % interval for each scenario and class: ours over the best of the class."""
+    """Draw ours over the best of each class: a dot and a 95 % interval for each scenario."""
     names = [name for name in order if pick(rows, scenario=name)]
     figure = Figure(figsize=(WIDTH_IN, 1.4 + 0.42 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -73,7 +73,7 @@ def _ratios(rows: Sequence[Row], order: Sequence[str], metric: str) -> Figure:
     reference_line(axes, "", x=1.0)
     axes.set_yticks(range(len(names)), names[::-1])
     axes.set(xlabel=f"{metric} of {FLAGSHIP} over the others' (at most {_MOST_SHOWN:g} is shown)")
-    log_axis(axes)  # first: of a linear axis the lower end may lie below zero
+    log_axis(axes)  # before the limits are read: those of a linear axis may be below zero
     low, high = axes.get_xlim()
     axes.set_xlim(min(0.5, low), max(2.0, high))
     legend_above(figure)
@@ -83,7 +83,7 @@ def _ratios(rows: Sequence[Row], order: Sequence[str], metric: str) -> Figure:
 def _panels(
     order: Sequence[str], label: str, curve_of: Callable[[str, str], Curve | None]
 ) -> Figure:
-    """Attainment, one panel a scenario, one curve for ours and for the best of each class."""
+    """Draw attainment: a panel for each scenario, curves for ours and the best of each class."""
     columns = min(_PANELS_A_ROW, len(order))
     num_rows = math.ceil(len(order) / columns)
     figure = Figure(figsize=(WIDTH_IN, 1.1 + 1.9 * num_rows), layout="constrained")
@@ -107,7 +107,7 @@ def _panels(
 
 
 def best_at(overload: Sequence[Row], scenario: str, load: float, group: str) -> Row | None:
-    """Who of a class serves most at a load; of ours, the flagship."""
+    """Return the row of the best of a class at a load; for our class, that of the flagship."""
     rows = pick(overload, scenario=scenario, load=load, class_=group)
     if group == Class.OURS.value:
         rows = pick(rows, contender=FLAGSHIP)

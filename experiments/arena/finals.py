@@ -1,4 +1,4 @@
-"""The finals: capacities, goodput under overload, who pays, and what no scheduler could exceed."""
+"""The finals: capacities, goodput under overload, attainment by length, and bounds."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ from slosched.workload import Trace
 DECILE_LOADS = (1.0, 2.0)
 KNEE_TARGET = TARGETS[0]
 FINE = 1e-4
-"""Of a lattice on which any rate has one next to it: an overload is a multiple of the knee."""
+"""The precision of a lattice so fine that it has a place next to any rate.
+
+An overload is a multiple of the knee, so its rate is not chosen from a coarser lattice."""
 
 
 @dataclass
 class Finals:
-    """All that is measured of a scenario's finalists, as tables with one row a fact."""
+    """All measurements of a scenario's finalists, as tables with one fact a row."""
 
     ring: Ring
     tuned: Sequence[Settled]
@@ -55,7 +57,10 @@ class Finals:
 
     @cached_property
     def knee(self) -> tuple[str, float]:
-        """The best plain policy and its capacity at 90 %; of the next class if none reaches it."""
+        """Return the best plain policy and its capacity at 90 %; of the next class if none has one.
+
+        Raises CapacityError if no policy of any class reaches 90 %.
+        """
         for group in Class:
             found = {name: self._capacity(name, KNEE_TARGET) for name in self._of(group)}
             best = max(found, key=lambda name: found[name], default=None)
@@ -68,7 +73,7 @@ class Finals:
         return {one.entry.name: one for one in self.tuned}
 
     def _of(self, group: Class) -> list[str]:
-        """Finalists of a class who could be measured."""
+        """Return the finalists of a class that could be measured."""
         names = self._study.contenders
         return [name for name in names if self._contenders[name].entry.group is group]
 
@@ -151,7 +156,7 @@ class Finals:
                 yield self._ratio_row(f"goodput {load:g}x", ours, best, ratio)
 
     def _pairs(self, scores: dict[str, float]) -> Iterator[tuple[str, str]]:
-        """Each of ours beside the best of each other class."""
+        """Yield pairs of each of our policies with the best of each other class."""
         for ours in self._of(Class.OURS):
             for group in Class:
                 others = [name for name in self._of(group) if name in scores]
@@ -170,7 +175,7 @@ class Finals:
         }
 
     def _deciles(self) -> Iterator[dict[str, object]]:
-        """By prompt length, over the counted requests of all windows."""
+        """Yield good requests by tenths of the prompt lengths, over all counted requests."""
         windows = self.ring.overload_windows
         lengths = np.concatenate([window.prompt_tokens for window in windows])
         decile = decile_of(lengths)
@@ -194,16 +199,16 @@ class Finals:
                         }
 
     def _bounds(self) -> Iterator[dict[str, object]]:
-        """Good requests of the best, and the most that are possible, on a device without noise.
+        """Yield the good requests of the best, and the most that are possible, without noise.
 
-        Only there do the bounds hold, and they are for all requests of a trace: no warm-up is left
-        out.
+        The bounds hold only on a device without noise, and they count all requests of a trace, with
+        no warm-up left out.
         """
         ring = self.ring
         config = undisturbed(ring.config)
         contenders = [_undisturbed(self._contenders[name], ring) for name in self._best_at(2.0)]
         rates = [load * self.knee[1] for load in LOADS]
-        # They take longest, so they begin first.
+        # The bounds take longest, so they begin first.
         futures = [
             ring.submit(_most_good, window, rates, ring.model, config, ring.scenario.hindsight)
             for window in ring.bound_windows
@@ -220,7 +225,7 @@ class Finals:
                 yield {**shared, "who": name, "class": "bound", "num_good": most}
 
     def _best_at(self, load: float) -> list[str]:
-        """The best of each class there, and all of ours."""
+        """Return the best of each class at a load, and all of ours."""
         table = self._loaded[load].frame()
         share = dict(zip(table["policy"], table["attainment"], strict=True))
         best = self._of(Class.OURS)
@@ -230,7 +235,7 @@ class Finals:
         return best
 
     def _undisturbed_good(self, contenders: Sequence[Contender], rate: float) -> dict[str, int]:
-        """By contender, over all requests of the bounds' windows."""
+        """Return good requests by contender, over all requests of the bounds' windows."""
         plan = Plan(TARGETS, FINE, at_rate=rate)
         measured = self.ring.sweep(contenders, self.ring.bound_windows, plan).measured
         return {
@@ -252,6 +257,6 @@ def _most_good(
     config: SimulationConfig,
     hindsight: bool,
 ) -> list[dict[str, int]]:
-    """By rate and bound, the requests of a window that any scheduler could serve well."""
+    """Return by rate and bound the number of a window's requests that could be served well."""
     found = [bounds_of(window.scaled_to(r), model, config, hindsight=hindsight) for r in rates]
     return [{bound.name: bound.num_good for bound in bounds.each} for bounds in found]

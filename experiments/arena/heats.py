@@ -1,8 +1,8 @@
-"""The heats: every contender is tuned, on requests that will not judge it, and the best go on.
+"""The heats: every contender is tuned on requests that do not judge it, and the best go on.
 
-All of a class are tuned for good requests/s at one rate near the knee, that at which the class's
-reference serves 95 % well as its author left it.  All may try the same number of settings.  Who is
-best there need not be who misses least when it is calmer, so both go on.
+All contenders of a class are tuned for good requests/s at one rate near the knee.  It is the rate
+at which the class's reference, at its defaults, serves 95 % well.  All may try the same number of
+settings.  The best at that rate need not be the best at a lower one, so the best at each go on.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ REFERENCES = {
     Class.PUBLISHED: "goodput",
     Class.OURS: "goodput",
 }
-"""At their defaults.  Plain policies break down at rates at which the others are still to be told
-apart, so that they are tuned at a lower one."""
+"""The reference of each class, at its defaults.
+
+Plain policies break down at rates at which the other classes do not differ yet, so they are tuned
+at a lower rate."""
 REFERENCE_TARGET = 0.95
 CALM = 0.8
-"""The lower of the two rates at which finalists are chosen, as a share of the other."""
+"""The lower of the two rates at which finalists are chosen, as a share of the higher one."""
 _PRECISION = 0.05
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A contender and its best setting."""
+    """A contender with its best setting."""
 
     entry: Entry
     policy: str
     limits: dict[str, int]
     score: float
-    """Good requests/s on the tuning windows; below zero if it failed."""
+    """Good requests/s on the tuning windows; below zero if the replays failed."""
     calm_score: float
-    """The same at `CALM` times the rate."""
+    """The same score at `CALM` times the rate."""
     rate: float
     num_trials: int
 
@@ -55,16 +57,16 @@ class Settled:
 
 
 def tune_all(ring: Ring, entries: Sequence[Entry]) -> list[Settled]:
-    """In the order given."""
+    """Tune all entries, and return them in the order given."""
     rates = _rates(ring, {REFERENCES[entry.group] for entry in entries})
     tuned = [_tune(ring, entry, rates[REFERENCES[entry.group]]) for entry in entries]
     return _calmer(ring, tuned)
 
 
 def tune_beside(ring: Ring, kept: Sequence[Settled], entries: Sequence[Entry]) -> list[Settled]:
-    """These anew, at the rate at which the others of their class were tuned.
+    """Tune these entries again, at the rate at which the others of their class were tuned.
 
-    Raises ValueError if no such is kept.
+    Raises ValueError if no other one of the class is kept.
     """
     rates = {REFERENCES[one.entry.group]: one.rate for one in kept}
     if unknown := [one.name for one in entries if REFERENCES[one.group] not in rates]:
@@ -75,7 +77,7 @@ def tune_beside(ring: Ring, kept: Sequence[Settled], entries: Sequence[Entry]) -
 
 
 def finalists(ring: Ring, tuned: Sequence[Settled]) -> list[Settled]:
-    """Who goes on: of each class the best, and all of ours; none that failed."""
+    """Return the contenders that go on: the best of each class and all of ours, if sound."""
     sound = [one for one in tuned if one.score >= 0]
     most = ring.scale.num_finalists
     going = {one.entry.name for one in sound if one.entry.group is Class.OURS}
@@ -87,7 +89,7 @@ def finalists(ring: Ring, tuned: Sequence[Settled]) -> list[Settled]:
 
 
 def frame(scenario: str, tuned: Sequence[Settled]) -> pd.DataFrame:
-    """A row a contender, as `settled` reads it."""
+    """Return a row for each contender, as `settled` reads it."""
     return pd.DataFrame(
         {
             "scenario": scenario,
@@ -105,7 +107,7 @@ def frame(scenario: str, tuned: Sequence[Settled]) -> pd.DataFrame:
 
 
 def settled(rows: pd.DataFrame, entries: Sequence[Entry]) -> list[Settled]:
-    """What an earlier run found.  Raises ValueError if it did not tune somebody."""
+    """Read what an earlier run found.  Raises ValueError if it did not tune an entry."""
     by_name = rows.set_index("contender").to_dict("index")
     if missing := [entry.name for entry in entries if entry.name not in by_name]:
         raise ValueError(
@@ -130,7 +132,10 @@ def settled(rows: pd.DataFrame, entries: Sequence[Entry]) -> list[Settled]:
 
 
 def _rates(ring: Ring, references: set[str]) -> dict[str, float]:
-    """By reference, where it serves 95 % of the tuning requests well."""
+    """Return for each reference the rate at which it serves 95 % of the tuning requests well.
+
+    Raises CapacityError if no reference does so at any rate.
+    """
     model, config = ring.model, ring.config
     contenders = [
         Contender(name, name, model, ring.scenario.model, config) for name in sorted(references)
@@ -147,7 +152,7 @@ def _rates(ring: Ring, references: set[str]) -> dict[str, float]:
             f"{ring.scenario.name}: not even {', '.join(sorted(references))} serve "
             f"{REFERENCE_TARGET:.0%} in time at any rate; the promise is too tight for this device"
         )
-    # A reference that never gets there says nothing: half of what the other does is near enough.
+    # A reference that reaches it at no rate gets half of the other's rate, which is near enough.
     return {name: found.get(name) or most / 2 for name in references}
 
 
@@ -168,7 +173,7 @@ def _tune(ring: Ring, entry: Entry, rate: float) -> Settled:
 
 
 def _calmer(ring: Ring, tuned: Sequence[Settled]) -> list[Settled]:
-    """What the tuned ones score at the lower rate."""
+    """Add the scores of the tuned contenders at the lower rate."""
     scores: dict[str, float] = {}
     for rate in {one.rate for one in tuned}:
         objective = Objective(rate=CALM * rate)

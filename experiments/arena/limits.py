@@ -1,4 +1,4 @@
-"""Parts of the page about what keeps a policy from doing better."""
+"""The parts of the page about what keeps a policy from doing better."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARE = "attainment"
 
 
 def what_bounds(tables: Tables, order: Sequence[str]) -> Iterator[str]:
-    """Nothing where no ceiling was computed."""
+    """Yield the section on ceilings; nothing if none was computed."""
     rows = []
     for name in order:
         known = {
@@ -38,22 +38,22 @@ def what_bounds(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         return
     yield "### What bounds it"
     yield (
-        f"Requests/s at {_STRICT:.0%} attainment that no schedule exceeds without noise, whatever "
-        "it knows: L1 and L2 over the requests that judge; L5 if they came again and again for "
-        "ever, which they do not, so that a capacity above it is one that would not last "
-        "([bounds](bounds.md)). An even stream is no bound: the same mean requests, one like the "
-        "other and none in a burst, in steps that hold a token of each decode as seldom as the "
-        "promises allow. Asked is the target's multiple of the best with dropping; where it lies "
-        "near the even stream or above it, only bursts that leave the device idle at other times "
-        "could make room for it. The last column is what L1 and L2 leave possible over the best "
-        "with dropping."
+        f"Requests/s at {_STRICT:.0%} attainment that no schedule exceeds without noise, even if "
+        "it knows everything in advance. L1 and L2 are for the requests that judge. L5 is for the "
+        "same requests repeated without end: a capacity above it would not last "
+        "([bounds](bounds.md)). An even stream is no bound. All its requests are like the mean, "
+        "none comes in a burst, and its steps hold a token of each decode as seldom as the SLOs "
+        "allow. *Asked* is the target's multiple of the best with dropping. Where it lies near "
+        "the even stream or above it, only bursts that leave the device idle at other times could "
+        "make room for it. The last column is the ratio of what L1 and L2 leave possible to the "
+        "best with dropping."
     )
     columns = ["scenario", FLAGSHIP, "asked", ON_TIME, LASTING, EVEN_STREAM]
     yield table([*columns, f"{FLAGSHIP} ÷ {ON_TIME}", "most ÷ dropping"], rows)
 
 
 def what_lasting_load_leaves(tables: Tables, order: Sequence[str]) -> Iterator[str]:
-    """Nothing where L5 was not solved."""
+    """Yield the section on L5 under overload; nothing if it was not solved."""
     rows = []
     for name in order:
         for row in pick(tables["lasting"], scenario=name):
@@ -77,16 +77,17 @@ def what_lasting_load_leaves(tables: Tables, order: Sequence[str]) -> Iterator[s
     yield "### What lasting load leaves possible"
     yield (
         "Attainment that no schedule exceeds, without noise and knowing everything, if the windows "
-        "of overload came again and again for ever (L5), and of it in brackets what was reached. "
-        "It is no bound for a window that ends, in which decodes run on when nobody arrives any "
-        "more, but overload is judged while requests arrive; L1 and L2 let all of them run on."
+        "of overload were repeated without end (L5), and in brackets the share of it that was "
+        "reached. It is no bound for a window that ends, as decodes go on there after the last "
+        "arrival. But overload is judged while requests arrive, while L1 and L2 let all decodes "
+        "go on."
     )
     columns = ["scenario", "load", LASTING, FLAGSHIP, "best other that may drop", ""]
     yield table(columns, rows)
 
 
 def what_is_missing(tables: Tables, order: Sequence[str]) -> Iterator[str]:
-    """Nothing where it was not played."""
+    """Yield the section on known lengths and more memory; nothing if it was not played."""
     rows = []
     for name in order:
         for row in pick(tables["oracle"], scenario=name):
@@ -97,9 +98,10 @@ def what_is_missing(tables: Tables, order: Sequence[str]) -> Iterator[str]:
     yield "### What lengths and memory would be worth"
     yield (
         f"Attainment of `{FLAGSHIP}` at the capacity that was asked for (the target's multiple of "
-        f"the best with dropping) and at {OVERLOAD:g}× load, and points more or less if it is told "
-        "the output length of every request, so that among prompts that compete it gives up those "
-        "that take most of the device, decodes counted; and if it is told nothing, but the KV "
-        f"cache is {ROOM} times as large. It uses the lengths in one way, so that this is no bound."
+        f"the best with dropping) and at {OVERLOAD:g}× load. *lengths* is the difference in points "
+        "if it knows the output length of every request: among prompts that compete, it then gives "
+        "up those that take most of the device, decodes included. *memory* is the difference if "
+        f"the KV cache is {ROOM} times as large and no length is known. This is no bound, since "
+        "the policy uses the lengths in one way only."
     )
     yield table(["scenario", "at", "as it is", "lengths", "memory"], rows)

@@ -1,4 +1,4 @@
-"""The page docs/arena.md and its figures, made of the committed results and of nothing else."""
+"""The page docs/arena.md and its figures, made from the committed results alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CAPTIONS = {
     "capacity_99": "Capacity at 99 % attainment over the best of each class, with 95 % intervals",
     "goodput_2x": "Good requests at twice the load over the best of each class",
     "overload": "Attainment under overload",
-    "deciles": "Who pays: attainment by prompt length, at twice the load",
+    "deciles": "Attainment by prompt length, at twice the load",
 }
 
 
 def write(results: Results, page: Path = PAGE) -> None:
-    """Page and figures; what they were before is replaced."""
+    """Write the page and its figures over the former ones."""
     tables = results.tables()
     drawn = dict(figures(tables, order_of(tables)))
     for name, figure in drawn.items():
@@ -32,7 +32,7 @@ def write(results: Results, page: Path = PAGE) -> None:
 
 
 def text_of(tables: Tables, drawn: Sequence[str]) -> str:
-    """The page.  Every number in it comes from `tables`."""
+    """Return the page.  Every number in it comes from `tables`."""
     order = order_of(tables)
     parts = [
         *_introduction(tables, order),
@@ -50,21 +50,21 @@ def text_of(tables: Tables, drawn: Sequence[str]) -> str:
         *what_lasting_load_leaves(tables, order),
         "## How far from the best possible",
         *_bounds(tables["bounds"], order),
-        "## Who pays",
+        "## Attainment by prompt length",
         *_who_pays(tables["deciles"], order),
         *_figure("deciles", drawn),
         "## What a decision costs",
         *_costs(tables["cost"]),
         "## Settings",
         *_settings(tables["tuned"], order),
-        "## Who made it",
+        "## Provenance",
         *_provenance(tables["runs"], order),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def order_of(tables: Tables) -> list[str]:
-    """Scenarios that were measured, in the order of the program; unknown ones last."""
+    """Return the measured scenarios in the order of the program, unknown ones last."""
     known, measured = list(SCENARIOS), [row["scenario"] for row in tables["runs"]]
     return [n for n in known if n in measured] + [n for n in measured if n not in known]
 
@@ -76,12 +76,12 @@ def _introduction(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         "edit those, not this. -->"
     )
     yield (
-        "Every policy on one engine: the same arrivals, lengths, KV cache, latency model and "
-        "knowledge of output lengths (none), each tuned on requests that do not judge it. The "
-        f"device is simulated from a measured latency model, with {NOISE:.0%} noise on every step; "
-        "policies predict with the same model, corrected online as a server does. One scenario is "
-        "the base, and each other changes one thing. How it is measured, how to run it, and "
-        "what bounds the targets that are not reached: "
+        "Every policy runs on the same engine: with the same arrivals, lengths, KV cache and "
+        "latency model, and no knowledge of output lengths. Each is tuned on requests that do not "
+        f"judge it. The device is simulated from a measured latency model, with {NOISE:.0%} noise "
+        "on every step. Policies predict with the same model, corrected online as a server does. "
+        "One scenario is the base, and each other one changes one thing. How it is measured, how "
+        "to run it, and what bounds the targets that are not reached: "
         "[experiments/arena](../experiments/arena/README.md)."
     )
     missing = [name for name in SCENARIOS if name not in order]
@@ -97,9 +97,9 @@ def _introduction(tables: Tables, order: Sequence[str]) -> Iterator[str]:
     yield table(columns, rows)
     yield (
         "1× load is the best plain policy's capacity at 90 % attainment, in requests/s. Plain are "
-        "`fcfs`, `sarathi`, `edf` and `sjf`; with dropping are the same four when they reject "
-        "what is late or cannot be in time; published are the policies of papers, with whatever "
-        f"dropping suits them best; ours are `{FLAGSHIP}` and `slo_aware`."
+        "`fcfs`, `sarathi`, `edf` and `sjf`. With dropping are the same four when they reject "
+        "requests that are late or cannot be in time. Published are the policies of papers, with "
+        f"the dropping that suits them best. Ours are `{FLAGSHIP}` and `slo_aware`."
     )
 
 
@@ -113,8 +113,8 @@ def _capacity(tables: Tables, order: Sequence[str]) -> Iterator[str]:
     capacities, ratios = tables["capacity"], tables["ratios"]
     yield (
         "The highest rate (requests/s) at which that share of the offered requests is good, with "
-        "its 95 % interval; the best of each class by name. Ratios are paired: both policies in "
-        "the same resampled requests."
+        "its 95 % interval, and the best of each class by name. Ratios are paired: both policies "
+        "are compared on the same resampled requests."
     )
     targets = sorted({row["target"] for row in capacities}, reverse=True)
     for target in targets:
@@ -159,9 +159,9 @@ def _ratio(row: Row | None) -> str:
 def _overload(tables: Tables, order: Sequence[str]) -> Iterator[str]:
     yield (
         "Good requests/s at multiples of the 1× load (in brackets the attainment), and the paired "
-        f"ratio of `{FLAGSHIP}` to the best other that may drop. The second half of a window "
-        "counts, and windows are long beside the time that a queue needs to become as long as it "
-        "gets ([which](#who-made-it))."
+        f"ratio of `{FLAGSHIP}` to the best other one that may drop. The second half of a window "
+        "counts, and windows are long compared with the time that a queue needs to reach its full "
+        "length ([their sizes](#provenance))."
     )
     rows = []
     for name in order:
@@ -183,9 +183,10 @@ def _good(row: Row | None, *, named: bool) -> str:
 
 def _bounds(bounds: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
     yield (
-        "Good requests over what [no scheduler can exceed](bounds.md): on a device without noise, "
-        "where the bounds hold, and over all requests from an empty start. A bound knows "
-        "everything in advance, and how far it lies above the best possible nobody knows."
+        "Good requests divided by the least of the bounds that [no scheduler can exceed](bounds.md). "
+        "They are counted on a device without noise, where the bounds hold, and over all requests "
+        "from an empty start. A bound knows everything in advance, and how far it lies above the best possible "
+        "is unknown."
     )
     rows = []
     for name in order:
@@ -209,8 +210,8 @@ def _is_other(row: Row) -> bool:
 
 def _who_pays(deciles: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
     yield (
-        "A policy that counts requests can raise its total by giving up long prompts. Attainment "
-        f"of `{FLAGSHIP}` by tenths of the prompt lengths, shortest first:"
+        "A policy that maximizes the number of good requests can raise it by giving up long "
+        f"prompts. Attainment of `{FLAGSHIP}` by tenths of the prompt lengths, shortest first:"
     )
     rows = []
     for name in order:
@@ -238,9 +239,9 @@ def _costs(cost: Sequence[Row]) -> Iterator[str]:
 def _settings(tuned: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
     yield (
         "Each contender was tuned by coordinate ascent for good requests/s at one rate near the "
-        "knee, all with the same number of trials at most, on other requests than those that "
-        "judge. The best of each class there, and the best at a rate a fifth lower, went on; all "
-        "others were left out after this."
+        "knee, with the same limit on trials for all, and on other requests than those that "
+        "judge. The best of each class at that rate and the best at a rate a fifth lower went on; "
+        "all others were left out."
     )
     rows = []
     for name in order:
@@ -258,8 +259,8 @@ def _provenance(runs: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
     by_name = {row["scenario"]: row for row in runs}
     yield (
         "Windows are given as number x requests. Seeds from 0 on count from the beginning of a "
-        "trace, those below from its end; made-up requests are drawn anew for each. The seed is "
-        "that of the device's noise, too."
+        "trace, and those below 0 from its end. Made-up requests are drawn anew for each seed. The "
+        "seed also sets the device's noise."
     )
     rows = [[name, *(by_name[name][column] for column in columns)] for name in order]
     yield table(["scenario", *(column.replace("_", " ") for column in columns)], rows)

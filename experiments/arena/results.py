@@ -1,4 +1,4 @@
-"""Results as CSV files, one a kind, with who made them: committed, and what the page is made of."""
+"""The results as committed CSV files, one for each kind, from which the page is made."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ KINDS = (
     *("runs", "tuned", "capacity", "overload", "ratios", "deciles"),
     *("bounds", "ceilings", "lasting", "oracle", "cost", "carried_over"),
 )
-"""`runs` has a row a scenario: at which scale, by which code, on which machine, how long."""
+"""Kinds of results; `runs` has for each scenario its scale, code, machine and time."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """A folder of tables.  A scenario that is measured again takes the place of what it was."""
+    """A folder of tables.  A scenario that is measured again replaces its former rows."""
 
     folder: Path = HERE
 
     def read(self, kind: str) -> pd.DataFrame:
-        """Empty if there is none yet."""
+        """Return a table; empty if there is none yet."""
         path = self._path(kind)
         if not path.exists():
             return pd.DataFrame({"scenario": []})
         return pd.read_csv(path, keep_default_na=False, na_values=["nan"])
 
     def tables(self) -> Tables:
-        """All of them, as records."""
+        """Return all tables, as records."""
         return {
             kind: [
                 {str(name): value for name, value in row.items()}
@@ -45,14 +45,14 @@ class Results:
         return table[table["scenario"] == scenario]
 
     def put(self, kind: str, scenario: str, rows: pd.DataFrame) -> None:
-        """All rows of the scenario, in place of those that there were."""
+        """Replace all rows of the scenario."""
         table = self.read(kind)
         kept = table[table["scenario"] != scenario]
         self.write(kind, pd.concat([kept, rows]) if len(kept) else rows)
 
     def write(self, kind: str, table: pd.DataFrame) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Whoever is stopped while writing leaves the old file.
+        # An interrupted write leaves the old file.
         unfinished = self._path(kind).with_suffix(".new")
         table.to_csv(unfinished, index=False, float_format="%.6g", na_rep="nan")
         unfinished.replace(self._path(kind))

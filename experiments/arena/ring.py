@@ -1,4 +1,4 @@
-"""Where all replays of one scenario run: one pool of workers for every stage of it, one store."""
+"""The place where a scenario is played: one pool of workers and one store for all its stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OnReplay = Callable[[], None]
 
 @dataclass
 class Ring:
-    """A scenario at a scale, ready to be played.  A context: the workers end with it."""
+    """A scenario at a scale, ready to be played.  It is a context, whose end stops the workers."""
 
     scenario: Scenario
     scale: Scale
@@ -30,7 +30,7 @@ class Ring:
     jobs: int | None = None
     on_replay: OnReplay = lambda: None
     num_replays: int = field(default=0, init=False)
-    """That were run, not found in the store."""
+    """Replays that were run, not found in the store."""
 
     def __enter__(self) -> Self:
         every = [
@@ -76,21 +76,22 @@ class Ring:
         return self.scenario.bound_windows(self.scale)
 
     def contender(self, entry: Entry, config: SimulationConfig | None = None) -> Contender:
-        """A policy as it enters, before it is tuned."""
+        """Return a policy as a contender, before it is tuned."""
         return Contender(
             entry.name, entry.policy, self.model, self.scenario.model, config or self.config
         )
 
     def sweep(self, contenders: Sequence[Contender], windows: Sequence[Trace], plan: Plan) -> Sweep:
-        """Run to its end."""
+        """Make a sweep and run it to its end."""
         sweep = Sweep(contenders, windows, plan, self.store)
         sweep.run(self.make_pool)
         return sweep
 
     def make_pool(self, _initialize: Callable[[], None]) -> Executor:
-        """The ring's own workers, who have everything already; they outlive whoever borrows them.
+        """Return a pool of the ring's own workers, which have all traces and models and stay alive.
 
-        A pool for each of some hundred sweeps would spend more time on starting than on playing.
+        A new pool for each of some hundred sweeps would spend more time on starting than on
+        playing.
         """
         return _Borrowed(self._executor, self._count)
 
@@ -112,9 +113,9 @@ class _Borrowed(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """The ring ends its workers itself."""
+        """Do nothing, since the ring stops its workers itself."""
 
 
 def undisturbed(config: SimulationConfig) -> SimulationConfig:
-    """The replica whose steps take what the model says, for which the bounds hold."""
+    """Return the replica whose steps take the predicted time, for which the bounds hold."""
     return replace(config, disturbances=type(config.disturbances)())

@@ -1,6 +1,6 @@
-"""What is compared, as data: devices, traces, promises, deadline rules, and how much of each.
+"""The scenarios as data: devices, traces, SLOs, deadline rules, and the amount of each.
 
-A star, not a full product: one base, and one thing at a time is changed.
+They form a star, not a full product: there is one base, and each scenario changes one thing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from slosched.workload.lengths import Lognormal
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 NOISE = 0.05
 PREFILL_FACTOR = 2.0
-"""TTFT grows by so many times what the prompt takes alone."""
+"""TTFT grows by this multiple of the time that the prompt's prefill takes alone."""
 _TUNING_SEED = 1 << 20
-"""Made-up requests to tune on are of seeds from here on; those to judge on count from 0."""
+"""The first seed of made-up requests for tuning; those that judge have seeds from 0 on."""
 
 
 class Source(Protocol):
-    """Where requests come from: `size` of them for each window."""
+    """A source of requests, `size` of them for each window."""
 
     def windows(self, size: int, seeds: Sequence[int]) -> list[Trace]:
-        """Seeds from 0 on count from the beginning, below zero from the end."""
+        """Return a window for each seed, from the trace's beginning or, below 0, from its end."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Recorded:
 
     file: str
     is_poisson: bool = False
-    """The same requests in the same order, but with Poisson arrivals."""
+    """Whether the same requests come in the same order, but with Poisson arrivals."""
 
     def windows(self, size: int, seeds: Sequence[int]) -> list[Trace]:
         path = TRACES / self.file
@@ -94,7 +94,7 @@ class MadeUp:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Each request draws one of several rules at random, all alike."""
+    """A rule that gives each request one of several rules at random, all equally likely."""
 
     rules: Sequence[SLORule]
     seed: int
@@ -108,7 +108,7 @@ class Mixture:
 
 
 Promise = Callable[[FittedModel, int], SLORule]
-"""Of a device and a window's seed."""
+"""A function of a device and a window's seed that returns the rule for the SLOs."""
 
 
 def _promise(base_s: float, tpot_s: float, factor: float = PREFILL_FACTOR) -> Promise:
@@ -137,24 +137,26 @@ PROMISED = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is simulated."""
+    """The amount of simulation."""
 
     name: str
     num_windows: int
-    """That contenders are judged on; each is one seed of the device's noise, too."""
+    """Windows that contenders are judged on; each has its own seed of the device's noise, too."""
     window_requests: int
     num_overload_windows: int
-    """For goodput beyond the knee, where the queue must have become as long as it gets before a
-    replay counts: a window is over too soon if it lasts some seconds."""
+    """The length of a window under overload.
+
+    Beyond the knee a queue must reach its full length before a replay counts, so a window of some
+    seconds would be too short."""
     overload_requests: int
     num_tuning_windows: int
     tuning_requests: int
     max_trials: int
-    """Settings that are tried of each contender, at most."""
+    """The most settings that are tried of each contender."""
     num_finalists: int | None
-    """Of each class, the best where they were tuned; None for all.  Ours always take part."""
+    """Finalists of each class, the best in tuning; None for all.  Ours always take part."""
     precision: float
-    """Ratio of neighbouring rates of a search, less one."""
+    """The ratio of neighbouring rates of a search, minus 1."""
     num_bound_windows: int
     bound_requests: int
 
@@ -167,7 +169,7 @@ SCALES = {scale.name: scale for scale in (QUICK, MEDIUM, FULL)}
 
 @dataclass(frozen=True)
 class Scenario:
-    """One device, one trace, one set of promises, one deadline rule."""
+    """One device, one trace, one set of SLOs and one deadline rule."""
 
     name: str
     model: str
@@ -175,9 +177,9 @@ class Scenario:
     promise: str
     rule: DeadlineRule = DeadlineRule.MEAN_TPOT
     size_factor: float = 1.0
-    """Requests a window, as a multiple of the scale's: where each is long, fewer will do."""
+    """Requests a window, as a multiple of the scale's: of long requests fewer are enough."""
     hindsight: bool = False
-    """Whether L3 is asked as well: where requests are long a short window says something."""
+    """Whether L3 is computed too: it tells something on short windows only of long requests."""
 
     def __post_init__(self) -> None:
         if self.promise not in PROMISES:
@@ -187,7 +189,7 @@ class Scenario:
         return load_model(self.model)
 
     def config(self, model: FittedModel) -> SimulationConfig:
-        """The replica: 5 % noise, a latency model that corrects itself, the device's own cache."""
+        """Return the replica: 5 % noise, a model corrected online, the KV cache of the device."""
         block_size = 16
         return SimulationConfig(
             limits=Limits(deadline_rule=self.rule),
@@ -198,20 +200,20 @@ class Scenario:
         )
 
     def tuning_windows(self, scale: Scale) -> list[Trace]:
-        """The last of the trace; of made-up ones, other seeds."""
+        """Return windows to tune on, from the end of the trace or with other seeds."""
         seeds = range(-1, -1 - scale.num_tuning_windows, -1)
         return self._windows(scale.tuning_requests, seeds)
 
     def windows(self, scale: Scale) -> list[Trace]:
-        """The first of the trace, to judge on."""
+        """Return windows to judge on, from the beginning of the trace."""
         return self._windows(scale.window_requests, range(scale.num_windows))
 
     def overload_windows(self, scale: Scale) -> list[Trace]:
-        """The first of the trace again, longer."""
+        """Return longer windows from the beginning of the trace."""
         return self._windows(scale.overload_requests, range(scale.num_overload_windows))
 
     def bound_windows(self, scale: Scale) -> list[Trace]:
-        """The first requests again, as many as a bound needs to bite."""
+        """Return windows from the beginning of the trace, long enough for tight bounds."""
         return self._windows(scale.bound_requests, range(scale.num_bound_windows))
 
     def _windows(self, size: int, seeds: Sequence[int]) -> list[Trace]:
@@ -251,6 +253,6 @@ _ALL = (
     ),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
-"""The most telling first: a run that is stopped has those."""
+"""The scenarios, the most informative ones first, so that an interrupted run has those."""
 LOADS = (1.0, 1.5, 2.0, 3.0)
 """Multiples of the best plain policy's capacity at 90 %."""

@@ -1,4 +1,4 @@
-"""What had to be reached, as data, and whether it was."""
+"""The targets that were to be reached, as data, and whether they were."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from experiments.arena.scenarios import SCENARIOS, Scenario
 
 FLAGSHIP = "goodput"
 RIVALS = (Class.DROPPING.value, Class.PUBLISHED.value)
-"""Those who may drop, as ours may."""
+"""The classes that may drop requests, as our policies may."""
 _MAX_DECISION_S = 1e-3
 _OF_BOUND = 0.95
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One target: what was found, and if that is enough."""
+    """A target, what was found, and whether that is enough."""
 
     what: str
     against: str
     at_least: str
     found: str
     is_reached: bool | None
-    """None where nothing was measured yet."""
+    """None if nothing was measured yet."""
 
     @property
     def said(self) -> str:
@@ -35,7 +35,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Target:
-    """A ratio that must be so much in each of these scenarios."""
+    """A least ratio in each of these scenarios, and perhaps a least geometric mean."""
 
     metric: str
     classes: Sequence[str]
@@ -69,7 +69,7 @@ _TARGETS = (
 
 
 def verdicts(tables: Tables) -> Iterator[Verdict]:
-    """Of every target that the arena can judge, in the order of the issue."""
+    """Yield a verdict on every target that the arena can judge."""
     for target in _TARGETS:
         yield from _judge(tables["ratios"], target)
     loads = sorted({row["load"] for row in tables["bounds"]}) or [1.0]
@@ -79,7 +79,7 @@ def verdicts(tables: Tables) -> Iterator[Verdict]:
 
 
 def asked_of(scenario: str) -> float:
-    """Capacity at 99 % over the best with dropping that a target asks for; 1 where none does."""
+    """Return the least ratio to the best with dropping that a target sets; 1 if none does."""
     mine = [t for t in _TARGETS if t.classes == _DROPPING and scenario in t.scenarios]
     return max((target.at_least for target in mine), default=1.0)
 
@@ -87,14 +87,14 @@ def asked_of(scenario: str) -> float:
 def hardest_rival(
     ratios: Sequence[Row], scenario: str, metric: str, classes: Sequence[str]
 ) -> Row | None:
-    """The ratio to the best of all these classes; None if there is none to compare with."""
+    """Return the ratio to the best of all these classes; None if there is no such ratio."""
     rows = pick(ratios, scenario=scenario, metric=metric, ours=FLAGSHIP)
     rows = [row for row in among(rows, "class", classes) if not math.isnan(row["ratio"])]
     return min(rows, key=lambda row: float(row["ratio"]), default=None)
 
 
 def share_of_bound(bounds: Sequence[Row], scenario: str, load: float, who: str) -> Row | None:
-    """Good requests over the least bound, and which that is; None if it was not measured."""
+    """Return good requests over the least bound, and its name; None if it was not measured."""
     here = pick(bounds, scenario=scenario, load=load)
     mine, limits = pick(here, who=who), pick(here, class_="bound")
     if not (mine and limits):

@@ -1,4 +1,4 @@
-"""The whole comparison: heats and finals of a scenario, and what they will about cost."""
+"""The whole comparison: the heats and finals of a scenario, and an estimate of their time."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from slosched.simulator.simulate import simulate
 from slosched.workload import Trace
 
 _SEARCH_RATES = 4
-"""At which all windows are played for each target, once one window alone has found the knee."""
+"""The estimated rates at which all windows are played for each target, after one found the knee."""
 _SCOUT_RATES = 5
 _TARGETS = 2
 _SAMPLE = 150
-"""Requests of which the time is taken for the estimate."""
+"""The number of requests that are timed for the estimate."""
 
 
 @dataclass(frozen=True)
 class Tournament:
-    """Who plays, at which scale, and where the results go."""
+    """The contenders, their scale, and the place of the results."""
 
     entries: Sequence[Entry]
     scale: Scale
@@ -38,10 +38,10 @@ class Tournament:
     store: Store
     jobs: int | None = None
     retuned: Collection[str] | None = None
-    """Contenders that are tuned, the others keep their settings; None for everybody."""
+    """Contenders that are tuned, while the others keep their settings; None for all."""
 
     def is_done(self, scenario: Scenario) -> bool:
-        """True if this code has measured it with these contenders at this scale."""
+        """Tell whether this code has measured the scenario with these contenders at this scale."""
         rows = self.results.of("runs", scenario.name).to_dict("records")
         if not rows:
             return False
@@ -53,7 +53,7 @@ class Tournament:
         )
 
     def play(self, scenario: Scenario, on_replay: OnReplay = lambda: None) -> float:
-        """Measure a scenario and keep what was found; seconds that it took."""
+        """Measure a scenario and store what was found; return the seconds that it took."""
         begin_s = time.monotonic()
         with Ring(scenario, self.scale, self.store, self.jobs, on_replay) as ring:
             tuned = self._tuned(ring)
@@ -66,7 +66,7 @@ class Tournament:
         return seconds
 
     def num_replays(self) -> int:
-        """About how many there will be of each scenario."""
+        """Estimate the number of replays of each scenario."""
         scale = self.scale
         trials = sum(_num_trials(entry, scale) for entry in self.entries)
         references = 2 * (_SCOUT_RATES + _SEARCH_RATES * scale.num_tuning_windows)
@@ -79,7 +79,7 @@ class Tournament:
         )
 
     def estimate_s(self, scenario: Scenario, num_jobs: int) -> float:
-        """Seconds that a scenario will about take on idle cores; it plays some requests."""
+        """Estimate the seconds that a scenario takes on idle cores, by playing some requests."""
         windows = scenario.tuning_windows(self.scale)
         model = scenario.device()
         config = scenario.config(model)
@@ -88,7 +88,7 @@ class Tournament:
         busy = sample.scaled_to(len(sample) / prompt_s)
         seconds = {}
         for entry in self.entries:
-            begin_s = time.process_time()  # neighbours of this machine do not count
+            begin_s = time.process_time()  # other load on this machine does not count
             simulate(busy, make_policy(entry.policy), model, config)
             seconds[entry.name] = (time.process_time() - begin_s) / len(sample)
         scale, factor = self.scale, scenario.size_factor
@@ -113,7 +113,7 @@ class Tournament:
         if most is None:
             return len(self.entries)
         groups = [entry.group for entry in self.entries]
-        # The best at either of two rates; often they are the same.
+        # The best at either of two rates go on, which are often the same.
         others = [min(2 * most, groups.count(group)) for group in Class if group is not Class.OURS]
         return sum(others) + groups.count(Class.OURS)
 

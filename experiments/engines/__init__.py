@@ -1,1 +1,1 @@
-"""Today's engines with their own defaults: what is known of them, reproduced in the simulator."""
+"""Today's engines with their own defaults: known behaviours, reproduced in the simulator."""

@@ -1,4 +1,4 @@
-"""`python -m experiments.engines`: what is known of today's engines, reproduced; makes the page."""
+"""`python -m experiments.engines`: play known behaviours of today's engines, and make the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ app = make_app(__doc__)
 @app.command()
 def run(
     only: Annotated[
-        str | None, typer.Option(metavar="NAME,…", help=f"Of {', '.join(_BY_NAME)}.")
+        str | None,
+        typer.Option(metavar="NAME,…", help=f"These studies alone, of {', '.join(_BY_NAME)}."),
     ] = None,
     windows: Annotated[
         int, typer.Option(min=2, help="Parts of each trace that are played.")

@@ -1,4 +1,4 @@
-"""vLLM V1: the token budget of a step trades first tokens against gaps."""
+"""vLLM V1: the token budget of a step trades TTFT against gaps between tokens."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _findings(frame: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _figure(frame: pd.DataFrame) -> Figure:
-    """Latencies over the budget, a panel a trace."""
+    """Draw latencies over the budget, a panel for each trace."""
     figure = Figure(figsize=(WIDTH_IN, 3.4), layout="constrained")
     panels = list(frame.groupby(["trace", "rate"], sort=False))
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -90,13 +90,13 @@ BUDGETS = Study(
     title="The token budget trades TTFT against ITL",
     statement=(
         "With chunked prefill a small budget of tokens a step keeps the gaps between tokens short "
-        "and makes prompts wait; a large one gets first tokens out early and lengthens the gaps."
+        "and makes prompts wait. A large budget shortens TTFT and lengthens the gaps."
     ),
     source=(
-        "Sarathi-Serve (OSDI '24), whose budget is tuned for it; vLLM's guide on optimization says "
-        "the same of `max_num_batched_tokens`."
+        "Sarathi-Serve (OSDI '24), which tunes its budget for this trade; vLLM's optimization "
+        "guide says the same of `max_num_batched_tokens`."
     ),
-    setup=f"{_MODEL}, `vllm_v1` with its defaults, but for the budget.",
+    setup=f"{_MODEL}, `vllm_v1` with its defaults except for the budget.",
     cases=_cases,
     findings=_findings,
     figure=_figure,

@@ -1,4 +1,4 @@
-"""Planning a step ahead: what it gives back, the more the shorter the device's steps are."""
+"""Planning a step ahead, which gains more throughput the shorter the device's steps are."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _DEVICES = (
 _SCHEDULE_S = (0.001, 0.003)
 _SEATS = 32
 _SOON = 1000.0
-"""Requests/s: all of them are there at once, so that the device is what is short."""
+"""A rate in requests/s at which all requests are soon waiting, so that the device limits them."""
 _EXPECTED = 0.05
-"""The simulated gain may differ so much from the sum, which knows no first and last steps."""
+"""The allowed error of the formula for the gain, which ignores the first and last steps."""
 
 
 def _cases(scale: Scale) -> Iterator[Case]:
@@ -56,7 +56,7 @@ def _cases(scale: Scale) -> Iterator[Case]:
 
 
 def _gains(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a device and decision time: the gain in tokens/s, and how long its steps are."""
+    """Return a row for each device and decision time: its gain in tokens/s and mean step time."""
     rows = []
     for (name, schedule_ms), here in frame.groupby(["device", "schedule_ms"], sort=False):
         gain = ratio(here, "tokens_per_s", {"overlap": True}, {"overlap": False})
@@ -84,7 +84,7 @@ def _findings(frame: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _figure(frame: pd.DataFrame) -> Figure:
-    """The gain over the length of a step, with the line that it should follow."""
+    """Draw the gain over the length of a step, with the line that it should follow."""
     gains = _gains(frame)
     figure, axes = single_axes(3.6)
     steps_ms = np.linspace(0.8 * gains["step_ms"].min(), 1.05 * gains["step_ms"].max(), 200)
@@ -116,17 +116,16 @@ OVERLAPPING = Study(
     name="overlapping",
     title="Overlapped scheduling gains as steps become short",
     statement=(
-        "Where the next step is planned while one runs, a decision's time is hidden: throughput "
-        "grows by decision over step time, so that the fastest devices gain most."
+        "If the next step is planned while one runs, the time of a decision is hidden. Throughput "
+        "then grows by decision time over step time, so that the fastest devices gain most."
     ),
     source=(
         "vLLM V1's asynchronous scheduling and SGLang's overlap loop, both the default by now. "
-        "What it does to promises kept is in [experiments/overlap]"
-        "(../experiments/overlap/results.md)."
+        "The effect on attainment is in [experiments/overlap](../experiments/overlap/results.md)."
     ),
     setup=(
-        f"Azure's conversations, all there at once, {_SEATS} seats; `vllm_v1` with its defaults on "
-        "the bundled devices."
+        f"Azure's conversations, all waiting from the start, {_SEATS} seats; `vllm_v1` with its "
+        "defaults on the bundled devices."
     ),
     cases=_cases,
     findings=_findings,

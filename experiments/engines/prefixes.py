@@ -1,4 +1,4 @@
-"""SGLang: what the radix cache saves, and what asking for the longest prefix first adds."""
+"""SGLang: the gain of the radix cache, and that of serving the longest cached prefix first."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from slosched.workload.statistics import prefix_hit_rate
 
 _MODEL = "h200/llama-3.1-8b"
 _LONGER, _FEWER = 5, 2
-"""Conversations have to come back: windows of so many times the requests, and fewer of them."""
+"""Factors for the windows, which are longer and fewer here, so that conversations come back."""
 _CHUNK, _MAX_PREFILL = 8192, 16384
 _LARGE = 8
 
@@ -58,7 +58,9 @@ _LOADS = (
     *product((_LARGE,), (_HEAVY,), (_OFF, _FCFS, _LPM, _ALWAYS)),
     *product((_LARGE,), (1.75,), (_FCFS, _LPM)),
 )
-"""Caches, as multiples of the device's own, requests/s, and ways: few wait at the lower rate."""
+"""Loads to play: the cache as a multiple of the device's own, requests/s, and the way.
+
+At the lower rate few requests wait."""
 _SHOWN = {
     "cached": "share of prompt tokens found",
     "ttft_mean_s": "mean TTFT, s",
@@ -82,9 +84,10 @@ def _cases(scale: Scale) -> Iterator[Case]:
 
 
 def reuse(trace: Trace) -> dict[str, float]:
-    """What a cache without end would find of the prompts, and how long it would have kept it.
+    """Return what an endless cache would find in the prompts, and how long it would have kept it.
 
-    Of prompt tokens that an earlier prompt began with, the median of the time since the last one.
+    `findable` is the share of prompt tokens that an earlier prompt began with.  `since_s` is the
+    median time since the last such prompt, over the blocks found.
     """
     last_s: dict[int, float] = {}
     num_found, waited_s = [], []
@@ -130,7 +133,7 @@ def _findings(frame: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _why(frame: pd.DataFrame) -> str:
-    """What is left to be found, how long it lies there, and what the switch to fcfs costs."""
+    """Explain what is left to be found in the cache, and the cost of SGLang's switch to fcfs."""
     parts = []
     for (cache, rate), here in frame.groupby(["cache", "rate"], sort=False):
         found = over_windows(here, ["way"], "cached").set_index("way")["median"]
@@ -139,23 +142,23 @@ def _why(frame: pd.DataFrame) -> str:
         given_up = ratio(here, "ttft_mean_s", {"way": _LPM}, {"way": _ALWAYS})
         gained = ratio(here, "ttft_mean_s", {"way": _FCFS}, {"way": _ALWAYS})
         parts.append(
-            f"Asked for at any length of the queue, with a cache of {cache} at {rate:g}/s, longest "
-            f"prefix first finds {found[_ALWAYS]:.1%}; the mean TTFT in the order of arrival is "
-            f"then {gained} times as long, and with SGLang's switch {given_up} times."
+            f"If it is used at any length of the queue, with a cache of {cache} at {rate:g}/s, "
+            f"longest prefix first finds {found[_ALWAYS]:.1%}. The mean TTFT in the order of "
+            f"arrival is {gained} times as long, and with SGLang's switch {given_up} times."
         )
     since_s = frame[frame["rate"] == _HEAVY]["since_s"].median()
     return (
-        "**Why the order adds little here:** SGLang goes back to fcfs where more than "
-        f"{MAX_WAITING_FOR_PREFIXES} wait. {' '.join(parts)} And there is little to ask for: a "
-        "cache without end, in the order of arrival, would find "
+        "**Why the order adds little here:** SGLang switches to fcfs when more than "
+        f"{MAX_WAITING_FOR_PREFIXES} requests wait. {' '.join(parts)} And there is little to find: "
+        "an endless cache, in the order of arrival, would find "
         f"{frame['findable'].median():.1%} of these prompts, half of "
-        f"it {since_s:.0f} s and more after another prompt began with it (at {_HEAVY:g}/s). Only "
-        "requests that wait at the same time can an order bring together."
+        f"it {since_s:.0f} s or more after another prompt began with it (at {_HEAVY:g}/s). An "
+        "order can bring only those requests together that wait at the same time."
     )
 
 
 def _figure(frame: pd.DataFrame) -> Figure:
-    """Bars with the range over windows: a panel a measure, a group a cache."""
+    """Draw bars with the range over windows: a panel for each measure, a group for each cache."""
     frame = frame[frame["rate"] == _HEAVY]
     figure = Figure(figsize=(WIDTH_IN, 3.0), layout="constrained")
     caches = list(dict.fromkeys(frame["cache"]))
@@ -184,18 +187,18 @@ def _figure(frame: pd.DataFrame) -> Figure:
 
 PREFIXES = Study(
     name="prefixes",
-    title="SGLang's prefix cache, and the order that asks for it",
+    title="SGLang's prefix cache, and serving the longest prefix first",
     statement=(
-        "Requests that share prefixes are served sooner with the radix tree than without; trying "
-        "those first of which most is cached (`lpm`) finds more than the order of arrival and "
-        "shortens the mean TTFT further."
+        "Requests that share prefixes are served sooner with the radix tree than without it. "
+        "Trying those first whose cached prefix is longest (`lpm`) finds more than the order of "
+        "arrival and shortens the mean TTFT further."
     ),
     source="SGLang (NeurIPS '24), RadixAttention and cache-aware scheduling.",
     setup=(
-        f"Mooncake's conversations with their prefix hashes at {_HEAVY:g}/s, more than can be "
-        f"served, and at a rate at which few wait; {_MODEL} with the KV cache that it has, and "
-        f"with one {_LARGE} times as large; `sglang` with `chunked_prefill_size` {_CHUNK} and the "
-        f"other defaults. The figure is of {_HEAVY:g}/s."
+        f"Mooncake's conversations with their prefix hashes at {_HEAVY:g}/s, which is more than "
+        f"can be served, and at a rate at which few wait; {_MODEL} with its own KV cache, and "
+        f"with one {_LARGE} times as large; `sglang` with `chunked_prefill_size` {_CHUNK} and its "
+        f"other defaults. The figure is for {_HEAVY:g}/s."
     ),
     cases=_cases,
     findings=_findings,

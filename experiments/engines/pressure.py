@@ -1,4 +1,4 @@
-"""TensorRT-LLM: guaranteeing that nobody is evicted, or filling the KV cache."""
+"""TensorRT-LLM: no eviction guaranteed, against the fullest use of the KV cache."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def _findings(frame: pd.DataFrame) -> Iterator[Finding]:
         kept = here[here["policy"] == _NO_EVICT["policy"]]["num_preemptions"]
         yield Finding(
             f"{kv_tokens:,} KV tokens: max utilization puts out {more} times as many tokens a "
-            f"second; the mean TTFT with no evict is {sooner} times as long; the longest gap with "
-            f"max utilization is {longest} times that with no evict. Pauses in "
-            f"the median window: {paused.median():.0f}, and {kept.median():.0f} with no evict.",
+            f"second. The mean TTFT with no evict is {sooner} times as long. The longest gap with "
+            f"max utilization is {longest} times that with no evict. Pauses in the median window: "
+            f"{paused.median():.0f} with max utilization, {kept.median():.0f} with no evict.",
             kept.max() == 0 and (more.is_above_one if kv_tokens in _SHORT else more.is_one),
         )
 
 
 def _figure(frame: pd.DataFrame) -> Figure:
-    """Over the size of the cache: a panel a measure."""
+    """Draw the measures over the size of the cache, a panel for each."""
     figure = Figure(figsize=(WIDTH_IN, 5.2), layout="constrained")
     for axes, (column, label) in zip(figure.subplots(2, 2).flat, _SHOWN.items(), strict=True):
         tidy(axes)
@@ -102,10 +102,10 @@ PRESSURE = Study(
     name="pressure",
     title="TensorRT-LLM: no evict against max utilization",
     statement=(
-        "GUARANTEED_NO_EVICT reserves for each request all that it may emit, so that nobody is "
-        "ever paused; MAX_UTILIZATION starts whoever fits for the next step, which gives more "
-        "throughput while the KV cache is short, for the price of paused requests; where it is "
-        "not, the two are the same."
+        "GUARANTEED_NO_EVICT reserves for each request all tokens that it may emit, so that no "
+        "request is ever paused. MAX_UTILIZATION starts every request that fits for the next "
+        "step. While the KV cache is short, this gives more throughput at the price of paused "
+        "requests; otherwise the two are the same."
     ),
     source="TensorRT-LLM's documentation of `CapacitySchedulerPolicy`.",
     setup=(

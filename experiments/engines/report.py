@@ -1,4 +1,4 @@
-"""The page docs/engines.md: every number and every verdict of it is made of the results."""
+"""The page docs/engines.md; all its numbers and verdicts are made from the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 
 
 def write(studies: Sequence[Study], folder: Path = results.HERE, page: Path = PAGE) -> None:
-    """The page, and its figures in the folder of its name."""
+    """Write the page, and its figures into a folder with the same name."""
     parts = [_HEAD]
     rows = []
     for study in studies:
@@ -29,14 +29,14 @@ def write(studies: Sequence[Study], folder: Path = results.HERE, page: Path = PA
 
 
 _HEAD = (
-    "# What is known of today's engines, reproduced\n\n"
+    "# Known behaviours of today's engines, reproduced\n\n"
     "<!-- Made by `make engines`; edit experiments/engines instead. -->\n\n"
     "slosched's `vllm_v0`, `vllm_v1`, `trtllm` and `sglang` decide as the engines' own code does, "
-    "step by step ([policies](policies/vllm_v0.md)). So what is known of the engines has to come "
-    "out of the simulator, too. Each section says what is known and from where, plays it with the "
-    "engine's own defaults on consecutive parts of a public trace, and says whether it came out. "
-    "Behind each ratio stands its 95 % interval (geometric mean over the parts, paired, Student's "
-    "t); curves are medians, bands the range over the parts. How to run it: "
+    "step by step ([policies](policies/vllm_v0.md)). So the known behaviours of the engines must "
+    "also show in the simulator. Each section names a behaviour and its source, plays it with the "
+    "engine's own defaults on consecutive parts of a public trace, and says whether it was "
+    "reproduced. Each ratio comes with its 95 % interval (geometric mean over the parts, paired, "
+    "Student's t). Curves are medians, and bands are the range over the parts. How to run it: "
     "[experiments/engines](../experiments/engines/README.md)."
 )
 
@@ -84,6 +84,6 @@ def _parts(frame: pd.DataFrame) -> str:
 
 
 def _anchor(title: str) -> str:
-    """As GitHub makes it of a heading."""
+    """Return the anchor that GitHub makes of a heading."""
     kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
     return kept.replace(" ", "-")

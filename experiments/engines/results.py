@@ -1,4 +1,4 @@
-"""Results as CSV files, one a study, with who made them: committed, and all of the page."""
+"""The results as committed CSV files, one for each study, and a file with their provenance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def path_of(name: str, folder: Path = HERE) -> Path:
 
 
 def read(name: str, folder: Path = HERE) -> pd.DataFrame:
-    """The rows of a study."""
+    """Return the rows of a study.  Raises FileNotFoundError if it was not run."""
     path = path_of(name, folder)
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing: make it with `make engines`")
@@ -31,7 +31,7 @@ def write(
     facts: Mapping[str, object],
     folder: Path = HERE,
 ) -> None:
-    """The rows of a study, and who made them: one line a study."""
+    """Write the rows of a study, and its line in the file of provenance."""
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(list(rows)).to_csv(path_of(name, folder), index=False, float_format="%.6g")
     made = pd.DataFrame([{"study": name, **facts, **provenance("engines")}])

@@ -1,4 +1,4 @@
-"""vLLM V0: decodes that wait for whole prompts, and chunks that spare them."""
+"""vLLM V0: decodes that wait for whole prompts, and chunked prefill, which avoids this."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _findings(frame: pd.DataFrame) -> Iterator[Finding]:
 
 
 def _figure(frame: pd.DataFrame) -> Figure:
-    """Quantiles of the gaps: a panel a trace and rate."""
+    """Draw quantiles of the gaps, a panel for each trace and rate."""
     panels = list(frame.groupby(["trace", "rate"], sort=False))
     figure = Figure(figsize=(WIDTH_IN * 1.25, 3.4), layout="constrained")
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
@@ -95,12 +95,12 @@ STALLS = Study(
     title="vLLM V0 stalls its decodes for prompts",
     statement=(
         "V0 runs waiting prompts before decodes and never mixes the two, so that every decode "
-        "stands still while whole prompts are computed; with chunked prefill a gap is bounded by "
-        "a step of 512 tokens."
+        "stands still while whole prompts are computed. With chunked prefill a gap is at most a "
+        "step of 512 tokens."
     ),
     source=(
-        "Sarathi-Serve (OSDI '24) calls them generation stalls; the order is that of vLLM 0.6.3's "
-        "`_schedule_default` and `_schedule_chunked_prefill`."
+        "Sarathi-Serve (OSDI '24), which calls them generation stalls; the order is that of vLLM "
+        "0.6.3's `_schedule_default` and `_schedule_chunked_prefill`."
     ),
     setup=(
         f"{_MODEL}, `vllm_v0` with the defaults of 0.6.3 at `max_model_len` {_MAX_MODEL_LEN}: "

@@ -1,4 +1,4 @@
-"""What a study is, its replays as rows of numbers, and ratios of cases with intervals."""
+"""The parts of a study: its replays as rows of numbers, and ratios of cases with intervals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEVEL = 0.95
 _ABOUT = 0.01
 BLOCK_SIZE = 16
 GAP_SHARES = (0.5, 0.9, 0.99, 0.999, 0.9999, 1.0)
-"""Of the gaps between tokens, the share that is no longer than the column says."""
+"""Shares of the gaps between tokens; a column holds the gap that this share does not exceed."""
 CONV, CODE, MOONCAKE = (
     Recorded("azure_conv_2023.csv"),
     Recorded("azure_code_2023.csv"),
@@ -33,17 +33,17 @@ CONV, CODE, MOONCAKE = (
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is simulated: parts of each trace, and requests in each; some studies halve it."""
+    """The amount of simulation: parts of each trace and requests in each; some studies adapt it."""
 
     num_windows: int = 6
     window_requests: int = 200
 
 
 class Case(NamedTuple):
-    """One replay: where it belongs in the figures, and what is played."""
+    """One replay: its place in the figures, and its inputs."""
 
     at: Mapping[str, object]
-    """The columns by which the study tells its cases apart."""
+    """The columns by which the study distinguishes its cases."""
     trace: Trace
     model: FittedModel
     policy: str
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Of two cases over the same windows: geometric mean, and its 95 % interval by Student's t."""
+    """A ratio of two cases over the same windows: geometric mean, 95 % interval by Student's t."""
 
     mean: float
     low: float
@@ -63,7 +63,7 @@ class Ratio(NamedTuple):
 
     @property
     def is_one(self) -> bool:
-        """Within a hundredth."""
+        """Tell whether the whole interval is within a hundredth of 1."""
         return abs(self.low - 1) < _ABOUT and abs(self.high - 1) < _ABOUT
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Ratio(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One sentence made of numbers, and whether it is what the statement says."""
+    """A sentence about the numbers, and whether it agrees with the study's statement."""
 
     text: str
     agrees: bool
@@ -79,7 +79,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """One thing that is known of an engine."""
+    """A known behaviour of an engine, and how it is reproduced."""
 
     name: str
     title: str
@@ -90,16 +90,16 @@ class Study:
     findings: Callable[[pd.DataFrame], Iterator[Finding]]
     figure: Callable[[pd.DataFrame], Figure]
     why: Callable[[pd.DataFrame], str] | None = None
-    """What the numbers say about what did not come out as the statement has it."""
+    """An explanation, made from the numbers, of results that do not agree with the statement."""
 
     def measure(self, scale: Scale) -> Iterator[dict[str, object]]:
-        """A row a replay."""
+        """Yield a row for each replay."""
         for case in self.cases(scale):
             yield {**case.at, **played(case)}
 
 
 def played(case: Case) -> dict[str, float]:
-    """Simulate a case; latencies in seconds, of requests that finished."""
+    """Simulate a case and return its row; latencies (s) are of requests that emitted tokens."""
     steps: list[StepRow] = []
     requests = simulate(
         case.trace,
@@ -134,13 +134,13 @@ def gap_column(share: float) -> str:
 
 
 def windows(source: Recorded, size: int, number: int, rate: float) -> Iterator[tuple[int, Trace]]:
-    """The first parts of a trace, one after the other, each at so many requests/s."""
+    """Yield the first parts of a trace with their numbers, each scaled to `rate` requests/s."""
     for i, trace in enumerate(source.windows(size, range(number))):
         yield i, trace.scaled_to(rate)
 
 
 def device(name: str) -> tuple[FittedModel, int]:
-    """Its latency model, and the KV blocks that fit beside the weights."""
+    """Return a device's latency model, and the KV blocks that fit besides the weights."""
     model = load_model(name)
     return model, int(model.provenance["kv_capacity_tokens"]) // BLOCK_SIZE
 
@@ -148,7 +148,11 @@ def device(name: str) -> tuple[FittedModel, int]:
 def ratio(
     frame: pd.DataFrame, column: str, of: Mapping[str, object], to: Mapping[str, object]
 ) -> Ratio:
-    """Of one case's `column` to another's, paired by window (and by what else both leave open)."""
+    """Return the ratio of one case's `column` to another's, paired by window.
+
+    Rows that differ in a further column are paired in their order.  Raises ValueError unless both
+    cases have the same number of replays, at least 2.
+    """
     upper, lower = (_of_case(frame, case)[column].to_numpy(float) for case in (of, to))
     if len(upper) != len(lower) or len(upper) < 2:
         raise ValueError(f"{dict(of)} and {dict(to)} have {len(upper)} and {len(lower)} replays")
@@ -159,7 +163,7 @@ def ratio(
 
 
 def over_windows(frame: pd.DataFrame, by: Sequence[str], column: str) -> pd.DataFrame:
-    """Median, least and largest of the windows for each value of `by`, in the order of the rows."""
+    """Return the median, least and largest value over the windows for each value of `by`."""
     grouped = frame.groupby(list(by), sort=False)[column]
     return grouped.agg(["median", "min", "max"]).reset_index()
 

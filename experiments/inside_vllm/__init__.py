@@ -1,1 +1,1 @@
-"""Real vLLM, with its own scheduler and with slosched's, on the same bursts."""
+"""Real vLLM servers: vLLM's own scheduler and slosched's policies on the same requests."""

@@ -1,4 +1,4 @@
-"""Means over the parts of a trace, with intervals, and how far the simulator was from them."""
+"""Means over the parts of a trace, with intervals, and the errors of the predictions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Mean:
-    """Of one number over the parts of a trace."""
+    """The mean of a number over the parts of a trace."""
 
     value: float
     reach: float
-    """Half the interval, by Student's t over the parts; NaN for a single one."""
+    """Half of the 95 % interval, by Student's t over the parts; NaN for a single part."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What a policy has over vLLM's own scheduler, on the same parts of a trace."""
+    """The gain of a policy over vLLM's own scheduler, on the same parts of a trace."""
 
     rate: float
     system: str
@@ -44,7 +44,7 @@ def mean_of(values: npt.NDArray[np.float64]) -> Mean:
 
 
 def gains(runs: pd.DataFrame, column: str = "good_requests_per_s") -> list[Gain]:
-    """One for each rate and policy of one setup."""
+    """Return a gain for each rate and policy of one setup."""
     wide = runs.pivot_table(index=["rate", "window"], columns="system", values=column)
     [baseline] = [name for name in wide.columns if name.startswith("vLLM ")]
     found = []
@@ -58,7 +58,7 @@ def gains(runs: pd.DataFrame, column: str = "good_requests_per_s") -> list[Gain]
 
 
 def prediction_errors(runs: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataFrame:
-    """A row a setup, rate and system: measured and predicted attainment, and points between."""
+    """Return a row by setup, rate and system: attainment measured and predicted, and the points."""
     keys = ["setup", "rate", "window", "system"]
     both = runs[[*keys, "attainment"]].merge(
         predictions[[*keys, "attainment"]], on=keys, suffixes=("", "_predicted")
@@ -72,9 +72,9 @@ def prediction_errors(runs: pd.DataFrame, predictions: pd.DataFrame) -> pd.DataF
 
 
 def same_ranking(errors: pd.DataFrame, tie_points: float = 2.0) -> bool:
-    """Whether the predictions order the systems of one setup and rate as the measurements do.
+    """Tell whether predictions order the systems of one setup and rate as measurements do.
 
-    Two systems that are measured within `tie_points` of each other are in either order.
+    For two systems that are measured within `tie_points` of each other either order is right.
     """
     rows = errors[["attainment", "attainment_predicted"]].to_numpy(float)
     for i, (measured, predicted) in enumerate(rows):

@@ -1,4 +1,4 @@
-"""A device that is not emulated, measured before it is used: `profile` and `fit`, as users do."""
+"""The measurement of a real device before it is used, with `profile` and `fit` as users do it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ProfileError(SloschedError):
 
 
 def is_measured(setup: Setup) -> bool:
-    """Whether the setup's latency model speaks of what it will run on."""
+    """Tell whether the setup's latency model is of the device that it will run on."""
     if setup.is_emulated:
         return True
     path = Path(setup.latency_model)
@@ -33,9 +33,9 @@ def is_measured(setup: Setup) -> bool:
 
 
 def measure(setup: Setup, folder: Path) -> None:
-    """Have vLLM's steps measured with the setup's options, and the model fitted to them.
+    """Measure vLLM's steps with the setup's options, and fit the model to them.
 
-    Raises ProfileError with what the command said if it fails.
+    Raises ProfileError with the output of the command if it fails.
     """
     steps = folder / f"{setup.name}-device.csv"
     steps.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs: the same requests to several servers, at once where the device sleeps, else in turns."""
+"""Heats: the same requests to several servers, at once on an emulated device, else in turns."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Heat:
 
 
 def run(heat: Heat, servers: Mapping[System, Server], clients: Executor) -> list[Row]:
-    """A row a system; each has a process of `clients` to itself, so that none holds up another."""
+    """Return a row for each system; each has its own process of `clients`, to delay no other."""
     trace = heat.setup.load(heat.rate, heat.window)
     if heat.setup.is_emulated:
         started = [_Run(heat, s, server, trace, clients) for s, server in servers.items()]
         return [each.row() for each in started]
-    # Whoever is first in one heat is last in the next.
+    # The system that is first in one heat is last in the next.
     turn = heat.window % len(servers)
     order = [*servers.items()][turn:] + [*servers.items()][:turn]
     return [_Run(heat, system, server, trace, clients).row() for system, server in order]
 
 
 class _Run:
-    """One replay under way."""
+    """One replay in progress."""
 
     def __init__(
         self, heat: Heat, system: System, server: Server, trace: Trace, clients: Executor
@@ -51,7 +51,7 @@ class _Run:
         self._report = clients.submit(replay, trace, server.url, _OPTIONS)
 
     def row(self) -> Row:
-        """When it is over."""
+        """Wait for its end, and return its row."""
         report = self._report.result()
         self._server.check()
         wall_s = time.monotonic() - self._begin_s
@@ -70,7 +70,7 @@ class _Run:
 
 
 def identity(heat: Heat, system: System) -> Row:
-    """What tells a row from others."""
+    """Return the columns that identify a row."""
     return {
         "setup": heat.setup.name,
         "rate": heat.rate,
@@ -80,7 +80,7 @@ def identity(heat: Heat, system: System) -> Row:
 
 
 def scores(setup: Setup, records: list[RequestRecord]) -> Row:
-    """What the requests got, in the device's time."""
+    """Return attainment, rates and latencies in the device's time."""
     found = summarize(records, RULE)
     return {
         "num_offered": found.num_offered,
@@ -104,7 +104,7 @@ def _times(found: Summary, slowdown: float) -> Row:
 
 
 def _health(report: ReplayReport) -> Row:
-    """Whether client and connection were up to it."""
+    """Return what shows whether client and connection kept up."""
     return {
         "num_late_sends": report.num_late_sends,
         "max_lateness_s": round(report.max_lateness_s, 4),

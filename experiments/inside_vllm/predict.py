@@ -1,4 +1,4 @@
-"""The same heats, simulated, with a latency model that was fitted to vLLM's own steps."""
+"""Simulations of the same heats, with a latency model that was fitted to vLLM's own steps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import simulate
 
 _MAX_FITTED = 1000
-"""Recorded steps that are fitted; thousands more tell the same."""
+"""The most recorded steps that are fitted; thousands more add nothing."""
 _SIGMA_PER_ERROR = math.sqrt(math.pi / 2)
-"""Of a normal distribution: its standard deviation over its mean absolute error."""
+"""The standard deviation of a normal distribution over its mean absolute error."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Stretch:
 
 
 def num_steps(recording: Path) -> int:
-    """In the file so far."""
+    """Return the number of steps in the file so far."""
     if not recording.exists():
         return 0
     return len(read_profile(recording, may_be_empty=True).measurements)
 
 
 def fitted(stretches: Sequence[Stretch], seed: int = 0) -> FitReport:
-    """Of steps that slosched's scheduler class recorded while vLLM served.
+    """Fit a latency model to steps that slosched's scheduler class recorded while vLLM served.
 
-    Raises MeasurementError if there is no recording, FitError if it tells too little.
+    Raises MeasurementError if there is no recording, and FitError if it is not enough to fit.
     """
     recordings = dict.fromkeys(stretch.recording for stretch in stretches)
     profiles = {path: read_profile(path) for path in recordings}
@@ -59,12 +59,13 @@ def fitted(stretches: Sequence[Stretch], seed: int = 0) -> FitReport:
 
 
 def predicted(heat: Heat, system: System, device: FittedModel, lag_s: float = 0.0) -> Row:
-    """What the simulator says of a run on `device`; policies start with a model of their own.
+    """Return the row that the simulator predicts for a run on `device`.
 
-    `lag_s` is how much later than the engine's clock a client's says that a first token came.
+    Policies start with the setup's latency model.  `lag_s` is added to the time of a first token: a
+    client sees it so much later than the engine's clock says.
 
-    The device is as noisy as the steps were about its model: whoever fills a step to the last
-    millisecond that a promise leaves depends on it.
+    The device is as noisy as the steps were about its model.  This matters for policies that fill a
+    step to the last millisecond that an SLO leaves.
     """
     setup: Setup = heat.setup
     noise = _SIGMA_PER_ERROR * device.held_out_error.get("mape", 0.0) / 100
@@ -81,9 +82,10 @@ def predicted(heat: Heat, system: System, device: FittedModel, lag_s: float = 0.
 
 
 def lag(pairs: Sequence[tuple[Mapping[Hashable, Any], Row]], slowdown: float) -> float:
-    """What a server adds to a first token before and behind its engine, in seconds of the wall.
+    """Return what a server adds to TTFT before and after its engine, in seconds of wall time.
 
-    `pairs` are runs, measured and simulated: the median of what lies between their median TTFTs.
+    `pairs` are measured and simulated runs.  The result is the median difference of their median
+    TTFTs, at least 0.
     """
     apart_s = [float(run["ttft_p50_s"]) - float(str(guess["ttft_p50_s"])) for run, guess in pairs]
     return max(0.0, statistics.median(apart_s) * slowdown)

@@ -1,4 +1,4 @@
-"""The page docs/inside_vllm.md: every number and every verdict of it is made of the results."""
+"""The page docs/inside_vllm.md; all its numbers and verdicts are made from the results."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from slosched.evaluate.plots.style import WIDTH_IN, legend_above, look, tidy
 
 PAGE = Path(__file__).parents[2] / "docs" / "inside_vllm.md"
 _POINTS = 5.0
-"""How near the simulator has to be."""
+"""The error in points within which a prediction counts as right."""
 
 
 def write(page: Path = PAGE, book: Book | None = None) -> None:
-    """The page, and its figure in the folder of its name."""
+    """Write the page, and its figure into a folder with the same name."""
     book = book or Book()
     runs = book.shown()
     runs = runs[
@@ -35,7 +35,7 @@ def write(page: Path = PAGE, book: Book | None = None) -> None:
 
 
 def text(runs: pd.DataFrame, predictions: pd.DataFrame, tuning: pd.DataFrame) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     names = [name for name in SETUPS if (runs["setup"] == name).any()]
     parts = [_HEAD, _FIGURE]
     for name in names:
@@ -48,24 +48,25 @@ def text(runs: pd.DataFrame, predictions: pd.DataFrame, tuning: pd.DataFrame) ->
 _HEAD = (
     "# Inside vLLM: measured\n\n"
     "<!-- Made by `python -m experiments.inside_vllm report`; edit report.py there instead. -->\n\n"
-    "Real vLLM 0.32.0: its API server, engine core, scheduler and KV cache manager, with its own "
-    "scheduler at the `--max-num-batched-tokens` that the tables name, and with slosched's "
-    "policies in front of it. All of them are up at the same time and get the same requests, on "
-    "an emulated device together, on a real one in turns; whoever has to wait for a core looks "
-    "worse than it is (the last columns). Good requests are those served as promised (TTFT, and "
-    "TPOT as `vllm bench serve --goodput` has it); rejected ones are not good. Intervals are "
-    "95 %, by Student's t over the parts of the trace. How it is done: "
+    "Real vLLM 0.32.0 is measured: its API server, engine core, scheduler and KV cache manager. It "
+    "runs with its own scheduler at the `--max-num-batched-tokens` that the tables name, and with "
+    "slosched's policies in front of it. All servers are up at the same time and get the same "
+    "requests, together on an emulated device, in turns on a real one. A server that has to wait "
+    "for a core looks worse than it is (the last columns). Good requests are those served within "
+    "their SLOs (TTFT, and TPOT as `vllm bench serve --goodput` defines it); rejected ones are not "
+    "good. Intervals are 95 %, by Student's t over the parts of the trace. How it is done: "
     "[experiments/inside_vllm](../experiments/inside_vllm/README.md)."
 )
 
 _FIGURE = (
     "![Good requests/s against requests/s offered](inside_vllm/goodput.svg)\n\n"
-    "Lines are measured, with their intervals; rings are simulated; dotted is all that was offered."
+    "Lines are measured, with their intervals; rings are simulated; the dotted line is the load "
+    "that was offered."
 )
 
 
 def goodput_figure(runs: pd.DataFrame, predictions: pd.DataFrame) -> Figure:
-    """A panel a setup: good requests/s measured (lines) and simulated (rings)."""
+    """Draw a panel for each setup: good requests/s measured (lines) and simulated (rings)."""
     names = [name for name in SETUPS if (runs["setup"] == name).any()]
     figure = Figure(figsize=(WIDTH_IN * 1.25, 3.4), layout="constrained")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
@@ -104,8 +105,8 @@ def _section(
     setup: Setup, runs: pd.DataFrame, predictions: pd.DataFrame, tuning: pd.DataFrame
 ) -> str:
     motion = (
-        f" In slow motion: everything takes {setup.slowdown:g} times as long, and the figures "
-        "here are the device's own."
+        f" It runs in slow motion: everything takes {setup.slowdown:g} times as long, and the "
+        "figures here are the device's own."
         if setup.slowdown != 1
         else ""
     )
@@ -126,8 +127,8 @@ def _tuned(tuning: pd.DataFrame, setup: Setup) -> str:
     rates = ", ".join(f"{rate:g}" for rate in counted)
     others = "" if {*setup.rates} <= {*counted} else "; other heats were too disturbed to count"
     return (
-        "vLLM's own scheduler on a part of the trace that is not measured below, in time by "
-        f"`--max-num-batched-tokens` (at {rates}/s{others}): {said}."
+        "The share in time with vLLM's own scheduler, on a part of the trace that is not measured "
+        f"below, by `--max-num-batched-tokens` (at {rates}/s{others}): {said}."
     )
 
 
@@ -159,8 +160,8 @@ def _table(runs: pd.DataFrame, predictions: pd.DataFrame) -> str:
             ]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + (
-        "\n\nAPI server, engine: the share of the time in which its main thread ran, and in which "
-        "it waited for a core."
+        "\n\nAPI server, engine: the share of the time in which its main thread ran, and in "
+        "brackets the share in which it waited for a core."
     )
 
 
@@ -184,13 +185,14 @@ def _predictions(runs: pd.DataFrame, predictions: pd.DataFrame) -> str:
     lags = predictions.groupby("setup")["lag_s"].first()
     told = ", ".join(f"{name} {1000 * lag_s:.0f} ms" for name, lag_s in lags.items())
     return (
-        "## The simulator\n\nWith a latency model fitted to the steps that slosched recorded "
-        "inside vLLM's engine during these runs, and first tokens as much later as clients saw "
-        f"them where hardly anybody waits (at the lowest rate; by the wall: {told}): {within} of "
-        f"{len(errors)} mean attainments are within {_POINTS:g} points of the measured ones, the "
-        f"worst is {worst['points']:+.1f} points off (`{worst['system']}` at {worst['rate']:g}/s, "
-        f"{worst['setup']}); the ranking of the schedulers is the measured one in {ranked} of "
-        f"{len(groups)} cases (two within 2 points count as equal)."
+        "## The simulator\n\nThe latency model was fitted to the steps that slosched recorded "
+        "inside vLLM's engine during these runs. First tokens count as later by the delay that "
+        "clients saw at the lowest rate, where hardly any request waits (in wall time: "
+        f"{told}). {within} of {len(errors)} mean attainments are within {_POINTS:g} points of "
+        f"the measured ones; the worst is {worst['points']:+.1f} points off "
+        f"(`{worst['system']}` at {worst['rate']:g}/s, {worst['setup']}). The schedulers are "
+        f"ranked as measured in {ranked} of {len(groups)} cases (two within 2 points count as "
+        "equal)."
     )
 
 
@@ -200,14 +202,14 @@ def _foot(runs: pd.DataFrame) -> str:
     late_ms = 1000 * (runs["max_lateness_s"] / runs["slowdown"]).max()
     return (
         f"Measured from {runs['made'].min()} to {runs['made'].max()} on 2 cores ({machines}), code "
-        f"{digests}; the client sent no request more than {late_ms:.0f} ms late (of the device's "
+        f"{digests}. The client sent no request more than {late_ms:.0f} ms late (in the device's "
         "time). The numbers are in "
         "[experiments/inside_vllm/results](../experiments/inside_vllm/results)."
     )
 
 
 def _systems(runs: pd.DataFrame) -> list[str]:
-    """vLLM's own first."""
+    """Return the names of the systems, vLLM's own scheduler first."""
     return sorted(runs["system"].unique(), key=lambda name: (not name.startswith("vLLM "), name))
 
 

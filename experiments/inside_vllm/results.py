@@ -1,4 +1,4 @@
-"""Rows in CSV files: committed, gone on with where a run stopped, and all that the page needs."""
+"""Rows in committed CSV files, from which an interrupted run continues and the page is made."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from experiments.inside_vllm.setups import RESULTS
 
 TUNING, RUNS, PREDICTIONS = "tuning", "runs", "predictions"
 MAX_LATENESS_S = 0.05
-"""In the device's time; beyond it the machine was too busy, and the heat tells nothing."""
+"""The limit in the device's time, beyond which the machine was too busy for a heat to count."""
 _HEAT = ["setup", "rate", "window"]
 _KEYS = [*_HEAT, "system"]
 
 
 @dataclass(frozen=True)
 class Book:
-    """The tables of one folder, and which of their rows count."""
+    """The tables of one folder, and the rules for which of their rows count."""
 
     folder: Path = RESULTS
     max_lateness_s: float = MAX_LATENESS_S
     since: str = ""
-    """What was measured before counts as not measured; an ISO time."""
+    """An ISO time; what was measured before it counts as not measured."""
 
     def read(self, name: str) -> pd.DataFrame:
-        """No rows where nothing has been measured yet."""
+        """Return a table; without rows if nothing has been measured yet."""
         path = self.folder / f"{name}.csv"
         if not path.exists():
             return pd.DataFrame(columns=_KEYS)
         return pd.read_csv(path, keep_default_na=False)
 
     def keep(self, name: str, rows: Sequence[Row]) -> None:
-        """Add `rows`; those that were there under the same setup, rate, window and system go."""
+        """Add `rows`, in place of those with the same setup, rate, window and system."""
         known = [row for row in (self.read(name), pd.DataFrame(rows)) if len(row)]
         table = pd.concat(known).drop_duplicates(_KEYS, keep="last").sort_values(_KEYS)
         self._write(name, table)
 
     def keep_heat(self, name: str, rows: Sequence[Row]) -> None:
-        """The rows of one heat, in place of whatever was known of it."""
+        """Write the rows of one heat, in place of all its former rows."""
         table, heat = self.read(name), rows[0]
         if len(table):
             is_same = (table[_HEAT] == [heat[key] for key in _HEAT]).all(axis=1)
@@ -49,13 +49,13 @@ class Book:
         self.keep(name, rows)
 
     def has(self, name: str, setup: str, rate: float, window: int) -> bool:
-        """Whether this has been measured, of whatever systems, on a machine that kept up."""
+        """Tell whether the heat was measured, with any systems, on a machine that kept up."""
         rows = self._recent(self.valid(name))
         found = (rows["setup"] == setup) & (rows["rate"] == rate) & (rows["window"] == window)
         return bool(found.any())
 
     def valid(self, name: str) -> pd.DataFrame:
-        """Rows of heats in which the client itself sent every request nearly when it was due."""
+        """Return the rows of heats in which the client sent every request nearly on time."""
         rows = self.read(name)
         if rows.empty:
             return rows
@@ -64,7 +64,7 @@ class Book:
         return rows[worst_s <= self.max_lateness_s]
 
     def shown(self) -> pd.DataFrame:
-        """The runs that go together: of a setup those with the budget that vLLM had most often."""
+        """Return the runs to compare: for each setup those with vLLM's most frequent budget."""
         rows = self.valid(RUNS)
         if rows.empty:
             return rows
@@ -75,7 +75,10 @@ class Book:
         return rows[pd.MultiIndex.from_frame(rows[_HEAT]).isin(heats)]
 
     def best_budget(self, setup: str) -> int:
-        """The budget with which vLLM's own scheduler served most in time; ValueError if untuned."""
+        """Return the budget with which vLLM's own scheduler served most in time.
+
+        Raises ValueError if vLLM was not tuned for the setup.
+        """
         rows = self._recent(self.valid(TUNING))
         rows = rows[rows["setup"] == setup]
         if rows.empty:
@@ -90,7 +93,7 @@ class Book:
         return rows[rows["made"] >= self.since] if self.since and len(rows) else rows
 
     def _write(self, name: str, table: pd.DataFrame) -> None:
-        """In one go, so that whoever is stopped meanwhile leaves a whole file."""
+        """Replace the file in one step, so that an interruption leaves a whole file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{name}.csv"
         table.to_csv(path.with_suffix(".new"), index=False, float_format="%.6g")

@@ -1,4 +1,4 @@
-"""One real vLLM server: started, asked whether it is up, its processor time read, stopped."""
+"""One real vLLM server: started, checked, its processor time read, stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 from slosched.core import SloschedError
 
 VLLM_PYTHON = Path(sys.executable if find_spec("vllm") else ".venv-vllm/bin/python")
-"""This one, if it has vLLM."""
+"""The Python that has vLLM: this one, or that of .venv-vllm."""
 _START_LIMIT_S = 600.0
 
 
@@ -29,7 +29,7 @@ class ServerError(SloschedError):
 
 @dataclass(frozen=True)
 class Launch:
-    """How a server is started."""
+    """The options with which a server is started."""
 
     model: Path
     options: tuple[str, ...]
@@ -38,7 +38,10 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, port: int) -> list[str]:
-        """Not `vllm serve`: in PyPI's CPU build that command looks for a package named "vllm"."""
+        """Return the command that starts the server.
+
+        It is not `vllm serve`, which in PyPI's CPU build looks for a package named "vllm".
+        """
         return [
             *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self.model), "--served-model-name", "m"),
@@ -52,7 +55,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Used:
-    """What a process had of the processors: how long it ran, and how long it waited to."""
+    """The processor time of a process: how long it ran, and how long it waited to run."""
 
     ran_s: float
     waited_s: float
@@ -60,19 +63,19 @@ class Used:
 
 @dataclass(frozen=True)
 class Server:
-    """One process, up or on its way."""
+    """One server process, up or starting."""
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
 
     def check(self) -> None:
-        """Raises ServerError if it has died."""
+        """Raise ServerError if the process has ended."""
         if self.process.poll() is not None:
             raise ServerError(f"vLLM died; {self.log} ends with\n{_tail(self.log)}")
 
     def used(self) -> dict[str, Used]:
-        """So far, by the API server and by the engine's process."""
+        """Return the processor time so far of the API server and of the engine's process."""
         engine = [_used(child) for child in _children(self.process.pid)]
         return {
             "api": _used(self.process.pid),
@@ -80,7 +83,7 @@ class Server:
         }
 
     def await_up(self) -> None:
-        """Until it answers; raises ServerError if it never does."""
+        """Wait until the server answers; raise ServerError if it never does."""
         limit_s = time.monotonic() + _START_LIMIT_S
         while not _is_up(self.url):
             self.check()
@@ -91,7 +94,7 @@ class Server:
 
 @contextmanager
 def started(launch: Launch, log: Path) -> Iterator[Server]:
-    """A server that is starting; stopped at the end."""
+    """Start a server, yield it at once, and stop it at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -130,7 +133,7 @@ def _tail(log: Path) -> str:
 
 
 def _used(pid: int) -> Used:
-    """Of the main thread, which does the work."""
+    """Return the processor time of a process's main thread, which does the work."""
     try:
         ran_ns, waited_ns, *_ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except OSError:

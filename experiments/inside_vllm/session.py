@@ -1,4 +1,4 @@
-"""Setups played from end to end: tuned, run, simulated; each heat is kept as soon as it is over."""
+"""Setups played from end to end: tuned, run, simulated; each heat is stored when it ends."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from slosched.perfmodel import FittedModel, load_model, save_model
 from slosched.perfmodel.device import cpu_name
 
 _TUNING_WINDOW = 20
-"""The first part of the trace on which vLLM is tuned; it is not measured on."""
+"""The first part of the trace for tuning vLLM; it is not used for measuring."""
 _START_S = 60.0
-"""Servers of one table: until they are up, on a machine that has nothing else to do."""
+"""The estimated time until the servers of a table are up, on an idle machine."""
 _TAIL_S = 8.0
-"""Of the device's time: how long the last answers of a heat take, about."""
+"""The estimated time of the last answers of a heat, in the device's time."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """Where rows go, which count, and how long it may take."""
+    """The book for the rows, the folder for recordings, and the limit of time."""
 
     book: Book = field(default_factory=Book)
     folder: Path = Path("runs/inside_vllm")
-    """For logs, and for the steps that servers record."""
+    """The folder for logs and for the steps that servers record."""
     until_s: float = float("inf")
-    """No heat begins after this time, of `time.monotonic`."""
+    """The time after which no heat begins, of `time.monotonic`."""
 
     @property
     def is_over(self) -> bool:
@@ -51,7 +51,7 @@ class Session:
         self._play(TUNING, setup, setup.untuned, self.missing(TUNING, setup, num_windows))
 
     def run(self, setup: Setup, num_windows: int | None = None) -> None:
-        """Play to vLLM's own scheduler, at its best, and to slosched's policies."""
+        """Play the trace to vLLM's own scheduler, at its best, and to slosched's policies."""
         heats = self.missing(RUNS, setup, num_windows)
         if heats and not self.is_over:
             systems = setup.systems(self.book.best_budget(setup.name))
@@ -71,7 +71,7 @@ class Session:
             error = fit.held_out
             console.print(f"wrote {path}: held-out error {error.mape:.1f} % on average")
         device = load_model(path)
-        # Where hardly anybody waits, a first token is late for the server's sake alone.
+        # At the lowest rate hardly any request waits, so the server alone delays a first token.
         lowest = min(row["rate"] for row in rows)
         calm = [row for row in rows if row["rate"] == lowest]
         with progress_bar() as progress:
@@ -81,7 +81,7 @@ class Session:
                 self.book.keep(PREDICTIONS, [_guess(setup, row, device, lag_s)])
 
     def missing(self, table: str, setup: Setup, num_windows: int | None = None) -> list[Heat]:
-        """What has not been measured yet, or only while the machine was too busy for it."""
+        """Return the heats that have not been measured, or only while the machine was too busy."""
         first = _TUNING_WINDOW if table == TUNING else 0
         num_windows = num_windows or setup.num_parts
         return [
@@ -123,7 +123,7 @@ class Session:
     def _rows(
         self, heat: Heat, servers: Mapping[System, Server], clients: ProcessPoolExecutor
     ) -> list[Row]:
-        """Of one heat, with how it was made and which recorded steps are its own."""
+        """Return the rows of one heat, with their settings, date and range of recorded steps."""
         recordings = {s.name: self._steps(heat.setup, s) for s in servers}
         budgets = {s.name: s.max_num_batched_tokens for s in servers}
         made = datetime.now(UTC).isoformat(timespec="seconds")
@@ -139,7 +139,7 @@ class Session:
 
     @contextmanager
     def _served(self, setup: Setup, systems: Sequence[System]) -> Iterator[Mapping[System, Server]]:
-        """All at once, and all stay up."""
+        """Start all servers at once, yield them when all are up, and stop them at the end."""
         with ExitStack() as stack:
             servers = {}
             for system in systems:
@@ -151,17 +151,17 @@ class Session:
             yield servers
 
     def _stretch(self, setup: Setup, row: Mapping[Hashable, Any]) -> Stretch:
-        """The steps of a run."""
+        """Return the recorded steps of a run."""
         system = System(setup.policy_budget, _policy_of(row))
         return Stretch(self._steps(setup, system), int(row["first_step"]), int(row["num_steps"]))
 
     def _steps(self, setup: Setup, system: System) -> Path:
-        """Where the steps of a server are recorded."""
+        """Return the file in which the steps of a server are recorded."""
         return self.folder / f"{setup.name}-{system.name.replace(' ', '-')}.csv"
 
 
 def _policy_of(row: Mapping[Hashable, Any]) -> str | None:
-    """None for vLLM's own scheduler."""
+    """Return the policy of a row; None for vLLM's own scheduler."""
     name = str(row["system"])
     return None if name.startswith("vLLM ") else name
 
@@ -169,13 +169,13 @@ def _policy_of(row: Mapping[Hashable, Any]) -> str | None:
 def _guess(
     setup: Setup, row: Mapping[Hashable, Any], device: FittedModel, lag_s: float = 0.0
 ) -> Row:
-    """A measured run, simulated."""
+    """Simulate a measured run."""
     system = System(int(row["max_num_batched_tokens"]), _policy_of(row))
     return predicted(Heat(setup, row["rate"], row["window"]), system, device, lag_s)
 
 
 def seconds_of(tuning: Sequence[Heat], runs: Sequence[Heat]) -> float:
-    """About how long these heats of one setup take, servers started and all."""
+    """Estimate the time of these heats of one setup, with the start of the servers."""
     total_s = _START_S * (bool(tuning) + bool(runs))
     for heats, is_tuning in ((tuning, True), (runs, False)):
         for heat in heats:

@@ -1,4 +1,4 @@
-"""What is compared: devices, traces, promises and loads, and the schedulers in front of them."""
+"""The setups: devices, traces, SLOs and loads, and the schedulers in front of them."""
 
 from __future__ import annotations
 
@@ -46,32 +46,35 @@ class Setup:
     title: str
     trace: str
     latency_model: str
-    """What policies predict with, and what an emulated device's steps take; of a device that is
-    not emulated a file, made by device.py."""
+    """The model with which policies predict, and by which an emulated device takes its time.
+
+    For a device that is not emulated it is a file, made by device.py."""
     rates: tuple[float, ...]
     """Requests/s offered; vLLM at its best budget has its knee (90 % in time) near the first."""
     budgets: tuple[int, ...]
-    """Values of `--max-num-batched-tokens` that vLLM's own scheduler is tried with."""
+    """Values of `--max-num-batched-tokens` that are tried with vLLM's own scheduler."""
     policy_budget: int
-    """What slosched's policies may at most put into a step."""
+    """The most tokens that slosched's policies may put into a step."""
     num_requests: int
-    """In one run."""
+    """Requests in one run."""
     num_parts: int
-    """Of the trace, which are played at every rate: the more, the further apart they are."""
+    """Parts of the trace that are played at every rate.
+
+    More are used where the parts differ more."""
     base_s: float
-    """A prompt's first token is promised in so long and twice its unloaded prefill."""
+    """The TTFT of a prompt is this time plus twice its unloaded prefill."""
     tpot_s: float
     max_model_len: int
     max_num_seqs: int = 256
-    """Not above any of the budgets, or vLLM does not start."""
+    """At most the smallest of the budgets, or vLLM does not start."""
     is_emulated: bool = True
     slowdown: float = 1.0
     length_scale: float = 1.0
-    """Of the trace's prompts and outputs, for devices that are small."""
+    """A factor for the trace's prompts and outputs, for devices that are small."""
     block_size: int = 16
-    """Tokens; vLLM's attention on CPUs wants a multiple of 32."""
+    """Block size in tokens; vLLM's attention on CPUs needs a multiple of 32."""
     kv_tokens: int | None = None
-    """What the KV cache holds; what the latency model's device held, if left out."""
+    """Capacity of the KV cache; None for that of the latency model's device."""
     dtype: str = "auto"
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -79,7 +82,7 @@ class Setup:
 
     @cached_property
     def model(self) -> FittedModel:
-        """In slow motion."""
+        """Return the latency model in slow motion."""
         return scaled(load_model(self.latency_model), self.slowdown)
 
     @property
@@ -91,7 +94,7 @@ class Setup:
         return (System(best_budget), *ours)
 
     def load(self, rate: float, number: int) -> Trace:
-        """The `number`-th part of the trace at `rate`, as it is sent: in slow motion."""
+        """Return the `number`-th part of the trace at `rate`, as it is sent: in slow motion."""
         whole = read_trace(TRACES / self.trace)
         promise = Proportional(
             self.model.predict_prefill,
@@ -107,7 +110,7 @@ class Setup:
         return part.clipped(self.max_model_len - longest, longest - 1).trace.with_slo(promise)
 
     def launch(self, system: System, steps: Path) -> Launch:
-        """`steps` is where the steps of slosched's policies are recorded."""
+        """Return how to start the server; slosched's policies record their steps in `steps`."""
         settings: dict[str, Any] = {}
         options = [
             *("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(self.max_num_seqs)),
@@ -130,7 +133,10 @@ class Setup:
         return Launch(embedded_model_dir(), tuple(options), settings, self.environment)
 
     def simulation(self, system: System) -> SimulationConfig:
-        """The same server, simulated: vLLM plans ahead of an emulated device, as of a GPU."""
+        """Return the same server for the simulator.
+
+        vLLM plans ahead of an emulated device, as it does of a GPU.
+        """
         capacity = self.kv_tokens or int(self.model.provenance["kv_capacity_tokens"])
         return SimulationConfig(
             limits=Limits(
@@ -206,7 +212,7 @@ SETUPS = {
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "OMP_NUM_THREADS": "1",
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model beside the engine core
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the model in the engine core's process
             },
         ),
     )
@@ -214,7 +220,7 @@ SETUPS = {
 
 
 def smoke(setup: Setup) -> Setup:
-    """The same in a minute or two, to see that everything works."""
+    """Return the setup with so few requests that it takes a minute or two, as a smoke test."""
     return replace(
         setup, num_requests=10, num_parts=1, rates=setup.rates[:1], budgets=setup.budgets[-2:]
     )

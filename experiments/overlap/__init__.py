@@ -1,1 +1,1 @@
-"""Overlapped stepping: what scheduling costs, and what planning a step ahead gives back."""
+"""Overlapped stepping: the cost of a decision's time, and the part that planning ahead regains."""

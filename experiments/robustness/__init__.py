@@ -1,1 +1,1 @@
-"""Robustness: what each policy loses on a device, or to clients, that are not as it believes."""
+"""Robustness: the loss of each policy when device or clients differ from what it assumes."""

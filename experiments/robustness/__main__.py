@@ -38,8 +38,8 @@ def run(
 
     Example: `python -m experiments.robustness run --jobs 2`.
 
-    Stop it with Ctrl-C and run it again: it goes on where it was.  Every edit to the code that a
-    replay runs makes all replays new, so run it from a tree in which nobody works.
+    Stop it with Ctrl-C and run it again to continue.  Every edit to the code that a replay runs
+    makes all replays new, so run it from a tree that is not edited meanwhile.
     """
     scale = Scale(windows, requests)
     begin_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Figures of the page: loss against strength, one a kind."""
+"""Figures of the page: loss against strength, one figure for each kind of disturbance."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from experiments.robustness.kinds import Kind
 from slosched.evaluate.plots.style import WIDTH_IN, legend_above, look, reference_line, tidy
 
 _SPREAD = 0.5
-"""Of the distance between two strengths, the part over which policies are set side by side."""
+"""The share of the distance between two strengths over which the policies are spread."""
 _SEEN_POINTS = (-2.0, 4.0)
-"""Every axis shows at least this much, so that nothing looks large that is not."""
+"""The least range of every axis in points, so that small losses do not look large."""
 
 
 def short(policy: str) -> str:
-    """A policy without its options, which all figures and tables leave out."""
+    """Return a policy's name without its options, which all figures and tables leave out."""
     return policy.partition(":")[0]
 
 
 def loss_figure(kind: Kind, losses: pd.DataFrame) -> Figure:
-    """A row of panels for each variant, a column for each workload; `losses` are of this kind."""
+    """Draw the losses of one kind: a row of panels for each variant, a column for each workload."""
     workloads = list(dict.fromkeys(losses["workload"]))
     num_rows = len(kind.variants)
     figure = Figure(figsize=(WIDTH_IN * 1.25, 0.9 + 2.6 * num_rows), layout="constrained")

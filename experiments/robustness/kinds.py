@@ -1,4 +1,4 @@
-"""What is done to the policies, as data: kinds of disturbance, how strong, and what it is not."""
+"""The kinds of disturbance as data: what each does, how strongly, and its undisturbed strength."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
 
 WARM_UP_SHARE = 1 / 3
-"""Of the requests of a window, those that are not counted; a shift of the workload ends there."""
+"""The share of a window's requests that do not count; a shift of the workload ends there."""
 
 Change = Callable[[SimulationConfig, str, float], SimulationConfig]
-"""Of an undisturbed replica, a variant and a strength."""
+"""A function of an undisturbed replica, a variant and a strength that returns the disturbed one."""
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,20 @@ class Kind:
     name: str
     title: str
     what: str
-    """What is done, as a sentence."""
+    """What the kind does, in whole sentences for the page."""
     axis: str
-    """What the strength says, for figures."""
+    """The label of the strength in figures."""
     neutral: float
-    """The strength that is none: losses are against a replay at this one."""
+    """The strength without effect; losses are relative to a replay at this strength."""
     strengths: Sequence[float]
     change: Change = lambda calm, _variant, _strength: calm
     variants: Sequence[str] = ("",)
     shifts_outputs: bool = False
-    """Whether strength is a factor of the output lengths after the warm-up, not of the replica."""
+    """Whether the strength shortens the outputs before the end of the warm-up, not the replica."""
     label: Callable[[float], str] = "×{:g}".format
 
     def trace(self, window: Trace, strength: float) -> Trace:
-        """What is played of a window: itself, or with shorter outputs to begin with."""
+        """Return the window, or one whose outputs in the warm-up are shorter by `strength`."""
         if not self.shifts_outputs or strength == self.neutral:
             return window
         num_before = num_warm_up(window)
@@ -78,15 +78,15 @@ def _stale(calm: SimulationConfig, _: str, strength: float) -> SimulationConfig:
 
 
 def kinds(small_caches: Sequence[float]) -> tuple[Kind, ...]:
-    """All of them; `small_caches` are the factors by which the KV cache is made smaller."""
+    """Return all kinds; `small_caches` are the factors by which the KV cache is made smaller."""
     return (
         Kind(
             name="bias",
             title="A latency model that is wrong by a constant factor",
-            what="Steps take the given factor of what the policy's latency model says; the device "
-            "is the same in all replays. The model stays as it was fitted, or is corrected by the "
-            "steps that are run (`OnlineModel`), as `serve` does.",
-            axis="steps take, of what the model says",
+            what="Each step takes the given multiple of the time that the policy's latency model "
+            "predicts; the device is the same in all replays. The model either stays as it was "
+            "fitted, or is corrected with the measured steps (`OnlineModel`), as `serve` does.",
+            axis="step time / predicted time",
             neutral=1.0,
             strengths=(0.8, 0.9, 1.1, 1.2),
             change=_bias,
@@ -96,7 +96,7 @@ def kinds(small_caches: Sequence[float]) -> tuple[Kind, ...]:
             name="tail",
             title="Heavy-tailed steps",
             what="A share of the steps is slow: at least twice as long, Pareto with exponent 2. "
-            "The others are faster by as much, so that the device is as fast on average.",
+            "The others are faster, so that the average is the same.",
             axis="slow steps",
             neutral=0.0,
             strengths=(0.01, 0.03, 0.1),
@@ -106,8 +106,8 @@ def kinds(small_caches: Sequence[float]) -> tuple[Kind, ...]:
         Kind(
             name="stall",
             title="Stalls",
-            what="The device stands still at random, every 10 s on average, at the same times for "
-            "every policy.",
+            what="The device stands still at random times, every 10 s on average, at the same "
+            "times for every policy.",
             axis="each stall lasts",
             neutral=0.0,
             strengths=(0.05, 0.2, 0.5),
@@ -116,10 +116,10 @@ def kinds(small_caches: Sequence[float]) -> tuple[Kind, ...]:
         ),
         Kind(
             name="lengths",
-            title="Outputs that become longer than they used to be",
-            what="The outputs of the requests that are not counted, the first third, are shorter "
-            "by the given factor; those that are counted are what they always were. So the load "
-            "is no higher, but whoever has learnt how long outputs are has learnt it wrong.",
+            title="Outputs that become longer",
+            what="The outputs of the first third of the requests, which do not count, are shorter "
+            "by the given factor. The requests that count have their usual outputs. So the load is "
+            "no higher, but a policy that has learnt output lengths has learnt wrong ones.",
             axis="outputs become longer by",
             neutral=1.0,
             strengths=(2.0, 4.0),
@@ -140,8 +140,8 @@ def kinds(small_caches: Sequence[float]) -> tuple[Kind, ...]:
         Kind(
             name="stale",
             title="Plans that are one step old",
-            what="The next step is planned while one runs, as engines do that overlap scheduling "
-            "with the device: the policy does not know yet how the running one will end.",
+            what="The next step is planned while another one runs, as in engines that overlap "
+            "scheduling with the device. The policy does not know yet how the running step ends.",
             axis="plans are old by",
             neutral=0.0,
             strengths=(1.0,),

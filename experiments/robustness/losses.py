@@ -1,4 +1,4 @@
-"""What a disturbance costs a policy: attainment lost on the same requests, and how it was lost."""
+"""The cost of a disturbance: attainment lost on the same requests, and how it was lost."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Compared(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """In points of attainment, hundredths of the requests that count; positive is worse."""
+    """A loss in points of attainment, hundredths of the requests that count; positive is worse."""
 
     undisturbed: float
-    """Attainment before, a share."""
+    """Attainment before the disturbance, as a share."""
     loss_points: float
     low_points: float
     high_points: float
-    """95 % interval of the loss, paired: the same requests before and after."""
+    """The 95 % interval of the loss, paired: the same requests before and after."""
     rejected_points: float
     first_late_points: float
     tokens_late_points: float
-    """How the loss came about: by how much each way to miss a promise became more frequent."""
+    """By how much each way to miss an SLO became more frequent."""
 
 
 class _Fates(NamedTuple):
-    """How the requests of a replay came out; each is exactly one of these."""
+    """The outcomes of a replay's requests; each request has exactly one of them."""
 
     good: BoolArray
     rejected: BoolArray
@@ -52,7 +52,7 @@ class _Fates(NamedTuple):
 
 
 def loss(compared: Sequence[Compared]) -> Loss:
-    """Over all windows.  Blocks of consecutive requests are resampled, and windows."""
+    """Return the loss over all windows; windows and blocks of requests in them are resampled."""
     lost, num, seed_of = [], [], []
     before, after = np.zeros(4), np.zeros(4)
     for seed, one in enumerate(compared):
@@ -71,13 +71,13 @@ def loss(compared: Sequence[Compared]) -> Loss:
     found = interval(worlds, estimate, len(compared))
     more = 100 * (after - before) / sum(num)
     undisturbed = float(before[0] / sum(num))
-    low = max(found.low, -100 * (1 - undisturbed))  # nobody loses more than he had
+    low = max(found.low, -100 * (1 - undisturbed))  # attainment cannot exceed 100 %
     high = min(found.high, 100 * undisturbed)
     return Loss(undisturbed, estimate, low, high, *(float(m) for m in more[1:]))
 
 
 def _fates(window: Trace, outcomes: Outcomes) -> _Fates:
-    """Of the requests that count."""
+    """Return the outcomes of the requests that count."""
     counted = slice(num_warm_up(window), None)
     requests = outcomes.requests[counted]
     due_s = np.array([r.slo.ttft_s for r in window.requests[counted]])

@@ -1,4 +1,4 @@
-"""The page docs/robustness.md: every number and every finding of it is made of the results."""
+"""The page docs/robustness.md; all its numbers and findings are made from the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slosched.simulator.disturbances import Disturbances
 PAGE = Path(__file__).parents[2] / "docs" / "robustness.md"
 FIGURES = PAGE.with_suffix("")
 LEAST_POINTS = 1.0
-"""A loss that is surely more than this is a break; one that is surely less is none."""
+"""The loss that makes a finding: surely more than this is a break, surely less is none."""
 
 _KINDS = kinds(())
 _WAYS = {
@@ -29,14 +29,14 @@ _WAYS = {
 
 
 def write(results: Results, page: Path = PAGE) -> None:
-    """The page, and its figures in the folder of its name."""
+    """Write the page, and its figures into a folder with the same name."""
     for kind, losses in _by_kind(results.losses):
         save(loss_figure(kind, losses), page.with_suffix("") / f"{kind.name}.svg")
     page.write_text(text(results), encoding="utf-8")
 
 
 def text(results: Results) -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     parts = [_head(results), _rates(results.rates), _summary(results.losses)]
     parts += [_section(kind, losses) for kind, losses in _by_kind(results.losses)]
     return "\n\n".join([*parts, _foot(results.provenance)]) + "\n"
@@ -48,18 +48,19 @@ def _head(results: Results) -> str:
         int(made["window_requests"]) * (1 - WARM_UP_SHARE)
     )
     return (
-        "# Robustness: who breaks, and how\n\n"
+        "# Robustness: which policies break, and how\n\n"
         "<!-- Made by `make robustness`; edit experiments/robustness/report.py instead. -->\n\n"
-        "Every policy is played at its own knee, the highest rate at which it serves nearly all "
-        "requests in time on a device that does what it believes. Then one thing is disturbed, "
-        "and the same requests are played again. A loss is in points of attainment: hundredths "
-        "of the requests that are no longer served as promised.\n\n"
-        f"{int(made['num_windows'])} parts of each trace, {int(made['window_requests'])} requests "
-        f"each, of which the last {_percent(1 - WARM_UP_SHARE)} count: one point is "
-        f"{num_counted / 100:.0f} requests. Intervals are 95 %, paired, over windows and blocks of "
-        "consecutive requests (`slosched.evaluate.statistics`). Workloads are "
-        "those of [the arena](../experiments/arena/scenarios.py), without its noise; but for the "
-        "first section the policies' latency model is corrected online. Baselines reject what "
+        "Every policy is played at its own knee: the highest rate at which it serves nearly all "
+        "requests in time, on a device that behaves as the policy assumes. Then one thing is "
+        "disturbed, and the same requests are played again. A loss is in points of attainment: "
+        "hundredths of the requests that are no longer served within their SLOs.\n\n"
+        f"{int(made['num_windows'])} parts of each trace are played, with "
+        f"{int(made['window_requests'])} requests each, of which the last "
+        f"{_percent(1 - WARM_UP_SHARE)} count: one point is {num_counted / 100:.0f} requests. "
+        "Intervals are 95 %, paired, over windows and blocks of consecutive requests "
+        "(`slosched.evaluate.statistics`). The workloads are those of "
+        "[the arena](../experiments/arena/scenarios.py), without its noise. Except in the first "
+        "section, the policies' latency model is corrected online. Baselines reject requests that "
         "cannot be in time. How to run it: "
         "[experiments/robustness](../experiments/robustness/README.md)."
     )
@@ -77,8 +78,8 @@ def _rates(rates: pd.DataFrame) -> str:
             cells.append(f"{found['requests_per_s']:.3g} ({_percent(found['target'])})")
         rows.append([f"`{policy}`", *cells])
     return (
-        "## At which load\n\nRequests/s of each policy, and the attainment that it reaches there "
-        "undisturbed (in the search for the knee, which counts other requests).\n\n"
+        "## The load\n\nThe table shows the requests/s of each policy, and the attainment that it "
+        "reaches there undisturbed (in the search for the knee, which counts other requests).\n\n"
         + table(["policy", *workloads], rows, num_texts=1)
     )
 
@@ -90,9 +91,9 @@ def _summary(losses: pd.DataFrame) -> str:
         rows.append([f"`{short(str(policy))}`", *cells])
     heads = [kind.name for kind in _present(losses)]
     return (
-        "## The worst of each kind\n\nThe largest loss in points over all strengths, variants and "
-        f"workloads. **Bold**: surely more than {LEAST_POINTS:g} point.\n\n"
-        + table(["policy", *heads], rows, num_texts=1)
+        "## The worst of each kind\n\nThe table shows the largest loss in points over all "
+        "strengths, variants and workloads. **Bold**: surely more than "
+        f"{LEAST_POINTS:g} point.\n\n" + table(["policy", *heads], rows, num_texts=1)
     )
 
 
@@ -117,7 +118,7 @@ def _what(kind: Kind) -> str:
 
 
 def _findings(kind: Kind, losses: pd.DataFrame) -> Iterator[str]:
-    """A line for each workload and variant."""
+    """Yield a line for each workload and variant."""
     for (workload, variant), here in losses.groupby(["workload", "variant"], sort=False):
         where = f"{workload}, {variant}" if variant else str(workload)
         breaks, holds = [], []
@@ -129,8 +130,8 @@ def _findings(kind: Kind, losses: pd.DataFrame) -> Iterator[str]:
                 holds.append(short(str(policy)))
         told = [line for _, line in sorted(breaks, key=lambda found: -found[0])]
         least = f"{LEAST_POINTS:g} point"
-        broken = "; ".join(told) if told else f"nobody surely loses more than {least}"
-        held = f"Surely less than {least}: {_listed(holds)}." if holds else ""
+        broken = "; ".join(told) if told else f"no policy surely loses more than {least}"
+        held = f"These surely lose less than {least}: {_listed(holds)}." if holds else ""
         yield f"- **{where}**: {broken}. {held}".rstrip()
 
 
@@ -144,7 +145,7 @@ def _break(kind: Kind, policy: str, worst: pd.Series) -> str:
 
 
 def _details(kind: Kind, losses: pd.DataFrame) -> str:
-    """All losses of the kind, folded away."""
+    """Return all losses of the kind, in a section that opens on a click."""
     parts = []
     for workload, here in losses.groupby("workload", sort=False):
         heads, rows = ["points lost"], []
@@ -163,7 +164,7 @@ def _cell(found: Mapping[Hashable, Any]) -> str:
 def _foot(provenance: pd.DataFrame) -> str:
     made = provenance.iloc[0]
     return (
-        "## Where this comes from\n\n"
+        "## Provenance\n\n"
         f"`{made['command']}`, {made['minutes']:g} minutes; commit {made['git_hash']}, code "
         f"{made['code_digest']}; {made['machine']}; {made['made']}. The numbers are in "
         "[experiments/robustness/results](../experiments/robustness/results)."

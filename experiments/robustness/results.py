@@ -1,4 +1,4 @@
-"""Results as CSV files, with who made them: committed, and all that the page is made of."""
+"""The results as committed CSV files, with their provenance; the page is made from them alone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ HERE = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Results:
-    """`rates` has a row a workload and policy, `losses` one a disturbance besides."""
+    """Tables: `rates` by workload and policy, `losses` by workload, policy and disturbance."""
 
     rates: pd.DataFrame
     losses: pd.DataFrame
     provenance: pd.DataFrame
-    """One row."""
+    """A table of one row."""
 
     @classmethod
     def read(cls, folder: Path = HERE) -> Results:
@@ -32,7 +32,7 @@ class Results:
 
 
 def provenance(num_windows: int, window_requests: int, minutes: float) -> pd.DataFrame:
-    """Which code made the results, where, when, by which command, and how much was simulated."""
+    """Return the code, machine, date and command of the results, and how much was simulated."""
     facts = who_made("robustness") | {
         "num_windows": num_windows,
         "window_requests": window_requests,

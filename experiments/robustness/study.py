@@ -1,4 +1,4 @@
-"""Plays every policy at its own knee, undisturbed and under every disturbance."""
+"""The replays: every policy at its own knee, undisturbed and under every disturbance."""
 
 from __future__ import annotations
 
@@ -42,19 +42,22 @@ POLICIES = (
     "slosserve",
     "slai:deadlines=run",
 )
-"""Not tuned for each workload: at their defaults, but that all reckon with the deadlines by which
-they are judged and the baselines have the token budget of 256 to 2048 that served `conv-tight`
-best.  The arena tunes; here a loss is against the same policy."""
+"""The policies with their settings, which are not tuned for each workload as in the arena.
+
+Here a loss is relative to the same policy.  So all settings are the defaults, with two exceptions:
+each policy uses the deadlines by which it is judged, and the baselines have the token budget of
+256 to 2048 that served `conv-tight` best."""
 TARGETS = (0.99, 0.9)
-"""A policy is played at the highest rate at which it reaches the first; if it never does, the
-second."""
+"""A policy is played at the highest rate at which it reaches the first target.
+
+If it never does, the second target is used."""
 
 OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A scenario of the arena, and what a small cache is for it."""
+    """A scenario of the arena, and the factors of a small cache for it."""
 
     scenario: Scenario
     small_caches: Sequence[float]
@@ -68,17 +71,17 @@ WORKLOADS = (
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is simulated."""
+    """The amount of simulation."""
 
     num_windows: int = 4
     window_requests: int = 600
     precision: float = 0.04
-    """Ratio of neighbouring rates in the search for the knees, less one."""
+    """The ratio of neighbouring rates in the search for the knees, minus 1."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One policy, disturbed in one way, or not: at the kind's neutral strength."""
+    """A policy with one disturbance; at the kind's neutral strength it is undisturbed."""
 
     policy: str
     kind: Kind
@@ -96,12 +99,15 @@ class WorkloadStudy:
     store: Store
     jobs: int | None = None
     only: Sequence[str] | None = None
-    """Kinds by name; None for all."""
+    """Names of the kinds to play; None for all."""
     _outcomes: dict[str, Outcomes] = field(default_factory=dict)
-    """By the key of the point."""
+    """Outcomes by the key of the point."""
 
     def rates(self, on_progress: OnProgress) -> pd.DataFrame:
-        """Each policy's knee: the highest rate at which it serves nearly all in time."""
+        """Return each policy's knee: the highest rate at which it serves nearly all in time.
+
+        Raises CapacityError if a policy serves 90 % in time at no rate.
+        """
         rows: dict[str, dict[str, object]] = {}
         for target in TARGETS:
             left = [policy for policy in self.policies if policy not in rows]
@@ -113,7 +119,7 @@ class WorkloadStudy:
         return pd.DataFrame([rows[policy] for policy in self.policies])
 
     def losses(self, rates: pd.DataFrame, on_progress: OnProgress) -> pd.DataFrame:
-        """A row for each policy and disturbance."""
+        """Return a row for each policy and disturbance."""
         rate_of = dict(zip(rates["policy"], rates["requests_per_s"], strict=True))
         arms = [arm for policy in self.policies for arm in self._arms(policy)]
         self._play([p for arm in arms for p in self._points(arm, rate_of[arm.policy])], on_progress)
@@ -171,7 +177,7 @@ class WorkloadStudy:
                         yield Arm(policy, kind, variant, strength)
 
     def _points(self, arm: Arm, rate: float) -> list[Point]:
-        """One a window."""
+        """Return the points of a policy under a disturbance, one for each window."""
         config = arm.kind.change(self._calm, arm.variant, arm.strength)
         return [
             Point(
@@ -185,7 +191,7 @@ class WorkloadStudy:
         ]
 
     def _play(self, points: Sequence[Point], on_progress: OnProgress) -> None:
-        """All that are not in the store, each of them once; they are in it afterwards."""
+        """Run all points that the store lacks, each of them once, and store them."""
         wanted = {point.key: point for point in points}
         for key, point in wanted.items():
             kept = self.store.get(point)
@@ -204,7 +210,7 @@ class WorkloadStudy:
                 self._outcomes[key] = Outcomes.unpack(future.result())
                 self.store.put(left[key], self._outcomes[key], names)
                 on_progress(num_done, len(left))
-        finally:  # whoever stops it need not wait for what was not begun
+        finally:  # after an interruption nobody waits for replays that have not begun
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _digest(self, kind: Kind, window: int, strength: float) -> str:
@@ -214,7 +220,7 @@ class WorkloadStudy:
 
     @cached_property
     def _traces(self) -> dict[str, Trace]:
-        """All that is played, by digest."""
+        """Return all traces that are played, by digest."""
         shifted = self._shifted.values()
         return {trace_digest(trace): trace for trace in (*self._windows, *shifted)}
 
@@ -255,7 +261,7 @@ class WorkloadStudy:
 
     @cached_property
     def _calm(self) -> SimulationConfig:
-        """The scenario's replica, without its noise."""
+        """Return the scenario's replica, without its noise."""
         return replace(self.workload.scenario.config(self._model), disturbances=UNDISTURBED)
 
     @property

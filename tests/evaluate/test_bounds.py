@@ -1,4 +1,4 @@
-"""Nothing beats a bound: no policy, no exhaustive search, no step of a bundled model of any form."""
+"""Tests that no policy, no exhaustive search and no step of a bundled model exceeds a bound."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def random_trace(seed: int, most_requests: int = 5, most_tokens: int = 6) -> Tra
 
 
 def bounds(trace: Trace, model: LatencyModel, limits: Limits) -> list[Bound]:
-    """The loosest first."""
+    """Return L1, L2 and L3, the loosest first."""
     demand = demand_of(trace, model, limits)
     return [fluid_bound(demand), on_time_bound(demand), hindsight_bound(trace, model, limits)]
 
@@ -82,10 +82,10 @@ def test_no_policy_beats_a_bound(rule: DeadlineRule) -> None:
 
 
 def most_good(trace: Trace, model: LatencyModel, max_tokens: int) -> int:
-    """The greatest number on time under `envelope`, over every schedule without preemption.
+    """Return the greatest number on time under `envelope`, over all schedules without preemption.
 
-    A state is the time and, for each request, the tokens computed and out; a request that is late
-    is given up, as its tokens could only take time from others.
+    A state is the time and, for each request, the tokens computed and out.  A request that is late
+    is given up, since its tokens could only take time from others.
     """
     requests = trace.requests
     seen: dict[tuple[float, tuple[tuple[int, int], ...]], int] = {}
@@ -131,7 +131,7 @@ def most_good(trace: Trace, model: LatencyModel, max_tokens: int) -> int:
             for i, (n, (computed, out)) in enumerate(zip(chunks, state, strict=True)):
                 emits = n and computed + n == requests[i].num_prompt_tokens + out
                 if emits and not is_open(i, end_s, out):
-                    after.append((computed, -1))  # late: never open again, never done
+                    after.append((computed, -1))  # late: never open again, never finished
                 else:
                     after.append((computed + n, out + bool(emits)))
             if all(out >= 0 for _, out in after):
@@ -200,7 +200,7 @@ def test_a_tpot_below_the_shortest_step_is_impossible_unless_slack_is_banked() -
 
 
 def test_a_burst_is_seen_by_the_on_time_count_alone() -> None:
-    """Two bursts an hour apart: the time between them is there, but nobody may use it."""
+    """Play two bursts an hour apart, so that no request may use the time between them."""
     burst = [
         TraceRequest(f"{start}-{i}", start, 4, 1, SLO(4.0, 1.0))
         for start in (0.0, 3600.0)
@@ -234,7 +234,7 @@ def test_a_request_that_does_not_fit_into_the_kv_cache_is_not_counted() -> None:
 
 
 def test_a_small_kv_cache_lowers_the_bound_of_a_memory_bound_device() -> None:
-    """Where a step costs the same whatever is in it, only memory keeps it from holding all."""
+    """Take steps that cost the same with any contents, so that only memory limits them."""
     flat = make_model(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1)
     requests = [TraceRequest(f"r{i}", 0.01 * i, 100, 50, SLO(2.0, 0.2)) for i in range(40)]
     trace = Trace.of(requests, "decodes")
@@ -299,7 +299,7 @@ def test_azure_conv_is_bounded() -> None:
 
 @pytest.mark.skipif(not CONV.exists(), reason="needs ../shared/traces")
 def test_the_roofline_is_that_of_the_literature() -> None:
-    """reference/literature.md, 8.2: an H200 with Llama-3.1-8B, two operations a parameter."""
+    """Compare with known values for an H200 with Llama-3.1-8B, at two operations a parameter."""
     of_file = {"azure_conv_2023.csv": 43.5, "azure_code_2023.csv": 27.9}
     of_file["mooncake_conversation.jsonl"] = 3.2
     exact = Roofline.of(MODELS["Llama-3.1-8B"], GPUS["H200"])
@@ -309,7 +309,7 @@ def test_the_roofline_is_that_of_the_literature() -> None:
         assert roofline_bound(trace, rough, Limits()).sustained_per_s == pytest.approx(
             expected, rel=0.02
         )
-        # Fewer operations: embeddings are looked up, and a prompt token needs no language head.
+        # Ours has fewer operations: embeddings are looked up, prompt tokens need no language head.
         sustained = roofline_bound(trace, exact, Limits(), 846_000).sustained_per_s
         assert expected < sustained < 1.2 * expected
 

@@ -1,4 +1,4 @@
-"""Capacities by simulation: what is found, how sure it is, and that it is found again."""
+"""Tests of capacities by simulation: the values, their intervals, and stored results."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def study(
 
 
 class Illegal(Policy):
-    """Schedules what is not there."""
+    """A policy that schedules a request that does not exist."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         return SchedulerOutput({"nobody": 1})
 
 
-# What is found
+# Values of capacities
 
 
 def test_the_capacity_is_where_attainment_crosses_the_target() -> None:
@@ -116,7 +116,7 @@ def test_every_policy_is_played_at_the_shared_rates(tmp_path: Path) -> None:
     contenders, windows = [contender(), contender(slower=2.0, name="slow")], [poisson(0, n=60)]
     plan = replace(QUICK, num_shared_rates=4)
     with Store(tmp_path / "points.sqlite") as store:
-        for _ in range(2):  # the second time all comes from the store
+        for _ in range(2):  # the second time all outcomes come from the store
             sweep = Sweep(contenders, windows, plan, store)
             sweep.run(local_pool(1))
             frame = Study(list(sweep.measured.values()), windows).frame()
@@ -126,11 +126,11 @@ def test_every_policy_is_played_at_the_shared_rates(tmp_path: Path) -> None:
             assert {frame.rate.min(), frame.rate.max()} <= both
 
 
-# How sure it is
+# Intervals
 
 
 def test_a_slower_device_is_told_from_noise() -> None:
-    """3 % and, on the same requests, 1 %."""
+    """Detect 3 % and, on the same requests, 1 %."""
     windows = [poisson(seed) for seed in range(5)]
     contenders = [
         contender(name="as it is"),
@@ -152,7 +152,7 @@ def test_a_slower_device_is_told_from_noise() -> None:
 def test_one_percent_of_a_real_traces_capacity_is_told_from_noise(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Azure's conversations, 18,000 of them at each rate: minutes."""
+    """Play 18,000 of Azure's conversations at each rate, which takes minutes."""
     model = load_model("h100/llama-3.1-8b")
     config = replace(CONFIG, num_blocks=432_992 // 16)
     trace = read_trace(CONV).with_slo(SLO(1.0, 0.05))
@@ -174,7 +174,7 @@ def test_one_percent_of_a_real_traces_capacity_is_told_from_noise(
 
 
 def test_a_policy_is_not_better_than_itself() -> None:
-    """A/A: the same policy on other arrivals and seeds, each pair of four."""
+    """Compare the same policy on other arrivals and seeds (A/A), each pair of four studies."""
     studies = [
         study([contender()], [poisson(seed) for seed in range(first, first + 4)], AA, seed=first)
         for first in range(0, 16, 4)
@@ -189,7 +189,7 @@ def test_a_policy_is_not_better_than_itself() -> None:
 
 
 def test_a_policy_is_not_better_than_itself_on_a_noisy_device() -> None:
-    """A/A, paired: the same arrivals, the device's noise drawn anew."""
+    """Compare the same policy on the same arrivals with new device noise (A/A, paired)."""
     noisy = replace(CONFIG, disturbances=Disturbances(noise=0.1))
     again = [
         replace(contender(name=f"run {i}"), config=replace(noisy, seed=100 * i)) for i in range(3)
@@ -201,7 +201,7 @@ def test_a_policy_is_not_better_than_itself_on_a_noisy_device() -> None:
 
 
 def test_goodput_at_a_rate_is_compared_on_the_same_requests() -> None:
-    """Beyond the knee of a policy that drops, on a device and on one that is slower."""
+    """Compare beyond the knee of a policy that drops, on a device and on a slower one."""
     dropping = [contender("sjf:drop=infeasible", slower, f"{slower}") for slower in (1.0, 1.1)]
     windows = [poisson(seed) for seed in range(3)]
     sweep = Sweep(dropping, windows, Plan(precision=0.001, at_rate=120.0))
@@ -217,7 +217,7 @@ def test_goodput_at_a_rate_is_compared_on_the_same_requests() -> None:
     assert found.goodput_ratio("1.0", "1.0", rate).interval == (1.0, 1.0)
 
 
-# That it is found again
+# Stored results
 
 
 def point(trace: Trace, rate: float = 20.0) -> Point:
@@ -246,7 +246,7 @@ def test_a_key_is_all_that_a_replay_depends_on() -> None:
 def test_priorities_and_adapters_are_in_the_key_and_traces_without_keep_theirs() -> None:
     first = TraceRequest("a", 0.0, 10, 3, SLO(1.0, 0.05), (1, 2), "s")
     trace = Trace.of([first, TraceRequest("b", 0.5, 20, 4)], "t", prefix_block_tokens=16)
-    # As it was before there were priorities and adapters, so that stored results are found again.
+    # The digest of versions without priorities and adapters, whose stored results stay valid.
     assert trace_digest(trace) == (
         "0e8787d5fc2df09845614fc35a134a40031757f110c22b09ec0efb10a86eac89"
     )
@@ -321,7 +321,7 @@ def test_the_code_of_a_result_is_all_that_a_replay_loads() -> None:
     )
     loaded = set(ran.stdout.split())
     assert "slosched.scheduler.scheduler" in loaded
-    # Traces are in a point's key, and packages hand out names.
+    # Not counted: traces are in a point's key, and packages only hand out names.
     packages = {name.rpartition(".")[0] for name in _package_modules()}
     assert not {
         name
@@ -409,7 +409,7 @@ def test_a_file_that_is_no_store_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text().startswith("this is a letter")
 
 
-# What goes wrong
+# Failures and flags
 
 
 def test_a_promise_that_nobody_can_keep_is_a_capacity_of_zero() -> None:
@@ -430,7 +430,7 @@ def test_a_promise_that_cannot_be_broken_never_saturates() -> None:
 
 
 def test_a_queue_that_grows_is_flagged() -> None:
-    """Beyond the device's throughput, without rejection, waits grow with the trace."""
+    """Go beyond the device's throughput without rejection, so that waits grow with the trace."""
     windows = [poisson(seed, slo=SLO(30.0, 0.5)) for seed in range(3)]
     found = study([contender()], windows, QUICK)
     assert Flag.QUEUE_GROWS in found.capacity("sarathi", 0.9).flags

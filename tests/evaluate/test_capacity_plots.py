@@ -1,4 +1,4 @@
-"""The figures of a capacity search show its curves, its bands and its bounds."""
+"""Tests that the figures of a capacity search show its curves, its bands and its bounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CURVE = pd.DataFrame(
 
 
 def lines(figure) -> dict[str, tuple[list[float], list[float]]]:
-    """What is drawn under each name in the legend."""
+    """Return the data of each line by its name in the legend."""
     drawn = [line for line in figure.axes[0].lines if not line.get_label().startswith("_")]
     return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in drawn}
 

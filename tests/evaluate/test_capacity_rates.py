@@ -1,4 +1,4 @@
-"""The bisection over the lattice of rates: it ends, and it ends at the crossing."""
+"""Tests of the bisection over the lattice of rates: it ends, and it ends at the crossing."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_wavy_curve_is_searched_to_an_end(guess: int, seed: int) -> None:
     noise = np.random.default_rng(seed).uniform(-0.1, 0.1, 400)
 
     def attainment(k: int) -> float:
-        return 1 / (1 + 2.0 ** ((k - 60) / 10)) + noise[k]  # negative ones count from the end
+        return 1 / (1 + 2.0 ** ((k - 60) / 10)) + noise[k]  # negative indices count from the end
 
     search = Search(LATTICE, 0.8, guess)
     low, high = search.bracket(searched(search, attainment))

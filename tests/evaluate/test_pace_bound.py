@@ -1,4 +1,4 @@
-"""No policy serves a lasting load better than the pace of its decodes allows."""
+"""Tests that no policy serves a lasting load better than the pace of its decodes allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
 
 MODEL = make_model(0.05, 0.0, 0.005, 0.0, 0.0, 0.0, 0.4)
-"""A step takes 0.4 s, 50 ms a token and 5 ms a token of a decode's context."""
+"""A model in which a step takes 0.4 s, plus 50 ms a token and 5 ms a token of decode context."""
 LIMITS = Limits(max_num_batched_tokens=16, max_num_seqs=8)
 TIMES = 6
 
@@ -48,7 +48,7 @@ def repeated(trace: Trace, period_s: float) -> Trace:
 
 @pytest.mark.parametrize("rule", DeadlineRule)
 def test_no_policy_keeps_up_more(rule: DeadlineRule) -> None:
-    """Counted are the requests that are due before the last period ends, as the proof does."""
+    """Count the requests that are due before the last period ends, as the proof does."""
     limits = replace(LIMITS, deadline_rule=rule)
     num_binding = 0
     for seed in range(2):
@@ -75,11 +75,12 @@ def test_no_policy_keeps_up_more(rule: DeadlineRule) -> None:
 
 
 def test_decodes_need_a_step_for_every_token() -> None:
-    """A step takes 0.9 s and 0.5 ms a token; requests of 120 + 41 tokens come once a second.
+    """Compare with the numbers of a hand calculation.
 
-    Their 40 later tokens are due within 1 + 40 * 0.92 s, so that there are 1.06 steps/s, 0.95 s of
-    them in each; prompts and decodes take 0.08 s more.  L1, which counts no steps, sees no more
-    than those.
+    A step takes 0.9 s and 0.5 ms a token; requests of 120 + 41 tokens come once a second.  Their 40
+    later tokens are due within 1 + 40 * 0.92 s.  So there are 1.06 steps/s, each with 0.95 s of
+    these tokens, and prompts and decodes take 0.08 s more.  L1 counts no steps and charges only the
+    latter.
     """
     model = make_model(5e-4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.9)
     limits = Limits(max_num_batched_tokens=512, max_num_seqs=64)

@@ -1,4 +1,4 @@
-"""The trace of a replay obeys Chrome's Trace Event Format and says what the records say."""
+"""Tests that a replay's trace has Chrome's Trace Event Format and agrees with the records."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_lane_and_process_has_a_name():
 @settings(max_examples=50)
 @given(replays())
 def test_the_format(replay):
-    """Times do not decrease and are not negative; on one lane slices nest or follow each other."""
+    """Check that times rise from 0 on, and that slices of a lane nest or follow each other."""
     found = list(trace_events(replay, STEPS, RULE))
     json.dumps(found, allow_nan=False)
     timed = [e for e in found if e["ph"] != "M"]

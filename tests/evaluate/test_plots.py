@@ -1,4 +1,4 @@
-"""Figures show the numbers they are given, in every corner case, without a display."""
+"""Tests that figures show the numbers they are given, in every corner case, without a display."""
 
 import io
 import subprocess
@@ -58,7 +58,7 @@ SUMMARIES = {name: summarize(replay, RULE) for name, replay in REPLAYS.items()}
 
 
 def drawn(figure) -> bytes:
-    """The figure as PNG; any warning on the way fails the test."""
+    """Return the figure as PNG; any warning on the way fails the test."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=50)
     return buffer.getvalue()
@@ -164,7 +164,7 @@ def test_replays_with_nothing_to_rank_are_drawn_all_the_same(replay):
 
 @pytest.mark.parametrize("draw", [latency_cdfs, gap_tails, lambda r: decile_lines(r, RULE)])
 def test_curves_are_told_apart_without_colour(draw):
-    """Dash and marker say which policy it is, in every panel and in the legend."""
+    """Check that dash and marker identify the policy, in every panel and in the legend."""
     figure = draw(dict.fromkeys(POLICIES, REPLAYS["half"]))
     for axes in figure.axes:
         lines = [line for line in axes.lines if not line.get_label().startswith("_")]
@@ -182,7 +182,7 @@ def test_pairs_of_dash_and_marker_repeat_only_after_42_curves():
 
 
 def lightness(colour: str) -> float:
-    """CIE L* of a colour: what is left of it in grey, from 0 to 100."""
+    """Return CIE L* of a colour, its lightness in grey from 0 to 100."""
     channels = np.array(to_rgb(colour))
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     return float(116 * np.cbrt(linear @ [0.2126, 0.7152, 0.0722]) - 16)
@@ -213,7 +213,7 @@ def test_tier_bars_are_the_attainments_of_each_promise():
 
 
 def test_the_tail_of_gaps_is_the_share_that_is_as_long_or_longer():
-    """Eight gaps of 50 ms and one of 0.4 s."""
+    """Draw eight gaps of 50 ms and one of 0.4 s."""
     slow = replace(finished(0, 0.5), token_times_s=(0.5, 0.9), num_output_tokens=2)
     line = gap_tails({"edf": [finished(0, 0.5, tokens=9), slow]}).axes[0].lines[0]
     shares = dict(zip(np.round(line.get_xdata(), 3), line.get_ydata(), strict=True))
@@ -229,12 +229,12 @@ def test_no_policy_is_an_error():
 
 
 def heights(collection) -> np.ndarray:
-    """Upper minus lower edge of a filled area, sampled by its vertices."""
+    """Return upper minus lower edge of a filled area, sampled by its vertices."""
     return np.array(collection.get_paths()[0].vertices)[:, 1]
 
 
 def test_a_timeline_averages_over_time_and_tokens_over_steps():
-    """Two steps of 1 s with 2 s of idleness between: queues see the idleness, tokens do not."""
+    """Draw two steps of 1 s with 2 s idle between them, which count for queues, not for tokens."""
     steps = [step(0, 1, 100, 10, num_running=4), step(3, 1, 0, 20, num_running=8, num_rejected=2)]
     figure = timeline(steps)
     batch_axes, queue_axes, kv_axes = figure.axes
@@ -262,7 +262,10 @@ def test_a_long_timeline_is_binned_and_keeps_its_area():
 
 
 def test_a_timeline_with_records_shows_the_slack_and_how_late_the_most_urgent_was():
-    """Due at 1 s, out at 1.5 s; the four tokens after it are due every 0.1 s and 0.05 s apart."""
+    """Draw a request due at 1 s and out at 1.5 s, whose next four tokens catch up.
+
+    These tokens are due every 0.1 s and come every 0.05 s.
+    """
     figure = timeline([step(0, 1, 10, 0), step(1, 1, 0, 1)], [finished(0, 1.5)], RULE)
     slack_axes = figure.axes[3]
     assert slack_axes.lines[0].get_ydata().tolist() == pytest.approx([0.0, -0.5, -0.5])

@@ -1,4 +1,4 @@
-"""The report is one valid, self-contained page, whatever is written into it."""
+"""Tests that the report is one valid, self-contained page, with any content."""
 
 import re
 from html.parser import HTMLParser
@@ -16,7 +16,7 @@ VOID = {"meta", "br", "img"}
 
 
 class Balanced(HTMLParser):
-    """Checks that every element is closed in order, and collects ids, links and text."""
+    """A parser that checks the nesting of the elements, and collects ids, links and text."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Resampling, the curve that never rises, its crossing, and whether intervals hold the truth."""
+"""Tests of resampling, the curve that never rises, its crossing, and the truth of intervals."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_seed_fewer_is_drawn_and_as_many_blocks_as_each_has(sizes: list[int]
 
 
 def trials(between: float, within: float, seeds: int = 5, blocks: int = 8) -> npt.NDArray[np.bool_]:
-    """Whether the interval of a mean of blocks held the true mean, in 200 trials."""
+    """Tell for each of 200 trials whether the interval of a mean of blocks holds the true mean."""
     rng = np.random.default_rng(0)
     weights = block_weights(np.repeat(np.arange(seeds), blocks), 500, seed=0)
     held = []
@@ -86,7 +86,7 @@ def test_intervals_hold_the_truth_whether_seeds_differ_or_not() -> None:
 
 
 def test_blocks_alone_would_not_do() -> None:
-    """What the two stages are for: without the first, one interval in three misses."""
+    """Show why there are two stages: without the resampled seeds one interval in three misses."""
     rng = np.random.default_rng(0)
     weights = block_weights(np.zeros(40, dtype=np.int64), 500, seed=0)
     held = 0

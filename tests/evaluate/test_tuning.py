@@ -1,4 +1,4 @@
-"""Tuning: what is tried, what wins, and what is written down."""
+"""Tests of tuning: the values that are tried, the one that wins, and the file that is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slosched.workload import Trace, synthesize
 
 @dataclass
 class Hampered(Sarathi):
-    """Serves only one in three steps well; an option undoes that, another is its companion."""
+    """A policy whose budget is small at its defaults, and which two options raise."""
 
     speed: int = tunable(1, 2, 3)
     help_needed: bool = tunable(True, False)

@@ -1,4 +1,4 @@
-"""The arena end to end on a tiny scenario, and the committed page against the committed results."""
+"""Tests of the arena on a tiny scenario, and of the committed page against the results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SMALL = Scenario("tiny", "h100/llama-3.1-8b", BURST, "medium")
 
 
 APART = {"cost", "ceilings", "lasting", "oracle", "carried_over"}
-"""Made by commands of their own."""
+"""Tables that are made by commands of their own."""
 
 
 def tournament(folder: Path, store: Store, retuned: list[str] | None = None) -> Tournament:
@@ -61,7 +61,7 @@ def tournament(folder: Path, store: Store, retuned: list[str] | None = None) -> 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny arena, played once: edf with and without dropping, and ours."""
+    """Play a tiny arena once: edf with and without dropping, and ours."""
     folder = tmp_path_factory.mktemp("arena")
     with Store(folder / "points.sqlite") as store:
         tournament(folder / "results", store).play(SMALL)
@@ -295,7 +295,7 @@ def test_who_is_not_there_cannot_be_chosen() -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda scenario: scenario.name)
 def test_nobody_is_judged_on_what_he_was_tuned_on(scenario: Scenario) -> None:
-    """The largest scale leaves least between the two."""
+    """Use the largest scale, which leaves the least distance between the two."""
     scale = max(SCALES.values(), key=_num_requests)
     if isinstance(scenario.source, Recorded) and not TRACES.exists():
         pytest.skip(f"no public traces in {TRACES}")

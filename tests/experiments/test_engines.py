@@ -1,4 +1,4 @@
-"""The study of today's engines: its ratios, and each study from end to end in small."""
+"""Tests of the study of today's engines: its ratios, and a small version of each study."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def frame_of(values: dict[str, list[float]]) -> pd.DataFrame:
 def test_a_ratio_is_the_geometric_mean_over_windows_with_students_interval() -> None:
     found = ratio(frame_of({"a": [2.0, 8.0], "b": [1.0, 1.0]}), "x", {"mode": "a"}, {"mode": "b"})
     assert found.mean == pytest.approx(4.0)
-    # Of two logarithms ln 2 and ln 8 the standard error is ln 2; t at 0.975 with one degree: 12.7.
+    # The standard error of ln 2 and ln 8 is ln 2; Student's t at 0.975 with one degree is 12.7.
     reach = 12.7062 * math.log(2)
     assert (found.low, found.high) == pytest.approx(
         (4 * math.exp(-reach), 4 * math.exp(reach)), rel=1e-4
@@ -77,7 +77,7 @@ def test_a_replay_becomes_what_happened_in_it() -> None:
 def test_each_study_tells_its_cases_apart_and_makes_findings_and_a_figure(
     study: Study, tmp_path: Path
 ) -> None:
-    """A part of the cases, each played once; the windows are as if they had all been alike."""
+    """Play some of the cases once, and use each result for all windows."""
     cases = list(study.cases(SMALL))
     columns = list(cases[0].at)
     assert len({tuple(case.at.values()) for case in cases}) == len(cases)
@@ -100,7 +100,7 @@ def test_each_study_tells_its_cases_apart_and_makes_findings_and_a_figure(
 
 
 def test_what_a_cache_without_end_would_find_and_how_long_it_lay_there() -> None:
-    """Of 9 blocks 4 were there: 1 after 2 s, and 3 after 10 s."""
+    """Find 4 of 9 blocks: 1 after 2 s, and 3 after 10 s."""
     prompts = [(0.0, (1, 2, 3)), (2.0, (1, 5)), (3.0, (7,)), (10.0, (1, 2, 3))]
     trace = Trace.of(
         [

@@ -1,4 +1,4 @@
-"""`python -m experiments.overlap`, on a few requests."""
+"""Tests of `python -m experiments.overlap` on a few requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The robustness study: what it disturbs, what it counts, and a small one from end to end."""
+"""Tests of the robustness study: its disturbances, its counts, and a small study as a whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EVERY = [pytest.param(k, v, id=f"{k.name} {v}") for k in KINDS for v in k.varian
 
 
 def make_trace(num_requests: int = 90) -> Trace:
-    """About as much as the device can do, for some twenty seconds."""
+    """Make about as many requests as the device can serve, for some twenty seconds."""
     slo = SLO(0.5, 0.015)
     requests = [
         TraceRequest(f"r{i}", 0.2 * i, 2000 + 100 * (i % 37), 20 + i % 51, slo)
@@ -57,7 +57,7 @@ def test_a_kind_at_its_neutral_strength_disturbs_nothing_and_at_others_something
         config = kind.change(CALM, variant, strength)
         digests.append(play(kind.trace(trace, strength), config).digest)
     assert digests[0] == play(trace, calm).digest
-    # Of a constant bias the correction may leave nothing to be seen.
+    # The correction may leave no effect of a constant bias.
     assert len(set(digests)) > 1 or variant == "corrected online"
 
 
@@ -72,7 +72,7 @@ def test_outputs_are_shorter_before_what_counts_and_as_ever_within_it() -> None:
 
 
 def outcomes(*fates: str) -> Outcomes:
-    """Of requests that are good, rejected, late with their first token, or with others."""
+    """Make outcomes: good, rejected, the first token late ("first"), or other tokens late."""
     rows = np.zeros(len(fates), dtype=OUTCOME)
     for row, fate in zip(rows, fates, strict=True):
         row["finished"], row["good"] = fate != "rejected", fate == "good"
@@ -132,7 +132,7 @@ def test_a_small_study_from_its_replays_to_its_page(tmp_path: Path) -> None:
 
 
 def finding(**losses: tuple[float, float, float]) -> str:
-    """What the page says of policies that lose so much, with such intervals, by stalls."""
+    """Return the page's finding on policies with these losses and intervals, by stalls."""
     (kind,) = (k for k in KINDS if k.name == "stall")
     names = ("loss_points", "low_points", "high_points")
     rows = [
@@ -159,10 +159,10 @@ def test_a_finding_tells_who_surely_breaks_who_surely_does_not_and_how() -> None
     assert told == (
         "- **w**: d loses 4.0 (3.0 to 5.0) at 200 ms, mostly because first tokens are late; "
         "a loses 1.5 (1.1 to 2.0) at 200 ms, mostly because first tokens are late. "
-        "Surely less than 1 point: c."
+        "These surely lose less than 1 point: c."
     )
     told = finding(a=(0.5, 0.0, 1.0))
-    assert told == "- **w**: nobody surely loses more than 1 point."
+    assert told == "- **w**: no policy surely loses more than 1 point."
 
 
 def test_the_page_is_made_of_the_results() -> None:
@@ -174,5 +174,5 @@ def test_the_page_is_made_of_the_results() -> None:
 
 
 def test_strengths_go_up() -> None:
-    """Figures and findings rely on it."""
+    """Check an order on which figures and findings rely."""
     assert all(a < b for kind in KINDS for a, b in pairwise(kind.strengths))

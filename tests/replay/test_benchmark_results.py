@@ -1,4 +1,4 @@
-"""What vLLM's and SGLang's benchmarks write is scored by the code that scores the simulator."""
+"""Tests that results of vLLM's and SGLang's benchmarks are scored as those of the simulator are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VLLM = {
     "generated_texts": ["a", "b", ""],
     "errors": ["", "", "Connection reset"],
 }
-"""As `vllm bench serve --save-result --save-detailed` writes it, shortened."""
+"""A shortened result of `vllm bench serve --save-result --save-detailed`."""
 SGLANG = {name: VLLM[name] for name in VLLM if name != "start_times"}
 
 
@@ -52,7 +52,7 @@ def test_a_result_of_vllm_becomes_records(tmp_path):
     assert replay.provenance["model_id"] == VLLM["model_id"]
     summary = summarize(replay.records, DeadlineRule.MEAN_TPOT)
     assert (summary.num_good, summary.num_aborted) == (1, 1)
-    # Three requests, half a second apart on average.
+    # Three requests come half a second apart on average.
     assert summary.offered_requests_per_s == pytest.approx(2.0)
 
 
@@ -66,7 +66,7 @@ def test_a_result_of_sglang_has_no_arrivals_and_so_no_rate(tmp_path):
 
 
 def test_chunks_of_several_tokens_leave_ttft_tpot_and_e2e_as_they_are(tmp_path):
-    """Five tokens in three chunks: whichever chunk held two, the request took 0.5 + 0.4 s."""
+    """Read five tokens in three chunks: however they are spread, the request took 0.5 + 0.4 s."""
     result = {**VLLM, "output_lens": [5, 2, 0], "itls": [[0.3, 0.1], [0.1], []]}
     (record, *_) = read_benchmark_result(written(tmp_path, result), PROMISE).records
     assert record.ttft_s == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""A recording is a profile whatever ends it, and what is no server of ours is said to be none."""
+"""Tests that a recording is a profile at any end, and that other servers are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = b'{"batch": "8@0 1@9x2", "num_swapped_blocks": 3, "seconds": 0.004}\n'
 
 @contextmanager
 def traffic(server: Live) -> Iterator[None]:
-    """Requests of 20 and 5 tokens, one after the other, as long as the block lasts."""
+    """Send requests of 20 and 5 tokens, one after the other, as long as the block lasts."""
     over = threading.Event()
 
     def send() -> None:
@@ -42,7 +42,7 @@ def traffic(server: Live) -> Iterator[None]:
 def other_server(
     body: bytes, status: int = 200, kind: str = "application/x-ndjson"
 ) -> Iterator[str]:
-    """It answers everything with this, and hangs up."""
+    """Run a server that answers every request with `body` and closes the connection."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""Records of a replay: what is written is read back, and what is not a record is told by line."""
+"""Tests that records are read back as written, and that errors name the line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECORDS = [
 
 
 def test_records_come_back_with_their_provenance(tmp_path: Path) -> None:
-    """Whatever the provenance says of itself; that of a trace has a `format`, too."""
+    """Check any provenance; that of a trace has a `format`, too."""
     path = tmp_path / "deep" / "records.jsonl"
     write_records(path, RECORDS, {"format": "azure", "records": 3, "limits": {"seqs": 4}})
     replay = read_records(path)

@@ -1,4 +1,4 @@
-"""The open-loop client against real servers: ours, broken ones, and none."""
+"""Tests of the open-loop client against real servers: ours, broken ones, and none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_request_has_one_record_with_forced_lengths() -> None:
             assert record.arrival_s < record.token_times_s[0]
             assert all(a <= b for a, b in pairwise(record.token_times_s))
         served = list(server.worker.records)[3:]  # without the warm-up
-        # Not in order: requests a few milliseconds apart may overtake each other on the way.
+        # Sorted, since requests a few milliseconds apart may overtake each other on the way.
         assert sorted((r.num_prompt_tokens, r.num_output_tokens) for r in served) == sorted(
             (r.num_prompt_tokens, r.num_output_tokens) for r in trace.requests
         )
@@ -66,13 +66,13 @@ def test_priorities_travel_and_adapters_as_far_as_the_server_has_them() -> None:
     assert {r.status for r in report.records} == {RequestStatus.FINISHED}
     assert [r.priority for r in report.records] == [r.priority for r in requests]
     assert sorted(r.priority for r in served) == sorted(r.priority for r in requests)
-    # Our server loads no adapters: the base model has served all of them, and the report says so.
+    # Our server loads no adapters: the base model serves all of them, and the report says so.
     assert {r.lora_id for r in report.records} == {None}
     assert report.errors == {f"its LoRA adapter is not there: served by {MODEL}": 4}
 
 
 def test_it_is_open_loop() -> None:
-    """While the device stands still requests keep coming, and their waiting counts."""
+    """Check that requests keep coming while the device stands still, and that their wait counts."""
     trace = make_trace(20, gap_s=0.01)
     with live() as server:
         server.device.gate.clear()
@@ -88,7 +88,7 @@ def test_late_sends_are_counted_and_count_against_the_server() -> None:
     trace = make_trace(5, gap_s=0.0)
     with live() as server:
         report = replay(trace, server.url, ReplayOptions(num_warmup=0, late_after_s=0.0))
-        assert report.num_late_sends >= 4  # five bodies cannot be made in no time
+        assert report.num_late_sends >= 4  # making five bodies takes time
         assert report.max_lateness_s > 0
         assert all(r.arrival_s == 0 for r in report.records)
 
@@ -164,7 +164,7 @@ TOTAL = b'data: {"choices": [], "usage": {"completion_tokens": 2}}\n\n'
 
 @contextmanager
 def scripted_server(answer: bytes, content_type: bytes = b"text/event-stream") -> Iterator[str]:
-    """Answers every POST with the same bytes and hangs up: what a foreign server may do."""
+    """Run a server that answers every POST with the same bytes and closes the connection."""
 
     def talk() -> None:
         while True:
