@@ -183,10 +183,10 @@ def _good(row: Row | None, *, named: bool) -> str:
 
 def _bounds(bounds: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
     yield (
-        "Good requests divided by the least of the bounds that [no scheduler can exceed](bounds.md). "
-        "They are counted on a device without noise, where the bounds hold, and over all requests "
-        "from an empty start. A bound knows everything in advance, and how far it lies above the best possible "
-        "is unknown."
+        "Good requests divided by the least of the bounds that "
+        "[no scheduler can exceed](bounds.md). They are counted on a device without noise, where "
+        "the bounds hold, and over all requests from an empty start. A bound knows everything in "
+        "advance, and how far it lies above the best possible is unknown."
     )
     rows = []
     for name in order:
