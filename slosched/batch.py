@@ -128,7 +128,22 @@ class BatchBuilder:
     def predict_with_rest_of(self, request: Request) -> float:
         """Predicted time of the step if it computed all that is left of `request` as well."""
         prior = self._num_prior_tokens(request)
-        return self._predict_with(request.num_tokens - prior, prior)
+        return self.predict_with(request.num_tokens - prior, prior)
+
+    def predict_with(self, num_new_tokens: int, num_prior_tokens: int) -> float:
+        """Return the predicted time of the step with one chunk more; nothing is added.
+
+        The chunk computes `num_new_tokens` on top of `num_prior_tokens`.
+        """
+        predict = self._predict
+        if predict is None:
+            predict = self._view.model.predict  # there is none: this raises
+        shape = self.shape
+        sums = shape.sums
+        shape.add(num_new_tokens, num_prior_tokens)
+        predicted_s = predict(shape)
+        shape.restore(sums)
+        return predicted_s
 
     def find(self, request: Request) -> int:
         """How many tokens of a waiting request are uncomputed, if it starts after all in the step.
@@ -432,25 +447,24 @@ class BatchBuilder:
             self.shape.num_swapped_blocks -= host_blocks
 
     def _largest_chunk(self, num_prior_tokens: int, most: int, least: int) -> int:
-        if self._predict_with(most, num_prior_tokens) < self.time_limit_s:
+        if self.predict_with(most, num_prior_tokens) < self.time_limit_s:
             return most
-        if self._predict_with(least, num_prior_tokens) >= self.time_limit_s:
+        if self.predict_with(least, num_prior_tokens) >= self.time_limit_s:
             return 0
-        fits, too_long = least, most
-        while too_long - fits > 1:
-            middle = (fits + too_long) // 2
-            if self._predict_with(middle, num_prior_tokens) < self.time_limit_s:
-                fits = middle
-            else:
-                too_long = middle
-        return fits
+        return largest_that_fits(
+            lambda n: self.predict_with(n, num_prior_tokens) < self.time_limit_s, least, most
+        )
 
-    def _predict_with(self, num_new_tokens: int, num_prior_tokens: int) -> float:
-        if self._predict is None:
-            raise ValueError("a time limit needs a latency model: give the scheduler one")
-        shape = self.shape
-        sums = shape.sums
-        shape.add(num_new_tokens, num_prior_tokens)
-        predicted_s = self._predict(shape)
-        shape.restore(sums)
-        return predicted_s
+
+def largest_that_fits(fits: Callable[[int], bool], least: int, too_many: int) -> int:
+    """Return the largest number that fits, found by bisection in O(log n) questions.
+
+    `least` is taken to fit and `too_many` not to; neither is asked about.
+    """
+    while too_many - least > 1:
+        middle = (least + too_many) // 2
+        if fits(middle):
+            least = middle
+        else:
+            too_many = middle
+    return least

@@ -377,7 +377,7 @@ def test_bringing_a_request_back_takes_time_too() -> None:
 def test_a_time_limit_without_a_latency_model_is_an_error_that_says_so() -> None:
     kv = KVCache(8, BLOCK_SIZE)
     request = put(kv, "a", 10)
-    with pytest.raises(ValueError, match="time limit needs a latency model"):
+    with pytest.raises(ValueError, match="give the scheduler a latency model"):
         BatchBuilder(make_view(kv, request), time_limit_s=1.0).add(request)
 
 

@@ -65,6 +65,15 @@ class SchedulerView:
     block_names: BlockNames | None = None
     """None if the KV cache keeps blocks of equal content apart."""
 
+    @property
+    def model(self) -> LatencyModel:
+        """Return the latency model; raise ValueError if the scheduler was given none."""
+        if self.latency_model is None:
+            raise ValueError(
+                "this policy predicts how long steps take: give the scheduler a latency model"
+            )
+        return self.latency_model
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from slosched.core import Request
+from slosched.core import Request, SchedulerView
 from slosched.policy.kit.decode_first import DecodeFirst
 
 
@@ -14,10 +14,10 @@ from slosched.policy.kit.decode_first import DecodeFirst
 class EDF(DecodeFirst):
     """Every decode, then the prompt whose first token is due soonest, under a token budget.
 
-    Optimal while everything can be met; in overload it serves those that are nearly late first and
-    drags the others with them, which is what `drop` is for.  Source: Sarathi-EDF as the QoServe
-    paper (ASPLOS '26, arXiv 2503.22562) compares with.
+    The order is optimal while all deadlines can be met.  In overload it serves those prompts first
+    that are about to be late anyway, and makes the others late with them; `drop` prevents that.
+    Source: Sarathi-EDF, a baseline of the QoServe paper (ASPLOS '26, arXiv 2503.22562).
     """
 
-    def prefill_order(self) -> Callable[[Request], float]:
+    def prefill_order(self, view: SchedulerView) -> Callable[[Request], float]:
         return attrgetter("deadline_s")

@@ -24,7 +24,7 @@ from slosched.core import (
 )
 from slosched.policy.kit.decode_first import add_decodes
 from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_something
-from slosched.policy.kit.drop import without_rejected
+from slosched.policy.kit.drop import reject_hopeless, without_rejected
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
@@ -35,7 +35,6 @@ from slosched.policy.kit.punctual import (
     best_order,
     by_deadline,
     most_urgent,
-    reject_hopeless,
 )
 
 

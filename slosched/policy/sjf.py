@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from slosched.core import Request
+from slosched.core import Request, SchedulerView
 from slosched.policy.kit.decode_first import DecodeFirst
 
 
 @dataclass
 class SJF(DecodeFirst):
-    """Every decode, then the prompt with the least left to compute, under a token budget.
+    """Every decode, then the prompt with the fewest tokens left to compute, under a token budget.
 
-    Serves the most requests when not all can be served, and starves long prompts to do so: read
-    its attainment by prompt length.  The job is the prefill, since output lengths are not known.
+    It serves the most requests when not all can be served, but long prompts starve: read its
+    attainment by prompt length.  The job is the prefill, since output lengths are not known.
     """
 
-    def prefill_order(self) -> Callable[[Request], float]:
+    def prefill_order(self, view: SchedulerView) -> Callable[[Request], float]:
         return attrgetter("num_uncomputed_tokens")

@@ -23,6 +23,7 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.checks import check_at_least, check_share
 
 _RUNNING, _WAITING = RequestStatus.RUNNING, RequestStatus.WAITING
 """A look at an enum's member takes 0.1 µs in Python 3.11, and a thousand are asked in a step."""
@@ -93,17 +94,12 @@ class SLOAware(PlansBesideDecodes, ForeseesDecodes):
     """Whether the time that at most 1 % of such steps exceed must stay below the limit."""
 
     def __post_init__(self) -> None:
-        for name, least in (("cascade", 1), ("max_early_rejects", 0), ("min_chunk_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if not 0 <= self.margin < 1:
-            raise ValueError(f"margin must be in [0, 1), not {self.margin}")
+        check_at_least(1, cascade=self.cascade, min_chunk_tokens=self.min_chunk_tokens)
+        check_at_least(0, max_early_rejects=self.max_early_rejects)
+        check_share(margin=self.margin)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        model = view.latency_model
-        if model is None:
-            raise ValueError("slo_aware predicts every batch: give the scheduler a latency model")
-        queue = _Queue(view, model, self.expire_begun)
+        queue = _Queue(view, view.model, self.expire_begun)
         limit_s = self._time_limit_s(queue)
         if limit_s <= 0:
             return self._serve_late(queue).batch.build()

@@ -146,7 +146,7 @@ def test_planning_beside_grouped_decodes_changes_nothing() -> None:
 
 def test_it_asks_for_a_latency_model() -> None:
     bare = view_of([R("p", 10, 1.0)], model=None)
-    with pytest.raises(ValueError, match=r"early_rejection .* latency model"):
+    with pytest.raises(ValueError, match="latency model"):
         EarlyRejection(Sarathi()).schedule(bare)
 
 

@@ -127,5 +127,5 @@ def test_it_obeys_the_laws_with_a_small_budget() -> None:
 
 @pytest.mark.parametrize("option", ["prompt_price", "output_price"])
 def test_a_negative_price_is_refused(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option} must not be negative, but is -1"):
+    with pytest.raises(ValueError, match=f"{option} must be at least 0, not -1"):
         VTC(**{option: -1.0})

@@ -1,8 +1,9 @@
-"""Stall-free packing, shared by the policies that differ only in the order of prefills."""
+"""Steps without stalls: every decode gets its token, then prefill chunks fill the step."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,82 +20,135 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.checks import check_at_least
 from slosched.policy.kit.drop import Drop, drop_late
 
 
-def check_token_budget(token_budget: int) -> None:
-    if token_budget < 1:
-        raise ValueError(f"token_budget must be at least 1, not {token_budget}")
+class StallFree(PlansBesideDecodes):
+    """A policy whose steps hold one token of every decode, and then prefill chunks.
 
-
-@dataclass
-class DecodeFirst(PlansBesideDecodes, ForeseesDecodes):
-    """One token for every decode, then prefill chunks until the token budget is full.
-
-    Swapped requests come back before new ones start, and none starts in a step that had to
-    preempt.  A prompt is begun only if all of it fits into the KV cache beside those already
-    begun.  Source: Sarathi-Serve (OSDI '24), algorithm 3.
+    A subclass is a dataclass with a field `drop`, and writes `add_prompts`.  Swapped requests come
+    back before new ones start, and no prompt starts in a step that had to preempt.
     """
 
-    token_budget: int = tunable(512, 128, 256, 1024, 2048)
-    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
+    drop: Drop
 
-    def __post_init__(self) -> None:
-        check_token_budget(self.token_budget)
+    @abstractmethod
+    def add_prompts(
+        self,
+        batch: BatchBuilder,
+        view: SchedulerView,
+        begun: Sequence[Request],
+        waiting: Sequence[Request],
+        beside: DecodeGroup | None,
+    ) -> None:
+        """Add prefill chunks to a step that holds the decodes already.
+
+        `begun` are the prompts that have begun, `waiting` those that may start in this step.  The
+        decodes are either in `view.running`, or all of them are in the group `beside`.
+        """
+
+    def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
+        """Return the empty step that `schedule` and `schedule_beside` fill."""
+        return BatchBuilder(view, beside=beside)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        batch = BatchBuilder(view, token_budget=self.token_budget)
+        batch = self.new_batch(view)
         view = drop_late(batch, view, self.drop)
         begun, waiting = add_decodes(batch, view)
-        prefills = self._in_order(begun, waiting)
-        add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
+        self.add_prompts(batch, view, begun, waiting, None)
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If the budget has a token for each of the decodes."""
-        batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
+        """Plan all but the decodes; return None if the step lacks a token for one of them."""
+        batch = self.new_batch(view, decodes)
         if batch.num_free_tokens < 0:
             return None
         view = drop_late(batch, view, self.drop)
-        prefills = self._in_order(view.running, view.waiting)
-        add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(view.running))
+        self.add_prompts(batch, view, view.running, view.waiting, decodes)
         return batch.build()
+
+
+@dataclass
+class DecodeFirst(StallFree, ForeseesDecodes):
+    """One token of every decode, then prefill chunks until the token budget is full.
+
+    A subclass that wants another order of the prefills writes `prefill_order`.  A prompt starts
+    only if all of it fits into the KV cache next to those that have begun, and the first that does
+    not fit keeps those behind it out.  Source: Sarathi-Serve (OSDI '24), algorithm 3.
+    """
+
+    token_budget: int = tunable(512, 128, 256, 1024, 2048)
+    """Tokens in one step; `max_num_batched_tokens` may limit it further."""
+    drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
+    """Which requests are rejected before they have emitted a token."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, token_budget=self.token_budget)
+
+    def prefill_order(self, view: SchedulerView) -> Callable[[Request], float] | None:
+        """Return what a prefill is sorted by, the least first.
+
+        `view.now_s` is the time and `view.model` predicts.  Default: None, which leaves prompts
+        that have begun in front of those that wait, and both in order of arrival.
+        """
+        return None
+
+    def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
+        return BatchBuilder(view, beside=beside, token_budget=self.token_budget)
+
+    def add_prompts(
+        self,
+        batch: BatchBuilder,
+        view: SchedulerView,
+        begun: Sequence[Request],
+        waiting: Sequence[Request],
+        beside: DecodeGroup | None,
+    ) -> None:
+        prefills: Iterable[Request] = chain(begun, waiting)
+        if (order := self.prefill_order(view)) is not None:
+            prefills = sorted(prefills, key=order)
+        add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         return decodes_until_s(decodes, limits, self.token_budget)
 
-    def prefill_order(self) -> Callable[[Request], float] | None:
-        """What is least first.  None: prompts that have begun, then by arrival."""
-        return None
 
-    def _in_order(self, begun: Iterable[Request], waiting: Iterable[Request]) -> Iterable[Request]:
-        prefills, order = chain(begun, waiting), self.prefill_order()
-        return prefills if order is None else sorted(prefills, key=order)
+def split_running(running: Sequence[Request]) -> tuple[Sequence[Request], list[Request]]:
+    """Return the decodes among running requests, and the prompts that have begun, in order."""
+    begun = [r for r in running if not r.is_decode]
+    return ([r for r in running if r.is_decode] if begun else running), begun
 
 
 def add_decodes(
     batch: BatchBuilder, view: SchedulerView
 ) -> tuple[list[Request], Sequence[Request]]:
-    """One token for every decode; the prompts that have begun, and those that may start.
+    """Add one token of every decode; return the prompts that have begun, and those that may start.
 
-    None may start in a step that had to preempt, or before all swapped requests are back.
+    No prompt may start in a step that had to preempt, or before all swapped requests are back.
     """
     running = view.running
-    begun = [r for r in running if not r.is_decode]
-    decodes = [r for r in running if r.is_decode] if begun else running
+    decodes, begun = split_running(running)
     batch.add_preempting(decodes, victims=list(running))
     waiting = view.waiting if may_start_new(batch, view, begun) else ()
     return [r for r in begun if not batch.has_left(r)], waiting
 
 
 def decodes_until_s(decodes: DecodeGroup, limits: Limits, token_budget: int) -> float:
-    """For ever, if the budget has a token for each of them: no clock is in this."""
+    """Return infinity if the budget has a token for every decode, else minus infinity.
+
+    This answers `ForeseesDecodes` for a policy that gives every decode a token at any time.
+    """
     budget = min(token_budget, limits.max_num_batched_tokens)
     return math.inf if decodes.num_decodes <= budget else -math.inf
 
 
 def add_prefills(batch: BatchBuilder, prefills: Iterable[Request], reserved_blocks: int) -> None:
-    """In order; the first waiting request that cannot start keeps those behind it out, too."""
+    """Add prefills in this order until the step is full.
+
+    `reserved_blocks` are KV blocks kept for prompts that have begun (`blocks_promised`).  The first
+    waiting request that cannot start keeps the waiting requests behind it out, too.
+    """
     blocked = False
     for request in prefills:
         if batch.num_free_tokens <= 0:
@@ -102,7 +156,7 @@ def add_prefills(batch: BatchBuilder, prefills: Iterable[Request], reserved_bloc
         if request.status is RequestStatus.RUNNING:
             num_free_blocks = batch.num_free_blocks
             batch.add(request)
-            if not request.is_decode:  # it takes of what is promised to it
+            if not request.is_decode:  # its blocks come out of those reserved for it
                 reserved_blocks -= num_free_blocks - batch.num_free_blocks
         elif blocked or not (n := batch.admit(request, reserved_blocks=reserved_blocks)):
             blocked = True
@@ -111,7 +165,11 @@ def add_prefills(batch: BatchBuilder, prefills: Iterable[Request], reserved_bloc
 
 
 def may_start_new(batch: BatchBuilder, view: SchedulerView, begun: list[Request]) -> bool:
-    """Bring swapped requests back; True if all of them came and nothing had to be preempted."""
+    """Bring swapped requests back; tell whether new ones may start.
+
+    They may if nothing had to be preempted and all swapped requests are back.  `begun` are the
+    running prompts whose KV blocks must stay free.
+    """
     if batch.preempted or batch.swapped_out:
         return False
     reserved = batch.blocks_promised(begun)

@@ -1,49 +1,76 @@
-"""Giving up on requests that can no longer make it: an option of every baseline."""
+"""Rejecting requests that can no longer meet their TTFT: an option of every baseline."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from itertools import chain
 
 from slosched.batch import BatchBuilder
-from slosched.core import EndReason, Request, SchedulerView
+from slosched.core import EndReason, LatencyModel, Request, SchedulerView
 
 
 class Drop(StrEnum):
-    """Which requests are rejected before they have emitted anything."""
+    """Which requests are rejected before they have emitted a token."""
 
     NEVER = "never"
     EXPIRED = "expired"
-    """Those whose TTFT deadline has passed."""
+    """Requests whose TTFT deadline has passed."""
     INFEASIBLE = "infeasible"
-    """Those, too, whose remaining prefill alone would take them past it."""
+    """Also requests that would miss it even if the device computed nothing else from now on."""
 
 
 def drop_late(batch: BatchBuilder, view: SchedulerView, drop: Drop) -> SchedulerView:
-    """Reject what `drop` says; the view without what was rejected."""
+    """Reject the requests that `drop` names; return the view without them."""
     if drop == Drop.NEVER:
         return view
-    predict = None
-    if drop == Drop.INFEASIBLE:
-        if view.latency_model is None:
-            raise ValueError("drop='infeasible' predicts times: give the scheduler a latency model")
-        predict = view.latency_model.predict_prefill
-    now_s = view.now_s
-    # A thousand may wait, and all of them are asked in every step.
-    for request in chain(view.waiting, view.running, view.swapped):
-        if request.num_output_tokens:
-            continue
-        slack_s, computed = request.deadline_s - now_s, request.num_computed_tokens
-        if slack_s < 0:
-            batch.reject(request, EndReason.EXPIRED)
-        elif predict and predict(request.num_prompt_tokens - computed, computed) > slack_s:
-            batch.reject(request, EndReason.INFEASIBLE)
+    requests = chain(view.waiting, view.running, view.swapped)
+    if drop == Drop.EXPIRED:
+        reject_expired(batch, requests, view.now_s)
+    else:
+        silent = [r for r in requests if not r.num_output_tokens]
+        reject_hopeless(batch, view.model, silent, view.now_s)
     return without_rejected(batch, view)
 
 
+def reject_expired(batch: BatchBuilder, requests: Iterable[Request], now_s: float) -> None:
+    """Reject the requests without a token whose TTFT deadline has passed."""
+    for request in requests:
+        if request.deadline_s < now_s and not request.num_output_tokens:
+            batch.reject(request, EndReason.EXPIRED)
+
+
+def reject_hopeless(
+    batch: BatchBuilder, model: LatencyModel, prompts: Iterable[Request], now_s: float
+) -> list[tuple[Request, float]]:
+    """Reject prompts that would miss their TTFT even alone on the device; return the others.
+
+    Each comes with the seconds that the rest of its prefill takes alone.  A request that has
+    emitted a token is never rejected.
+    """
+    predict = model.predict_prefill
+    timed = []
+    for request in prompts:
+        out, computed = request.num_output_tokens, request.num_computed_tokens
+        alone_s = predict(request.num_prompt_tokens + out - computed, computed)
+        if alone_s <= request.deadline_s - now_s or out:
+            timed.append((request, alone_s))
+        else:
+            batch.reject(request, why_late(request, now_s))
+    return timed
+
+
+def why_late(request: Request, now_s: float) -> EndReason:
+    """Return the reason to reject a request that cannot meet its TTFT.
+
+    It is EXPIRED if the deadline has passed, and INFEASIBLE if it is still to come.
+    """
+    return EndReason.EXPIRED if request.deadline_s - now_s < 0 else EndReason.INFEASIBLE
+
+
 def without_rejected(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
+    """Return the view without the requests that the step rejects."""
     if not batch.rejected:
         return view
 

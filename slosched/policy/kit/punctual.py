@@ -10,8 +10,7 @@ from operator import attrgetter, not_
 from typing import NamedTuple
 from zlib import crc32
 
-from slosched.batch import BatchBuilder
-from slosched.core import EndReason, LatencyModel, Request, RequestStatus
+from slosched.core import Request, RequestStatus
 
 _MAX_ASKED = 256
 """Number of waiting prompts, the most urgent, that a step looks at.
@@ -73,27 +72,6 @@ def most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
     if len(waiting) <= _MAX_ASKED:
         return waiting
     return sorted(waiting, key=attrgetter("deadline_s"))[:_MAX_ASKED]
-
-
-def reject_hopeless(
-    batch: BatchBuilder, model: LatencyModel, prefills: Iterable[Request], now_s: float
-) -> list[Timed]:
-    """Reject prompts that would miss their TTFT even alone on the device.
-
-    Returns the others with the time of their prefill, in the order given.
-    """
-    predict = model.predict_prefill
-    timed = []
-    for request in prefills:
-        out, computed = request.num_output_tokens, request.num_computed_tokens
-        alone_s = predict(request.num_prompt_tokens + out - computed, computed)
-        slack_s = request.deadline_s - now_s
-        if alone_s <= slack_s or out:
-            timed.append((request, alone_s))
-        else:
-            reason = EndReason.EXPIRED if slack_s < 0 else EndReason.INFEASIBLE
-            batch.reject(request, reason)
-    return timed
 
 
 def by_deadline(prefills: Iterable[Timed]) -> list[Timed]:

@@ -48,7 +48,7 @@ class Wrapper(PlansBesideDecodes, ForeseesDecodes):
     def gate(self, view: SchedulerView) -> Gate:
         """Decide about those that wait."""
 
-    def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate | None:  # noqa: ARG002  # a default
+    def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate | None:
         """`gate` where the decodes are known as a group only; None to be shown each of them."""
         return None
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from slosched.core import (
     BatchShape,
     DecodeGroup,
-    EndReason,
     LatencyModel,
     Request,
     RequestStatus,
@@ -19,6 +18,8 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.checks import check_positive
+from slosched.policy.kit.drop import why_late
 from slosched.policy.kit.wrapper import Gate, Wrapper
 
 _WINDOW = 200
@@ -55,9 +56,7 @@ class EarlyRejection(Wrapper):
     """t_d before any request has finished."""
 
     def __post_init__(self) -> None:
-        for name in ("max_load", "prior_decode_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        check_positive(max_load=self.max_load, prior_decode_s=self.prior_decode_s)
         self.reset()
 
     def reset(self) -> None:
@@ -69,9 +68,7 @@ class EarlyRejection(Wrapper):
         self._seen = _Seen(self.prior_decode_s)
 
     def gate(self, view: SchedulerView) -> Gate:
-        model = view.latency_model
-        if model is None:
-            raise ValueError("early_rejection predicts times: give the scheduler a latency model")
+        model = view.model
         self._just_taken = []
         new = self._new(view.waiting)
         if not new:
@@ -82,18 +79,14 @@ class EarlyRejection(Wrapper):
             return Gate(view.waiting, {})
         taken = {each.request.request_id for each in self._just_taken}
         out = {r.request_id for r in new} - taken
-        now_s = view.now_s
-        rejected = {
-            r.request_id: EndReason.EXPIRED if r.deadline_s < now_s else EndReason.INFEASIBLE
-            for r in new[:_MAX_JUDGED]
-            if r.request_id in out
-        }
+        refused = [r for r in new[:_MAX_JUDGED] if r.request_id in out]
+        rejected = {r.request_id: why_late(r, view.now_s) for r in refused}
         return Gate(tuple(r for r in view.waiting if r.request_id not in out), rejected)
 
-    def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate:  # noqa: ARG002  # it remembers who decodes
+    def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate:
         return self.gate(view)
 
-    def planned(self, view: SchedulerView, gate: Gate, output: SchedulerOutput) -> None:  # noqa: ARG002  # what was taken is enough
+    def planned(self, view: SchedulerView, gate: Gate, output: SchedulerOutput) -> None:
         self._taken |= {each.request.request_id: each for each in self._just_taken}
         self._just_taken = []
 

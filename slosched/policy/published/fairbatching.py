@@ -15,8 +15,9 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.checks import check_share
 from slosched.policy.kit.deadlines import Deadlines
-from slosched.policy.kit.decode_first import add_prefills
+from slosched.policy.kit.decode_first import add_prefills, split_running
 from slosched.policy.kit.deferred import (
     add_without_preempting,
     all_in_time,
@@ -57,14 +58,14 @@ class FairBatching(PlansBesideDecodes):
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin < 1:
-            raise ValueError(f"margin must be in [0, 1), not {self.margin}")
+        check_share(margin=self.margin)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view)
         view = drop_late(batch, view, self.drop)
-        decodes, due_s = self.deadlines.in_order([r for r in view.running if r.is_decode])
-        begun, _ = self.deadlines.in_order([r for r in view.running if not r.is_decode])
+        running, prompts = split_running(view.running)
+        decodes, due_s = self.deadlines.in_order(running)
+        begun, _ = self.deadlines.in_order(prompts)
         num_urgent = 0
         if decodes:
             step_s, urgent_until_s = self._budget(view, decodes, due_s[0])
@@ -93,10 +94,8 @@ class FairBatching(PlansBesideDecodes):
         """Seconds that the step may last, and the time until which decodes are urgent."""
         tpot_s = min(r.slo.tpot_s for r in decodes)
         step_s = max(first_due_s - view.now_s, tpot_s)
-        if step_s < math.inf and view.latency_model is None:
-            raise ValueError(
-                "fairbatching predicts every batch: give the scheduler a latency model"
-            )
+        if step_s < math.inf:
+            _ = view.model  # every batch is predicted
         return step_s, view.now_s + step_s + tpot_s
 
     def _add_prompts(self, batch: BatchBuilder, view: SchedulerView, begun: list[Request]) -> None:

@@ -22,7 +22,8 @@ from slosched.core import (
     group_shape,
     tunable,
 )
-from slosched.policy.kit.decode_first import add_prefills, check_token_budget
+from slosched.policy.kit.checks import check_at_least
+from slosched.policy.kit.decode_first import add_prefills
 from slosched.policy.kit.drop import Drop, drop_late
 from slosched.policy.kit.lengths import Floats, OutputLengths
 
@@ -75,10 +76,12 @@ class JITServe(PlansBesideDecodes):
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def __post_init__(self) -> None:
-        check_token_budget(self.token_budget)
-        for name in ("max_batch", "frame_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_at_least(
+            1,
+            token_budget=self.token_budget,
+            max_batch=self.max_batch,
+            frame_steps=self.frame_steps,
+        )
         for name in ("cutoff", "quantile"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in (0, 1], not {getattr(self, name)}")
@@ -93,9 +96,7 @@ class JITServe(PlansBesideDecodes):
         """Those that were there when the frame began and were not chosen."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        model = view.latency_model
-        if model is None:
-            raise ValueError("jitserve predicts what is left: give the scheduler a latency model")
+        model = view.model
         self._lengths.update()
         batch = BatchBuilder(view, token_budget=self.token_budget)
         view = drop_late(batch, view, self.drop)

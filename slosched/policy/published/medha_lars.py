@@ -12,21 +12,20 @@ from slosched.core import (
     ForeseesDecodes,
     LatencyModel,
     Limits,
-    PlansBesideDecodes,
     Request,
-    SchedulerOutput,
     SchedulerView,
     tunable,
 )
-from slosched.policy.kit.decode_first import add_decodes, add_prefills
-from slosched.policy.kit.drop import Drop, drop_late
+from slosched.policy.kit.checks import check_at_least
+from slosched.policy.kit.decode_first import StallFree, add_prefills, decodes_until_s
+from slosched.policy.kit.drop import Drop
 
 _MAX_SHARE_LEFT = 0.5
 """Of the step's time that a long prompt with slack may leave to others (`MAX_SPACE_SHARE_FRAC`)."""
 
 
 @dataclass
-class MedhaLARS(PlansBesideDecodes, ForeseesDecodes):
+class MedhaLARS(StallFree, ForeseesDecodes):
     """Every decode, then prompts by relative slack, in chunks cut to a time for the step.
 
     Relative slack = (deadline - now - remaining prefill) / (deadline - arrival): a long prompt
@@ -55,40 +54,18 @@ class MedhaLARS(PlansBesideDecodes, ForeseesDecodes):
     def __post_init__(self) -> None:
         if not self.step_s > 0:
             raise ValueError(f"step_s must be a positive number of seconds, not {self.step_s}")
-        if self.long_tokens < 1:
-            raise ValueError(f"long_tokens must be at least 1, not {self.long_tokens}")
+        check_at_least(1, long_tokens=self.long_tokens)
 
-    def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        model = _model_of(view)
-        batch = BatchBuilder(view)
-        view = drop_late(batch, view, self.drop)
-        begun, waiting = add_decodes(batch, view)
-        self._add_prefills(batch, view, model, begun, waiting)
-        return batch.build()
-
-    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        model = _model_of(view)
-        batch = BatchBuilder(view, beside=decodes)
-        if batch.num_free_tokens < 0:
-            return None
-        view = drop_late(batch, view, self.drop)
-        self._add_prefills(batch, view, model, view.running, view.waiting)
-        return batch.build()
-
-    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
-        """For ever, if each of them gets a token: no clock is in this."""
-        return math.inf if decodes.num_decodes <= limits.max_num_batched_tokens else -math.inf
-
-    def _add_prefills(
+    def add_prompts(
         self,
         batch: BatchBuilder,
         view: SchedulerView,
-        model: LatencyModel,
         begun: Sequence[Request],
         waiting: Sequence[Request],
+        beside: DecodeGroup | None,
     ) -> None:
         prefills = (*begun, *waiting)
-        slacks = _relative_slacks(prefills, view.now_s, model)
+        slacks = _relative_slacks(prefills, view.now_s, view.model)
         order = sorted(range(len(prefills)), key=slacks.__getitem__)
         long = [i for i, r in enumerate(begun) if r.num_computed_tokens >= self.long_tokens]
         long.sort(key=slacks.__getitem__)
@@ -106,6 +83,9 @@ class MedhaLARS(PlansBesideDecodes, ForeseesDecodes):
                 break
             self._add(batch, begun, [prefills[i]], math.inf)
 
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
+
     def _add(
         self,
         batch: BatchBuilder,
@@ -115,12 +95,6 @@ class MedhaLARS(PlansBesideDecodes, ForeseesDecodes):
     ) -> None:
         batch.time_limit_s = limit_s
         add_prefills(batch, prefills, reserved_blocks=batch.blocks_promised(begun))
-
-
-def _model_of(view: SchedulerView) -> LatencyModel:
-    if view.latency_model is None:
-        raise ValueError("medha_lars predicts every chunk: give the scheduler a latency model")
-    return view.latency_model
 
 
 def _relative_slacks(prefills: Sequence[Request], now_s: float, model: LatencyModel) -> list[float]:

@@ -9,7 +9,9 @@ from itertools import chain, islice
 
 import numpy as np
 
+from slosched.batch import largest_that_fits
 from slosched.core import DecodeGroup, Request, SchedulerOutput, SchedulerView, tunable
+from slosched.policy.kit.checks import check_at_least, check_share
 from slosched.policy.kit.lengths import Floats, OutputLengths
 from slosched.policy.kit.wrapper import Gate, Wrapper
 
@@ -51,10 +53,8 @@ class PastFuture(Wrapper):
     """Expected output of a request before any has finished."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.reserve < 1:
-            raise ValueError(f"reserve must be in [0, 1), not {self.reserve}")
-        if self.num_draws < 1:
-            raise ValueError(f"num_draws must be at least 1, not {self.num_draws}")
+        check_share(reserve=self.reserve)
+        check_at_least(1, num_draws=self.num_draws)
         self.reset()
 
     def reset(self) -> None:
@@ -106,15 +106,12 @@ class PastFuture(Wrapper):
         requests = [*there, *waiting]
         known = np.array([r.num_tokens for r in requests], dtype=np.float64)
         left, room = self._draw_left(requests), self._room(view)
-        fits, too_many = (0 if there else 1), len(waiting) + 1
-        while too_many - fits > 1:
-            tried = (fits + too_many) // 2
+
+        def fits(tried: int) -> bool:
             num = len(there) + tried
-            if peak_tokens(known[:num], left[:, :num]) < room:
-                fits = tried
-            else:
-                too_many = tried
-        return fits
+            return peak_tokens(known[:num], left[:, :num]) < room
+
+        return largest_that_fits(fits, 0 if there else 1, len(waiting) + 1)
 
     def _room(self, view: SchedulerView) -> float:
         return (1 - self.reserve) * view.kv.num_blocks * view.kv.block_size

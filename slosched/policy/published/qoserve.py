@@ -6,20 +6,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from slosched.batch import BatchBuilder
-from slosched.core import (
-    DecodeGroup,
-    ForeseesDecodes,
-    LatencyModel,
-    Limits,
-    PlansBesideDecodes,
-    Request,
-    SchedulerOutput,
-    SchedulerView,
-    tunable,
-)
-from slosched.policy.kit.decode_first import add_decodes, add_prefills
-from slosched.policy.kit.drop import Drop, drop_late
+from slosched.batch import BatchBuilder, largest_that_fits
+from slosched.core import DecodeGroup, ForeseesDecodes, Limits, Request, SchedulerView, tunable
+from slosched.policy.kit.checks import check_at_least, check_positive
+from slosched.policy.kit.decode_first import StallFree, add_prefills, decodes_until_s
+from slosched.policy.kit.drop import Drop
 
 _LEAST_STEP_TOKENS = 128
 _SCARCE_STEP_TOKENS = 512
@@ -28,7 +19,7 @@ _RATE_MEMORY = 0.995
 
 
 @dataclass
-class QoServe(PlansBesideDecodes, ForeseesDecodes):
+class QoServe(StallFree, ForeseesDecodes):
     """Every decode; then as many tokens of prompts as the most urgent decode has slack for.
 
     1. Dynamic chunking: a step holds the largest number of tokens on a grid (128, 256, 512, …,
@@ -69,16 +60,11 @@ class QoServe(PlansBesideDecodes, ForeseesDecodes):
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def __post_init__(self) -> None:
-        for name, least in (("alpha_s_per_token", 0.0), ("scarce_kv_tokens", 0)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("safety", "prefill_tokens_per_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.max_step_tokens < _LEAST_STEP_TOKENS:
-            raise ValueError(
-                f"max_step_tokens must be at least {_LEAST_STEP_TOKENS}, not {self.max_step_tokens}"
-            )
+        check_at_least(
+            0, alpha_s_per_token=self.alpha_s_per_token, scarce_kv_tokens=self.scarce_kv_tokens
+        )
+        check_positive(safety=self.safety, prefill_tokens_per_s=self.prefill_tokens_per_s)
+        check_at_least(_LEAST_STEP_TOKENS, max_step_tokens=self.max_step_tokens)
         self.reset()
 
     def reset(self) -> None:
@@ -87,29 +73,15 @@ class QoServe(PlansBesideDecodes, ForeseesDecodes):
         self._last_prefill_tokens = 0
         self._relegated: set[str] = set()
 
-    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+    def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
         self._observe(view.now_s)
-        batch = BatchBuilder(view)
-        view = drop_late(batch, view, self.drop)
-        begun, waiting = add_decodes(batch, view)
-        first_s = min((r.deadline_s for r in view.running if r.is_decode), default=math.inf)
-        return self._with_prefills(batch, view, first_s, begun, waiting)
-
-    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        self._observe(view.now_s)
-        batch = BatchBuilder(view, beside=decodes)
-        if batch.num_free_tokens < 0:
-            return None
-        view = drop_late(batch, view, self.drop)
-        return self._with_prefills(
-            batch, view, decodes.first_deadline_s, view.running, view.waiting
-        )
+        return super().new_batch(view, beside)
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
-        """For ever, unless the prefill rate of the last step is still to be seen."""
-        if self._last_prefill_tokens or decodes.num_decodes > limits.max_num_batched_tokens:
+        """Return minus infinity while the prefill rate of the last step has yet to be observed."""
+        if self._last_prefill_tokens:
             return -math.inf
-        return math.inf
+        return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
 
     def _observe(self, now_s: float) -> None:
         """The rate of the last step, if it computed prefills; it has ended by now."""
@@ -119,27 +91,28 @@ class QoServe(PlansBesideDecodes, ForeseesDecodes):
         self._last_prefill_tokens = 0
         self._last_step_s = now_s
 
-    def _with_prefills(
+    def add_prompts(
         self,
         batch: BatchBuilder,
         view: SchedulerView,
-        first_deadline_s: float,
         begun: Sequence[Request],
         waiting: Sequence[Request],
-    ) -> SchedulerOutput:
+        beside: DecodeGroup | None,
+    ) -> None:
         if self._relegated:
             self._relegated &= {r.request_id for r in (*begun, *view.swapped, *view.waiting)}
         prefills = sorted((*begun, *waiting), key=self._urgency)
         if not prefills:
-            return batch.build()
-        slack_s = first_deadline_s - view.now_s
+            return
+        decodes_s = (r.deadline_s for r in view.running if r.is_decode)
+        first_s = min(decodes_s, default=math.inf) if beside is None else beside.first_deadline_s
+        slack_s = first_s - view.now_s
         step_tokens = self._step_tokens(batch, view, slack_s, prefills[0].num_computed_tokens)
         num_decodes = batch.shape.num_tokens
         batch.num_free_tokens = min(batch.num_free_tokens, step_tokens - num_decodes)
         in_order = self._hopeless_last(prefills, view.now_s)
         add_prefills(batch, in_order, reserved_blocks=batch.blocks_promised(begun))
         self._last_prefill_tokens = batch.shape.num_tokens - num_decodes
-        return batch.build()
 
     def _urgency(self, request: Request) -> float:
         return request.deadline_s + self.alpha_s_per_token * (
@@ -169,32 +142,18 @@ class QoServe(PlansBesideDecodes, ForeseesDecodes):
         self, batch: BatchBuilder, view: SchedulerView, slack_s: float, num_prior_tokens: int
     ) -> int:
         """Dynamic chunking: tokens of the step, its decodes included."""
-        model = view.latency_model
-        if model is None:
-            raise ValueError("qoserve predicts every batch: give the scheduler a latency model")
+        model, shape = view.model, batch.shape
         sizes = self._grid(batch.num_free_blocks * view.kv.block_size < self.scarce_kv_tokens)
-        fits, too_long = 0, len(sizes)  # sizes[0] whether it fits or not
-        while too_long - fits > 1:
-            middle = (fits + too_long) // 2
-            seconds = _predict_with(model, batch, sizes[middle], num_prior_tokens)
-            if self.safety * seconds <= slack_s:
-                fits = middle
-            else:
-                too_long = middle
-        return sizes[fits]
+
+        def fits(i: int) -> bool:
+            chunk = sizes[i] - shape.num_tokens
+            if chunk <= 0:  # there are more decodes than that
+                return self.safety * model.predict(shape) <= slack_s
+            return self.safety * batch.predict_with(chunk, num_prior_tokens) <= slack_s
+
+        return sizes[largest_that_fits(fits, 0, len(sizes))]  # the first even if it does not fit
 
     def _grid(self, kv_is_scarce: bool) -> list[int]:
         step, most = (128, _SCARCE_STEP_TOKENS) if kv_is_scarce else (256, self.max_step_tokens)
         most = min(most, self.max_step_tokens)
         return [_LEAST_STEP_TOKENS, *range(256, most, step), most]
-
-
-def _predict_with(
-    model: LatencyModel, batch: BatchBuilder, step_tokens: int, num_prior_tokens: int
-) -> float:
-    """Seconds of the batch filled up to `step_tokens` with a chunk of one prompt."""
-    shape = batch.shape.copy()
-    chunk = step_tokens - shape.num_tokens
-    if chunk > 0:
-        shape.add(chunk, num_prior_tokens)
-    return model.predict(shape)

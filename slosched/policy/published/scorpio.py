@@ -13,7 +13,6 @@ from slosched.batch import BatchBuilder
 from slosched.core import (
     BatchShape,
     DecodeGroup,
-    EndReason,
     ForeseesDecodes,
     LatencyModel,
     Limits,
@@ -24,13 +23,15 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.checks import check_at_least, check_positive
 from slosched.policy.kit.decode_first import (
     add_prefills,
-    check_token_budget,
     decodes_until_s,
     may_start_new,
+    split_running,
 )
 from slosched.policy.kit.deferred import serve_something
+from slosched.policy.kit.drop import why_late
 from slosched.policy.kit.lengths import OutputLengths
 
 _MAX_ASKED = 256
@@ -73,9 +74,8 @@ class Scorpio(PlansBesideDecodes, ForeseesDecodes):
     """Expected output of a request before any has finished."""
 
     def __post_init__(self) -> None:
-        check_token_budget(self.token_budget)
-        if not 0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon must be positive, not {self.epsilon}")
+        check_at_least(1, token_budget=self.token_budget)
+        check_positive(epsilon=self.epsilon)
         self.reset()
 
     def reset(self) -> None:
@@ -85,8 +85,7 @@ class Scorpio(PlansBesideDecodes, ForeseesDecodes):
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view, token_budget=self.token_budget)
-        begun = [r for r in view.running if not r.is_decode]
-        decodes = [r for r in view.running if r.is_decode] if begun else list(view.running)
+        decodes, begun = split_running(view.running)
         tiers = Counter(r.slo.tpot_s for r in decodes)
         credit_of = self._earned(decodes, tiers)
         chosen = _with_credit(decodes, credit_of, batch.num_free_tokens) if credit_of else decodes
@@ -140,9 +139,7 @@ class Scorpio(PlansBesideDecodes, ForeseesDecodes):
         *,
         may_start: bool,
     ) -> None:
-        model = view.latency_model
-        if model is None:
-            raise ValueError("scorpio predicts both promises: give the scheduler a latency model")
+        model = view.model
         self._lengths.update()
         for request in begun:
             running.add(request)
@@ -255,8 +252,7 @@ def _ttft_guard(
         prefill_s = predict(known - computed, computed)
         is_new = request.status is RequestStatus.WAITING and not request.num_output_tokens
         if is_new and end_s + prefill_s > request.deadline_s:
-            is_late = request.deadline_s < view.now_s
-            batch.reject(request, EndReason.EXPIRED if is_late else EndReason.INFEASIBLE)
+            batch.reject(request, why_late(request, view.now_s))
         else:
             end_s += prefill_s
             kept.append(request)

@@ -18,8 +18,9 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.checks import check_at_least
 from slosched.policy.kit.deadlines import Deadlines
-from slosched.policy.kit.decode_first import add_prefills, check_token_budget
+from slosched.policy.kit.decode_first import add_prefills, split_running
 from slosched.policy.kit.deferred import are_alone, serve_something
 from slosched.policy.kit.drop import Drop, drop_late
 
@@ -71,7 +72,7 @@ class SLAI(PlansBesideDecodes):
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def __post_init__(self) -> None:
-        check_token_budget(self.token_budget)
+        check_at_least(1, token_budget=self.token_budget)
         for name in ("offset_steps", "full_offset_steps", "full_kv"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
@@ -86,8 +87,8 @@ class SLAI(PlansBesideDecodes):
         self._observe(view.now_s, has_work=bool(view.running or view.swapped))
         batch = BatchBuilder(view, token_budget=self.token_budget)
         view = drop_late(batch, view, self.drop)
-        decodes, due_s = self.deadlines.in_order([r for r in view.running if r.is_decode])
-        begun = [r for r in view.running if not r.is_decode]
+        running, begun = split_running(view.running)
+        decodes, due_s = self.deadlines.in_order(running)
         offset_s = self._offset_steps(view) * self._mean_step_s
         num_critical = bisect_right([each_s - view.now_s for each_s in due_s], offset_s)
         in_order = [*decodes, *begun]

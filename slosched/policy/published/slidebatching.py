@@ -21,6 +21,7 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.checks import check_at_least, check_share
 from slosched.policy.kit.deadlines import Deadlines
 from slosched.policy.kit.deferred import all_in_time, are_alone, num_in_time, serve_something
 from slosched.policy.kit.drop import Drop, drop_late
@@ -73,23 +74,14 @@ class SlideBatching(PlansBesideDecodes):
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def __post_init__(self) -> None:
-        for name, least in (("alpha", 0), ("floor", 0), ("starved_after", 0)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.min_chunk_tokens < 1:
-            raise ValueError(f"min_chunk_tokens must be at least 1, not {self.min_chunk_tokens}")
-        if not 0 <= self.margin < 1:
-            raise ValueError(f"margin must be in [0, 1), not {self.margin}")
+        check_at_least(0, alpha=self.alpha, floor=self.floor, starved_after=self.starved_after)
+        check_at_least(1, min_chunk_tokens=self.min_chunk_tokens)
+        check_share(margin=self.margin)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        model = view.latency_model
-        if model is None:
-            raise ValueError(
-                "slidebatching predicts every batch: give the scheduler a latency model"
-            )
         batch = BatchBuilder(view)
         view = drop_late(batch, view, self.drop)
-        queue = _Queue(view, model, self.deadlines)
+        queue = _Queue(view, view.model, self.deadlines)
         if queue.requests:
             step_s = queue.step_s(self.floor)
             order = self._in_order(queue, self.alpha * queue.time_for_all_s(step_s))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slosched.batch import BatchBuilder
+from slosched.batch import BatchBuilder, largest_that_fits
 from slosched.core import (
     DecodeGroup,
     ForeseesDecodes,
@@ -20,7 +20,8 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
-from slosched.policy.kit.decode_first import add_decodes, add_prefills, check_token_budget
+from slosched.policy.kit.checks import check_at_least
+from slosched.policy.kit.decode_first import add_decodes, add_prefills, decodes_until_s
 from slosched.policy.kit.drop import Drop, drop_late
 from slosched.policy.kit.lengths import Floats
 
@@ -59,14 +60,10 @@ class SOLA(ForeseesDecodes):
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def __post_init__(self) -> None:
-        check_token_budget(self.token_budget)
-        if self.tile_tokens < 1:
-            raise ValueError(f"tile_tokens must be at least 1, not {self.tile_tokens}")
+        check_at_least(1, token_budget=self.token_budget, tile_tokens=self.tile_tokens)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        model = view.latency_model
-        if model is None:
-            raise ValueError("sola predicts every batch: give the scheduler a latency model")
+        model = view.model
         batch = BatchBuilder(view)
         view = drop_late(batch, view, self.drop)
         begun, waiting = add_decodes(batch, view)
@@ -81,16 +78,15 @@ class SOLA(ForeseesDecodes):
                 chosen = prompts.requests
                 if decodes:
                     limit_s = _time_limit_s(batch, view.now_s, model, decodes)
-                    batch.num_free_tokens = self._tokens_within(limit_s, batch, model, chosen)
+                    batch.num_free_tokens = self._tokens_within(limit_s, batch, chosen)
             add_prefills(batch, chosen, reserved_blocks=batch.blocks_promised(begun))
         return batch.build()
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
-        """For ever: whatever the state, all decodes run."""
-        return math.inf if decodes.num_decodes <= limits.max_num_batched_tokens else -math.inf
+        return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
 
     def _tokens_within(
-        self, limit_s: float, batch: BatchBuilder, model: LatencyModel, prompts: Sequence[Request]
+        self, limit_s: float, batch: BatchBuilder, prompts: Sequence[Request]
     ) -> int:
         """k: as many prompt tokens as the step has time for, all that there are or whole tiles."""
         most = 0
@@ -101,20 +97,12 @@ class SOLA(ForeseesDecodes):
         prior = prompts[0].num_computed_tokens
 
         def fits(tokens: int) -> bool:
-            shape = batch.shape.copy()
-            shape.add(tokens, prior)
-            return model.predict(shape) <= limit_s
+            return batch.predict_with(tokens, prior) <= limit_s
 
         if most <= 0 or fits(most):
             return most
-        fitting, too_many = 0, -(-most // self.tile_tokens)
-        while too_many - fitting > 1:
-            middle = (fitting + too_many) // 2
-            if fits(middle * self.tile_tokens):
-                fitting = middle
-            else:
-                too_many = middle
-        return fitting * self.tile_tokens
+        tile = self.tile_tokens
+        return tile * largest_that_fits(lambda tiles: fits(tiles * tile), 0, -(-most // tile))
 
 
 class _Prompts(NamedTuple):

@@ -9,17 +9,10 @@ from enum import StrEnum
 from operator import attrgetter
 
 from slosched.batch import BatchBuilder
-from slosched.core import (
-    DecodeGroup,
-    PlansBesideDecodes,
-    Request,
-    SchedulerOutput,
-    SchedulerView,
-    heeding,
-    tunable,
-)
-from slosched.policy.kit.decode_first import add_decodes, add_prefills, check_token_budget
-from slosched.policy.kit.drop import Drop, drop_late
+from slosched.core import DecodeGroup, Request, SchedulerView, heeding, tunable
+from slosched.policy.kit.checks import check_at_least
+from slosched.policy.kit.decode_first import StallFree, add_prefills
+from slosched.policy.kit.drop import Drop
 
 
 class Client(StrEnum):
@@ -45,7 +38,7 @@ class Client(StrEnum):
 
 
 @dataclass
-class VTC(PlansBesideDecodes):
+class VTC(StallFree):
     """Every decode, then prompts of the client whose virtual token counter is least.
 
     1. A client that begins to wait has its counter lifted to the least of those that wait, or, if
@@ -74,10 +67,8 @@ class VTC(PlansBesideDecodes):
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def __post_init__(self) -> None:
-        check_token_budget(self.token_budget)
-        for name in ("prompt_price", "output_price"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        check_at_least(1, token_budget=self.token_budget)
+        check_at_least(0, prompt_price=self.prompt_price, output_price=self.output_price)
         self.reset()
 
     def reset(self) -> None:
@@ -88,39 +79,26 @@ class VTC(PlansBesideDecodes):
         self._last_left: Hashable = None
         """The client that stopped waiting last."""
 
-    def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        batch = BatchBuilder(view, token_budget=self.token_budget)
-        view = drop_late(batch, view, self.drop)
-        queues = self._queues(view.waiting)
-        begun, may_start = add_decodes(batch, view)
-        started = self._add_prompts(batch, begun, queues if may_start else {})
-        self._waited = frozenset(client for client, queue in queues.items() if queue)
-        self._pay(self._emitting(batch, (*view.running, *view.swapped, *started)))
-        return batch.build()
+    def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
+        return BatchBuilder(view, beside=beside, token_budget=self.token_budget)
 
-    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If the budget has a token for each of the decodes."""
-        batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
-        if batch.num_free_tokens < 0:
-            return None
-        view = drop_late(batch, view, self.drop)
-        queues = self._queues(view.waiting)
-        started = self._add_prompts(batch, view.running, queues)
-        self._waited = frozenset(client for client, queue in queues.items() if queue)
-        emitting = self._emitting(batch, (*view.running, *started))
-        emitting.update(decodes.num_by(self._client_of))
-        self._pay(emitting)
-        return batch.build()
-
-    def _add_prompts(
+    def add_prompts(
         self,
         batch: BatchBuilder,
+        view: SchedulerView,
         begun: Sequence[Request],
-        queues: Mapping[Hashable, deque[Request]],
-    ) -> list[Request]:
-        """Those that have begun, then those whose turn it is; who of these starts."""
+        waiting: Sequence[Request],
+        beside: DecodeGroup | None,
+    ) -> None:
+        """Add the prompts that have begun, then those whose turn it is; charge their clients."""
+        queues = self._queues(view.waiting)
         add_prefills(batch, begun, reserved_blocks=batch.blocks_promised(begun))
-        return self._start(batch, queues, batch.blocks_promised(begun))
+        started = self._start(batch, queues if waiting else {}, batch.blocks_promised(begun))
+        self._waited = frozenset(client for client, queue in queues.items() if queue)
+        emitting = self._emitting(batch, (*view.running, *view.swapped, *started))
+        if beside is not None:
+            emitting.update(beside.num_by(self._client_of))
+        self._pay(emitting)
 
     def _queues(self, waiting: Sequence[Request]) -> dict[Hashable, deque[Request]]:
         """What waits, by client; the counters of those that have begun to wait are lifted."""

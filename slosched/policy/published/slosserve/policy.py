@@ -22,8 +22,10 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
-from slosched.policy.kit.decode_first import add_prefills, may_start_new
+from slosched.policy.kit.checks import check_share
+from slosched.policy.kit.decode_first import add_prefills, may_start_new, split_running
 from slosched.policy.kit.deferred import add_without_preempting, all_in_time, are_alone, num_in_time
+from slosched.policy.kit.drop import why_late
 from slosched.policy.kit.lengths import Floats, OutputLengths
 from slosched.policy.published.slosserve.best_subset import best_subset
 from slosched.policy.published.slosserve.promised_load import PromisedLoad
@@ -78,8 +80,7 @@ class SLOsServe(PlansBesideDecodes):
     """Share of the time that is neither promised nor planned, against low predictions."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin < 1:
-            raise ValueError(f"margin must be in [0, 1), not {self.margin}")
+        check_share(margin=self.margin)
         self.reset()
 
     def reset(self) -> None:
@@ -88,13 +89,10 @@ class SLOsServe(PlansBesideDecodes):
         """Ids of those that wait and were admitted; all that have begun were."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        model = view.latency_model
-        if model is None:
-            raise ValueError("slosserve predicts every batch: give the scheduler a latency model")
+        model = view.model
         self._lengths.update()
         batch = BatchBuilder(view)
-        begun = [r for r in view.running if not r.is_decode]
-        decodes = [r for r in view.running if r.is_decode] if begun else list(view.running)
+        decodes, begun = split_running(view.running)
         waiting = self._admit(batch, view, model, decodes, begun)
         self._pack(batch, view, model, _Queues(decodes, begun, waiting))
         for request in (*begun, *waiting):
@@ -154,8 +152,7 @@ class SLOsServe(PlansBesideDecodes):
             if has_room:
                 candidates.append(i)
             else:
-                is_late = request.deadline_s < view.now_s
-                batch.reject(request, EndReason.EXPIRED if is_late else EndReason.INFEASIBLE)
+                batch.reject(request, why_late(request, view.now_s))
         if not candidates:
             return accepted
         decide = _by_program if self.admission is Admission.DP else _by_simulation
@@ -213,7 +210,7 @@ def _by_program(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequenc
 class _Queues(NamedTuple):
     """Who may be in the step."""
 
-    decodes: list[Request]
+    decodes: Sequence[Request]
     begun: list[Request]
     waiting: list[Request]
 
