@@ -8,7 +8,7 @@ is always legal.  The builder knows no policy and changes nothing outside itself
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from slosched.core import (
     BatchShape,
@@ -135,12 +135,23 @@ class BatchBuilder:
 
         The chunk computes `num_new_tokens` on top of `num_prior_tokens`.
         """
-        predict = self._predict
-        if predict is None:
-            predict = self._view.model.predict  # there is none: this raises
+        predict = self._predict or self._view.model.predict  # without a model this raises
         shape = self.shape
         sums = shape.sums
         shape.add(num_new_tokens, num_prior_tokens)
+        predicted_s = predict(shape)
+        shape.restore(sums)
+        return predicted_s
+
+    def predict_with_decodes(self, contexts: Sequence[int]) -> float:
+        """Return the predicted time of the step with more decodes; nothing is added.
+
+        Their context lengths include the token that each computes.  O(n).
+        """
+        predict = self._predict or self._view.model.predict
+        shape = self.shape
+        sums = shape.sums
+        shape.add_decodes(contexts)
         predicted_s = predict(shape)
         shape.restore(sums)
         return predicted_s

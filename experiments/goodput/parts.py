@@ -107,8 +107,7 @@ class LateDecodesLeftOut(Goodput):
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Look at every decode once the first is late."""
-        assert view.latency_model is not None
-        if decodes.first_deadline_s - view.now_s < view.latency_model.predict_prefill(1):
+        if decodes.first_deadline_s - view.now_s < view.model.predict_prefill(1):
             return None
         return super().schedule_beside(decodes, view)
 

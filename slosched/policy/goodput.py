@@ -22,6 +22,7 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.checks import check_share
 from slosched.policy.kit.decode_first import add_decodes
 from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_something
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
@@ -105,8 +106,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     """A decode that is due within so many steps of the longest time does not give way."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin < 1:
-            raise ValueError(f"margin must be in [0, 1), not {self.margin}")
+        check_share(margin=self.margin)
         if not 0 < self.shortest <= 1:
             raise ValueError(f"shortest must be in (0, 1], not {self.shortest}")
         if not 0 <= self.fairness <= 1:
@@ -115,7 +115,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             raise ValueError(f"min_share must be in (0, 1], not {self.min_share}")
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        batch, model = self.new_batch(view), _model(view)
+        batch, model = self.new_batch(view), view.model
         begun: list[Request] = []
         decodes: list[Request] = []
         for request in view.running:
@@ -140,7 +140,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Plan the prompts as `schedule` does; return None if a decode may have to give way."""
-        batch, model = self.new_batch(view, decodes), _model(view)
+        batch, model = self.new_batch(view, decodes), view.model
         if batch.num_free_tokens < 0:
             return None
         pace = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
@@ -248,12 +248,6 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             and (may_start or request.status is RequestStatus.RUNNING)
         ]
         self.pack_class(batch, view.now_s, begun).add(left)
-
-
-def _model(view: SchedulerView) -> LatencyModel:
-    if view.latency_model is None:
-        raise ValueError("goodput predicts every batch: give the scheduler a latency model")
-    return view.latency_model
 
 
 def _merge(decodes: Sequence[Request], order: Order, pack: PromptPack) -> None:

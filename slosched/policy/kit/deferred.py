@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from slosched.batch import BatchBuilder
+from slosched.batch import BatchBuilder, largest_that_fits
 from slosched.core import DecodeGroup, Request, SchedulerView, group_shape
 
 
@@ -20,14 +20,11 @@ def num_in_time(batch: BatchBuilder, decodes: Sequence[Request]) -> int:
     if batch.time_limit_s == math.inf or not most:
         return most
     contexts = [r.num_computed_tokens + 1 for r in decodes]
-    fits, too_many, tried = 0, most + 1, most
-    while too_many - fits > 1:
-        if _predict_with(batch, contexts[:tried]) < batch.time_limit_s:
-            fits = tried
-        else:
-            too_many = tried
-        tried = (fits + too_many) // 2
-    return fits
+
+    def fits(num: int) -> bool:
+        return batch.predict_with_decodes(contexts[:num]) < batch.time_limit_s
+
+    return most if fits(most) else largest_that_fits(fits, 0, most)
 
 
 def add_without_preempting(batch: BatchBuilder, decodes: Sequence[Request]) -> None:
@@ -76,14 +73,3 @@ def all_in_time(decodes: DecodeGroup, view: SchedulerView, limit_s: float) -> bo
         return True
     model = view.latency_model
     return model is not None and model.predict(group_shape(decodes)) < limit_s
-
-
-def _predict_with(batch: BatchBuilder, contexts: Sequence[int]) -> float:
-    """Predict the time of the step with decodes of these context lengths in it as well."""
-    sums = batch.shape.sums
-    batch.shape.add_decodes(contexts)
-    predicted_s = batch.predicted_s
-    batch.shape.restore(sums)
-    if predicted_s is None:
-        raise ValueError("a time limit needs a latency model: give the scheduler one")
-    return predicted_s
