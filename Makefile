@@ -6,12 +6,15 @@ VLLM ?= 0.32.0
 VLLM_VENV := .venv-vllm$(if $(filter-out 0.32.0,$(VLLM)),-$(VLLM))
 BIN := $(VENV)/bin
 SCALE ?= quick
+# How long `make fuzz` searches, and where.
+MINUTES ?= 5
+SEED ?= 1
 # uv does not read pip's configuration: hand it the folder of local wheels, if pip has one.
 FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get global.find-links 2>/dev/null); do \
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow test-vllm test-vllm-part bench bench-simulator bench-accuracy arena robustness engines clean look-again
+.PHONY: help setup demo test lint check-types test-slow fuzz test-vllm test-vllm-part bench bench-simulator bench-accuracy arena robustness engines clean look-again
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -45,6 +48,9 @@ check-types: setup
 
 test-slow: setup  ## The tests that `make test` leaves out
 	$(BIN)/python -m pytest -m slow
+
+fuzz: setup  ## Look for new scenarios that break a law: make fuzz MINUTES=5 SEED=1
+	$(BIN)/python tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)
 
 test-vllm: $(VLLM_VENV)/.ready  ## Inside real vLLM (VLLM=0.31.0, VLLM=newest: another), 3.5 GB
 	$(VLLM_VENV)/bin/python -m pytest tests/inside_vllm

@@ -43,3 +43,24 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
         )
     },
 }
+
+_OWN_BUDGET = "its own budget, of fewer tokens than the step's"
+_PROMPTS_OR_DECODES = "a step holds either prompts or decodes"
+LEAVES_ROOM: dict[str, str] = {
+    "vllm_v0": _PROMPTS_OR_DECODES,
+    "trtllm": "a prompt that does not fit into the step as a whole waits, and all behind it",
+    "sglang": _PROMPTS_OR_DECODES,
+    "sarathi, drop infeasible": _OWN_BUDGET,
+    "edf, drop infeasible": _OWN_BUDGET,
+    "sjf, drop expired": _OWN_BUDGET,
+    "slai:token_budget=24": _OWN_BUDGET,
+    "sarathi:token_budget=24+early_rejection:prior_decode_s=0.05": _OWN_BUDGET,
+    "vllm_v1:policy=priority,long_prefill_token_threshold=5,watermark=0.1": "short chunks",
+    "vllm_v1:scheduler_reserve_full_isl=false,enable_chunked_prefill=false": "whole prompts only",
+    "vllm_v1:prefill_schedule_interval=3,max_num_active_seqs=3": "prompts wait for their interval",
+    "sglang:enable_mixed_chunk=true,chunked_prefill_size=16,schedule_policy=lpm": "short chunks",
+    "sglang:enable_priority_scheduling=true,max_queued_requests=2": _PROMPTS_OR_DECODES,
+    "sglang:schedule_policy=hrrn": _PROMPTS_OR_DECODES,
+    "sglang:schedule_policy=shortest-prefill-first,chunked_prefill_size=8": _PROMPTS_OR_DECODES,
+}
+"""Who means to leave tokens or seats unused while somebody waits, and why."""

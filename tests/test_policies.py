@@ -5,27 +5,39 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from law_variants import VARIANTS
+from law_variants import LEAVES_ROOM, VARIANTS
 
 from slosched.policy import POLICIES
-from slosched.testing import check_laws, check_policy, scenario_from_json
+from slosched.testing import LawBrokenError, check_laws, check_policy, scenario_from_json
 
 FOUND = sorted((Path(__file__).parent / "laws").glob("*.json"))
 """Scenarios on which a law broke once."""
 
 
+def check(name: str, max_examples: int) -> None:
+    conserves_work = name not in LEAVES_ROOM
+    check_policy(VARIANTS[name], max_examples=max_examples, conserves_work=conserves_work)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_policy_obeys_the_laws(name: str) -> None:
-    check_policy(VARIANTS[name], max_examples=60 if name in POLICIES else 30)
+    check(name, max_examples=60 if name in POLICIES else 30)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_policy_obeys_the_laws_in_many_more_scenarios(name: str) -> None:
-    check_policy(VARIANTS[name], max_examples=400)
+    check(name, max_examples=400)
+
+
+@pytest.mark.parametrize("name", LEAVES_ROOM)
+def test_who_is_excused_does_leave_room(name: str) -> None:
+    with pytest.raises(LawBrokenError, match="has room for"):
+        check_policy(VARIANTS[name], max_examples=60, shrink=False)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
 def test_no_law_breaks_where_one_once_did(path: Path, name: str) -> None:
-    check_laws(VARIANTS[name], scenario_from_json(path.read_text(encoding="utf-8")))
+    scenario = scenario_from_json(path.read_text(encoding="utf-8"))
+    check_laws(VARIANTS[name], scenario, conserves_work=name not in LEAVES_ROOM)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -30,29 +32,42 @@ from slosched.kv import KVCache, KVCorruptionError
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
 from slosched.simulator.decodes import GroupedDecodes
-from slosched.testing import LawBrokenError, Scenario, check_laws, scenarios
+from slosched.testing import LawBrokenError, Scenario, check_laws, check_policy, scenarios
 
 NOTICED = (LawBrokenError, WrongBlockError)
 """By the laws, or already by the memory that checks who reads what."""
+MAX_EXAMPLES: int = inspect.signature(check_policy).parameters["max_examples"].default
+"""As many as the how-to asks for."""
+SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20)))
+
+
+@pytest.fixture(params=SEEDS)
+def seed(request: pytest.FixtureRequest) -> int:
+    """A bug is caught whatever the seed; `make test` looks at the first one."""
+    return int(request.param)
 
 
 def breaks(
-    make_policy: Callable[[], Policy], error: type[Exception] | tuple[type[Exception], ...]
+    make_policy: Callable[[], Policy],
+    error: type[Exception] | tuple[type[Exception], ...],
+    seed: int,
+    says: str = "",
 ) -> Scenario:
     """A scenario in which the laws notice; fails if there is none."""
 
     def is_noticed(scenario: Scenario) -> bool:
         try:
             check_laws(make_policy, scenario)
-        except error:
-            return True
+        except error as noticed:
+            return says in str(noticed)
         return False
 
     return find(
         scenarios(),
         is_noticed,
+        random=Random(seed),
         settings=settings(
-            max_examples=500,
+            max_examples=MAX_EXAMPLES,
             deadline=None,
             database=None,
             phases=(Phase.generate,),
@@ -94,6 +109,15 @@ def forgets_the_last_of_many(view: SchedulerView, output: SchedulerOutput) -> Sc
     return forgets_the_last(view, output) if len(output.num_scheduled_tokens) > 1 else output
 
 
+def computes_a_token_each(_: SchedulerView, output: SchedulerOutput) -> SchedulerOutput:
+    singly = dict.fromkeys(output.num_scheduled_tokens, 1)
+    return replace(output, num_scheduled_tokens=singly, shape=None)
+
+
+def runs_from_the_host(_: SchedulerView, output: SchedulerOutput) -> SchedulerOutput:
+    return replace(output, swapped_in=())
+
+
 def touches_a_request(view: SchedulerView, output: SchedulerOutput) -> SchedulerOutput:
     for request in view.waiting:
         request.deadline_s += 1.0
@@ -112,38 +136,159 @@ def rejects_the_running(view: SchedulerView, output: SchedulerOutput) -> Schedul
     [
         (one_token_too_many, (LawBrokenError, IllegalPlanError)),
         (over_the_token_limit, (LawBrokenError, IllegalPlanError)),
-        (forgets_the_last, StalledError),
+        (forgets_the_last, (LawBrokenError, StalledError)),
+        (forgets_the_last_of_many, LawBrokenError),
+        (computes_a_token_each, LawBrokenError),
+        (runs_from_the_host, LawBrokenError),
         (touches_a_request, LawBrokenError),
         (rejects_the_running, IllegalPlanError),
     ],
 )
 def test_a_bad_plan_is_caught(
-    bend: Callable[[SchedulerView, SchedulerOutput], SchedulerOutput], error: type[Exception]
+    bend: Callable[[SchedulerView, SchedulerOutput], SchedulerOutput],
+    error: type[Exception] | tuple[type[Exception], ...],
+    seed: int,
 ) -> None:
-    breaks(lambda: Bent(bend), error)
+    breaks(lambda: Bent(bend), error, seed)
 
 
-def test_a_policy_with_a_memory_is_caught() -> None:
+@dataclass
+class Blind(Policy):
+    """FCFS that is shown a part of what there is."""
+
+    shown: Callable[[SchedulerView], SchedulerView]
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        return FCFS().schedule(self.shown(view))
+
+
+def without_swapped(view: SchedulerView) -> SchedulerView:
+    return replace(view, swapped=())
+
+
+def without_late(view: SchedulerView) -> SchedulerView:
+    in_time = tuple(r for r in view.waiting if r.slack_s(view.now_s) >= 0)
+    return replace(view, waiting=in_time)
+
+
+def without_waiting_beside_running(view: SchedulerView) -> SchedulerView:
+    return replace(view, waiting=()) if view.running else view
+
+
+@pytest.mark.parametrize("shown", [without_swapped, without_late, without_waiting_beside_running])
+def test_who_overlooks_requests_is_caught(
+    shown: Callable[[SchedulerView], SchedulerView], seed: int
+) -> None:
+    breaks(lambda: Blind(shown), (LawBrokenError, StalledError), seed)
+
+
+def test_a_forgotten_return_is_named(seed: int) -> None:
+    class Forgetful(Policy):
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            FCFS().schedule(view)  # type: ignore[return]
+
+    breaks(Forgetful, LawBrokenError, seed, says="Forgetful.schedule returned None, not a")
+
+
+def test_who_starts_prompts_only_when_one_arrives_is_caught(seed: int) -> None:
+    @dataclass
+    class WokenByArrivals(Policy):
+        known: set[str] = field(default_factory=set)
+
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            waiting = {r.request_id for r in view.waiting}
+            is_woken = not waiting <= self.known
+            self.known |= waiting
+            return FCFS().schedule(view if is_woken else replace(view, waiting=()))
+
+        def reset(self) -> None:
+            self.known.clear()
+
+    breaks(WokenByArrivals, (LawBrokenError, StalledError), seed)
+
+
+def test_a_pause_is_named(seed: int) -> None:
+    """With a step that still runs, the engine itself would not notice."""
+
+    @dataclass
+    class Resting(Policy):
+        num_asked: int = 0
+
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            self.num_asked += 1
+            return SchedulerOutput() if self.num_asked % 4 == 0 else FCFS().schedule(view)
+
+        def reset(self) -> None:
+            self.num_asked = 0
+
+    breaks(Resting, LawBrokenError, seed, says="nothing is planned although")
+
+
+def test_who_starts_over_for_ever_is_caught(seed: int) -> None:
+    class Impatient(Policy):
+        """Gives up on prompts that one step does not finish."""
+
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            begun = [r.request_id for r in view.running if not r.is_decode]
+            if begun:
+                return SchedulerOutput(preempted=tuple(begun))
+            return FCFS().schedule(view)
+
+    breaks(Impatient, LawBrokenError, seed, says="no end is in sight")
+
+
+def test_who_schedules_the_dead_is_caught(seed: int) -> None:
+    @dataclass
+    class Nostalgic(Policy):
+        last: str | None = None
+
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            output = FCFS().schedule(view)
+            planned, before = dict(output.num_scheduled_tokens), self.last
+            self.last = next(iter(planned), None)
+            if before is not None:
+                planned.setdefault(before, 1)
+            return replace(output, num_scheduled_tokens=planned, shape=None)
+
+        def reset(self) -> None:
+            self.last = None
+
+    breaks(Nostalgic, LawBrokenError, seed, says="is scheduled but was not shown")
+
+
+def test_who_draws_lots_is_caught(seed: int) -> None:
+    @dataclass
+    class Lottery(Policy):
+        chance: Random
+
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            drawn = self.chance.sample(list(view.waiting), len(view.waiting))
+            return FCFS().schedule(replace(view, waiting=tuple(drawn)))
+
+    breaks(lambda: Lottery(Random()), LawBrokenError, seed)
+
+
+def test_a_policy_with_a_memory_is_caught(seed: int) -> None:
     """Every second one that is made forgets a request, so that two runs of a scenario differ."""
     num_made = itertools.count()
 
     def forget_every_second_time() -> Policy:
         return Bent(forgets_the_last_of_many) if next(num_made) % 2 else FCFS()
 
-    breaks(forget_every_second_time, LawBrokenError)
+    breaks(forget_every_second_time, LawBrokenError, seed)
 
 
-def test_a_policy_that_reads_names_is_caught() -> None:
+def test_a_policy_that_reads_names_is_caught(seed: int) -> None:
     @dataclass
     class Alphabetical(Policy):
         def schedule(self, view: SchedulerView) -> SchedulerOutput:
             by_name = sorted(view.waiting, key=lambda r: r.request_id)
             return FCFS().schedule(replace(view, waiting=tuple(by_name)))
 
-    breaks(Alphabetical, LawBrokenError)
+    breaks(Alphabetical, LawBrokenError, seed)
 
 
-def test_a_false_promise_about_decodes_is_caught() -> None:
+def test_a_false_promise_about_decodes_is_caught(seed: int) -> None:
     class OneByOne(ForeseesDecodes):
         """Of decodes alone the oldest only, though it says that it serves them all."""
 
@@ -156,25 +301,25 @@ def test_a_false_promise_about_decodes_is_caught() -> None:
         def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
             return math.inf
 
-    breaks(OneByOne, (LawBrokenError, IllegalPlanError))
+    breaks(OneByOne, (LawBrokenError, IllegalPlanError), seed)
 
 
-def test_another_plan_beside_decodes_is_caught() -> None:
+def test_another_plan_beside_decodes_is_caught(seed: int) -> None:
     class Lazy(FCFS):
         def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput:
             return SchedulerOutput()
 
-    breaks(Lazy, LawBrokenError)
+    breaks(Lazy, LawBrokenError, seed)
 
 
 def test_a_block_that_the_group_of_decodes_takes_late_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(GroupedDecodes, "num_new_blocks", 0)
-    breaks(FCFS, (*NOTICED, KVCorruptionError))
+    breaks(FCFS, (*NOTICED, KVCorruptionError), seed)
 
 
-def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     free = KVCache.free
 
     def leaky(self: KVCache, request_id: str) -> None:
@@ -183,10 +328,12 @@ def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         free(self, request_id)
 
     monkeypatch.setattr(KVCache, "free", leaky)
-    breaks(FCFS, (*NOTICED, KVCorruptionError, StalledError))
+    breaks(FCFS, (*NOTICED, KVCorruptionError, StalledError), seed)
 
 
-def test_a_chunk_that_is_computed_too_far_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_that_is_computed_too_far_is_caught(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     carry_out = Scheduler._carry_out
 
     def overlong(self: Scheduler, *args: Any, **options: Any) -> ScheduledBatch:
@@ -197,10 +344,10 @@ def test_a_chunk_that_is_computed_too_far_is_caught(monkeypatch: pytest.MonkeyPa
         return batch
 
     monkeypatch.setattr(Scheduler, "_carry_out", overlong)
-    breaks(FCFS, (*NOTICED, IllegalPlanError, StalledError))
+    breaks(FCFS, (*NOTICED, IllegalPlanError, StalledError), seed)
 
 
-def test_a_double_finish_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_double_finish_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     end = Scheduler._end
 
     def twice(self: Scheduler, request: Request, reason: EndReason, now_s: float) -> None:
@@ -209,10 +356,10 @@ def test_a_double_finish_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
             self._ended.append(request)
 
     monkeypatch.setattr(Scheduler, "_end", twice)
-    breaks(FCFS, NOTICED)
+    breaks(FCFS, NOTICED, seed)
 
 
-def test_a_lost_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_request_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     preempt = Scheduler._preempt
 
     def forgetful(self: Scheduler, request_ids: tuple[str, ...]) -> None:
@@ -222,4 +369,4 @@ def test_a_lost_request_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Scheduler, "_preempt", forgetful)
     # The queues themselves miss it where its cached blocks change.
-    breaks(FCFS, (*NOTICED, KeyError))
+    breaks(FCFS, (*NOTICED, KeyError), seed)

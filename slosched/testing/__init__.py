@@ -13,8 +13,8 @@ from slosched.testing.files import scenario_from_json, scenario_to_json
 from slosched.testing.laws import check_laws, check_policy
 from slosched.testing.plans import LawBrokenError
 from slosched.testing.play import Run, play
+from slosched.testing.random_scenarios import prefix_hosts, scenarios
 from slosched.testing.scenario import Scenario, ScenarioRequest, device_model
-from slosched.testing.scenarios import prefix_hosts, scenarios
 
 __all__ = [
     "LawBrokenError",

@@ -4,32 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hypothesis import HealthCheck, given, settings
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings
 
 from slosched.core import Policy, Request, SchedulerOutput
-from slosched.testing.plans import require
+from slosched.testing.plans import check_no_room_is_left, require
 from slosched.testing.play import play
+from slosched.testing.random_scenarios import scenarios
 from slosched.testing.scenario import Scenario
-from slosched.testing.scenarios import scenarios
 
 
-def check_policy(make_policy: Callable[[], Policy], *, max_examples: int = 100) -> None:
-    """Raise if a policy breaks a law on any of `max_examples` random scenarios."""
+def check_policy(
+    make_policy: Callable[[], Policy],
+    *,
+    max_examples: int = 200,
+    seed: int | None = 0,
+    conserves_work: bool = True,
+    shrink: bool = True,
+) -> None:
+    """Raise if a policy breaks a law on any of `max_examples` random scenarios.
+
+    The same `seed` gives the same scenarios, None others at every call.  A policy that means to
+    leave tokens or seats of a step unused while somebody waits says `conserves_work=False`.
+    Without `shrink` the error is that of the first scenario found, which may be a large one.
+    """
 
     @settings(
         max_examples=max_examples,
         deadline=None,
         database=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
     @given(scenarios())
     def laws_hold(scenario: Scenario) -> None:
-        check_laws(make_policy, scenario)
+        check_laws(make_policy, scenario, conserves_work=conserves_work)
 
+    if seed is not None:
+        laws_hold = hypothesis.seed(seed)(laws_hold)
     laws_hold()
 
 
-def check_laws(make_policy: Callable[[], Policy], scenario: Scenario) -> None:
+def check_laws(
+    make_policy: Callable[[], Policy], scenario: Scenario, *, conserves_work: bool = True
+) -> None:
     """Play one scenario in several ways and compare them."""
     run = play(make_policy(), scenario)
     again = play(make_policy(), scenario)
@@ -46,6 +65,8 @@ def check_laws(make_policy: Callable[[], Policy], scenario: Scenario) -> None:
         == [_renamed(output, {}) for _, output in renamed.decisions],
         "renaming the requests changed the decisions",
     )
+    if conserves_work:
+        play(make_policy(), scenario.unhurried(), laws=(check_no_room_is_left,))
     in_groups = scenario.simulated(make_policy())
     one_by_one = scenario.simulated(make_policy(), on_step=lambda _: None)
     require(

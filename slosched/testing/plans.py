@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from slosched.core import (
     Policy,
@@ -25,12 +25,18 @@ def require(condition: bool, law: str) -> None:
         raise LawBrokenError(law)
 
 
+PlanLaw = Callable[[SchedulerView, SchedulerOutput], None]
+"""Raises LawBrokenError if the plan is not one for what the policy was shown."""
+
+
 class Watched(Policy):
     """Passes on what the policy decides, after checking it against what the policy saw."""
 
-    def __init__(self, policy: Policy, kv: KVCache) -> None:
+    def __init__(self, policy: Policy, kv: KVCache, laws: Sequence[PlanLaw] = ()) -> None:
+        """`laws` are checked of every plan, besides those that hold for all."""
         self._policy = policy
         self._kv = kv
+        self._laws = laws
         self.decisions: list[tuple[float, SchedulerOutput]] = []
 
     def __repr__(self) -> str:
@@ -39,10 +45,23 @@ class Watched(Policy):
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         before = _picture(view)
         output = self._policy.schedule(view)
+        _check_type(self._policy, output)
         require(_picture(view) == before, "the policy changed its view")
         _check_plan(view, output, self._kv)
+        if output.is_empty:
+            check_idle(view)
+        for law in self._laws:
+            law(view, output)
         self.decisions.append((view.now_s, output))
         return output
+
+
+def _check_type(policy: Policy, output: object) -> None:
+    kind = "None" if output is None else f"a {type(output).__name__}"
+    require(
+        isinstance(output, SchedulerOutput),
+        f"{type(policy).__name__}.schedule returned {kind}, not a SchedulerOutput",
+    )
 
 
 def _picture(view: SchedulerView) -> list[object]:
@@ -66,6 +85,7 @@ def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> No
     tables = (table for name, table in kv.block_tables.items() if name not in leaving)
     held = len({block for table in tables for block in table})
     for request_id, n in output.num_scheduled_tokens.items():
+        require(request_id in requests, f"{request_id!r} is scheduled but was not shown")
         request = requests[request_id]
         require(request_id not in leaving, "a request that leaves is scheduled")
         found = output.num_found_tokens.get(request_id, request.num_computed_tokens)
@@ -86,6 +106,61 @@ def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> No
         traffic = sum(view.kv.num_held_blocks(r) for r in output.swapped_out)
         traffic += sum(view.kv.num_held_host_blocks(r) for r in output.swapped_in)
         require(traffic <= limits.max_num_swapped_blocks, f"{traffic} blocks are copied")
+
+
+def check_idle(view: SchedulerView) -> None:
+    """Raise if nothing is planned although somebody could run: nothing else may ever wake it."""
+    idle = next(_could_run(view), None)
+    if idle is not None:
+        raise LawBrokenError(
+            f"nothing is planned although {idle.request_id!r}, which is {idle.status}, could run"
+        )
+
+
+def _could_run(view: SchedulerView) -> Iterator[Request]:
+    """Find requests that KV blocks and swap traffic would let run alone.
+
+    While others hold blocks, who does not run may wait: for room for one that goes first.
+    """
+    kv, most_copied = view.kv, view.limits.max_num_swapped_blocks
+
+    def is_room_for(request: Request, num_tokens: int) -> bool:
+        num_held = kv.num_held_blocks(request.request_id)
+        return -(-num_tokens // kv.block_size) - num_held <= kv.num_free_blocks
+
+    yield from (r for r in view.running if is_room_for(r, r.num_computed_tokens + 1))
+    if view.running or kv.num_free_blocks < kv.num_blocks:
+        return
+    for request in (*view.swapped, *view.waiting):
+        num_copied = kv.num_held_host_blocks(request.request_id)
+        is_copied = most_copied is None or num_copied <= most_copied
+        if is_copied and is_room_for(request, request.num_tokens):
+            yield request
+
+
+def check_no_room_is_left(view: SchedulerView, output: SchedulerOutput) -> None:
+    """Raise if a request waits for what the plan leaves over.
+
+    For scenarios in which only tokens and seats are short: KV blocks and time are not asked for.
+    """
+    planned, limits = output.num_scheduled_tokens, view.limits
+    num_left = limits.max_num_batched_tokens - sum(planned.values())
+    if not num_left:
+        return
+    left = f"a step of {limits.max_num_batched_tokens} tokens has room for {num_left} more, but"
+    leaving = {*output.preempted, *output.swapped_out, *output.rejected}
+    running = [r for r in view.running if r.request_id not in leaving]
+    started = [r for r in view.waiting if r.request_id in planned]
+    for request in (*running, *started):
+        num_tokens = planned.get(request.request_id, 0)
+        computes = (
+            f"{request.request_id!r} computes {num_tokens} of {request.num_uncomputed_tokens}"
+        )
+        require(num_tokens == request.num_uncomputed_tokens, f"{left} {computes}")
+    has_seat = len(running) + len(started) < limits.max_num_seqs
+    names = (r.request_id for r in view.waiting)
+    left_out = next((name for name in names if name not in {*planned, *leaving}), None)
+    require(not has_seat or left_out is None, f"{left} {left_out!r} waits beside a free seat")
 
 
 def check_ends(requests: Sequence[Request], ended: Sequence[str], lengths: dict[str, int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slosched.core import EndReason, Policy, Request, SchedulerOutput
@@ -13,7 +13,7 @@ from slosched.kv import KVCache
 from slosched.scheduler import Scheduler
 from slosched.simulator.scheduling_time import SimulatedDevice
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
-from slosched.testing.plans import Watched, check_ends, require
+from slosched.testing.plans import PlanLaw, Watched, check_ends, require
 from slosched.testing.scenario import Scenario, ScenarioRequest, device_model
 
 
@@ -30,11 +30,12 @@ def play(
     scenario: Scenario,
     name: Callable[[int], str] = "r{}".format,
     kv: KVCache | None = None,
+    laws: Sequence[PlanLaw] = (),
 ) -> Run:
-    """Run a scenario to its end and check every step of it."""
+    """Run a scenario to its end and check every step of it, each plan also by `laws`."""
     policy.reset()
     kv = kv or scenario.empty_cache()
-    watched = Watched(policy, kv)
+    watched = Watched(policy, kv, laws)
     clock = VirtualClock()
     scheduler = Scheduler(watched, kv, scenario.limits, device_model())
     requests = [_make(r, name(i), scenario) for i, r in enumerate(scenario.requests)]
@@ -45,7 +46,7 @@ def play(
     engine = _engine(scheduler, clock, lengths, scenario.overlap)
     ended: list[str] = []
     next_arrival = 0
-    step = 0
+    step, most_steps = 0, _most_steps(scenario)
     while next_arrival < len(requests) or engine.has_work:
         if not engine.has_work:
             clock.advance_to(requests[next_arrival].arrival_s)
@@ -58,12 +59,19 @@ def play(
         ended += [r.request_id for r in engine.step().ended]
         kv.check()
         step += 1
+        require(step <= most_steps, f"after {step} steps no end is in sight")
     check_ends(requests, ended, lengths)
     require(
         kv.num_free_blocks == kv.num_blocks and kv.num_free_host_blocks == kv.num_host_blocks,
         "KV blocks are still held after the last request has ended",
     )
     return Run(requests, watched.decisions)
+
+
+def _most_steps(scenario: Scenario) -> int:
+    """Return more steps than a policy needs that gets on, even if it often starts anew."""
+    num_tokens = sum(r.num_prompt_tokens + scenario.max_tokens for r in scenario.requests)
+    return 100 + 20 * num_tokens
 
 
 def _engine(

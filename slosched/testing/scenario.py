@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from slosched.core import SLO, Limits, Policy, Request
+from slosched.core import NO_SLO, SLO, Limits, Policy, Request
 from slosched.engine.loop import StepRecord
 from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
 from slosched.perfmodel import LinearCoefficients, LinearModel
@@ -53,6 +53,25 @@ class Scenario:
         return replace(
             self,
             requests=tuple(replace(r, arrival_s=r.arrival_s + seconds) for r in self.requests),
+        )
+
+    def unhurried(self) -> Scenario:
+        """The same arrivals where nothing is promised and KV blocks abound.
+
+        Only tokens and seats are short; no client goes away, and nothing is shared.
+        """
+        requests = [
+            replace(r, slo=NO_SLO, abort_at_step=None, prefix_hashes=()) for r in self.requests
+        ]
+        num_tokens = sum(r.num_prompt_tokens + self.max_tokens for r in requests)
+        return replace(
+            self,
+            requests=tuple(requests),
+            num_blocks=2 * (len(requests) + num_tokens // self.block_size),
+            limits=replace(self.limits, max_num_swapped_blocks=None),
+            prefix_cache=PrefixCaching.OFF,
+            prefix_host=NO_PREFIX_HOST,
+            overlap=False,
         )
 
     def empty_cache(self) -> KVCache:
