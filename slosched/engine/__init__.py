@@ -1,1 +1,2 @@
-"""The step loop and what it drives: a simulated device, a torch model, an HTTP server."""
+"""The step loop, and what runs steps or feeds it: an emulated device, a torch model, an HTTP
+server."""

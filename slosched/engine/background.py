@@ -1,4 +1,4 @@
-"""An executor in a thread of its own, so that whoever plans need not wait for the device."""
+"""An executor in a thread of its own, so that planning need not wait for the device."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from slosched.core import Executor, ScheduledBatch, StepResult
 
 
 class _Launched(NamedTuple):
-    """A step that waits for the device."""
+    """A launched step that waits for the device."""
 
     batch: ScheduledBatch
     ended: Sequence[str]
-    """Requests to release before it."""
+    """Requests to release before this step."""
     result: Future[StepResult]
 
 
 class InBackground:
     """Runs the steps of `executor` one after the other in a thread; a `LaunchingExecutor`.
 
-    While a step runs the requests in it may change: `executor` may rely on what the chunk says, on
-    what a request was made with, and on its output tokens that are not a `PLACEHOLDER`.  An error
-    comes back to whoever waits for the step.
+    Requests may change while a step with them runs.  So `executor` may only rely on the chunks, on
+    what a request was created with, and on output tokens that are not a `PLACEHOLDER`.  An error of
+    a step is raised where that step's result is awaited.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._ended: list[str] = []
-        """Requests to release before the step that is launched next: steps before may hold them."""
+        """Requests to release before the step launched next, since earlier steps may still hold
+        them."""
         self._launched: SimpleQueue[_Launched | None] = SimpleQueue()
         weakref.finalize(self, self._launched.put, None)
-        # A daemon, or a device that hangs would keep the process from ending.
+        # A daemon, so that a device that hangs cannot keep the process from ending.
         threading.Thread(
             target=_run, args=(executor, self._launched), name="slosched-device", daemon=True
         ).start()
@@ -53,7 +54,7 @@ class InBackground:
 
 
 def _run(executor: Executor, launched: SimpleQueue[_Launched | None]) -> None:
-    """Run what is launched until None comes, which it does when nobody can launch any more."""
+    """Run launched steps until None comes, which happens when the `InBackground` is gone."""
     while (step := launched.get()) is not None:
         try:
             for request_id in step.ended:
@@ -61,4 +62,4 @@ def _run(executor: Executor, launched: SimpleQueue[_Launched | None]) -> None:
             step.result.set_result(executor.execute(step.batch))
         except BaseException as error:
             step.result.set_exception(error)
-        del step  # or it would keep its requests until the next one
+        del step  # otherwise its requests would stay alive until the next step

@@ -1,4 +1,4 @@
-"""A device's memory as far as bookkeeping can spoil it: which token each KV block holds where."""
+"""An executor that checks which token each KV block holds, to find errors in block bookkeeping."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from collections.abc import Hashable
 from slosched.core import Executor, Request, ScheduledBatch, SloschedError, StepResult
 
 Contents = dict[int, Hashable]
-"""Of a block, by the token's place in it: what it is, with all tokens before it."""
+"""A block's content: by position in it, an identity of the token and all tokens before it."""
 
 
 class WrongBlockError(SloschedError, AssertionError):
-    """A request would read, or write over, what another has computed."""
+    """A request would read or overwrite KV that belongs to another request."""
 
 
 class CheckedMemory:
-    """An executor that runs on another, if every chunk finds its own tokens in its blocks."""
+    """An executor that passes a batch on to another if every chunk finds its own tokens in its
+    blocks."""
 
     def __init__(self, executor: Executor, block_size: int) -> None:
         self._executor = executor
         self._block_size = block_size
-        # A block that nobody has written yet holds nothing.
+        # A block that has not been written yet holds nothing.
         self._device: defaultdict[int, Contents] = defaultdict(dict)
         self._host: defaultdict[int, Contents] = defaultdict(dict)
 
@@ -33,7 +34,8 @@ class CheckedMemory:
         self._executor.release(request_id)
 
     def _check(self, batch: ScheduledBatch) -> None:
-        """Do to the memory what the step does, in the order in which a device does it."""
+        """Apply the batch to the memory in a device's order: swap out, swap in, write; then check
+        reads."""
         for device_block, host_block in batch.swap_out:
             self._host[host_block] = dict(self._device[device_block])
         for device_block, host_block in batch.swap_in:
@@ -61,9 +63,10 @@ class CheckedMemory:
 
 
 def token_at(request: Request, position: int) -> Hashable:
-    """What stands there, with everything before it.
+    """Return an identity of the token at `position` together with all tokens before it.
 
-    Requests are told apart by their prefix hashes, and beyond them by name.
+    Requests share identities as far as their prefix hashes agree.  Beyond those, a token belongs to
+    its request alone.
     """
     hashes, block = request.prefix_hashes, request.prefix_block_tokens
     if block and position < min(request.num_prompt_tokens, len(hashes) * block):

@@ -1,4 +1,4 @@
-"""A device that takes as long as a latency model says, in real time and without weights."""
+"""An executor that takes as long as a latency model predicts, in real time and without weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from slosched.core import LatencyModel, ScheduledBatch, ScheduledChunk, StepResu
 
 
 class EmulatedExecutor:
-    """Sleeps each step's predicted time, so that a server behaves like one on that device.
+    """Sleeps each step's predicted time, so that a server behaves as if it ran on that device.
 
-    The "model" repeats the prompt for ever: token i of the output is token i of the prompt, modulo
-    its length (0 where the prompt carries no ids).  It ends a request only at one of its own stop
-    token ids; all others run to their limit, since no end of sequence ever comes.
+    The "model" repeats the prompt endlessly: token i of the output is token i of the prompt, modulo
+    the prompt's length (0 if the prompt has no token ids).  Only a request's own stop token ids end
+    it early.  All others run to their limit, since there is no end-of-sequence token.
     """
 
     def __init__(self, model: LatencyModel) -> None:
@@ -34,7 +34,7 @@ class EmulatedExecutor:
         return StepResult(token_ids, frozenset(stopped), time.monotonic() - start_s)
 
     def release(self, request_id: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: this executor keeps nothing about requests."""
 
 
 def _next_token(chunk: ScheduledChunk) -> int:

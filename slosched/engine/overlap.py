@@ -1,9 +1,9 @@
 """The step loop that plans step n + 1 while step n runs, for every policy alike.
 
-vLLM's async scheduling and SGLang's overlap loop do the same.  The time that scheduling takes hides
-behind the device's.  The price is that every plan is one step stale: a request that arrives while a
-step runs is planned one step later, and one that the model ended still has a part in the next step,
-which is wasted.
+vLLM's async scheduling and SGLang's overlap loop do the same.  Scheduling time is hidden behind the
+device's.  The price is that every plan is one step stale.  A request that arrives during a step is
+planned one step later, and one that the model ended still takes part in the next step, which is
+wasted work.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from slosched.scheduler import Scheduler
 
 
 class LaunchingExecutor(Executor, Protocol):
-    """An executor that need not be waited for; it runs what is launched in that order."""
+    """An executor that runs launched steps in order while the caller goes on."""
 
     def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
-        """Begin a step as soon as those before it have ended; call the answer to wait for it.
+        """Launch a step that begins when all earlier ones have ended; the returned function waits
+        for it.
 
-        Output tokens of id `PLACEHOLDER` are those that the steps before emit.
+        Output tokens of id `PLACEHOLDER` stand for those that the earlier steps emit.
         """
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step that was launched."""
+    """A launched step."""
 
     batch: ScheduledBatch
     queued: Queued
     wait: Callable[[], StepResult]
     began_s: float
-    """When the step before it ended, or else when it was launched."""
+    """The time when the step before it ended, or when it was launched if the device was idle."""
 
 
 class OverlappedEngine(Engine):
@@ -51,10 +52,10 @@ class OverlappedEngine(Engine):
         return self._running is not None or super().has_work
 
     def step(self) -> StepRecord:
-        """Plan and launch the next step, then wait for the running one, whose record comes back.
+        """Plan and launch the next step, then wait for the running one and return its record.
 
-        If that one fails, its requests are aborted as faults before the error goes on to the
-        caller.  If the plan does, the running step is booked first.
+        If the running step fails, its requests are aborted as faults before the error is raised.
+        If planning fails, the running step is accounted for first.
         """
         running = self._running
         if running is None:
@@ -76,7 +77,7 @@ class OverlappedEngine(Engine):
         return StepRecord(began_s, end_s, batch, result, self.take_ended(), *queued)
 
     def _launch_behind(self, running: _Step) -> _Step | None:
-        """The next step; None if there is nothing to run before `running` has ended."""
+        """Return the next step; None if there is nothing to run before `running` has ended."""
         scheduler, now_s = self.scheduler, self.clock.now_s()
         begins_s = max(now_s, running.began_s + (running.batch.predicted_s or 0.0))
         scheduler.foresee(running.batch, running.began_s, begins_s)
@@ -91,7 +92,7 @@ class OverlappedEngine(Engine):
         return _Step(batch, queued, wait, began_s=self.clock.now_s())
 
     def _settle(self, step: _Step) -> tuple[StepResult, float]:
-        """Wait for a step and book it; what came of it, and when."""
+        """Wait for a step and account for it; return its result and the time at which it ended."""
         try:
             result = self._result_of(step.batch, step.wait, step.began_s)
         finally:
@@ -102,7 +103,7 @@ class OverlappedEngine(Engine):
 
 
 def _wanted(batch: ScheduledBatch, result: StepResult) -> StepResult:
-    """Without the tokens of requests that had ended before they came out."""
+    """Return the result without the tokens of requests that had ended before it."""
     ended = {c.request.request_id for c in batch.chunks if c.request.end_reason is not None}
     if not ended:
         return result

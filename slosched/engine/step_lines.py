@@ -1,7 +1,7 @@
-"""Executed steps as lines of JSON: what a server streams at /steps and a recorder reads.
+"""Executed steps as lines of JSON, which a server streams at /steps and a recorder reads.
 
-The first line says what the server is, each further one is a step, a note that steps are missing,
-nothing (so that either side notices that the other is gone), or, as the last, why it ends.
+The first line describes the server.  Each further line is a step, a note that steps are missing, or
+empty (so that each side notices when the other is gone).  The last says why the stream ends.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ NOTHING = b"\n"
 
 
 class StepLinesError(SloschedError):
-    """What was read is not what a server of this slosched streams."""
+    """A line is not one that a server of this version of slosched streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first line: which model, device, engine, policy and limits the steps are of."""
+    """The first line: the model, device, engine, policy and limits under which the steps ran."""
 
     provenance: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Steps that were run and are not told of, because this reader was too slow."""
+    """A count of executed steps that the stream left out because this reader was too slow."""
 
     num_steps: int
 
@@ -76,7 +76,7 @@ def end_line(reason: str) -> bytes:
 
 
 def parse_line(line: bytes) -> Line | None:
-    """None for an empty line.  Raises StepLinesError for what is none of ours."""
+    """Return the parsed line; None for an empty one.  Raises StepLinesError if it is not valid."""
     if not line.strip():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Measure planned batches: pass after pass, until every median is stable."""
+"""Measurement of planned batches, pass after pass, until every median is stable."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from slosched.perfmodel.measurement import Chunk, Measurement
 _NAME = "profiling"
 _MIN_PASSES = 3
 _STABLE = 0.02
-"""A median counts as known once its standard error is below this share of it."""
+"""The largest relative standard error with which a median counts as known."""
 _NUM_WARM_UPS = 3
 _REFERENCE_EVERY_S = 1.0
-"""Of measured time: how long a reference is taken to tell the speed of the machine."""
+"""Seconds of measured time between two runs of the reference batch."""
 _REFERENCES = 3
 
 
 @dataclass
 class Progress:
-    """What a run has done so far; `measure` keeps it up to date."""
+    """The progress of a run, which `measure` keeps up to date."""
 
     num_batches: int
     num_stable: int = 0
     skipped: dict[PlannedBatch, str] = field(default_factory=dict)
-    """Batches that the device had no memory for, and what it said."""
+    """The batches that the device had no memory for, each with the device's message."""
     reference_s: list[float] = field(default_factory=list)
     """The reference batch's times, in the order in which they were taken."""
 
 
 BatchKey = tuple[tuple[Chunk, ...], int]
-"""What tells measured batches apart: their chunks and how many blocks they copied."""
+"""The key of a measured batch: its chunks and the number of blocks that it copied."""
 
 
 def measure(
@@ -51,13 +51,15 @@ def measure(
 ) -> Iterator[Measurement]:
     """Yield one measurement of each batch in each pass, as it is taken.
 
-    A pass goes through the batches in an order of its own and runs each once: as in a server, the
-    step before was another one, so no cache is warmer than it would be; and a slow minute of the
-    machine hits every regime a little instead of some batches wholly.  After three passes a batch
-    whose median is known to 2 % is left out.  A reference batch is run every second, and its time
-    is written to every row, so that drift can be seen and taken out.  `known` are rows of an
-    earlier run: what they measured often enough is not run again.  A batch that the device has
-    no memory for is skipped.
+    Each pass runs every batch once, in a random order of its own (the first keeps the order of the
+    plan).  As in a server, the step before is another batch, so no cache is unrealistically warm;
+    and a slow minute of the machine spreads over all regimes.  After three passes, batches whose
+    median is known to 2 % are left out.
+
+    A reference batch runs about once a second.  Every row carries its time, so that drift of the
+    machine can be seen and corrected.  `known` are rows of an earlier run: batches that they
+    measured often enough are not run again.  Batches that the device has no memory for are skipped.
+    Raises ValueError if `max_passes` is below 1.
     """
     if max_passes < 1:
         raise ValueError(f"max_passes must be at least 1, not {max_passes}")
@@ -93,18 +95,19 @@ def measure(
 
 
 def is_stable(seconds: Sequence[float]) -> bool:
-    """True if three times or more tell their median to 2 %, by the spread of their middle half."""
+    """Tell whether three times or more fix their median to 2 %, by the interquartile range."""
     if len(seconds) < _MIN_PASSES:
         return False
     low, median, high = np.percentile(seconds, (25, 50, 75)).tolist()
-    # Of a normal distribution: sigma = IQR / 1.35, standard error of the median 1.25 sigma / √n.
+    # In a normal distribution, sigma = IQR / 1.35; the standard error of its median is 1.25 sigma /
+    # √n.
     error = 1.25 * (high - low) / 1.35 / len(seconds) ** 0.5
     return bool(error <= _STABLE * median)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    # Of a GPU it is torch.OutOfMemoryError, which only an executor may import, and of a CPU a
-    # RuntimeError like any other.
+    # A GPU raises torch.OutOfMemoryError, whose class only an executor may import.  A CPU raises a
+    # plain RuntimeError.
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -113,7 +116,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 class _Reference:
-    """How long the reference batch takes nowadays."""
+    """The current time of the reference batch, which shows the speed of the machine."""
 
     def __init__(self, executor: Executor, limits: ProfileLimits, taken: list[float]) -> None:
         self._run = _Run(executor, limits, reference_batch(limits))
@@ -123,7 +126,10 @@ class _Reference:
             self._run.seconds()
 
     def at(self, measured_s: float) -> float:
-        """The median of the latest times; a new one is taken once a second has been measured."""
+        """Return the median of the latest reference times.
+
+        Takes a new one first if a second of measured time has passed since the last.
+        """
         self._since_s += measured_s
         if self._since_s >= _REFERENCE_EVERY_S:
             self._since_s = 0.0
@@ -132,7 +138,7 @@ class _Reference:
 
 
 class _Run:
-    """One planned batch on the device: requests that pretend to have computed their prior."""
+    """A planned batch on the device; its requests pretend that their prior tokens are computed."""
 
     def __init__(self, executor: Executor, limits: ProfileLimits, planned: PlannedBatch) -> None:
         self._executor = executor
@@ -158,7 +164,7 @@ class _Run:
         )
 
     def seconds(self) -> float:
-        """Run it once."""
+        """Run the batch once and return its step time in seconds."""
         result = self._executor.execute(self._batch)
         for chunk in self._batch.chunks:
             self._executor.release(chunk.request.request_id)

@@ -1,4 +1,4 @@
-"""Which batches to measure: few, in every regime, and at the edges where times jump."""
+"""The batches to measure: few, from every regime, and at the edges where step times jump."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 from slosched.perfmodel.measurement import Chunk
 
 _EDGES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513)
-"""Token counts at which times jump: tiles of GEMMs, and the sizes of CUDA graphs."""
+"""Token counts at which step times jump: the tiles of GEMMs and the sizes of CUDA graphs."""
 _SHORT_CONTEXT = 32
 _PURE_SHARE = 0.25
-"""Of the plan for decodes alone, and as much for chunks alone."""
+"""The share of the plan that is decodes alone, and the share that is chunks alone."""
 
 
 @dataclass(frozen=True)
 class ProfileLimits:
-    """What the batches of a plan may need."""
+    """The limits within which the batches of a plan have to stay."""
 
     max_num_batched_tokens: int
     max_num_seqs: int
     max_context_tokens: int
-    """Longest context of one request."""
+    """The longest context of one request."""
     num_blocks: int
     block_size: int
     num_host_blocks: int = 0
@@ -44,24 +44,25 @@ class ProfileLimits:
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """One batch to measure."""
+    """A batch to measure."""
 
     chunks: tuple[Chunk, ...]
     num_swapped_blocks: int = 0
     swaps_in: bool = False
-    """The copies go from the host to the device instead of from the device to the host."""
+    """True if the copies go from the host to the device, False if from the device to the host."""
 
 
 def plan_batches(
     limits: ProfileLimits, *, num_batches: int = 120, seed: int = 0
 ) -> list[PlannedBatch]:
-    """About `num_batches` batches; any beginning of the plan has seen every regime.
+    """Return about `num_batches` batches, ordered so that even the first few cover every regime.
 
-    A quarter are decodes alone, a quarter chunks alone at the edges of tiles and in long
-    contexts, some are swaps of several sizes in both directions; all others are mixes that fill
+    A quarter are decodes alone.  A quarter are chunks alone, at the edges of tiles and in long
+    contexts.  Some are swaps of several sizes in both directions.  All others are mixes that fill
     the space of chunks, contexts and decodes evenly on a logarithmic scale (a scrambled Sobol
-    sequence), the shapes that a model errs on most among them: one long decode beside many short
-    ones, a long decode beside a tiny chunk, a full KV cache.
+    sequence).  The mixes include the shapes on which models err most: one long decode among many
+    short ones, a long decode next to a tiny chunk, a full KV cache.  Raises ValueError if
+    `num_batches` is below 1.
     """
     if num_batches < 1:
         raise ValueError(f"a plan needs at least one batch, not {num_batches}")
@@ -72,7 +73,7 @@ def plan_batches(
     swaps = [b for b in _swaps(limits) if limits.fits(b.chunks, b.num_swapped_blocks)]
     num_mixes = max(1, num_batches - len(prefills) - len(decodes) - len(swaps))
     mixes = _mixes(limits, num_mixes, seed)
-    # Two mixes for each of the others: there are about twice as many.
+    # Mixes take two columns of five because there are about twice as many of them.
     columns = (
         [PlannedBatch(b) for b in kind] for kind in (mixes[::2], prefills, decodes, mixes[1::2])
     )
@@ -81,7 +82,7 @@ def plan_batches(
 
 
 def reference_batch(limits: ProfileLimits) -> PlannedBatch:
-    """Measured again and again, to see how the speed of the machine itself changes."""
+    """Return a batch of short decodes, whose repeated runs show how the machine's speed changes."""
     count = min(8, limits.max_num_seqs, limits.max_num_batched_tokens)
     context = min(_SHORT_CONTEXT, limits.max_context_tokens - 1)
     while count > 1 and not limits.fits(((1, context),) * count):
@@ -98,7 +99,7 @@ def _fitting(
 def _spread(
     batches: list[tuple[Chunk, ...]], count: int, rng: np.random.Generator
 ) -> list[tuple[Chunk, ...]]:
-    """`count` of them from smallest to largest at equal distances, in random order."""
+    """Return `count` of the batches, evenly spaced from smallest to largest, in random order."""
     if not batches:
         return []
     positions = np.unique(np.linspace(0, len(batches) - 1, count).round().astype(int))
@@ -106,7 +107,7 @@ def _spread(
 
 
 def _doubling(first: int, last: int) -> list[int]:
-    """first, 2 first, 4 first, … up to last, which is always in it."""
+    """Return first, 2 first, 4 first, … up to last, which is always included."""
     values = []
     while first < last:
         values.append(first)
@@ -119,7 +120,7 @@ def _prefills(limits: ProfileLimits) -> Iterator[tuple[Chunk, ...]]:
     edges = {e for e in (*_EDGES, *_doubling(1024, longest)) if 2 <= e <= longest} | {longest}
     for new in sorted(edges):
         yield ((new, 0),)
-        # Every other count of tokens also behind a long context, and split into two prompts.
+        # Time each count of tokens behind a long context, too, and split into two prompts.
         for prior in (1024, limits.max_context_tokens - new):
             yield ((new, max(0, prior)),)
         if new >= 32:
@@ -134,12 +135,12 @@ def _decodes(limits: ProfileLimits) -> Iterator[tuple[Chunk, ...]]:
         for prior in dict.fromkeys((_SHORT_CONTEXT, 256, 1024, 4096, min(fill, longest))):
             if 0 < prior <= min(fill, longest):
                 yield ((1, prior),) * count
-        if count > 1:  # one long context beside many short ones
+        if count > 1:  # one long context among many short ones
             yield ((1, longest), *((1, _SHORT_CONTEXT),) * (count - 1))
 
 
 def _mixes(limits: ProfileLimits, count: int, seed: int) -> list[tuple[Chunk, ...]]:
-    from scipy.stats import qmc  # half a second to import, which only a plan should pay
+    from scipy.stats import qmc  # takes half a second to import, which only a plan should pay
 
     points = qmc.Sobol(d=7, rng=np.random.default_rng(seed)).random_base2(
         max(1, (2 * count - 1).bit_length())
@@ -149,7 +150,7 @@ def _mixes(limits: ProfileLimits, count: int, seed: int) -> list[tuple[Chunk, ..
 
 
 def _corners(limits: ProfileLimits) -> Iterator[tuple[Chunk, ...]]:
-    """Mixes at the ends of their space."""
+    """Yield the mixes at the corners of the space of mixes."""
     longest = limits.max_context_tokens - 1
     budget, seqs = limits.max_num_batched_tokens, limits.max_num_seqs
     tiny = min(16, budget - 1)
@@ -163,7 +164,10 @@ def _corners(limits: ProfileLimits) -> Iterator[tuple[Chunk, ...]]:
 
 
 def _mix(limits: ProfileLimits, point: Sequence[float]) -> tuple[Chunk, ...]:
-    """Chunks and decodes of a point in the unit cube; sizes are logarithmic, and cut to fit."""
+    """Return the chunks and decodes of a point in the unit cube.
+
+    Sizes are logarithmic and cut to fit the limits.  The result is empty if nothing fits.
+    """
     how_many, tokens, prior, num_decodes, context, unevenness, filled = point
 
     def size(share: float, low: int, high: int) -> int:
@@ -176,14 +180,14 @@ def _mix(limits: ProfileLimits, point: Sequence[float]) -> tuple[Chunk, ...]:
     wanted = size(num_decodes, 1, min(seqs - 1, budget - 2))
     new = size(tokens, 2, min(budget - wanted, limits.max_context_tokens))
     num_chunks = min(1 + int(4 * how_many**2), max(1, new // 2), seqs - wanted)
-    # A third of the prompts are at their beginning, the others anywhere.
+    # A third of the prompts are at their start, the others anywhere.
     done = 0 if prior < 1 / 3 else size(1.5 * prior - 0.5, 16, limits.max_context_tokens - new)
     chunks: list[Chunk] = [(new // num_chunks, done if i == 0 else 0) for i in range(num_chunks)]
     left = (room_tokens - sum(n + p + limits.block_size for n, p in chunks)) // wanted
     longest = min(limits.max_context_tokens - 1, left - limits.block_size)
     if longest < 1:
         return ()
-    # A quarter of the mixes fill the cache as far as contexts go.
+    # A quarter of the mixes fill the KV cache as far as the longest context allows.
     mean = longest if filled > 0.75 else size(context, min(8, longest), longest)
     shortest = max(1, int(mean * (1 - unevenness)))
     decodes = [
@@ -193,12 +197,13 @@ def _mix(limits: ProfileLimits, point: Sequence[float]) -> tuple[Chunk, ...]:
 
 
 def _swaps(limits: ProfileLimits) -> Iterator[PlannedBatch]:
-    """One decode beside copies of several sizes, out to the host and back in."""
+    """Yield one decode with copies of several sizes, out to the host and back in."""
     largest = min(limits.num_host_blocks, limits.num_blocks - 4, 256)
     if largest >= 4:
         for num_blocks in dict.fromkeys(
             (largest, largest // 4, largest // 2, max(4, largest // 16))
         ):
             for swaps_in in (False, True):
-                # Rows are told apart by chunks and blocks, so the directions differ in a token.
+                # Rows are identified by chunks and blocks, so the two directions differ by one
+                # token.
                 yield PlannedBatch(((1, _SHORT_CONTEXT + swaps_in),), num_blocks, swaps_in)

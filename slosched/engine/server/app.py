@@ -39,15 +39,16 @@ from slosched.engine.server.worker import EngineWorker, NotServingError
 from slosched.engine.step_lines import PATH as STEPS_PATH
 
 _DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's, for /v1/completions; a chat may go on to the end of the context."""
+"""OpenAI's default for /v1/completions.  A chat may go on to the end of the context."""
 _MIN_BODY_BYTES = 2**20
 _BODY_BYTES_PER_TOKEN = 32
-"""How long a body may be by the model's context.  Four bytes of text are about a token, a token id
-takes eight; JSON spells a character in up to twelve (`\\ud83d\\ude42`)."""
+"""Bytes that a request's body may have for each token of the model's context.  A token is about
+four bytes of text, and a token id takes eight; JSON may spell a character in up to twelve
+(`\\ud83d\\ude42`)."""
 
 
 def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) -> Starlette:
-    """The application; the caller starts the worker and drains it (`run.serve` does both)."""
+    """Return the application; the caller starts and drains the worker, as `run.serve` does."""
     api = _Api(worker, tokenizer, config)
     return Starlette(
         routes=[
@@ -70,7 +71,7 @@ def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) 
 
 
 class _Api:
-    """The endpoints."""
+    """The handlers of the endpoints."""
 
     def __init__(self, worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) -> None:
         self._worker = worker
@@ -107,7 +108,7 @@ class _Api:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def steps(self, http: HTTPRequest) -> Response | StepsResponse:
-        if http.method == "HEAD":  # which would wait for a body that never comes
+        if http.method == "HEAD":  # A HEAD request would wait for a body that never comes.
             return Response()
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
@@ -137,7 +138,7 @@ class _Api:
         answer: Format,
         default_max_tokens: int,
     ) -> GenerationResponse:
-        """Check everything, queue the request, and hand over to the response that follows it."""
+        """Check and queue the request, and return the response that follows its generation."""
         arrival_s = self._worker.now_s()
         body = await self._body(http)
         if (why := self._worker.why_not_serving) is not None:
@@ -171,7 +172,7 @@ class _Api:
         )
 
     async def _body(self, http: HTTPRequest) -> Body:
-        """The JSON object that was sent, for the model that is here."""
+        """Return the body, a JSON object; raise ApiError if it is none or names another model."""
         try:
             body = json.loads(await self._read(http), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -190,7 +191,7 @@ class _Api:
         return body
 
     async def _read(self, http: HTTPRequest) -> bytearray:
-        """What was sent, of which no more is read than may be."""
+        """Return the body; raise ApiError (413) as soon as it exceeds the largest size allowed."""
         content = bytearray()
         async for part in http.stream():
             content += part
@@ -199,7 +200,10 @@ class _Api:
         return content
 
     def _max_tokens(self, num_prompt_tokens: int, options: Options, default: int) -> int:
-        """The request's output limit; what it did not ask for is cut to what fits."""
+        """Return the request's output limit; without one of its own it may fill the context.
+
+        Raises ApiError (400) if the prompt or the limit does not fit into the context.
+        """
         room = self._max_model_len - num_prompt_tokens
         wanted = options.max_tokens
         if room < 1 or (wanted is not None and wanted > room):
@@ -230,10 +234,10 @@ class _Api:
 
 
 def _encode(encode: Callable[[], list[int]], texts: list[str], param: str) -> list[int]:
-    """Token ids, or a 400 if the texts are none or the tokenizer refuses them."""
+    """Return the token ids; raise ApiError (400) if a text is not valid or not tokenizable."""
     try:
         for text in texts:
-            text.encode()  # JSON can escape half a surrogate pair, which no tokenizer takes
+            text.encode()  # JSON can escape half a surrogate pair, which no tokenizer accepts
         return encode()
     except ValueError as error:
         raise ApiError(400, f"{param} cannot be tokenized: {error}", param=param) from error
@@ -253,7 +257,7 @@ async def _answer_nobody(_http: HTTPRequest, _error: Exception) -> Response:
 
 
 async def _answer_http_error(http: HTTPRequest, error: Exception) -> Response:
-    """Unknown path or method."""
+    """Answer a request for an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{http.method} {http.url.path}: {error.detail}"
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
@@ -263,6 +267,6 @@ async def _answer_http_error(http: HTTPRequest, error: Exception) -> Response:
 
 
 async def _answer_bug(_http: HTTPRequest, error: Exception) -> Response:
-    """Starlette goes on to log the traceback."""
+    """Answer with status 500; Starlette then logs the traceback."""
     message = f"the server failed on this request: {type(error).__name__}"
     return ApiError(500, message, kind="server_error", code="internal_error").response()

@@ -1,4 +1,4 @@
-"""What the operator of a server chooses."""
+"""The settings that the operator of a server chooses."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class ServerConfig:
     """The HTTP side of a server; the engine has its own settings (`Limits`, `KVCache`)."""
 
     model_name: str
-    """The id in /v1/models; requests for any other model get a 404."""
+    """The model's id in /v1/models.  Requests for any other model get a 404."""
     max_model_len: int
-    """Prompt and output tokens together; the KV cache may hold less."""
+    """The limit for prompt and output tokens together; the KV cache may hold fewer."""
     default_slo: SLO = NO_SLO
-    """For requests that bring none of their own."""
+    """The SLO of requests that bring none of their own."""
     default_temperature: float = 1.0
-    """OpenAI's; 0 is greedy."""
+    """The temperature of requests that set none; 1 is OpenAI's default, 0 is greedy."""
     retry_after_s: float = 1.0
-    """What the `Retry-After` of a 429 or 503 says."""
+    """Seconds in the `Retry-After` header of a 429 or 503."""
     provenance: Mapping[str, str] = field(default_factory=dict)
-    """Device, engine, policy, limits: what whoever records the steps must know of them."""
+    """Device, engine, policy and limits, which a recorder of the steps writes down with them."""
 
     def __post_init__(self) -> None:
         if not self.model_name:

@@ -1,4 +1,4 @@
-"""The last word to clients whose answer is not complete when the server's patience ends."""
+"""A last answer to clients whose response is not complete when a shutdown runs out of time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slosched.engine.server.respond import last_events
 
 
 class CutShort:
-    """Middleware that answers where the server cancels a handler, which it does to end a shutdown.
+    """Middleware that answers when the server cancels a handler at the end of a shutdown.
 
-    What has not begun becomes a 503, and a stream of tokens ends with the error as its last event.
-    Anything else that has begun just breaks off.
+    A response that has not begun becomes a 503.  A stream of tokens ends with the error as its last
+    event.  Any other response that has begun just breaks off.
     """
 
     def __init__(self, app: ASGIApp, retry_after_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Every error that a client can see, in OpenAI's shape."""
+"""Every error that a client can see, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHY_REJECTED = {
 
 
 class ApiError(Exception):
-    """An answer that is an error: `{"error": {"message", "type", "param", "code"}}`."""
+    """An error response: `{"error": {"message", "type", "param", "code"}}`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ def too_long(num_prompt_tokens: int, max_tokens: int, limit_tokens: int) -> ApiE
 
 
 def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
-    """The connection is closed after it, or else the rest of the body would be read."""
+    """Return a 413 that closes the connection, so that the rest of the body is not read."""
     return ApiError(
         413,
         f"the body has more than {limit_bytes} bytes, which is far more than the {limit_tokens} "
@@ -94,7 +94,7 @@ def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
 
 
 def of_end(reason: EndReason, detail: str, retry_after_s: float) -> ApiError:
-    """The error of a request that ended without finishing."""
+    """Return the error response to a request that ended without finishing."""
     if reason in _WHY_REJECTED:
         return ApiError(
             429,

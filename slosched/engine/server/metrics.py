@@ -1,8 +1,8 @@
-"""GET /metrics: counters and histograms in Prometheus' text format.
+"""Counters and histograms for GET /metrics, in Prometheus' text format.
 
-Names are vLLM's where vLLM has the thing, so that its dashboards work, and `slosched:` otherwise.
-The engine's thread writes, handlers read: each number is right, but two of them may be a step
-apart.  What is refused at the door is counted apart, by the handlers' thread alone.
+A metric that vLLM has carries vLLM's name, so that vLLM's dashboards work; others begin with
+`slosched:`.  The engine's thread writes and the handlers read, so two numbers may be one step
+apart.  Requests refused on arrival are counted separately, by the handlers' thread alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PROMISES = ("ttft", "tpot", "e2e")
 
 
 class Histogram:
-    """Counts of values in buckets, cumulative only when written out."""
+    """A histogram with fixed latency buckets, which become cumulative only when written out."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class Histogram:
 
 
 class ServerMetrics:
-    """What /metrics tells of one engine since it started."""
+    """The metrics of one engine since it started."""
 
     def __init__(self, scheduler: Scheduler, watchdog: Watchdog | None = None) -> None:
         self._scheduler = scheduler
@@ -111,16 +111,16 @@ class ServerMetrics:
             self._e2e.observe(record.e2e_s or 0.0)
 
     def observe_refusal(self) -> None:
-        """A request that is too long was refused before the engine's thread saw it."""
+        """Count a request that was refused as too long before the engine's thread saw it."""
         self._num_refused += 1
 
     def num_ended(self, reason: EndReason) -> int:
-        """Requests that ended for this reason, refused ones too."""
+        """Return the number of requests that ended for this reason, refused ones included."""
         refused = self._num_refused if reason is EndReason.TOO_LONG else 0
         return self._ends[reason] + refused
 
     def render(self, model_name: str) -> str:
-        """The whole page."""
+        """Return the whole page."""
         escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         label = f'model_name="{escaped}"'
         lines = [*self._gauges(label), *self._counters(label)]
@@ -190,7 +190,8 @@ class ServerMetrics:
         yield from _sample("slosched:steps_hung_total", "counter", text, label, num_hangs)
 
     def _latency_model(self, label: str) -> Iterator[str]:
-        """How far off the fitted model is by now, and how often its upper bound was broken."""
+        """Yield how biased the fitted model is lately, and how often steps exceeded its upper
+        bound."""
         model = self._scheduler.latency_model
         if not isinstance(model, OnlineModel):
             return
@@ -225,9 +226,11 @@ class ServerMetrics:
 
 
 def _promises(record: RequestRecord, rule: DeadlineRule) -> dict[str, bool]:
-    """Return the promises that were made to a request that ended, and whether each was kept.
+    """Return which parts of its SLO an ended request had (ttft, tpot, e2e), and whether each was
+    met.
 
-    As attainment counts them: only TTFT can be kept to a request that did not finish.
+    The rule is the same as for attainment: a request that did not finish can only have met its
+    TTFT.
     """
     slo, is_finished = record.slo, record.status is RequestStatus.FINISHED
     kept = {}
@@ -245,7 +248,7 @@ def _sample(name: str, kind: str, text: str, label: str, value: float) -> Iterat
 
 
 def _samples(name: str, kind: str, text: str, values: Mapping[str, float]) -> Iterator[str]:
-    """A metric with its value by labels."""
+    """Yield the lines of one metric, with a value for each set of labels."""
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} {kind}"
     for labels, value in values.items():

@@ -1,7 +1,7 @@
-"""What a client may ask for: the bodies of the two generation endpoints, checked field by field.
+"""Parsing and checks of the bodies that clients send to the two generation endpoints.
 
-Unknown fields are ignored, as every other server does; known ones that would change the answer and
-are not implemented are refused.
+Unknown fields are ignored, as in other servers.  Known fields that would change the answer and are
+not implemented are refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "use_beam_search": (False,),
 }
-"""Fields that are refused, unless null or one of the values that mean "as usual"."""
+"""Fields that are refused unless null or equal to a listed value, which changes nothing."""
 
 _MAX_STOPS = 16
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
@@ -43,10 +43,10 @@ _MIN_PRIORITY, _MAX_PRIORITY = -(2**31), 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to generate, apart from the prompt."""
+    """The settings of a generation, apart from its prompt."""
 
     max_tokens: int | None
-    """None if the client did not say."""
+    """None if the client set no limit."""
     sampling: SamplingParams
     stops: tuple[str, ...]
     priority: int
@@ -56,7 +56,7 @@ class Options:
 
 
 def parse_options(body: Body, default_temperature: float, vocab_size: int) -> Options:
-    """Raises ApiError (400) that names the field and the value."""
+    """Return a body's options; raise ApiError (400) that names a wrong field and its value."""
     for name, neutral in _UNSUPPORTED.items():
         value = body.get(name)
         if value is not None and not any(_is_same(value, other) for other in neutral):
@@ -84,7 +84,7 @@ def parse_options(body: Body, default_temperature: float, vocab_size: int) -> Op
 
 
 def parse_prompt(body: Body, vocab_size: int) -> str | list[int]:
-    """Text or token ids; a list of one prompt counts as that prompt."""
+    """Return the prompt as text or token ids; a list with one prompt counts as that prompt."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
@@ -96,7 +96,7 @@ def parse_prompt(body: Body, vocab_size: int) -> str | list[int]:
 
 
 def parse_messages(body: Body) -> list[Message]:
-    """Role and content of each message; the text parts of a list are joined line by line."""
+    """Return role and content of each message; text parts of a list are joined by line breaks."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise _wrong("messages", messages, "a list of at least one message")
@@ -159,7 +159,7 @@ def _stop_token_ids(body: Body, vocab_size: int) -> tuple[int, ...]:
 
 
 def _token_ids(name: str, ids: list[int], vocab_size: int) -> list[int]:
-    """`ids`, if the model knows them all."""
+    """Return `ids`; raise ApiError (400) if one of them is outside the vocabulary."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         bad = next(i for i in ids if not 0 <= i < vocab_size)
         raise ApiError(
@@ -210,7 +210,7 @@ def _flag(body: Body, name: str) -> bool:
 
 
 def _is_same(value: object, other: object) -> bool:
-    """Equality that does not take true for 1."""
+    """Compare two values without taking true for 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

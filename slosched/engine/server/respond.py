@@ -1,4 +1,4 @@
-"""The answer to one generation: its text piece by piece as events, or whole as one object."""
+"""The response to one generation: a stream of events, or the whole text as one object."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ Json = dict[str, object]
 
 
 class Piece(NamedTuple):
-    """The text that one token made certain, often empty; the last piece has a finish reason."""
+    """The text that became certain with one token, often empty; the last has a finish reason."""
 
     text: str
     finish_reason: str | None
 
 
 class Format(Protocol):
-    """How an endpoint spells its objects."""
+    """The JSON objects in which an endpoint returns text."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
     def whole(self, text: str) -> Json:
-        """The text of `choices[0]`."""
+        """Return the whole text as a part of `choices[0]`."""
 
     def delta(self, text: str, is_first: bool, /) -> Json:
-        """The new text of `choices[0]` in a stream."""
+        """Return the new text of a stream as a part of `choices[0]`."""
 
 
 class CompletionFormat:
@@ -74,8 +74,8 @@ class ChatFormat:
 class GenerationResponse:
     """An ASGI response that follows a generation to its end.
 
-    Nothing is sent before the first token is out, so that a rejection is a 429 in streams, too.
-    When the client goes away, or the answer ends for any other reason, so does the request.
+    It sends nothing before the first token, so that a rejection is a 429 for streams, too.  When
+    the client disconnects, or the response ends for any other reason, the request is aborted.
     """
 
     worker: EngineWorker
@@ -114,7 +114,7 @@ class GenerationResponse:
             return error.response()
 
     async def _pieces(self) -> AsyncIterator[Piece]:
-        """One piece a token.  Raises ApiError if the request ends without finishing."""
+        """Yield one piece for each token; raise ApiError if the request ends without finishing."""
         generation, sampling = self.generation, self.options.sampling
         detokenizer = Detokenizer(self.tokenizer.decode)
         stops = StopStrings(self.options.stops)
@@ -126,11 +126,12 @@ class GenerationResponse:
                 assert reason is not None
                 raise of_end(reason, update.detail, self.retry_after_s)
             num_tokens += 1
-            # The token at which the model stopped is no part of the text.
+            # The token at which the model stopped is not part of the text.
             text = "" if reason is EndReason.STOP else detokenizer.add(update.token_id)
             if reason is not None:
                 text += detokenizer.flush()
-            if num_tokens > sampling.min_tokens:  # only what begins after these can stop it
+            # Stop strings are searched only in text after the first `min_tokens` tokens.
+            if num_tokens > sampling.min_tokens:
                 text = stops.push(text)
             if stops.found:
                 self.worker.abort(generation.request.request_id, EndReason.STOP)
@@ -192,7 +193,7 @@ class GenerationResponse:
         }
 
     def _metrics(self) -> Json:
-        """The server's own times; `vllm bench serve` reads them from the usage chunk."""
+        """Return the server's own times, which `vllm bench serve` reads from the usage chunk."""
         request = self.generation.request
         scheduled_s = self.generation.first_scheduled_s
         assert scheduled_s is not None
@@ -203,7 +204,7 @@ class GenerationResponse:
 
 
 def last_events(error: ApiError) -> bytes:
-    """How a stream ends that cannot go on."""
+    """Return the last events of a stream that fails: the error and the end marker."""
     return _event(error.body()) + _DONE
 
 

@@ -1,4 +1,4 @@
-"""Run the server until a signal, and leave no request without an answer."""
+"""Run the server until a signal arrives, and leave no request without an answer."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _LAST_BYTES_S = 5
-"""For answers that are complete to reach their clients, after the drain."""
+"""Seconds after the drain in which complete answers may still reach their clients."""
 
 
 _GIL_SWITCH_S = 0.0005
-"""How long the HTTP thread may keep the interpreter from the engine's: by default ten times longer,
-which is half a step of a fast device."""
+"""The interpreter's switch interval: how long the HTTP thread may keep the GIL from the engine's
+thread.  Python's default is ten times longer, which is half a step of a fast device."""
 
 
 class ServerStartError(SloschedError):
-    """The server cannot listen where it was told to."""
+    """The server cannot listen on the given host and port."""
 
 
 class ServerStoppedError(SloschedError):
-    """The engine's thread died; every request was answered, and nothing more can be served."""
+    """The engine's thread died.  Every request was answered, and no further one can be served."""
 
 
 class _DrainingServer(uvicorn.Server):
-    """Drains first and closes its sockets after, so that refusals meanwhile are clear 503s.
+    """A uvicorn server that drains before it closes its sockets, so that refused requests get a
+    503.
 
-    uvicorn alone closes them at once and then waits.  A second signal cuts the drain short: what
-    runs is answered with an error.  A third does not wait for those answers, either.
+    uvicorn alone closes the sockets at once and then waits.  A second signal cuts the drain short:
+    running requests are answered with an error.  A third does not wait for those answers, either.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class _DrainingServer(uvicorn.Server):
         self.drain_requested = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
-        """Only sets flags: a signal may come while this thread holds the worker's lock."""
+        """Only set flags, since a signal may come while this thread holds the worker's lock."""
         self.force_exit = self.should_exit
         self.should_exit |= self.drain_requested
         self.drain_requested = True
@@ -77,10 +78,10 @@ def serve(
 ) -> int:
     """Serve until SIGINT or SIGTERM, then drain: running requests finish, new ones get a 503.
 
-    What is not finished after `drain_timeout_s` is aborted with an error; a second signal does so
-    at once.  Returns how many requests were cut short so.
+    Requests that are not finished after `drain_timeout_s` are aborted with an error; a second
+    signal aborts them at once.  Returns the number of requests that were cut short in this way.
 
-    `on_ready` gets the base URL once the server listens; port 0 takes any free one.
+    `on_ready` is called with the base URL once the server listens; port 0 chooses a free port.
     Raises ServerStartError if it cannot listen there, ServerStoppedError if its engine thread dies.
     """
     listener, url = _listen(host, port)
@@ -105,7 +106,7 @@ def serve_in_thread(
     *,
     drain_timeout_s: float = 5.0,
 ) -> Iterator[str]:
-    """The base URL of a server that runs in a thread of this process, drained at the end."""
+    """Yield the base URL of a server in a thread of this process; drain the server at the end."""
     listener, url = _listen(host, port)
     server = _server(app, worker, drain_timeout_s)
     ready = threading.Event()
@@ -126,7 +127,8 @@ def serve_in_thread(
 async def _serve(
     server: _DrainingServer, listener: socket.socket, on_ready: Callable[[], None]
 ) -> None:
-    # The kernel queues connections from `_listen` on; uvicorn takes them up in a moment.
+    # The kernel queues connections as soon as `_listen` returns; uvicorn accepts them a moment
+    # later.
     asyncio.get_running_loop().call_soon(on_ready)
     await server.serve(sockets=[listener])
 
@@ -143,12 +145,12 @@ def _server(app: ASGIApp, worker: EngineWorker, drain_timeout_s: float) -> _Drai
 
 
 def check_can_listen(host: str, port: int) -> None:
-    """Raise ServerStartError now rather than after a model has been loaded."""
+    """Raise ServerStartError if the server could not listen there, before a model is loaded."""
     _listen(host, port)[0].close()
 
 
 def _listen(host: str, port: int) -> tuple[socket.socket, str]:
-    """A listening socket and its base URL."""
+    """Return a listening socket and its base URL; raise ServerStartError if there is none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not 0 <= port < 65536:
         raise ServerStartError(f"a port is a number in [0, 65536), not {port}")
@@ -164,7 +166,7 @@ def _listen(host: str, port: int) -> tuple[socket.socket, str]:
 
 
 def _stop(worker: EngineWorker) -> None:
-    """After the sockets are closed: cut short what still runs (second signal, or a crash)."""
+    """Cut short what still runs after the sockets are closed (after a second signal or a crash)."""
     worker.begin_drain(0.0)
     if not worker.wait_stopped(_LAST_BYTES_S):
         log.error("the engine thread is still in a step after %d s; leaving it", _LAST_BYTES_S)

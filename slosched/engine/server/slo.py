@@ -1,4 +1,4 @@
-"""What a request is promised: its own word in the body, else its headers, else the server's."""
+"""The SLO of a request: each time is taken from its body, else its headers, else the server."""
 
 from __future__ import annotations
 

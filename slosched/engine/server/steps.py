@@ -1,8 +1,8 @@
-"""GET /steps: every executed step, its exact batch and what the device took, to whoever listens.
+"""GET /steps: a stream of every executed step with its exact batch and measured time.
 
-The engine's thread only appends a reference to a listener's queue, or counts a step that found it
-full.  It wakes nobody and formats nothing: handlers come by ten times a second and take what is
-there, so a listener costs the step loop well under a microsecond, however slow it reads.
+The engine's thread only appends a reference to each listener's queue, or counts the step as missed
+if the queue is full.  It wakes no thread and formats nothing.  Handlers take the queued steps ten
+times a second, so a listener costs the step loop well under a microsecond, however slowly it reads.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from slosched.engine.step_lines import (
 )
 
 _MAX_WAITING_STEPS = 4096
-"""Of one listener: 40 seconds of steps of 10 ms."""
+"""The length of one listener's queue: about 40 seconds of steps of 10 ms."""
 _PERIOD_S = 0.1
 _MAX_STEPS_AT_ONCE = 64
-"""Then other handlers have their turn."""
+"""Steps formatted before other handlers get their turn."""
 _HEARTBEAT_S = 1.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class Listener:
-    """Steps on their way from the engine's thread to one reader."""
+    """A queue of steps from the engine's thread to one reader."""
 
     def __init__(self, max_waiting: int) -> None:
         self._steps: deque[StepRecord] = deque()
@@ -46,25 +46,25 @@ class Listener:
         self._num_told = 0
 
     def offer(self, record: StepRecord) -> None:
-        """Never waits; a step that finds the queue full is counted and forgotten."""
+        """Append a step without waiting; if the queue is full, only count it as missed."""
         if len(self._steps) < self._max_waiting:
             self._steps.append(record)
         else:
             self._num_missed += 1
 
     def take(self, at_most: int) -> list[StepRecord]:
-        """The oldest steps, in order."""
+        """Return and remove at most `at_most` of the oldest steps, in order."""
         return [self._steps.popleft() for _ in range(min(at_most, len(self._steps)))]
 
     def take_missed(self) -> int:
-        """How many steps were lost since the last call."""
+        """Return how many steps were missed since the last call."""
         missed = self._num_missed - self._num_told
         self._num_told += missed
         return missed
 
 
 class StepFeed:
-    """From one engine's thread to any number of listeners."""
+    """The steps of one engine's thread, sent to any number of listeners."""
 
     def __init__(self, max_waiting: int = _MAX_WAITING_STEPS) -> None:
         if max_waiting < 1:
@@ -78,9 +78,9 @@ class StepFeed:
         return len(self._listeners)
 
     def publish(self, record: StepRecord) -> None:
-        """Offer a step to everyone, unless the device had nothing to do in it.
+        """Offer a step to every listener, unless the device had nothing to do in it.
 
-        Called by the engine's thread alone.
+        Only the engine's thread may call this.
         """
         if record.result.elapsed_s > 0:
             for listener in self._listeners:
@@ -88,7 +88,7 @@ class StepFeed:
 
     @contextmanager
     def listen(self) -> Iterator[Listener]:
-        """Steps from now until the end of the block."""
+        """Yield a listener that receives all steps until the end of the `with` block."""
         listener = Listener(self._max_waiting)
         with self._lock:
             self._listeners = (*self._listeners, listener)
@@ -101,12 +101,12 @@ class StepFeed:
 
 @dataclass(frozen=True)
 class StepsResponse:
-    """An ASGI response that tells of steps until the client goes or the engine has ended."""
+    """An ASGI response that streams steps until the client disconnects or the engine has ended."""
 
     feed: StepFeed
     provenance: Mapping[str, str]
     why_over: Callable[[], str | None]
-    """None while the engine may still run steps."""
+    """Returns None while the engine may still run steps, else why there will be no more."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self.feed.listen() as listener:
@@ -119,7 +119,8 @@ class StepsResponse:
         yield head_line(self.provenance)
         said_s = now_s()
         while True:
-            why_over = self.why_over()  # before the queue is emptied: no step may come after
+            # asked before the queue is emptied, since no step may come after the answer
+            why_over = self.why_over()
             while told := _told(listener):
                 yield told
                 said_s = now_s()
@@ -134,8 +135,9 @@ class StepsResponse:
 
 
 def _told(listener: Listener) -> bytes:
-    """Lines of what has happened since the last time; empty if nothing has."""
+    """Return the lines of what has happened since the last call; empty if nothing has."""
     lines = [step_line(record) for record in listener.take(_MAX_STEPS_AT_ONCE)]
-    if not lines and (num_missed := listener.take_missed()):  # they came after all that waited
+    # the missed steps came after all queued ones
+    if not lines and (num_missed := listener.take_missed()):
         lines.append(missing_line(num_missed))
     return b"".join(lines)

@@ -1,11 +1,11 @@
-"""From token ids to text, piece by piece: whole characters only, and nothing past a stop string."""
+"""Token ids to text, piece by piece: only whole characters, and nothing after a stop string."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 _MAX_OPEN_BYTES = 3
-"""Bytes of a UTF-8 character that is not complete yet; some decoders write a U+FFFD for each."""
+"""The most bytes that an incomplete UTF-8 character has; some decoders write a U+FFFD for each."""
 _WINDOW_TOKENS = 16
 _MAX_WINDOW_TOKENS = 64
 
@@ -13,8 +13,8 @@ _MAX_WINDOW_TOKENS = 64
 class Detokenizer:
     """Turns tokens into text as they come; the pieces join to the text of all tokens.
 
-    A token's text depends on its neighbours (a character's bytes, a leading space), so a window of
-    the latest tokens is decoded anew for each token.  Where the text so far ends in a character
+    A token's text depends on its neighbours (the bytes of a character, a leading space), so a
+    window of the latest tokens is decoded again for each token.  If the text ends in a character
     that may still be incomplete, that end is held back.
     """
 
@@ -22,12 +22,12 @@ class Detokenizer:
         self._decode = decode
         self._window: list[int] = []
         self._num_chars_out = 0
-        """Characters of the window's text that have been handed out."""
+        """The number of characters of the window's text that have been returned."""
         self._piece_start = 0
-        """Where in the window the latest complete piece of text begins."""
+        """The index in the window where the latest complete piece of text begins."""
 
     def add(self, token_id: int) -> str:
-        """The text that became certain with this token; often one word, sometimes nothing."""
+        """Return the text that this token made certain; often one word, sometimes nothing."""
         self._window.append(token_id)
         text = self._decode(self._window)
         end = len(text) - _num_open(text)
@@ -41,11 +41,12 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What was held back; the request has ended and nothing will complete it."""
+        """Return the text that was held back, once the request has ended."""
         return self._decode(self._window)[self._num_chars_out :]
 
     def _move_window(self, max_tokens: int) -> None:
-        """Forget old tokens, from one complete character to another where there is one."""
+        """Drop old tokens from the window, at a boundary between complete characters if there is
+        one."""
         if len(self._window) <= max_tokens:
             return
         start = self._piece_start or len(self._window) // 2
@@ -57,13 +58,13 @@ class Detokenizer:
 
 
 def _num_open(text: str) -> int:
-    """Trailing characters of `text` that later bytes may turn into another one."""
+    """Return the number of trailing characters of `text` that later bytes may still change."""
     tail = text[-_MAX_OPEN_BYTES:]
     return len(tail) - len(tail.rstrip("\ufffd"))
 
 
 class StopStrings:
-    """Lets text through up to the first stop string; holds back what may be the start of one."""
+    """Passes text on up to the first stop string; holds back what may be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -71,11 +72,12 @@ class StopStrings:
         self.found = False
 
     def push(self, text: str) -> str:
-        """The text that may be shown now; `found` tells whether it ends at a stop string."""
+        """Return the text that may be shown now; set `found` if it ends at a stop string."""
         text = self._held + text
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            _, start = min(found)  # the first to be complete, however the text was cut into pieces
+            # the stop string that is complete first, however the text was cut into pieces
+            _, start = min(found)
             self.found, self._held = True, ""
             return text[:start]
         num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
@@ -88,7 +90,7 @@ class StopStrings:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
+    """Return the length of the longest end of `text` that is a proper beginning of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length

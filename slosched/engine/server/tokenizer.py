@@ -1,4 +1,4 @@
-"""What the server needs of a tokenizer, and two that have it."""
+"""The tokenizer interface that the server needs, and its implementations."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ Message = Mapping[str, str]
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back."""
+    """Converts text to token ids and back."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids are in [0, vocab_size)."""
+        """Return the size of the vocabulary; ids are in [0, vocab_size)."""
 
     def encode(self, text: str, /) -> list[int]:
-        """The ids of a prompt, with the special tokens that the model wants in front of it.
+        """Return the ids of a prompt, with the special tokens that the model wants in front of it.
 
         Raises ValueError if the text cannot be encoded.
         """
 
     def decode(self, token_ids: Sequence[int], /) -> str:
-        """Text without special tokens; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text without special tokens; bytes that are not UTF-8 become U+FFFD."""
 
     def apply_chat_template(self, messages: Sequence[Message], /) -> list[int]:
-        """The ids of a conversation, up to where the assistant begins.
+        """Return the ids of a conversation, up to where the assistant's answer begins.
 
         Raises ValueError if there is no template or it refuses the conversation.
         """
 
 
 class ByteTokenizer:
-    """One token a UTF-8 byte: for emulated devices, which have no vocabulary of their own."""
+    """A tokenizer with one token per UTF-8 byte, for emulated devices, which have no vocabulary."""
 
     vocab_size = 256
 
@@ -49,7 +49,7 @@ class ByteTokenizer:
 
 
 class NoTokenizer:
-    """For a model that comes without one: prompts are token ids, and the answer's text is empty."""
+    """A stand-in for a missing tokenizer: prompts are token ids, and the answer's text is empty."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -67,7 +67,8 @@ class NoTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer of `transformers`, which this module does not import.
 
-    `vocab_size` is the model's: the tokenizer may know more or fewer ids than it has embeddings.
+    `vocab_size` is the model's, since the tokenizer may know more or fewer ids than the model has
+    embeddings.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
@@ -94,5 +95,5 @@ class HuggingFaceTokenizer:
             )
         except TemplateError as error:
             raise ValueError(f"the model's chat template refuses the messages: {error}") from error
-        # The template has written the special tokens already.
+        # The template has already written the special tokens.
         return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,8 +1,8 @@
-"""The watchdog: it tells a step that hangs from one that only takes long.
+"""The watchdog, which distinguishes a step that hangs from one that only takes long.
 
-The engine's thread says when it begins and ends a step.  Whoever asks, and a thread that asks about
-once a second, compares how long that has been with what the step was predicted to take.  A hang is
-logged when it is seen first and when it is over.
+The engine's thread reports when it begins and ends a step.  Callers of `hang`, and a thread that
+checks about once a second, compare how long the step has run with its predicted time.  A hang is
+logged when it is first seen and when it is over.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PERIOD_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StepLimit:
-    """How long a step may take before it counts as hung."""
+    """The time that a step may take before it counts as hung."""
 
     timeout_s: float = 10.0
-    """At least so long, whatever was predicted; infinite for ever."""
+    """The shortest limit in seconds, whatever was predicted; infinite for no limit at all."""
     times_predicted: float = 20.0
-    """So many times its prediction, if that is longer."""
+    """The limit as a multiple of the predicted time, if that is longer."""
     warmup_timeout_s: float = 300.0
-    """For the first steps, which load and compile what the later ones only run."""
+    """The shortest limit of the first steps, which load and compile what later ones only run."""
     num_warmup_steps: int = 8
 
     def __post_init__(self) -> None:
@@ -45,10 +45,10 @@ class StepLimit:
 
 
 class Hang(NamedTuple):
-    """A step that has taken longer than it may."""
+    """A step that has taken longer than its limit."""
 
     batch: ScheduledBatch | None
-    """What the device runs; None if the engine's own thread is at fault."""
+    """The batch that the device runs; None if the engine's own thread hangs."""
     running_s: float
     limit_s: float
 
@@ -58,7 +58,7 @@ class Hang(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Return who hangs, for how long, and how long it should have taken."""
+        """Return what hangs, for how long, and how long it should have taken."""
         allowed = f"{self.limit_s:.3g} s are allowed (--step-timeout)"
         if self.batch is None:
             return f"a step has been planned or booked for {self.running_s:.1f} s; {allowed}"
@@ -79,13 +79,13 @@ class Watchdog:
         self._engine = engine
         self._limit = limit
         self._began_s: float | None = None
-        """When the engine's thread began the step that it is in."""
+        """The time when the engine's thread began its current step; None between steps."""
         self._num_ended = 0
         self._lock = threading.Lock()
         self._hung_since_s: float | None = None
-        """When the step began that is known to hang."""
+        """The time when the step that is known to hang began; None if none hangs."""
         self.num_hangs = 0
-        """Hangs that were seen so far."""
+        """The number of hangs seen so far."""
 
     def began(self) -> None:
         self._began_s = self._engine.clock.now_s()
@@ -97,7 +97,7 @@ class Watchdog:
             self.hang()
 
     def hang(self) -> Hang | None:
-        """Return the step that hangs now; log it if that is news, and also if it is over."""
+        """Return the step that hangs now; log the beginning and the end of a hang."""
         with self._lock:
             now_s = self._engine.clock.now_s()
             found = self._find(now_s)
@@ -112,13 +112,17 @@ class Watchdog:
             return found
 
     def run(self, stopped: threading.Event) -> None:
-        """Watch until `stopped` is set, so that the log tells of a hang that nobody asks about."""
+        """Watch until `stopped` is set, so that the log shows hangs even if /health is never
+        called."""
         if self._limit.timeout_s < math.inf:
             while not stopped.wait(_PERIOD_S):
                 self.hang()
 
     def _find(self, now_s: float) -> Hang | None:
-        """Look at each fact once, the clock first: the engine's thread goes on meanwhile."""
+        """Return the step that hangs, if any.
+
+        Reads each value only once, the clock first, because the engine's thread runs on.
+        """
         began_s = self._began_s
         batch, since_s = self._engine.waits_for
         if began_s is None:

@@ -32,23 +32,23 @@ class NotServingError(SloschedError):
 
 
 class Update(NamedTuple):
-    """What became of a request in one step: a token, its end, or both."""
+    """A request's share of one step: a token, its end, or both."""
 
     token_id: int | None = None
     end_reason: EndReason | None = None
     detail: str = ""
-    """What failed, for EndReason.FAULT."""
+    """The failure, if the end reason is EndReason.FAULT."""
 
 
 class Generation:
-    """A request as its handler sees it: updates to await, in order, the last one with an end."""
+    """A request as its handler sees it: a queue of updates, of which the last has an end reason."""
 
     def __init__(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
         self.request = request
         self.loop = loop
         self.updates: asyncio.Queue[Update] = asyncio.Queue()
         self.first_scheduled_s: float | None = None
-        """Start of the first step that computed some of it."""
+        """The start of the first step that computed a part of the request."""
 
 
 class _Abort(NamedTuple):
@@ -59,9 +59,9 @@ class _Abort(NamedTuple):
 class EngineWorker:
     """Runs an engine's steps in a thread of its own.  All methods may be called from any thread.
 
-    `max_consecutive_faults` steps that fail one after the other mean that the device is gone for
-    good; from then on the server is broken, as it is after a bug of the policy, and says so.  While
-    a step takes longer than `step_limit` it is not healthy, but goes on taking requests.
+    After `max_consecutive_faults` failed steps in a row, the device counts as lost.  From then on
+    the server is broken and says so, as it also is after a bug of the policy.  While a step takes
+    longer than `step_limit`, the server is not healthy but goes on taking requests.
     """
 
     def __init__(
@@ -86,28 +86,28 @@ class EngineWorker:
         self.metrics = ServerMetrics(engine.scheduler, self.watchdog)
         self.steps = StepFeed()
         self.records: deque[RequestRecord] = deque(maxlen=max_records)
-        """The latest requests that ended, in order of their end."""
+        """The latest requests that ended, in the order in which they ended."""
 
     @property
     def scheduler(self) -> Scheduler:
-        """To look at; only the engine's thread may call what changes it."""
+        """Return the scheduler to read from; only the engine's thread may change it."""
         return self._engine.scheduler
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that the whole KV cache holds."""
+        """Return the number of tokens that the whole KV cache holds."""
         return self.scheduler.kv.num_blocks * self.scheduler.kv.block_size
 
     @property
     def why_not_serving(self) -> str | None:
-        """None while requests are taken."""
+        """Return why no requests are taken; None while they are."""
         if self._broken is not None:
             return self._broken
         return None if self._drain_until_s is None else "it is shutting down"
 
     @property
     def why_over(self) -> str | None:
-        """None while there may be further steps."""
+        """Return why there will be no further steps; None while there may be some."""
         if self._broken is not None:
             return self._broken
         return "it has shut down" if self.has_stopped else None
@@ -118,13 +118,13 @@ class EngineWorker:
 
     @property
     def num_cut_short(self) -> int:
-        """Requests that a shutdown ended before they were finished, or that it left unended."""
+        """Return how many requests a shutdown ended unfinished or left without an end."""
         submitted = [command for command in self._inbox if isinstance(command, Generation)]
         ended = self.metrics.num_ended(EndReason.SHUTDOWN)
         return ended + len(self._generations) + len(submitted)
 
     def now_s(self) -> float:
-        """The engine's clock, on which arrivals are stamped."""
+        """Return the time on the engine's clock, by which arrivals are stamped."""
         return self._engine.clock.now_s()
 
     def start(self) -> None:
@@ -135,9 +135,9 @@ class EngineWorker:
         watch.start()
 
     def submit(self, request: Request) -> Generation:
-        """Queue a request whose updates go to the running event loop.
+        """Queue a request and return its generation, whose updates go to the running event loop.
 
-        Raises NotServingError while draining or broken.
+        Raises NotServingError while the server is draining or broken.
         """
         generation = Generation(request, asyncio.get_running_loop())
         with self._wake:
@@ -148,9 +148,9 @@ class EngineWorker:
         return generation
 
     def abort(self, request_id: str, reason: EndReason = EndReason.CLIENT) -> None:
-        """End a request before its time; nothing if it has ended already.
+        """End a request early; do nothing if it has already ended.
 
-        With EndReason.STOP it counts as finished: its text has reached a stop string.
+        With EndReason.STOP it counts as finished, since its text has reached a stop string.
         """
         with self._wake:
             self._inbox.append(_Abort(request_id, reason))
@@ -159,7 +159,7 @@ class EngineWorker:
     def begin_drain(self, timeout_s: float) -> None:
         """Take no more requests; stop once all have ended, or abort the rest after `timeout_s`.
 
-        Of several calls the one whose time is over first holds: a drain can be cut short.
+        Of several calls, the one with the earliest end counts, so that a drain can be cut short.
         """
         with self._wake:
             until_s = self.now_s() + timeout_s
@@ -168,21 +168,21 @@ class EngineWorker:
             self._wake.notify()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of a drain; False if it takes longer than `timeout_s`."""
+        """Wait for the end of a drain; return False if it takes longer than `timeout_s`."""
         return self._stopped.wait(timeout_s)
 
     def _run(self) -> None:
         try:
             while (commands := self._next_commands()) is not None:
                 self._turn(commands)
-        except Exception as error:  # a bug of ours: nobody may be left waiting for ever
+        except Exception as error:  # a bug in slosched: no request may be left waiting
             log.exception("the engine thread died")
             self._die(f"its engine thread died of {_describe(error)}")
         finally:
             self._stopped.set()
 
     def _next_commands(self) -> list[Generation | _Abort] | None:
-        """Sleep until there is something to do; None once drained."""
+        """Wait for something to do and return the new commands; None once drained."""
         with self._wake:
             while not self._inbox and not self._engine.has_work:
                 if self._drain_until_s is not None:
@@ -232,13 +232,15 @@ class EngineWorker:
         self.steps.publish(record)
 
     def _handle_failed_step(self, error: Exception, *, is_fault: bool) -> None:
-        """A failing device costs the requests of that step, a policy's bug costs them all."""
+        """Fail the requests of the step if the device failed, or all requests if the policy has a
+        bug."""
         what = _describe(error)
         log.error("a step failed: %s", what, exc_info=error)
         ended = self._engine.take_ended()
         hits = sum(request.end_reason is EndReason.FAULT for request in ended)
         if is_fault:
-            # With overlap, one trouble fails two steps, the second of which may have lost everyone.
+            # With overlap, one failure fails two steps, and all requests of the second may be gone
+            # by then.
             self._num_faults += hits > 0
             if self._num_faults >= self._max_consecutive_faults:
                 self._broken = f"{self._num_faults} steps failed one after the other, with {what}"
@@ -261,7 +263,7 @@ class EngineWorker:
     def _report(
         self, token_ids: Mapping[str, int], ended: Iterable[Request], detail: str = ""
     ) -> None:
-        """Tell every handler what happened to its request, and keep the records of the ended."""
+        """Send each handler its update, and keep the records of the requests that ended."""
         updates = {name: Update(token_id) for name, token_id in token_ids.items()}
         for request in ended:
             name = request.request_id
@@ -274,7 +276,7 @@ class EngineWorker:
         self._deliver(updates)
 
     def _deliver(self, updates: Mapping[str, Update]) -> None:
-        """One wake-up of each event loop, however many of its requests got something."""
+        """Wake each event loop once, however many of its requests have an update."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Update]]] = {}
         for name, update in updates.items():
             generation = self._generations[name]
@@ -284,11 +286,11 @@ class EngineWorker:
         for loop, deliveries in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_hand_over, deliveries)
-            except RuntimeError:  # the loop is closed, so nobody awaits these any more
+            except RuntimeError:  # the loop is closed, so no handler awaits these updates
                 log.warning("%d updates came after their event loop had closed", len(deliveries))
 
     def _die(self, why: str) -> None:
-        """Last resort, without asking the scheduler."""
+        """Fail all requests after the engine's thread died, without asking the scheduler."""
         with self._wake:
             self._broken = why
             inbox, self._inbox = self._inbox, []
@@ -298,7 +300,7 @@ class EngineWorker:
         self._fail_rest()
 
     def _fail_rest(self) -> None:
-        """Answer whoever still waits: the engine has lost sight of these requests."""
+        """Fail all requests that still wait, of which the engine no longer knows."""
         assert self._broken is not None
         end = Update(None, EndReason.FAULT, self._broken)
         self._deliver(dict.fromkeys(self._generations, end))

@@ -1,9 +1,9 @@
-"""How a transformers model runs over our paged KV cache: one attention function, registered once.
+"""Attention of a transformers model over the paged KV cache, as one registered function.
 
 transformers computes projections and rotary embeddings, then calls `paged_attention` for every
 layer with the object that was given to `model(..., paged=step)`.  A `PagedStep` writes the new keys
-and values into the cache and lets a backend attend over the block tables.  The backend is the only
-part that knows a kernel; `slosched.engine.torch.sdpa` is the one that runs everywhere.
+and values into the cache and lets a backend attend over the block tables.  Only the backend depends
+on a kernel; `slosched.engine.torch.sdpa` is the one that runs everywhere.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from slosched.core import SloschedError
 from slosched.engine.torch.kv_cache import PagedKVCache
 
 ATTENTION_NAME = "slosched"
-"""What `attn_implementation` a model must be loaded with."""
+"""The `attn_implementation` with which a model must be loaded."""
 
 
 class UnsupportedModelError(SloschedError):
-    """The model needs something that our attention does not compute, so it is refused."""
+    """The model needs something that slosched's attention does not compute, so it is refused."""
 
 
 class TokenSpan(NamedTuple):
@@ -39,26 +39,26 @@ class TokenSpan(NamedTuple):
 
 
 class Scoring(NamedTuple):
-    """How a layer turns queries and keys into weights."""
+    """The parameters with which a layer turns queries and keys into weights."""
 
     scale: float
     window: int | None
-    """A token sees the last `window` tokens, itself included; None for all of them."""
+    """How many of the last tokens a token sees, itself included; None for all of them."""
 
 
 class AttentionPlan(Protocol):
-    """All that a backend can prepare once per forward pass and share between the layers."""
+    """The work that a backend does once per forward pass and shares between the layers."""
 
     def attend(self, query: Tensor, k_cache: Tensor, v_cache: Tensor, scoring: Scoring) -> Tensor:
-        """Causal attention of every span over its own context.
+        """Return the causal attention of every span over its own context.
 
-        `query` is [tokens, query heads, head dim] and so is the result; the caches are
-        [blocks, block size, KV heads, head dim] and hold the new tokens already.
+        `query` and the result are [tokens, query heads, head dim]. The caches are [blocks, block
+        size, KV heads, head dim] and already hold the new tokens.
         """
 
 
 class AttentionBackend(Protocol):
-    """A kernel family.  It implements causal attention with an optional sliding window."""
+    """A kernel family that implements causal attention with an optional sliding window."""
 
     name: str
 
@@ -66,12 +66,12 @@ class AttentionBackend(Protocol):
 
 
 class LayerAttention(Protocol):
-    """What `model(..., paged=...)` takes."""
+    """The object that `model(..., paged=...)` takes."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """Attention of one layer; `key` and `value` are [tokens, KV heads, head dim]."""
+        """Return the attention of one layer; `key` and `value` are [tokens, KV heads, head dim]."""
 
 
 class PagedStep:
@@ -92,7 +92,7 @@ class PagedStep:
             for position in range(span.num_prior_tokens, span.num_context_tokens)
         ]
         self.position_ids = torch.tensor(positions, device=cache.device)
-        """[tokens]: where each token stands in its own sequence."""
+        """The position of each token in its own sequence: [tokens]."""
         self._slots = torch.tensor(slots, device=cache.device)
         self._cache = cache
         self._plan = backend.plan(spans, cache)
@@ -107,9 +107,10 @@ class PagedStep:
 
 
 def forward(model: Any, token_ids: Tensor, step: PagedStep, emitting: Tensor) -> Tensor:
-    """Logits [emitting tokens, vocabulary] of one pass; `emitting` holds indices into the tokens.
+    """Return the logits [emitting tokens, vocabulary] of one forward pass.
 
-    Raises UnsupportedModelError if the model does not honour `logits_to_keep`.
+    `emitting` holds the indices of tokens whose logits are wanted.  Raises UnsupportedModelError if
+    the model ignores `logits_to_keep`.
     """
     with torch.inference_mode():
         logits: Tensor = model(
@@ -146,7 +147,12 @@ def paged_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls; tensors are [1, heads, tokens, head dim]."""
+    """Return the attention of one layer, as transformers calls it.
+
+    `query`, `key` and `value` are [1, heads, tokens, head dim]; the result is [1, tokens, heads,
+    head dim]. Raises ValueError without `paged`, UnsupportedModelError if the model wants more than
+    the backends implement.
+    """
     if paged is None:
         raise ValueError(
             f"attention {ATTENTION_NAME!r} runs only with model(..., paged=step); for anything "

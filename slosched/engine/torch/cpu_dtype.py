@@ -1,7 +1,7 @@
-"""Which floating-point type a CPU computes faster in; measured, because no rule holds.
+"""The floating-point type in which a CPU computes faster, which is measured because no rule holds.
 
 bfloat16 halves the memory traffic, but without AMX or AVX512-BF16 its matrix products are several
-times slower than float32's.
+times slower than those of float32.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ import torch
 from torch.nn.functional import linear
 
 _BATCH_SIZES = (1, 8, 128)
-"""A lone decode, some decodes, a prefill chunk."""
+"""A single decode, some decodes, and a prefill chunk."""
 _SECONDS_EACH = 0.15
 
 
 @functools.cache
 def fastest_cpu_dtype() -> torch.dtype:
-    """float32 or bfloat16, whichever does matrix products of serving shapes faster (about 1 s)."""
+    """Return float32 or bfloat16, whichever multiplies matrices of serving shapes faster.
+
+    Measures for about 1 s on the first call.
+    """
     return min((torch.float32, torch.bfloat16), key=_log_seconds)
 
 
 def _log_seconds(dtype: torch.dtype) -> float:
-    """Sum over batch sizes of the logarithm of the best time, so that each counts alike."""
-    # More weights than any cache holds, as in a model, whose layers all pass by between two uses.
+    """Return the sum of log best times over batch sizes, so that all sizes weigh the same."""
+    # More weights than any cache holds, as in a model, where all layers run between two uses of
+    # one.
     layers = torch.full((32, 1024, 1024), 0.01, dtype=dtype)
     total = 0.0
     for batch_size in _BATCH_SIZES:

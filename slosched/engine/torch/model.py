@@ -1,4 +1,4 @@
-"""load_model: a name becomes a transformers model that runs over our paged KV cache."""
+"""load_model: loads a transformers model by name to run over the paged KV cache."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that has passed the guards, and what a server must know about it."""
+    """A model that has passed the guards, with what a server must know about it."""
 
     name: str
     model: Any
-    """The transformers model, in eval mode, with our attention."""
+    """The transformers model, in eval mode, with slosched's attention."""
     tokenizer: Any | None
     """The transformers tokenizer; None if the model comes without one."""
     dtype: torch.dtype
     device: torch.device
     max_model_len: int
-    """Longest context in tokens that the model was made for."""
+    """The longest context in tokens for which the model was made."""
     vocab_size: int
     eos_token_ids: frozenset[int]
     geometry: KVGeometry
@@ -57,9 +57,10 @@ def load_model(
 ) -> LoadedModel:
     """Load `name`: `smollm2-135m`, `tiny-random`, a local model directory, or a hub id.
 
-    `load_format="dummy"` takes only the config and draws the weights from `seed`; timings are
-    right, text is not.  `dtype="auto"` is bfloat16 on a GPU and whatever is faster on a CPU.
-    `cache_dir` is where the embedded model is kept; `num_threads` sets torch's for the process.
+    `load_format="dummy"` reads only the config and draws the weights from `seed`; timings are
+    right, text is not.  `dtype="auto"` is bfloat16 on a GPU and whichever type is faster on a CPU.
+    `cache_dir` is where the embedded model is kept; `num_threads` sets torch's number for the whole
+    process.
 
     Raises ModelUnavailableError if there is no such model, UnsupportedModelError if it needs
     attention that is not implemented, ValueError for a wrong option.
@@ -120,7 +121,7 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _model_dir(name: str, config_only: bool, cache_dir: Path | None) -> Path:
-    """Where the files of the model are, fetched if need be."""
+    """Return the directory of the model's files; fetch them if they are missing."""
     if name == SMOLLM2:
         return embedded_model_dir(cache_dir)
     path = Path(name).expanduser()
@@ -150,7 +151,7 @@ def _model(
         raise ModelUnavailableError(
             f"{directory} holds no *.safetensors; for random weights use load_format='dummy'"
         )
-    disable_progress_bar()  # it would break into the caller's own
+    disable_progress_bar()  # it would mix with the caller's own
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
     )
@@ -173,7 +174,10 @@ def _tokenizer(directory: Path) -> Any | None:
 
 
 def _eos_token_ids(model: Any, tokenizer: Any | None) -> frozenset[int]:
-    """What `generate` stops at; conversions often leave a wrong token with the tokenizer."""
+    """Return the tokens at which `generate` stops.
+
+    The tokenizer is asked last, since conversions often leave a wrong token there.
+    """
     sources = (model.generation_config, model.config.get_text_config(), tokenizer)
     for source in sources:
         found: int | Sequence[int] | None = getattr(source, "eos_token_id", None)

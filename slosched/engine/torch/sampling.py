@@ -1,4 +1,4 @@
-"""The next token of each request, and whether it is the last one by the model's own decision."""
+"""Sampling of the next token of each request, and the test whether the model ends there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor
 from slosched.core import Request, SamplingParams, ScheduledChunk
 
 _GREEDY_TEMPERATURE = 1e-5
-"""At or below this the division by it overflows, and the draw would be the argmax anyway."""
+"""A temperature at or below which dividing overflows, and the draw would be the argmax anyway.
+"""
 
 
 class Sampler:
-    """Greedy, or at random with one generator per request.
+    """Samples greedily, or at random with one generator per request.
 
-    A request's draws depend on its own seed and progress alone, never on who shares its batch.
-    Without a seed of its own it is derived from `seed` and the request's id.
+    A request's draws depend only on its own seed and progress, never on the other requests in its
+    batch.  Without a seed of its own, it gets one derived from `seed` and the request's id.
     """
 
     def __init__(self, eos_token_ids: frozenset[int], device: torch.device, seed: int = 0) -> None:
@@ -28,7 +29,10 @@ class Sampler:
         self._generators: dict[str, torch.Generator] = {}
 
     def sample(self, chunks: Sequence[ScheduledChunk], logits: Tensor) -> list[int]:
-        """One token for each chunk; row i of `logits` [chunks, vocabulary] is chunk i's."""
+        """Return one token for each chunk; row i of `logits` [chunks, vocabulary] is chunk i's.
+
+        Overwrites the logits of end tokens for requests that have not reached `min_tokens`.
+        """
         for row, chunk in enumerate(chunks):
             sampling = chunk.request.sampling
             if chunk.num_known_outputs < sampling.min_tokens:
@@ -43,7 +47,7 @@ class Sampler:
         return tokens
 
     def is_last(self, request: Request, token_id: int) -> bool:
-        """True if `token_id` ends the request, its own output limit aside."""
+        """Tell whether `token_id` ends the request, apart from its output limit."""
         sampling = request.sampling
         if sampling.ignore_eos:
             return token_id in sampling.stop_token_ids
@@ -67,10 +71,11 @@ class Sampler:
 
 
 def next_token_weights(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Odds [vocabulary] after temperature, then top-k, then top-p (as vLLM orders them).
+    """Return unnormalized probabilities [vocabulary] after temperature, top-k and top-p, in vLLM's
+    order.
 
     Top-p keeps the smallest set of most likely tokens that holds at least `top_p`; `top_k` 0 and
-    `top_p` 1 keep everything.  The odds of what is kept need not add up to one.
+    `top_p` 1 keep everything.
     """
     scaled = logits.float() / sampling.temperature
     if 0 < sampling.top_k < scaled.shape[-1]:

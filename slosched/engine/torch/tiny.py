@@ -17,7 +17,7 @@ _CHAT_TEMPLATE = (
 
 
 def tiny_config() -> Any:
-    """Weights large enough that the greedy token depends on all of the context."""
+    """Return a config with weights so large that the greedy token depends on all of the context."""
     return LlamaConfig(
         vocab_size=256 + len(_SPECIAL_TOKENS),
         hidden_size=64,
@@ -35,7 +35,7 @@ def tiny_config() -> Any:
 
 
 def tiny_tokenizer() -> Any:
-    """One token a byte, after the special ones."""
+    """Return a tokenizer with one token per byte, after the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate((*_SPECIAL_TOKENS, *alphabet))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
