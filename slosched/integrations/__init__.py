@@ -1,1 +1,1 @@
-"""Where slosched meets other systems; each is imported when it is used."""
+"""Connections of slosched to other systems; each is imported when it is used."""

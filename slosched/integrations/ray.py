@@ -1,4 +1,4 @@
-"""A pool of workers on a Ray cluster, in the shape of `concurrent.futures`."""
+"""A pool of workers on a Ray cluster, with the interface of `concurrent.futures`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from typing import Any
 from slosched.core import SloschedError
 
 LOCAL = "local"
-"""The address of a cluster that is started for the occasion, on this machine."""
+"""The address that stands for a new cluster on this machine."""
 
 _started: set[str] = set()
-"""In a worker of Ray: the pools for which it has called `initialize`."""
+"""The pools for which this Ray worker has called `initialize`."""
 
 
 class RayError(SloschedError):
-    """There is no Ray, or no cluster at the address."""
+    """Ray is not installed, or there is no cluster at the address."""
 
 
 class RayPool(Executor):
     """Calls functions in the workers of a cluster; slosched must be installed on its machines.
 
-    Each worker calls `initialize` before its first task, as those of a `ProcessPoolExecutor` do.
-    What it carries, a trace or a model, is sent to each machine once.
+    Each worker calls `initialize` before its first task, as in a `ProcessPoolExecutor`.  The data
+    that it carries (a trace, a model) is sent to each machine once.
     """
 
     def __init__(self, address: str, initialize: Callable[[], None]) -> None:
-        """`local`, `auto`, `host:port` or `ray://host:port`.  Raises RayError if that fails."""
+        """Connect to `local`, `auto`, `host:port` or `ray://host:port`; raise RayError if that
+        fails."""
         self._ray = ray = _import_ray()
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if address == LOCAL:
@@ -43,7 +44,7 @@ class RayPool(Executor):
                 f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, or "
                 f"use {LOCAL!r} for one on this machine"
             ) from error
-        # In a list, so that Ray hands on the reference and not what it refers to.
+        # The list makes Ray pass on the reference instead of the object it refers to.
         self._initialize = [ray.put(initialize)]
         self._name = uuid.uuid4().hex
         self._call = ray.remote(_call)
@@ -60,7 +61,7 @@ class RayPool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster; one that was started here is stopped."""
+        """Leave the cluster, and stop it if this pool started it."""
         if self._is_shut_down:
             return
         self._is_shut_down = True
@@ -75,7 +76,10 @@ class RayPool(Executor):
 
 
 def ray_pool(address: str) -> Callable[[Callable[[], None]], Executor]:
-    """Makes pools on the cluster at `address`.  Raises RayError now if there is no Ray."""
+    """Return a function that makes pools on the cluster at `address`.
+
+    Raises RayError at once if Ray is not installed.
+    """
     _import_ray()
     return lambda initialize: RayPool(address, initialize)
 
@@ -87,16 +91,16 @@ def _call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Runs in a worker, which is initialized if this pool has not done so."""
+    """Run a task in a worker; initialize the worker first if this pool has not done so."""
     if name not in _started:
         _import_ray().get(initialize[0])()
-        _started.clear()  # another pool's bench is gone with the initialization of this one
+        _started.clear()  # this initialization has replaced what other pools set up
         _started.add(name)
     return fn(*args, **kwargs)
 
 
 def _hand_on(future: Future[Any], done: Future[Any]) -> None:
-    """The result, or the error as it was raised, without Ray's account of where."""
+    """Set the result, or the original error instead of Ray's wrapper around it."""
     error = done.exception()
     if error is None:
         future.set_result(done.result())

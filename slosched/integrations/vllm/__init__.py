@@ -1,10 +1,10 @@
-"""slosched inside vLLM: any policy decides, vLLM keeps KV cache, prefixes, LoRA and speculation.
+"""slosched inside vLLM: a policy decides, vLLM keeps KV cache, prefixes, LoRA, speculation.
 
     vllm serve MODEL --scheduler-cls slosched.integrations.vllm.SLOScheduler \
         --additional-config '{"slosched": {"policy": "goodput", "profile": "rtx4090/llama-3.1-8b",
                                            "slo_ttft_s": 1, "slo_tpot_s": 0.05}}'
 
-Importing this imports no vLLM; naming one of the classes does.  See docs/vllm.md.
+Importing this package does not import vLLM; using one of its classes does.  See docs/vllm.md.
 """
 
 from __future__ import annotations

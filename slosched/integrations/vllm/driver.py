@@ -1,4 +1,4 @@
-"""One step inside vLLM: mirror its queues, ask the policy, have vLLM carry out the plan."""
+"""One step inside vLLM: mirror its queues, ask the policy, let vLLM carry out the plan."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from slosched.perfmodel.measurement import Chunk
 from slosched.scheduler.plan_check import PlanCheck
 
 _PATIENCE_S = 1.0
-"""How long a policy may leave the device idle while requests wait."""
+"""Seconds for which a policy may leave the device idle while requests wait."""
 
 logger = logging.getLogger("vllm.slosched")
 
 
 class Driver:
-    """What stands between vLLM's scheduler `host` and a policy."""
+    """The link between vLLM's scheduler `host` and a policy."""
 
     def __init__(
         self, host: Any, settings: Settings, device: str, record: Record | None = None
@@ -67,7 +67,7 @@ class Driver:
         )
 
     def schedule(self, vllm_schedule: Callable[[], Any]) -> Any:
-        """vLLM's `SchedulerOutput` of one step."""
+        """Return vLLM's `SchedulerOutput` of one step."""
         now_s = time.time()
         begins_s = self._steps.next_begins_s(now_s)
         plan = None
@@ -84,7 +84,10 @@ class Driver:
         return output
 
     def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:
-        """A step is back and vLLM has booked it; who was refused meanwhile is told with it."""
+        """Handle a step whose results vLLM has just processed.
+
+        Adds the ends of requests that were refused since the last call to vLLM's `outputs`.
+        """
         now_s = time.time()
         self._steps.returned(now_s)
         self._mirror.note_tokens(scheduler_output.num_scheduled_tokens, now_s)
@@ -95,10 +98,10 @@ class Driver:
         self._ended.clear()
 
     def _plan(self, begins_s: float) -> SchedulerOutput | None:
-        """The policy's plan; None if it has none that can be carried out."""
+        """Return the policy's plan, or None if vLLM's own order has to be used for this step."""
         try:
             plan = self._ask(begins_s)
-        # Whatever a policy of somebody's raises, its requests must be served.
+        # Whatever error a policy raises, its requests must still be served.
         except Exception as error:
             self.truth.note_fallback(Fallback.RAISED, error)
             return None
@@ -121,10 +124,11 @@ class Driver:
         return self._ask_again(plan, begins_s)
 
     def _ask_again(self, plan: SchedulerOutput, begins_s: float) -> SchedulerOutput:
-        """Whose last token is on its way gives its blocks before one admitted earlier loses work.
+        """Ask the policy again, after taking blocks from requests whose last token is on its way.
 
-        vLLM takes them from the back, one by one, and starts nobody in such a step; a plan knows
-        nothing of them, so the policy is asked anew after each.
+        Such requests should lose their blocks before a request admitted earlier loses work. vLLM
+        takes them from the back, one by one, and starts no request in such a step.  A plan does not
+        know of these requests, so the policy is asked again after each of them.
         """
         mirror, host = self._mirror, self._host
         while plan.preempted and mirror.queues.finishing:
@@ -141,7 +145,7 @@ class Driver:
     def _checked(self, begins_s: float, *, may_start: bool) -> SchedulerOutput:
         mirror = self._mirror
         plan = self._policy.schedule(mirror.view(begins_s, self._model))
-        # It reads counts alone, which vLLM's blocks have as well.
+        # The check reads only counts, which vLLM's blocks provide as well.
         planner = type(self._policy).__name__
         PlanCheck(mirror.queues, self._kv, mirror.limits, planner)(plan)
         if may_start and mirror.num_seats > 0:
@@ -153,7 +157,7 @@ class Driver:
     def _carry_out(
         self, plan: SchedulerOutput, vllm_schedule: Callable[[], Any]
     ) -> tuple[Any, BatchShape | None]:
-        """vLLM's output; and its shape, where that is the plan's, and known."""
+        """Return vLLM's output, and the batch's shape if it is known and equal to the plan's."""
         host, planned = self._host, plan.num_scheduled_tokens
         for request_id, reason in plan.rejected.items():
             self.truth.note_rejection(reason)
@@ -167,9 +171,10 @@ class Driver:
         return output, plan.shape if is_as_planned else None
 
     def _has_reached(self, found: Mapping[str, int], request_id: str, num_planned: int) -> bool:
-        """Whether vLLM computed as far as planned, wherever it began.
+        """Tell whether vLLM computed as far as planned, wherever it began.
 
-        The mirror still shows the request as it was planned, and `found` what it was to find.
+        The mirror still shows the request as it was planned; `found` holds the cached tokens that
+        the plan expected it to find.
         """
         ours = self._mirror.queues.find(request_id)
         assert ours is not None, f"{request_id!r} was planned but is in no queue"
@@ -183,7 +188,7 @@ class Driver:
             self._mirror.note_ends((request_id,), time.time())
 
     def _end(self, request_id: str, stop_reason: str) -> None:
-        """vLLM forgets the request; its client is told with the next outputs."""
+        """Remove the request from vLLM, and keep its end for the next outputs to its client."""
         for request in self._host.finish_requests(request_id, Status.FINISHED_ABORTED):
             ended = EngineCoreOutput(
                 request_id=request_id,
@@ -196,14 +201,14 @@ class Driver:
             self._ended.append((request.client_index, ended))
 
     def _chunks(self, output: Any) -> Iterator[Chunk]:
-        """Of the step as vLLM executes it, draft tokens included."""
+        """Yield the chunks of a step as vLLM executes it, draft tokens included."""
         requests = self._host.requests
         for request_id, n in output.num_scheduled_tokens.items():
             yield n, requests[request_id].num_computed_tokens - n
 
 
 def _names(model: Any) -> list[str]:
-    """What the served model is called: by its clients, and where it comes from."""
+    """Return the names of the served model: those that clients use, and where it comes from."""
     served = model.served_model_name
     names = served if isinstance(served, list) else [served]
     return [*(name for name in names if name), str(model.model)]

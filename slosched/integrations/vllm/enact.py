@@ -1,4 +1,4 @@
-"""A plan carried out by vLLM's own `schedule`: it is shown the planned requests and no others."""
+"""A plan carried out by vLLM's own `schedule`, which is shown only the planned requests."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _RUNNING = Status.RUNNING
 
 
 class Caps:
-    """How many tokens each planned request may compute in this step; none without a plan."""
+    """The tokens that each planned request may compute in this step; no limits without a plan."""
 
     def __init__(self) -> None:
         self._num_planned: Mapping[str, int] | None = None
 
     def __call__(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """`num_new_tokens` as vLLM would have it, or fewer.
+        """Return `num_new_tokens` as vLLM chose it, or fewer if the plan says so.
 
-        Who computes all its known tokens is left alone, since vLLM adds draft tokens to those.
+        A request that is planned to compute all its known tokens is not limited, since vLLM adds
+        draft tokens to those.
         """
         if self._num_planned is None:
             return num_new_tokens
@@ -42,7 +43,7 @@ class Caps:
 
 
 def preempt(host: Any, request_ids: Iterable[str]) -> None:
-    """Take seats and blocks from running requests, as vLLM does: to the front of its queue."""
+    """Preempt running requests as vLLM does: they lose seat and blocks and lead its queue."""
     for request_id in request_ids:
         request = host.requests[request_id]
         host.running.remove(request)
@@ -51,10 +52,10 @@ def preempt(host: Any, request_ids: Iterable[str]) -> None:
 
 @contextmanager
 def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
-    """vLLM's scheduler `host` sees the planned requests alone, in their order.
+    """Show vLLM's scheduler `host` only the planned requests, in their order, within the block.
 
-    Afterwards everyone is back where vLLM would have left them: the running ones in the order of
-    admission, those that started behind them, and whom vLLM preempted at the front of the queue.
+    Afterwards every request is where vLLM would have left it: the running ones in the order of
+    admission, then those that started, and those that vLLM preempted at the front of the queue.
     """
     running, waiting = host.running, host.waiting
     shown: list[Any] = []
@@ -68,19 +69,20 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
     num_shown = len(shown)
     host.running, host.waiting = shown, FCFSRequestQueue(startable)
     reserves_whole = host.scheduler_reserve_full_isl
-    host.scheduler_reserve_full_isl = False  # whether a prompt may start has been decided
+    host.scheduler_reserve_full_isl = False  # the policy has decided whether a prompt may start
     try:
         yield
     finally:
         host.scheduler_reserve_full_isl = reserves_whole
-        if not startable and len(host.running) == num_shown:  # hundreds of decodes, nearly always
+        # nearly always, and there may be hundreds of decodes
+        if not startable and len(host.running) == num_shown:
             host.running, host.waiting = running, waiting
         else:
             _put_back(host, running, waiting, startable)
 
 
 def _put_back(host: Any, running: list[Any], waiting: Any, startable: Mapping[Any, None]) -> None:
-    """All into vLLM's `running` and `waiting`, where it started some, or preempted some."""
+    """Restore vLLM's `running` and `waiting` after it started or preempted some requests."""
     left = host.waiting
     started = [request for request in host.running if request in startable]
     host.running = [request for request in running if request.status is _RUNNING] + started

@@ -1,13 +1,13 @@
-"""A device for real vLLM that takes as long as a latency model says, without weights.
+"""An emulated device for real vLLM: steps take as long as a latency model says, without weights.
 
     vllm serve MODEL --distributed-executor-backend slosched.integrations.vllm.EmulatedExecutor \
         --additional-config '{"slosched": {"emulate": "h100/llama-3.1-8b"}}'
 
-API server, engine core, scheduler and KV cache manager are vLLM's own.
+The API server, engine core, scheduler and KV cache manager are vLLM's own.
 
-The latency model speaks for all devices that it was measured on together, as tensor parallelism
-has them.  In a pipeline each stage takes its share of a step's time, and a step enters as soon as
-the first stage is free.
+The latency model predicts for all devices together on which it was measured with tensor
+parallelism.  In a pipeline, each stage takes an equal share of a step's time, and a step enters as
+soon as the first stage is free.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slosched.perfmodel.device import num_devices
 
 @dataclass(slots=True)
 class _Sequence:
-    """What the "model" knows of a request: it repeats the prompt, ends of text left out."""
+    """A request in the "model", which repeats the prompt without its end-of-text tokens."""
 
     prompt: list[int]
     num_prompt_tokens: int
@@ -42,10 +42,10 @@ class _Sequence:
 
 
 class EmulatedExecutor(Executor):  # type: ignore[misc]
-    """Each step takes its predicted time, and begins when the one before it has made way."""
+    """An executor whose steps take their predicted time and start when their stage is free."""
 
     supports_pp = True
-    """vLLM asks a class for this; of the name of one it believes that it does not."""
+    """vLLM reads this from a class.  For an executor given by name, it assumes False."""
 
     def _init_executor(self) -> None:
         settings = read_settings(self.vllm_config.additional_config)
@@ -66,16 +66,18 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
             )
         self._model = device
         num_stages = self.parallel_config.pipeline_parallel_size
-        # The CPU platform has forced it off by now; vLLM reads it again after this.  In a pipeline
-        # vLLM plans ahead with its second model runner alone, which the CPU platform has not.
+        # The CPU platform has switched it off by now, and vLLM reads it again after this.  In a
+        # pipeline, vLLM plans ahead only with its second model runner, which the CPU platform
+        # lacks.
         self.scheduler_config.async_scheduling = settings.emulate_async and num_stages == 1
         self._sequences: dict[str, _Sequence] = {}
         self._ends_of_text = _as_set(getattr(self.model_config.hf_config, "eos_token_id", None))
         self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emulated-device")
         self._free_s = [0.0] * num_stages
-        """When each stage has done what it was given."""
+        """The time at which each stage will have finished its work."""
         self._step: tuple[ModelRunnerOutput, float] = (EMPTY_MODEL_RUNNER_OUTPUT, 0.0)
-        """Of `execute_model`, to be fetched by `sample_tokens`: output, and when it is there."""
+        """The output of `execute_model` and the time when it is ready, for `sample_tokens` to
+        return."""
         self._answers: dict[str, Callable[[], Any]] = {
             "get_kv_cache_spec": self._kv_cache_spec,
             "determine_available_memory": self._kv_cache_bytes,
@@ -89,13 +91,13 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         return True
 
     def check_health(self) -> None:
-        """A device that is none does not fail."""
+        """Do nothing: an emulated device does not fail."""
 
     def shutdown(self) -> None:
         self._device.shutdown(wait=False, cancel_futures=True)
 
     def compile_or_warm_up_model(self) -> None:
-        """Nothing to compile."""
+        """Do nothing: there is nothing to compile."""
 
     def collective_rpc(
         self,
@@ -106,13 +108,13 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         non_block: bool = False,
         single_value: bool = False,
     ) -> Any:
-        """What vLLM asks its one worker; None to what it only tells it."""
+        """Return the one worker's answer to a question of vLLM's; None for other calls."""
         answer = self._answers[method]() if method in self._answers else None
         result = answer if single_value else [answer]
         return _done(result) if non_block else result
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Begin a step; its tokens are fetched by `sample_tokens`, those of none at once."""
+        """Begin a step; `sample_tokens` returns its tokens.  An empty step ends at once."""
         now_s = time.monotonic()
         for request_id in scheduler_output.finished_req_ids:
             self._sequences.pop(request_id, None)
@@ -128,7 +130,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         return future if non_block else future.result()
 
     def _ends_s(self, now_s: float, takes_s: float) -> float:
-        """When a step that is handed over now has gone through every stage."""
+        """Return when a step that is handed over now will have gone through every stage."""
         ends_s = now_s
         for stage, free_s in enumerate(self._free_s):
             ends_s = max(ends_s, free_s) + takes_s / len(self._free_s)
@@ -155,7 +157,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         )
 
     def _num_computed(self, scheduler_output: Any) -> dict[str, int]:
-        """Tokens in the KV cache before this step, by request; new ones become known."""
+        """Return the tokens in the KV cache before this step, by request; register new requests."""
         computed = {}
         for new in scheduler_output.scheduled_new_reqs:
             prompt = new.prompt_token_ids or []
@@ -179,7 +181,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         return {f"layer.{index}": spec for index in range(model.get_num_layers(parallel))}
 
     def _kv_cache_bytes(self) -> int:
-        """Room for as many tokens as the device held that the latency model was measured on."""
+        """Return the bytes of a KV cache with as many tokens as the measured device held."""
         tokens = self._model.provenance.get("kv_capacity_tokens")
         override = self.cache_config.num_gpu_blocks_override
         if tokens is None and override is None:
@@ -194,7 +196,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
 
 
 def _at(ends_s: float, output: ModelRunnerOutput) -> ModelRunnerOutput:
-    """`output`, when its time has come."""
+    """Wait until `ends_s` and return `output`."""
     rest_s = ends_s - time.monotonic()
     if rest_s > 0:
         time.sleep(rest_s)

@@ -1,4 +1,4 @@
-"""What vLLM's prefix cache will hold when the turn of a waiting request comes, in a plan."""
+"""A forecast, within a plan, of what waiting requests will find in vLLM's prefix cache."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from slosched.integrations.vllm.ledger import Matched, VLLMLedger
 
 
 class _Found(NamedTuple):
-    """What a waiting request finds when it starts."""
+    """The prefix that a waiting request finds when it starts."""
 
     cached: Sequence[Any]
     """vLLM's blocks that are in the cache now."""
     num_filled: int
-    """Blocks behind those, that the step itself computes for requests before it."""
+    """The number of blocks after those, which earlier requests of the same step compute."""
 
 
 def can_forecast(manager: Any) -> bool:
-    """Whether vLLM's `KVCacheManager` finds prefixes by the one rule that is known here.
+    """Tell whether vLLM's `KVCacheManager` finds prefixes by the one rule that is known here.
 
-    That is one group of full attention, whose cached blocks are found whole and to their end.
+    That rule is for one group of full attention, whose cached blocks are found whole and to their
+    end.
     """
     coordinator = manager.coordinator
     return (
@@ -41,15 +42,15 @@ def can_forecast(manager: Any) -> bool:
 class Forecast(VLLMLedger):
     """A ledger that goes through the plan in its order, as vLLM's `schedule` will.
 
-    Whoever is planned takes blocks from the front of vLLM's free ones, of which what was cached
-    in them is lost, and fills blocks that those planned after it find.  Whoever leaves does so
-    before anybody is looked for.
+    Each planned request takes blocks from the front of vLLM's free ones, whose cached content is
+    then lost, and fills blocks that requests planned after it find.  Requests that leave do so
+    before any prefix is looked up.
     """
 
     def __init__(
         self, manager: Any, requests: Mapping[str, Any], matched: Matched, block_size: int
     ) -> None:
-        """`requests` are vLLM's by id; `can_forecast(manager)` holds."""
+        """Prepare for one plan; `requests` are vLLM's by id, `can_forecast(manager)` is true."""
         [group] = manager.coordinator.single_type_managers
         super().__init__((group.req_to_blocks,), matched, caches_prefixes=True)
         self._requests = requests
@@ -59,24 +60,28 @@ class Forecast(VLLMLedger):
         self._cache = pool.cached_block_hash_to_block._cache
         """A block, or a dict of several with the same content, by key."""
         self._num_entered = 0
-        """Requests of the plan."""
+        """The number of the plan's requests that were entered."""
         self._found: dict[str, _Found] = {}
         self._filled: set[Any] = set()
-        """Keys of the blocks that those that were entered fill."""
+        """Keys of the blocks that the entered requests fill."""
         self._taken: set[int] = set()
-        """Ids of the blocks that they took."""
+        """Ids of the blocks that the entered requests took."""
         self._num_left_empty = 0
         self._left: list[Any] = []
-        """Blocks with content that nobody holds any more, in the order in which they were left."""
+        """Blocks with content that lost their last holder, in the order in which they did."""
         self._free = self._in_order(pool.free_block_queue)
 
     def find(self, request_id: str, planned: Mapping[str, int], num_lent: int = 0) -> int | None:  # noqa: ARG002  # nothing is lent inside vLLM
-        """O(blocks) for a request, and O(1) for each that was planned since the last time."""
+        """Return the tokens that the request finds cached; None if it kept its blocks.
+
+        Takes O(blocks) for the request, and O(1) for each request planned since the last call.
+        """
         for name, num_new_tokens in islice(planned.items(), self._num_entered, None):
             self._enter(name, num_new_tokens)
         self._num_entered = len(planned)
         theirs = self._requests[request_id]
-        if theirs.num_computed_tokens:  # it kept its blocks, and vLLM does not look
+        # vLLM does not look up a prefix if the request kept its blocks
+        if theirs.num_computed_tokens:
             return None
         found = self._found[request_id] = self._look_up(theirs)
         return (len(found.cached) + found.num_filled) * self._block_size
@@ -104,7 +109,7 @@ class Forecast(VLLMLedger):
             return _Found((), 0)
         cached: list[Any] = []
         num_filled = 0
-        # The last token is always computed, for what comes after it.
+        # The last token is always computed, since the next one comes out of it.
         for key in islice(theirs.block_hashes, (theirs.num_tokens - 1) // self._block_size):
             block = None if num_filled else self._cached(key)
             if block is not None:
@@ -123,7 +128,7 @@ class Forecast(VLLMLedger):
         return next((block for block in blocks if block.block_id not in self._taken), None)
 
     def _enter(self, request_id: str, num_new_tokens: int) -> None:
-        """It takes its blocks, and computes what is in them."""
+        """Enter a planned request: take its blocks, and note the content that it fills in."""
         theirs, block_size = self._requests[request_id], self._block_size
         if theirs.status is Status.RUNNING:
             prior = theirs.num_computed_tokens
@@ -148,7 +153,7 @@ class Forecast(VLLMLedger):
             self._taken.add(block.block_id)
 
     def _in_order(self, queue: Any) -> Iterator[Any]:
-        """Free blocks as vLLM takes them; the plan's new requests may hold some by then."""
+        """Yield free blocks in vLLM's order, without those that the plan's requests hold."""
         block = queue.fake_free_list_head.next_free_block
         while block is not None and block is not queue.fake_free_list_tail:
             if not self._is_held(block):

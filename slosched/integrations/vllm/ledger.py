@@ -1,4 +1,4 @@
-"""What a plan does to vLLM's free blocks."""
+"""The effects of a plan on vLLM's free blocks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from slosched.kv.ledger import FoundBefore
 
 Tables = Sequence[Mapping[str, Sequence[Any]]]
-"""vLLM's blocks by request, of each group of layers."""
+"""vLLM's blocks by request, for each group of layers."""
 Matched = Mapping[str, Sequence[Any]]
-"""vLLM's cached blocks that a waiting request could use, of its first group."""
+"""vLLM's cached blocks that a waiting request could use, from its first group."""
 
 
 def num_held_blocks(tables: Tables, request_id: str) -> int:
-    """Of the group with the most."""
+    """Return how many blocks the request holds in the group with the most."""
     if len(tables) == 1:
         return len(tables[0].get(request_id, ()))
     return max(len(table.get(request_id, ())) for table in tables)
 
 
 class VLLMLedger(FoundBefore):
-    """A `core.BlockLedger` for which requests find what is cached before the plan.
+    """A `core.BlockLedger` for which requests find what was cached before the plan.
 
-    vLLM counts a cached block that nobody holds as free: to use it takes one of the free ones.
+    vLLM counts a cached block without a holder as free, so using it takes one of the free blocks.
     """
 
     def __init__(self, tables: Tables, matched: Matched, *, caches_prefixes: bool) -> None:
@@ -33,7 +33,7 @@ class VLLMLedger(FoundBefore):
         self._matched = matched
         self._caches_prefixes = caches_prefixes
         self._more: Counter[int] = Counter()
-        """Holders by block id that the plan adds, or takes away."""
+        """The change in holders that the plan makes, by block id."""
 
     def num_ready_blocks(self, request_id: str) -> int:
         held = num_held_blocks(self._tables, request_id)
@@ -50,7 +50,7 @@ class VLLMLedger(FoundBefore):
         return len(blocks) - sum(map(self._is_held, blocks))
 
     def _found_by(self, request_id: str) -> Sequence[Any]:
-        """Cached blocks that a waiting request takes when it starts."""
+        """Return the cached blocks that a waiting request takes when it starts."""
         return self._matched.get(request_id, ())
 
     def _is_held(self, block: Any) -> bool:

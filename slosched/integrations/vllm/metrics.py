@@ -1,8 +1,8 @@
-"""What happened to the plans, on vLLM's own /metrics page.
+"""Counts of what happened to the plans, on vLLM's own /metrics page.
 
-The scheduler runs in the engine's process, the page is the API server's.  Prometheus joins them
-where `PROMETHEUS_MULTIPROC_DIR` names a folder, which vLLM sets itself with several API servers and
-an operator sets otherwise; else the log alone tells.
+The scheduler runs in the engine's process, but the page is the API server's.  Prometheus joins them
+if `PROMETHEUS_MULTIPROC_DIR` names a folder. vLLM sets it itself with several API servers, and the
+operator sets it otherwise.  Without it, only the log has the counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slosched.integrations.vllm.truth import Count
 
 @cache
 def _events() -> Counter:
-    """One for the whole process, as Prometheus wants it."""
+    """Return the one counter of the process, since Prometheus accepts each name once."""
     return Counter(
         "slosched_events",
         "Steps planned and diverged from the plan, how they diverged, fallbacks to vLLM's own "
@@ -26,7 +26,7 @@ def _events() -> Counter:
 
 
 def counter(engine: int) -> Count:
-    """Of one of a server's engines, under the number that vLLM gives it in its own counts."""
+    """Return a function that counts events of the engine with this number in vLLM's metrics."""
 
     def count(event: str, kind: str) -> None:
         _events().labels(engine, event, kind).inc()

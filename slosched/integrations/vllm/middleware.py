@@ -1,8 +1,8 @@
-"""SLO headers into vLLM's requests, and early rejection out as HTTP 429.
+"""Middleware that passes SLO headers on to vLLM, and turns early rejections into HTTP 429.
 
     vllm serve MODEL --middleware slosched.integrations.vllm.SLOMiddleware …
 
-Pure ASGI: streams pass through as they come.
+It is plain ASGI, so that streams pass through as they come.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RETRY_AFTER_S = 1
 
 
 class SLOMiddleware:
-    """Around vLLM's API server."""
+    """ASGI middleware around vLLM's API server."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -56,7 +56,7 @@ class SLOMiddleware:
 
 
 class _Answer:
-    """Holds the head of an answer back until it is known not to be a rejection."""
+    """Holds the start of a response back until it is known not to be a refusal."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -82,7 +82,7 @@ class _Answer:
             self._is_refused = True
             await _send_refusal(self._send, refused[1].decode(), refused[2].decode())
         elif is_last and not has_begun and _DONE in text and _ERROR not in text:
-            # vLLM streams nothing of an output without a token, so the reason is lost.
+            # vLLM streams nothing for an output without tokens, so the reason is lost.
             self._is_refused = True
             await _send_refusal(self._send, REJECTED, "its stream ended before the first token")
         elif is_last or has_begun:
@@ -111,14 +111,14 @@ async def _send_error(send: Send, status: int, kind: str, message: str) -> None:
 
 
 def _with_promises(scope: Message, body: bytes) -> tuple[Message, bytes]:
-    """Return the request with its SLO headers as `vllm_xargs`; what the body says goes first."""
+    """Return the request with its SLO headers as `vllm_xargs`; times in its body come first."""
     found = _promised_in_headers(scope["headers"])
     try:
         document = json.loads(body)
         said = document.get("vllm_xargs") or {}
         wanted = {**found, **said}
     except (ValueError, AttributeError, TypeError):
-        return scope, body  # vLLM says what is wrong with it
+        return scope, body  # vLLM reports what is wrong with the body
     check_names(wanted)
     promises = {
         names.field: 1000 * seconds_of(names.field, wanted[names.field])
@@ -134,7 +134,7 @@ def _with_promises(scope: Message, body: bytes) -> tuple[Message, bytes]:
 
 
 def _promised_in_headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return by field the times, as they are written, that the headers of a request promise."""
+    """Return the SLO times in a request's headers, as written, by the name of their field."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in pairs}
     return {
         names.field: headers[header]
@@ -153,7 +153,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _once(body: bytes, receive: Receive) -> Receive:
-    """`body`, and from then on whatever comes, such as the client going away."""
+    """Return a `receive` that gives `body` once, then what comes, such as a client's disconnect."""
     is_sent = False
 
     async def replay() -> Message:

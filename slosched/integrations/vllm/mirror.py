@@ -1,4 +1,4 @@
-"""vLLM's queues as a policy sees them: its requests as ours, brought up to date in every step."""
+"""vLLM's queues as a policy sees them: slosched requests, updated from vLLM's in every step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from slosched.integrations.vllm.slo import BadPromiseError, Promises
 from slosched.scheduler.queues import InOrder, Queues
 
 _NUM_MATCHED_ANEW = 32
-"""Waiting requests, from the front of the queue, whose prefix is looked up in every step; those
-behind them keep what was found when they came."""
+"""The number of waiting requests, from the front of the queue, whose prefix is looked up in every
+step.  Those behind keep what was found when they arrived."""
 
 _RUNNING = RequestStatus.RUNNING
 
@@ -37,15 +37,15 @@ _END_REASONS = {
 
 
 class Mirror:
-    """Our requests beside vLLM's.
+    """slosched's requests, one for each of vLLM's.
 
-    A policy is shown only what vLLM could run now.  Not shown are requests that vLLM has nothing to
-    compute for: the last token is on its way (`queues.finishing`), a grammar is being compiled,
-    tokens of before a preemption are still to come.
+    A policy sees only requests that vLLM could run now.  Hidden are those for which vLLM has
+    nothing to compute: the last token is on its way (`queues.finishing`), a grammar is being
+    compiled, or tokens from before a preemption are still to come.
     """
 
     def __init__(self, host: Any, kv: VLLMBlocks, promises: Promises, limits: Limits) -> None:
-        """`host` is vLLM's scheduler."""
+        """Mirror the queues of `host`, which is vLLM's scheduler."""
         self._host = host
         self._kv = kv
         self._promises = promises
@@ -54,14 +54,14 @@ class Mirror:
         self._theirs: dict[str, Any] = {}
         self._max_model_len: int = host.max_model_len
         self._waiting: list[Any] = []
-        """vLLM's queue when it was read last."""
+        """vLLM's queue when it was last read."""
         self.queues = Queues()
         self.refused: dict[str, str] = {}
-        """Requests whose promise cannot be read, and why; to be ended by the caller."""
+        """Requests whose SLO cannot be read, with the reason; the caller has to end them."""
 
     @property
     def limits(self) -> Limits:
-        """Without the seats of those that are not shown; with one, where none is left."""
+        """Return the limits without the seats of hidden requests, but with at least one seat."""
         limits, num_seats = self._limits, self.num_seats
         if num_seats == limits.max_num_seqs:
             return limits
@@ -69,7 +69,7 @@ class Mirror:
 
     @property
     def num_seats(self) -> int:
-        """Of those that are shown, and of those that could start; may be none."""
+        """Return the seats for requests that are shown or could start; it may be 0."""
         num_hidden = len(self.queues.finishing) + self._host.num_waiting_for_streaming_input
         return int(self._limits.max_num_seqs - num_hidden)
 
@@ -85,7 +85,7 @@ class Mirror:
         )
 
     def refresh(self, begins_s: float) -> None:
-        """Read vLLM's queues.  O(requests).
+        """Read vLLM's queues, in O(requests).
 
         Tokens that are on their way count as emitted at `begins_s`, when the next step begins.
         """
@@ -103,7 +103,8 @@ class Mirror:
             if num_placeholders or ours.num_output_placeholders:
                 self._foresee(ours, num_placeholders, begins_s)
             num_prompt_tokens = ours.num_prompt_tokens
-            is_far_from_end = (  # hundreds of decodes, nearly always: no rule asks more of them
+            # nearly always; with hundreds of decodes, no other rule needs a look
+            is_far_from_end = (
                 computed < num_prompt_tokens + ours.num_output_tokens
                 and computed + 2 < num_prompt_tokens + ours.max_tokens
                 and theirs.next_decode_eligible_step <= next_step
@@ -116,9 +117,9 @@ class Mirror:
         queues.waiting = self._read_waiting(begins_s)
 
     def note_tokens(self, request_ids: Iterable[str], now_s: float) -> None:
-        """Tokens of these requests may have come out; stamp them.
+        """Stamp the tokens that may have come out for these requests.
 
-        Where more are on their way, `refresh` says when the next one after those is due.
+        If more are on their way, `refresh` sets the deadline of the token after those.
         """
         next_deadline_s = self._limits.deadline_rule.next_deadline_s
         requests, theirs_of = self._requests, self._theirs
@@ -132,7 +133,7 @@ class Mirror:
                 del times[ours.num_output_tokens - ours.num_output_placeholders :]
                 ours.num_output_placeholders = 0
             elif num_tokens == ours.num_output_tokens:
-                continue  # a chunk that was not the last
+                continue  # a chunk that was not the last of its prompt
             times += [now_s] * (num_tokens - len(times))
             ours.num_output_tokens = num_tokens
             if not theirs.num_output_placeholders:
@@ -141,7 +142,10 @@ class Mirror:
     def note_ends(
         self, request_ids: Iterable[str], now_s: float, reason: EndReason | None = None
     ) -> None:
-        """These have ended, as vLLM says or for `reason`; whoever remembers them sees it."""
+        """Mark these requests as ended, for `reason` or else for the reason that vLLM gives.
+
+        Policies that still hold the requests see the end.
+        """
         for request_id in request_ids:
             self.refused.pop(request_id, None)
             self._kv.forget(request_id)
@@ -179,7 +183,7 @@ class Mirror:
         return ours
 
     def _foresee(self, ours: Request, num_placeholders: int, begins_s: float) -> None:
-        """So many tokens of it are on their way, and will be there at `begins_s`."""
+        """Count `num_placeholders` tokens that are on their way as emitted at `begins_s`."""
         times = ours.token_times_s
         num_known = ours.num_output_tokens - ours.num_output_placeholders
         if num_placeholders == 1 and not ours.num_output_placeholders:  # nearly always
@@ -191,7 +195,7 @@ class Mirror:
         ours.deadline_s = self._limits.deadline_rule.next_deadline_s(ours)
 
     def _has_nothing_to_compute(self, theirs: Any) -> bool:
-        """vLLM's own rules for passing over a running request."""
+        """Tell whether vLLM would skip this running request, by its own rules."""
         computed, placeholders = theirs.num_computed_tokens, theirs.num_output_placeholders
         if placeholders and computed + 2 - placeholders >= (
             theirs.num_prompt_tokens + theirs.max_tokens
@@ -207,7 +211,7 @@ class Mirror:
         theirs_now = list(self._host.waiting)
         is_same = theirs_now == self._waiting and len(self.queues.waiting) == len(theirs_now)
         if is_same:
-            waiting = self.queues.waiting  # a long queue, in which nothing has changed
+            waiting = self.queues.waiting  # a long queue in which nothing has changed
         else:
             waiting = OrderedDict(
                 (theirs.request_id, ours)
@@ -224,13 +228,15 @@ class Mirror:
         return waiting
 
     def _match(self, waiting: Mapping[str, Request], num_read: int | None) -> None:
-        """What is cached of those that are next, and of those that are new among `num_read`."""
+        """Look up the cached tokens of the next requests, and of new ones among the first
+        `num_read`."""
         for place, (request_id, ours) in enumerate(islice(waiting.items(), num_read)):
             if place < _NUM_MATCHED_ANEW or not self._kv.has_matched(request_id):
                 ours.num_computed_tokens = self._kv.match(self._theirs[request_id])
 
     def _is_ready(self, theirs: Any) -> bool:
-        """vLLM's own rules for passing over a waiting request; this may find its grammar ready."""
+        """Tell whether vLLM would not skip this waiting request; may find that its grammar is
+        ready."""
         if not self._host._handle_blocked_waiting_request(theirs):
             return False
         return theirs.drop_stale_output or not theirs.num_stale_output_tokens

@@ -1,4 +1,4 @@
-"""Steps that vLLM executed, written down as a profile: what `slosched fit` reads."""
+"""Steps that vLLM executed, written down as a profile for `slosched fit`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _SAME = (
     *("model", "device", "engine", "dtype"),
     *("tensor_parallel_size", "pipeline_parallel_size"),
 )
-"""What a profile and its continuation have in common."""
+"""The facts in which a profile and its continuation must agree."""
 
 _UNSAID = {"tensor_parallel_size": "1", "pipeline_parallel_size": "1"}
-"""What a profile means that does not say it."""
+"""The values that hold for a profile that does not name them."""
 
 
 def device_name() -> str:
-    """What the system calls what vLLM runs on."""
+    """Return the system's name of the device on which vLLM runs."""
     return cpu_name() if current_platform.is_cpu() else str(current_platform.get_device_name())
 
 
 def provenance(config: Any, device: str, num_blocks: int) -> dict[str, str]:
-    """What measurements in a vLLM of this `VllmConfig` must say about themselves."""
+    """Return the facts that describe measurements in a vLLM with this `VllmConfig`."""
     block_size = config.cache_config.block_size
     is_cpu = config.device_config.device_type == "cpu"
     return {
@@ -50,11 +50,11 @@ def provenance(config: Any, device: str, num_blocks: int) -> dict[str, str]:
 
 
 def recorder(settings: Settings, facts: dict[str, str], engine: int = 0) -> Record | None:
-    """What writes each step to `settings.record`; None if nothing is to be written.
+    """Return a function that writes each step to `settings.record`; None if it names no file.
 
-    Engines of a data-parallel server are processes of their own, and have files of their own:
-    number 1 writes steps-1.csv for steps.csv.
-    Raises SettingsError if that file is something else than a profile of the same device.
+    Engines of a data-parallel server are processes of their own and write files of their own: for
+    steps.csv, engine 1 writes steps-1.csv.  Raises SettingsError if that file is not a profile of
+    the same device, model and engine.
     """
     if settings.record is None:
         return None

@@ -1,4 +1,4 @@
-"""What `--additional-config '{"slosched": {…}}'` says, checked before the first request."""
+"""The settings in `--additional-config '{"slosched": {…}}'`, checked before the first request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slosched.workload import parse_duration
 
 SECTION = "slosched"
 _SIZE = re.compile(r"[0-9.]+[bm]")
-"""Parameters, as "8b"."""
+"""A model's number of parameters, such as "8b"."""
 
 
 class SettingsError(SloschedError, ValueError):
@@ -42,28 +42,28 @@ class Settings:
     """The operator's choices; times are seconds, or text with a unit as in "500ms"."""
 
     policy: str = "goodput"
-    """As for `slosched replay --policy`: a name, its options, what stands around it."""
+    """The policy as for `slosched replay --policy`: a name, its options and its wrappers."""
     profile: str | None = None
     """The latency model: a file that `slosched fit` saved, or the name of a bundled one."""
     any_device: bool = False
-    """Take the profile even if it was measured on another device, or with another model."""
+    """Accept the profile even if it was measured on another device or with another model."""
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
-    """What a request is promised that says nothing; None promises nothing."""
+    """The SLO of requests that bring none, together with `slo_ttft_s`; None sets no limit."""
     slo_tiers: Mapping[str, Mapping[str, Any]] | None = None
-    """Named promises, each with `slo_ttft_s` and `slo_tpot_s`; a request names its `slo_tier`."""
+    """Named SLOs, each with `slo_ttft_s` and `slo_tpot_s`; a request names its `slo_tier`."""
     deadline_rule: DeadlineRule = DeadlineRule.MEAN_TPOT
     emulate: str | None = None
-    """The latency model that an `EmulatedExecutor` takes for the device; the profile, if none is
-    named."""
+    """The latency model by which an `EmulatedExecutor` takes its time.  It also serves as the
+    profile if none is named."""
     emulate_slowdown: float = 1.0
-    """How many times as slow the emulated device is: a small machine's API server and scheduler
-    keep up with a large GPU in slow motion."""
+    """The factor by which the emulated device is slower.  In slow motion, a small machine's API
+    server and scheduler keep up with a large GPU."""
     emulate_async: bool = True
-    """Whether vLLM plans ahead of an emulated device, as it does on GPUs."""
+    """True if vLLM plans ahead of the emulated device, as it does on GPUs."""
     record: str | None = None
-    """A file to which every step is written, its batch and its time, as a profile for `slosched
-    fit`; one of the same model and device goes on."""
+    """A file to which every step is written with its batch and time, as a profile for `slosched
+    fit`.  A file of the same model and device is continued."""
 
     def make_promises(self) -> Promises:
         default = _slo("slosched", self.slo_ttft_s, self.slo_tpot_s)
@@ -77,9 +77,11 @@ class Settings:
     def make_model(
         self, device: str, model_names: Sequence[str] = (), count: int = 1
     ) -> FittedModel | None:
-        """The latency model; refused if it was measured on something else than `count` of `device`.
+        """Return the latency model; raise SettingsError unless it was measured on `count` of
+        `device`.
 
-        `model_names` are those of the model that is served; one of another model is refused, too.
+        `model_names` are the names of the served model; a profile of another model is refused, too.
+        `any_device` and emulation skip these checks.
         """
         if self.profile is None:
             return self.make_device()
@@ -94,14 +96,17 @@ class Settings:
         return model
 
     def make_device(self) -> FittedModel | None:
-        """How long an emulated device's steps take; None if none is emulated."""
+        """Return the emulated device's latency model, slowed down; None if none is emulated."""
         if self.emulate is None:
             return None
         device = load_model(self.emulate)
         return device if self.emulate_slowdown == 1 else scaled(device, self.emulate_slowdown)
 
     def make_policy(self, model: LatencyModel | None, limits: Limits) -> Policy:
-        """The policy, after its like had to plan a small step: one that cannot is refused."""
+        """Return the policy, once another instance of it has planned a small step without an error.
+
+        Raises SettingsError if it cannot run with these settings.
+        """
         try:
             make_policy(self.policy).schedule(_small_view(model, limits))
         except ValueError as error:
@@ -113,7 +118,7 @@ class Settings:
 
 
 def read_settings(additional_config: object) -> Settings:
-    """The settings in vLLM's `additional_config`; SettingsError says what is wrong and where."""
+    """Return the settings in vLLM's `additional_config`; raise SettingsError if one is wrong."""
     section = additional_config.get(SECTION, {}) if isinstance(additional_config, Mapping) else {}
     _check_keys(SECTION, section, tuple(field.name for field in fields(Settings)))
     try:
@@ -143,9 +148,10 @@ def _check_keys(where: str, section: object, known: tuple[str, ...]) -> None:
 
 
 def _check_model(measured: str, served: Sequence[str]) -> None:
-    """Names of one model differ in owner and tuning; of two models, in version or size.
+    """Raise SettingsError if the profile's model differs from the served one in version or size.
 
-    A name without a size, as that of somebody's own directory, tells nothing.
+    Names of the same model may differ in owner and tuning.  A served name without a size, such as
+    that of a local directory, is always accepted.
     """
     words, known = _versions([measured]), _versions(served)
     if any(map(_SIZE.fullmatch, known)) and not words <= known:
@@ -157,7 +163,7 @@ def _check_model(measured: str, served: Sequence[str]) -> None:
 
 
 def _versions(names: Sequence[str]) -> set[str]:
-    """Words with a digit: "3.1" and "8b" of meta-llama/Llama-3.1-8B-Instruct."""
+    """Return the words that contain a digit: "3.1" and "8b" of meta-llama/Llama-3.1-8B-Instruct."""
     words = (re.findall(r"[a-z0-9.]+", name.rstrip("/").split("/")[-1].lower()) for name in names)
     return {word for found in words for word in found if any(map(str.isdigit, word))}
 
@@ -179,7 +185,7 @@ def _duration(name: str, value: object) -> float:
 
 
 def _small_view(model: LatencyModel | None, limits: Limits) -> SchedulerView:
-    """A decode, a prompt in the queue, and room for both."""
+    """Return a view with a decode, a prompt in the queue, and room for both."""
     kv = KVCache(num_blocks=64)
     slo = SLO(ttft_s=1.0, tpot_s=1.0)
     decode, prompt = Request("decode", 0.0, 16, 8, slo), Request("prompt", 0.0, 16, 8, slo)

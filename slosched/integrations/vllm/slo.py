@@ -1,4 +1,4 @@
-"""What a request inside vLLM is promised: its own `vllm_xargs`, else its tier, else the default."""
+"""The SLO of a request inside vLLM: its own `vllm_xargs`, else its tier, else the default."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from slosched.workload import seconds_of_ms
 from slosched.workload.http_slo import PromiseNames, asked_slo, unknown_promise
 
 REJECTED = "slo_rejected"
-"""How the `stop_reason` of a rejected request begins: HTTP 429 with the middleware."""
+"""The start of a rejected request's `stop_reason`; the middleware answers with HTTP 429."""
 INVALID = "slo_invalid"
-"""How it begins if the promise of the request cannot be read: HTTP 400."""
+"""The start of the `stop_reason` if the request's SLO cannot be read (HTTP 400)."""
 
 TIER_FIELD = "slo_tier"
 
 
 class BadPromiseError(SloschedError, ValueError):
-    """A request asks for a promise that nobody can give."""
+    """A request asks for an SLO that is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promises:
-    """What the operator promises to requests that say nothing, and to those that name a tier."""
+    """The SLO of requests that bring none, and the SLOs of the tiers that requests may name."""
 
     default: SLO = NO_SLO
     tiers: Mapping[str, SLO] = field(default_factory=dict)
@@ -33,8 +33,8 @@ class Promises:
         """Return the SLO of a request whose `vllm_xargs` are `extra_args`.
 
         Each of the three times is looked up on its own.  Raises BadPromiseError for a time that is
-        no positive, finite number of milliseconds, for a tier that there is not, and for a promise
-        of any other name.
+        not a positive, finite number of milliseconds, for an unknown tier, and for an SLO field of
+        any other name.
         """
         if not extra_args:
             return self.default
@@ -52,7 +52,7 @@ class Promises:
 
 
 def check_names(extra_args: Mapping[str, object]) -> None:
-    """Raise BadPromiseError if a field is spelt like a promise and is none."""
+    """Raise BadPromiseError if a field is spelt like an SLO field but is none."""
     if unknown := unknown_promise(extra_args, TIER_FIELD):
         raise BadPromiseError(unknown[1])
 
@@ -63,7 +63,7 @@ def _asked_s(extra_args: Mapping[str, object], names: PromiseNames) -> float | N
 
 
 def seconds_of(name: str, milliseconds: object) -> float:
-    """Return the seconds of a request's time; raise BadPromiseError if it is none."""
+    """Return a request's time in seconds; raise BadPromiseError if it is not valid."""
     try:
         return seconds_of_ms(name, milliseconds)
     except ValueError as error:

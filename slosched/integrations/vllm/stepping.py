@@ -1,7 +1,7 @@
 """vLLM's engine, driven step by step: each planned batch is one step of its own core.
 
-The requests of a batch pretend to have computed their prior tokens: vLLM gives them blocks and
-runs its model over whatever those hold, which takes as long as over the real thing.
+The requests of a batch pretend to have computed their prior tokens. vLLM gives them blocks and runs
+its model over whatever those contain, which takes as long as with real content.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from slosched.integrations.vllm.hooks import check_class
 from slosched.integrations.vllm.record import device_name, provenance
 
 _FIRST_TOKEN, _NUM_TOKENS = 100, 900
-"""Plain tokens of every vocabulary."""
+"""Token ids that are ordinary tokens in every vocabulary."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How vLLM is started; what is left out is vLLM's to choose."""
+    """The options with which vLLM is started; vLLM chooses what is left out."""
 
     model: str
     max_num_batched_tokens: int
@@ -42,9 +42,9 @@ class EngineOptions:
     """Any options of `vllm serve`, as words of a command line."""
 
     def config(self) -> Any:
-        """A `VllmConfig`; an option that vLLM does not know ends the process, as in vLLM."""
+        """Return a `VllmConfig`; an option that vLLM does not know ends the process, as in vLLM."""
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-        # The model is among the words, for vLLM looks for it, or for its default, at once.
+        # The words include the model because vLLM looks for it, or for its default, while parsing.
         words = [*self.others, "--model", self.model]
         args = EngineArgs.from_cli_args(parser.parse_args(words))
         args.max_num_batched_tokens = self.max_num_batched_tokens
@@ -58,14 +58,14 @@ class EngineOptions:
         args.disable_log_stats = True
         args.scheduler_cls = f"{__name__}.StampingScheduler"
         config = args.create_engine_config()
-        if self.kv_tokens is not None:  # one block is vLLM's own
+        if self.kv_tokens is not None:  # plus the one block that vLLM keeps for itself
             num_blocks = self.kv_tokens // config.cache_config.block_size + 1
             config.cache_config.num_gpu_blocks_override = num_blocks
         return config
 
 
 class StampingScheduler(Scheduler):  # type: ignore[misc]
-    """vLLM's own, that says when it has decided: from then on the step is the device's."""
+    """vLLM's scheduler, which notes when it has decided; from then on, time is the device's."""
 
     decided_s = 0.0
 
@@ -79,7 +79,7 @@ class VLLMSteps:
     """A `core.Executor` whose steps are those of a vLLM in this process."""
 
     def __init__(self, options: EngineOptions) -> None:
-        """Loads the model.  Raises UnsupportedVLLMError for a vLLM without what is built on."""
+        """Load the model; raise UnsupportedVLLMError if vLLM lacks a part that is needed."""
         check_class(Scheduler)
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         config = options.config()
@@ -90,7 +90,7 @@ class VLLMSteps:
 
     @property
     def num_blocks(self) -> int:
-        """Without the one that vLLM keeps for itself."""
+        """Return the number of blocks without the one that vLLM keeps for itself."""
         return int(self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1
 
     @property
@@ -102,11 +102,11 @@ class VLLMSteps:
         return int(self.config.model_config.max_model_len)
 
     def provenance(self) -> dict[str, str]:
-        """What measurements must say about themselves."""
+        """Return the facts that describe measurements on this engine."""
         return provenance(self.config, device_name(), self.num_blocks)
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Run the batch in one step; ValueError for a copy of blocks, which vLLM has not."""
+        """Run the batch in one step; raise ValueError if it copies blocks, which vLLM cannot do."""
         if batch.swap_in or batch.swap_out:
             raise ValueError("vLLM swaps no blocks: plan batches without copies")
         for chunk in batch.chunks:
@@ -123,10 +123,10 @@ class VLLMSteps:
         return StepResult(dict.fromkeys(names, 0), frozenset(names), seconds)
 
     def release(self, request_id: str) -> None:
-        """Nothing: each request ends with its step."""
+        """Do nothing: each request ends with its step."""
 
     def close(self) -> None:
-        """Give the device back."""
+        """Shut vLLM's engine down and free the device."""
         self._core.shutdown()
 
     def _request(self, chunk: ScheduledChunk) -> Any:

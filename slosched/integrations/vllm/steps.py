@@ -1,4 +1,4 @@
-"""When the next step begins, and how long each one took."""
+"""The start of the next step, and the time that each step took."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slosched.perfmodel import Measurement
 from slosched.perfmodel.measurement import Chunk
 
 Record = Callable[[Measurement], None]
-"""Told of every step that held something."""
+"""A function that receives every recorded step."""
 
 
 class _Step(NamedTuple):
     chunks: tuple[Chunk, ...]
-    """None, unless steps are recorded."""
+    """The step's chunks; empty unless steps are recorded."""
     shape: BatchShape
-    """Of nothing, if there is no latency model."""
+    """The batch's shape; empty if there is no latency model."""
     launched_s: float
     expected_s: float
 
@@ -26,7 +26,8 @@ class _Step(NamedTuple):
 class StepTimes:
     """Steps that vLLM has launched and whose output is not back yet, oldest first.
 
-    The synchronous loop has none when it plans, the asynchronous one has one, pipelines more.
+    When it plans, the synchronous loop has none in flight, the asynchronous one has one, and
+    pipelines have more.
     """
 
     def __init__(self, model: LatencyModel | None, record: Record | None = None) -> None:
@@ -40,7 +41,7 @@ class StepTimes:
         return len(self._in_flight)
 
     def next_begins_s(self, now_s: float) -> float:
-        """When a step that is planned now will begin: after all that are in flight."""
+        """Return when a step that is planned now will begin: after all that are in flight."""
         begins_s = self._last_end_s
         for step in self._in_flight:
             begins_s = max(begins_s, step.launched_s) + step.expected_s
@@ -49,9 +50,11 @@ class StepTimes:
     def launched(
         self, chunks: Iterable[Chunk], now_s: float, shape: BatchShape | None = None
     ) -> None:
-        """A step goes to the device; an empty one, too, since vLLM returns those as well.
+        """Note a step that goes to the device; empty ones count, too, since vLLM returns those as
+        well.
 
-        `shape` is that of the chunks, if somebody has summed it up already: there are hundreds.
+        `shape` is the shape of the chunks, if the caller knows it; summing up hundreds of chunks
+        again costs time.
         """
         held = () if self._record is None else tuple(chunks)
         expected_s = 0.0
@@ -63,7 +66,7 @@ class StepTimes:
         self._in_flight.append(_Step(held, shape, now_s, expected_s))
 
     def returned(self, now_s: float) -> None:
-        """The oldest step is back; what it took teaches the latency model."""
+        """Note that the oldest step is back, and let the latency model learn from its time."""
         step = self._in_flight.popleft()
         took_s = now_s - max(step.launched_s, self._last_end_s)
         self._last_end_s = now_s

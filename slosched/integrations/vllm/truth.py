@@ -1,4 +1,4 @@
-"""What was planned against what vLLM executed, in every step, and how often a plan failed."""
+"""A comparison of each plan with what vLLM executed, and counts of plans that failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("vllm.slosched")
 
 
 class Divergence(StrEnum):
-    """How an executed step differs from its plan."""
+    """The ways in which an executed step differs from its plan."""
 
     LESS = "less"
     """vLLM granted a request fewer tokens than planned, or none."""
@@ -26,7 +26,7 @@ class Divergence(StrEnum):
 
 
 class Fallback(StrEnum):
-    """Why a step went by vLLM's own order."""
+    """The reasons for which a step followed vLLM's own order."""
 
     RAISED = "raised"
     """The policy raised, or its plan broke a limit."""
@@ -35,28 +35,28 @@ class Fallback(StrEnum):
 
 
 Count = Callable[[str, str], None]
-"""Told of every event and its kind."""
+"""A function that is called with every event and its kind."""
 
 
 def _nobody(event: str, kind: str) -> None:
-    """Nobody wants to know."""
+    """Ignore the event."""
 
 
 @dataclass
 class Truth:
-    """Counts since the start; `count` is told of each."""
+    """Counts since the start; `count` is called for each event."""
 
     count: Count = _nobody
     num_steps: int = 0
     """Steps that were planned."""
     num_diverged_steps: int = 0
     divergences: Counter[Divergence] = field(default_factory=Counter)
-    """Steps in which this happened at least once."""
+    """Steps in which each kind of divergence happened at least once."""
     num_deeper_matches: int = 0
-    """Requests of which more was cached than seen when planning: fewer tokens reached as far."""
+    """Requests that had more cached than the plan saw, so that fewer tokens reached as far."""
     fallbacks: Counter[Fallback] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Rejected requests, by reason."""
 
     def compare(
         self,
@@ -64,10 +64,11 @@ class Truth:
         output: Any,
         has_reached: Callable[[str, int], bool],
     ) -> bool:
-        """Whether the step is the plan to the token.
+        """Tell whether the executed step equals the plan to the token.
 
-        `output` is what vLLM's scheduler made of the plan; its draft tokens are nobody's plan.
-        `has_reached` tells of a request and its planned tokens whether it got as far.
+        `output` is vLLM's output for the plan; its draft tokens are not part of any plan.
+        `has_reached` gets a request's id and its planned tokens, and tells whether the request got
+        as far as planned.
         """
         self.num_steps += 1
         self.count("step", "planned")
@@ -97,7 +98,8 @@ class Truth:
         self.fallbacks[why] += 1
         self.count("fallback", why)
         count = self.fallbacks[why]
-        if count & (count - 1) == 0:  # the first, second, fourth, … so that no log drowns
+        # at the first, second, fourth, … time, so that the log is not flooded
+        if count & (count - 1) == 0:
             logger.error(
                 "slosched: the policy %s %d times; this step goes by vLLM's own order",
                 why,
