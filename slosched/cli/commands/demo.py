@@ -26,13 +26,12 @@ from slosched.core import (
     SLO,
     BatchShape,
     DeadlineRule,
-    LatencyModel,
     Limits,
     RequestStatus,
     SloschedError,
 )
 from slosched.evaluate.comparison import Outcome, Replica, summarize_all
-from slosched.metrics import RequestRecord, summarize
+from slosched.metrics import RequestRecord
 from slosched.perfmodel import (
     FittedModel,
     fit,
@@ -41,7 +40,7 @@ from slosched.perfmodel import (
     save_model,
     scaled,
 )
-from slosched.policy import FCFS, POLICIES
+from slosched.policy import FCFS
 from slosched.policy.spec import make_policy
 from slosched.replay.files import read_records
 from slosched.simulator.simulate import SimulationConfig, simulate
@@ -49,9 +48,22 @@ from slosched.workload import Trace, read_trace
 
 RULE = DeadlineRule.MEAN_TPOT
 OURS = ("slo_aware", "goodput")
-SPECS = {name: name for name in POLICIES} | {name: f"{name}:margin=0.1" for name in OURS}
-"""The margin leaves room for steps that take longer than predicted, as they do on a busy desk."""
-LIVE = ("fcfs", *OURS)
+SPECS = {
+    "fcfs": "fcfs:drop=infeasible",
+    "edf": "edf:drop=infeasible",
+    "vllm_v1": "vllm_v1",
+    "slo_aware": "slo_aware:margin=0.1",
+    "goodput": "goodput:margin=0.1",
+}
+"""The policies that are compared, each as one would run it.
+
+Those that can drop requests do, so that the comparison is not of dropping alone.  The margin leaves
+room for steps that take longer than predicted, as they do on a busy desk.
+"""
+LABELS = {name: f"{name}, {'without' if name == 'vllm_v1' else 'with'} dropping" for name in SPECS}
+BASELINE = "fcfs"
+"""The policy whose capacity decides how much is offered."""
+LIVE = (BASELINE, *OURS)
 LIMITS = Limits(max_num_batched_tokens=256, max_num_seqs=16, deadline_rule=RULE)
 KV_TOKENS, HOST_KV_TOKENS, BLOCK_SIZE = 16_384, 4_096, 16
 MAX_CONTEXT_TOKENS = 1024
@@ -64,7 +76,10 @@ REPLICA = SimulationConfig(
 LENGTH_SCALE = 0.125
 PROBE_REQUESTS = 5
 OVERLOAD = 1.5
-"""Offered load over the highest rate at which `fcfs` keeps 90 % of the promises."""
+"""Offered load over the highest rate at which the baseline keeps 90 % of the promises."""
+_TARGET = 0.9
+_PATIENT = SLO(ttft_s=3600.0, tpot_s=3600.0)
+"""A promise under which no policy drops a request, in place of the server's own default."""
 _START_TIMEOUT_S = 180.0
 
 
@@ -107,24 +122,25 @@ def demo(
     )
     _heading("2. Fit the latency model")
     _run(f"fit {demo_files.profile} -o {demo_files.model} --plot {demo_files.fit_plot}")
-    _heading("3. Serve it under fcfs, and choose what to ask of it")
-    with _server("fcfs", demo_files.model, model, threads, demo_files) as url:
+    _heading(f"3. Serve it under {BASELINE}, and choose what to ask of it")
+    with _server(BASELINE, demo_files.model, model, threads, demo_files) as url:
         now = as_fast_as_now(load_model(demo_files.model), url, seed)
         save_model(now, demo_files.model_now)
         _make_trace(choose_load(now, num_requests, seed), num_requests, seed, demo_files)
         _heading(f"4. Replay the trace against it, open loop, then against {' and '.join(OURS)}")
-        _replay("fcfs", url, demo_files)
+        _replay(BASELINE, url, demo_files)
     for policy in OURS:
         with _server(policy, demo_files.model_now, model, threads, demo_files) as url:
             _replay(policy, url, demo_files)
-    _heading("5. The same trace through the simulator, under every policy")
+    _heading("5. The same trace through the simulator, under more policies")
     _compare(demo_files, model)
 
 
 def _make_trace(load: Load, num_requests: int, seed: int, files: Files) -> None:
     console.print(
         f"Promises for this machine: TTFT {load.slo.ttft_s:.2g} s, TPOT {load.slo.tpot_s:.2g} s.  "
-        f"In the simulator fcfs keeps 90 % of them up to {load.capacity:.2g} requests/s; "
+        f"In the simulator {LABELS[BASELINE]} keeps {_TARGET:.0%} of them up to "
+        f"{load.capacity:.2g} requests/s; "
         f"offered are {OVERLOAD:g} times that, in the mix of Azure's conversation trace with "
         "every length divided by 8."
     )
@@ -183,7 +199,7 @@ class Load:
     slo: SLO
     rate: float
     capacity: float
-    """Highest simulated rate at which `fcfs` keeps 90 % of the promises."""
+    """Highest simulated rate at which the baseline keeps 90 % of the promises."""
 
 
 def as_fast_as_now(model: FittedModel, url: str, seed: int) -> FittedModel:
@@ -191,7 +207,7 @@ def as_fast_as_now(model: FittedModel, url: str, seed: int) -> FittedModel:
 
     A desk or a shared machine may have become faster or slower since it was profiled.
     """
-    burst = _azure(PROBE_REQUESTS, seed + 1).scaled_to(1000.0)
+    burst = _azure(PROBE_REQUESTS, seed + 1).scaled_to(1000.0).with_slo(_PATIENT)
     live = replay_live(burst, url, seed)
     if any(record.status is not RequestStatus.FINISHED for record in live):
         raise DemoError(f"the server at {url} did not answer a burst of {PROBE_REQUESTS} requests")
@@ -205,7 +221,7 @@ def _makespan_s(records: Sequence[RequestRecord]) -> float:
     return max(record.token_times_s[-1] for record in records)
 
 
-def choose_load(model: LatencyModel, num_requests: int, seed: int) -> Load:
+def choose_load(model: FittedModel, num_requests: int, seed: int) -> Load:
     """Promises that the machine can keep when it is not too busy, and a load at which it is.
 
     TPOT: a step with half the seats decoding and a small chunk.  TTFT: three times the prefill of
@@ -219,7 +235,7 @@ def choose_load(model: LatencyModel, num_requests: int, seed: int) -> Load:
     tpot_s = model.predict(step)
     long_prompt = int(sorted(trace.prompt_tokens)[int(0.9 * len(trace))])
     slo = SLO(ttft_s=3 * model.predict_prefill(long_prompt) + 10 * tpot_s, tpot_s=tpot_s)
-    capacity = _fcfs_capacity(trace.with_slo(slo), model)
+    capacity = _capacity(trace.with_slo(slo), model)
     return Load(slo, OVERLOAD * capacity, capacity)
 
 
@@ -228,18 +244,28 @@ def _azure(num_requests: int, seed: int) -> Trace:
     return arrivals.open("azure_conv", None, seed)
 
 
-def _fcfs_capacity(trace: Trace, model: LatencyModel) -> float:
-    """By bisection over the rate, to 2 %."""
-    low, high = 0.01, 1000.0
-    while high / low > 1.02:
-        rate = (low * high) ** 0.5
-        requests = simulate(trace.scaled_to(rate), FCFS(), model, REPLICA)
-        records = [RequestRecord.from_request(r) for r in requests]
-        if summarize(records, RULE).attainment >= 0.9:
-            low = rate
-        else:
-            high = rate
-    return low
+def _capacity(trace: Trace, model: FittedModel) -> float:
+    """Return the highest rate at which the baseline keeps 90 % of the promises, as `capacity` does.
+
+    Raises DemoError if no rate is low enough.
+    """
+    from slosched.evaluate.capacity import (  # slow to import
+        Contender,
+        Plan,
+        Study,
+        Sweep,
+        local_pool,
+    )
+
+    contender = Contender(BASELINE, SPECS[BASELINE], model, "of this machine", REPLICA)
+    sweep = Sweep([contender], [trace], Plan((_TARGET,)))
+    with console.status(f"searching the rate that {LABELS[BASELINE]} serves well"):
+        sweep.run(local_pool(1))
+    study = Study(list(sweep.measured.values()), [trace])
+    found = study.capacity(BASELINE, _TARGET).requests_per_s
+    if not found > 0:
+        raise DemoError(f"{LABELS[BASELINE]} keeps {_TARGET:.0%} of the promises at no rate")
+    return found
 
 
 @contextmanager
@@ -296,10 +322,10 @@ def _compare(files: Files, model: str) -> None:
     replica = Replica(load_model(files.model_now), str(files.model_now), REPLICA)
     trace = read_trace(files.trace)
     live = {
-        policy: Outcome(read_records(files.live(policy) / "records.jsonl").records)
+        LABELS[policy]: Outcome(read_records(files.live(policy) / "records.jsonl").records)
         for policy in LIVE
     }
-    contenders = {name: (make_policy(spec), replica) for name, spec in SPECS.items()}
+    contenders = {LABELS[name]: (make_policy(spec), replica) for name, spec in SPECS.items()}
     simulated = simulate_contenders(trace, contenders).complete()
     console.print(outcome_table(f"Live: {model} on this machine", summarize_all(live, RULE)))
     console.print(outcome_table("Simulated with the fitted model", summarize_all(simulated, RULE)))
@@ -320,7 +346,7 @@ def _report(
     what = (
         f"{len(trace)} requests of the Azure conversation mix with lengths divided by 8, at "
         f"{trace.rate:.3g} requests/s, judged by the deadline rule {RULE}. Rejected and "
-        f"unfinished requests count as misses. Ours are {', '.join(SPECS[p] for p in OURS)}."
+        f"unfinished requests count as misses. The policies are {', '.join(SPECS.values())}."
     )
     sections = [
         comparison_section("Live", f"A real model behind a real server. {what}", live, RULE),
