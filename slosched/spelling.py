@@ -1,4 +1,4 @@
-"""What may have been meant by a name that nobody knows."""
+"""Suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from difflib import get_close_matches
 
 
 def meant(text: str, known: Iterable[str]) -> str:
-    """A question that names what is spelt most alike, to go behind the name; empty if nothing is.
+    """Return " (did you mean …?)" with the known name that is spelt most alike; empty if none is.
 
-    The names that are `known` are in lower case.
+    The names in `known` must be in lower case.
     """
     spelt = {name.replace("-", "_"): name for name in known}
     close = get_close_matches(text.lower().replace("-", "_"), spelt, n=1)

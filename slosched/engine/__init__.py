@@ -1,2 +1,1 @@
-"""The step loop, and what runs steps or feeds it: an emulated device, a torch model, an HTTP
-server."""
+"""The step loop, and what surrounds it: an emulated device, a torch model, an HTTP server."""

@@ -31,7 +31,7 @@ class InBackground:
 
     def __init__(self, executor: Executor) -> None:
         self._ended: list[str] = []
-        """Requests to release before the step launched next, since earlier steps may still hold
+        """Requests to release before the step launched next, since earlier steps may still use
         them."""
         self._launched: SimpleQueue[_Launched | None] = SimpleQueue()
         weakref.finalize(self, self._launched.put, None)

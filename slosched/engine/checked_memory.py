@@ -16,7 +16,7 @@ class WrongBlockError(SloschedError, AssertionError):
 
 
 class CheckedMemory:
-    """An executor that passes a batch on to another if every chunk finds its own tokens in its
+    """An executor that runs a batch on another only if every chunk finds its own tokens in its
     blocks."""
 
     def __init__(self, executor: Executor, block_size: int) -> None:
@@ -34,7 +34,7 @@ class CheckedMemory:
         self._executor.release(request_id)
 
     def _check(self, batch: ScheduledBatch) -> None:
-        """Apply the batch to the memory in a device's order: swap out, swap in, write; then check
+        """Apply the batch to the memory as a device would: swap out, swap in, write; then check
         reads."""
         for device_block, host_block in batch.swap_out:
             self._host[host_block] = dict(self._device[device_block])

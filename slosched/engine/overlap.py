@@ -21,8 +21,7 @@ class LaunchingExecutor(Executor, Protocol):
     """An executor that runs launched steps in order while the caller goes on."""
 
     def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
-        """Launch a step that begins when all earlier ones have ended; the returned function waits
-        for it.
+        """Launch a step that begins when the earlier ones have ended; the result waits for it.
 
         Output tokens of id `PLACEHOLDER` stand for those that the earlier steps emit.
         """

@@ -29,8 +29,7 @@ class RayPool(Executor):
     """
 
     def __init__(self, address: str, initialize: Callable[[], None]) -> None:
-        """Connect to `local`, `auto`, `host:port` or `ray://host:port`; raise RayError if that
-        fails."""
+        """Connect to `local`, `auto`, `host:port` or `ray://host:port`; may raise RayError."""
         self._ray = ray = _import_ray()
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if address == LOCAL:

@@ -1,4 +1,4 @@
-"""The table of all policies.  A new one is a file here, a line below, and its test."""
+"""The table of all policies.  A new policy is a file here, a line below, and its test."""
 
 from slosched.core import Policy
 from slosched.policy.edf import EDF
@@ -52,7 +52,7 @@ WRAPPERS: dict[str, type[Wrapper]] = {
     "early_rejection": EarlyRejection,
     "past_future": PastFuture,
 }
-"""What can stand around any of them."""
+"""The wrappers that can be put around any policy."""
 
 __all__ = [
     "EDF",

@@ -1,6 +1,6 @@
 """A policy from one line of text: `edf`, `edf:token_budget=256,drop=expired`, `pkg.mod:Class`.
 
-What wraps it follows after a plus, the innermost first: `edf:token_budget=256+early_rejection`.
+Wrappers follow after a plus, the innermost first: `edf:token_budget=256+early_rejection`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from slosched.policy.kit.wrapper import Wrapper
 from slosched.spelling import meant
 
 _PLUS = re.compile(r"(?<!=)\+(?=\s*[A-Za-z_])")
-"""Not the one of a number, as in 1e+3."""
+"""A plus sign that is not part of a number such as 1e+3."""
 
 
 class PolicySpecError(SloschedError, ValueError):
-    """A line of text names no policy."""
+    """A line of text does not name a policy."""
 
 
 def make_policy(spec: str) -> Policy:
-    """The policy that `spec` names, its fields set as it says.
+    """Return the policy that `spec` names, with its fields set accordingly.
 
-    Your own: `package.module:Class`, with options as `package.module:Class:margin=0.1`.
+    A policy of your own is `package.module:Class`, with options `package.module:Class:margin=0.1`.
+    Raises PolicySpecError if the text is not valid.
     """
     first, *wrappers = _parts(spec)
     policy = _made(first)
@@ -39,12 +40,12 @@ def make_policy(spec: str) -> Policy:
 
 
 def policy_classes(spec: str) -> list[type[Policy]]:
-    """Of the policy and of all that wraps it."""
+    """Return the class of the policy and those of its wrappers."""
     return [part.policy_class for part in _parts(spec)]
 
 
 def policy_fields(policy_class: type[Policy]) -> list[tuple[str, object, list[str]]]:
-    """Name, default and, where there are only a few, the choices of each hyper-parameter."""
+    """Return name, default and choices of each hyper-parameter; no choices if any value may do."""
     hints = get_type_hints(policy_class)
     return [
         (field.name, _default(field), _choices(hints[field.name]))
@@ -53,7 +54,7 @@ def policy_fields(policy_class: type[Policy]) -> list[tuple[str, object, list[st
 
 
 def tried_values(policy_class: type[Policy]) -> dict[str, tuple[object, ...]]:
-    """What `slosched tune` tries for each hyper-parameter that says so, the default first."""
+    """Return the values that `slosched tune` tries, by hyper-parameter, with the default first."""
     return {
         field.name: field.metadata[TRIED]
         for field in _fields(policy_class)
@@ -62,9 +63,9 @@ def tried_values(policy_class: type[Policy]) -> dict[str, tuple[object, ...]]:
 
 
 def heeded_fields(policy: Policy) -> dict[str, str]:
-    """Return the fields of `Request` that an option has the policy go by, with that option.
+    """Return the fields of `Request` that the policy uses because of an option, with that option.
 
-    For example {"priority": "policy=priority"}.  What a wrapper wraps is asked, too.
+    For example {"priority": "policy=priority"}. Includes those of the policy inside a wrapper.
     """
     heeded = heeded_fields(policy.inner) if isinstance(policy, Wrapper) else {}
     for option in _fields(type(policy)):
@@ -75,7 +76,7 @@ def heeded_fields(policy: Policy) -> dict[str, str]:
 
 
 def values_to_try(spec: str) -> dict[str, tuple[object, ...]]:
-    """`tried_values` of all parts of a spec; a wrapper's names are `early_rejection.max_load`."""
+    """Return `tried_values` of all parts; a wrapper's are named `early_rejection.max_load`."""
     return {
         part.prefix + name: values
         for part in _parts(spec)
@@ -84,7 +85,7 @@ def values_to_try(spec: str) -> dict[str, tuple[object, ...]]:
 
 
 def with_options(spec: str, options: Mapping[str, str]) -> str:
-    """The spec with these options, named as by `values_to_try`, in place of those that it had."""
+    """Return the spec with these options, named as by `values_to_try`, replacing those it had."""
     parts = _parts(spec)
     known = {part.prefix + name for part in parts for name in _names(part.policy_class)}
     if unknown := options.keys() - known:
@@ -105,23 +106,23 @@ def with_options(spec: str, options: Mapping[str, str]) -> str:
 
 
 class _Part(NamedTuple):
-    """A policy or a wrapper of a spec."""
+    """A policy or a wrapper in a spec."""
 
     head: str
-    """`edf` or `package.module:Class`."""
+    """The name as written: `edf` or `package.module:Class`."""
     policy_class: type[Policy]
     options: dict[str, str]
-    """As they were written."""
+    """The options as they were written."""
 
     @property
     def prefix(self) -> str:
-        """What stands before the names of its options where several parts have some."""
+        """Return what precedes a wrapper's option names, as `early_rejection.`; "" for a policy."""
         is_wrapper = issubclass(self.policy_class, Wrapper)
         return f"{self.head.rpartition(':')[2]}." if is_wrapper else ""
 
 
 def _parts(spec: str) -> list[_Part]:
-    """The policy, then what wraps it, the innermost first."""
+    """Return the policy's part, then those of its wrappers, the innermost first."""
     first, *wrappers = (_part(text.strip()) for text in _PLUS.split(spec))
     if issubclass(first.policy_class, Wrapper):
         raise PolicySpecError(
@@ -163,7 +164,7 @@ def _made(part: _Part, *inner: Policy) -> Policy:
 
 
 def _fields(policy_class: Any) -> Sequence[Field[object]]:
-    """Its options; none if its author made it no dataclass."""
+    """Return the class's options; none if it is not a dataclass."""
     is_wrapper = issubclass(policy_class, Wrapper)
     found = fields(policy_class) if is_dataclass(policy_class) else ()
     return [field for field in found if not (is_wrapper and field.name == "inner")]

@@ -190,8 +190,7 @@ class ServerMetrics:
         yield from _sample("slosched:steps_hung_total", "counter", text, label, num_hangs)
 
     def _latency_model(self, label: str) -> Iterator[str]:
-        """Yield how biased the fitted model is lately, and how often steps exceeded its upper
-        bound."""
+        """Yield how biased the fitted model is, and how often steps exceeded its upper bound."""
         model = self._scheduler.latency_model
         if not isinstance(model, OnlineModel):
             return
@@ -226,8 +225,7 @@ class ServerMetrics:
 
 
 def _promises(record: RequestRecord, rule: DeadlineRule) -> dict[str, bool]:
-    """Return which parts of its SLO an ended request had (ttft, tpot, e2e), and whether each was
-    met.
+    """Return the parts of an ended request's SLO (ttft, tpot, e2e), and whether each was met.
 
     The rule is the same as for attainment: a request that did not finish can only have met its
     TTFT.

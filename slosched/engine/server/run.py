@@ -38,8 +38,7 @@ class ServerStoppedError(SloschedError):
 
 
 class _DrainingServer(uvicorn.Server):
-    """A uvicorn server that drains before it closes its sockets, so that refused requests get a
-    503.
+    """A uvicorn server that drains before it closes its sockets, so that refusals are clear 503s.
 
     uvicorn alone closes the sockets at once and then waits.  A second signal cuts the drain short:
     running requests are answered with an error.  A third does not wait for those answers, either.

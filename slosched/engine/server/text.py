@@ -45,8 +45,7 @@ class Detokenizer:
         return self._decode(self._window)[self._num_chars_out :]
 
     def _move_window(self, max_tokens: int) -> None:
-        """Drop old tokens from the window, at a boundary between complete characters if there is
-        one."""
+        """Drop old tokens from the window, at a boundary of complete characters if there is one."""
         if len(self._window) <= max_tokens:
             return
         start = self._piece_start or len(self._window) // 2

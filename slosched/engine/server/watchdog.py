@@ -112,8 +112,7 @@ class Watchdog:
             return found
 
     def run(self, stopped: threading.Event) -> None:
-        """Watch until `stopped` is set, so that the log shows hangs even if /health is never
-        called."""
+        """Watch until `stopped` is set, so that the log shows hangs even if nobody asks."""
         if self._limit.timeout_s < math.inf:
             while not stopped.wait(_PERIOD_S):
                 self.hang()

@@ -232,7 +232,7 @@ class EngineWorker:
         self.steps.publish(record)
 
     def _handle_failed_step(self, error: Exception, *, is_fault: bool) -> None:
-        """Fail the requests of the step if the device failed, or all requests if the policy has a
+        """Fail the requests of the step after a device's fault, or all requests after a policy's
         bug."""
         what = _describe(error)
         log.error("a step failed: %s", what, exc_info=error)

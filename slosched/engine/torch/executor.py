@@ -41,8 +41,8 @@ class TorchExecutor:
         )
         self._sampler = Sampler(model.eos_token_ids, model.device, seed)
         self._newest_tokens: dict[str, int] = {}
-        """The last token of each request, which the next step may need before the scheduler gets
-        it."""
+        """The last token of each request, which the next step may need before the scheduler has it.
+        """
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Copy blocks out, copy blocks in, run all chunks in one pass, sample.

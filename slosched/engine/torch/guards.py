@@ -58,8 +58,7 @@ def probe_geometry(model: Any) -> KVGeometry:
 def check_against_eager(
     model: Any, geometry: KVGeometry, backend: AttentionBackend, max_model_len: int
 ) -> None:
-    """Run two sequences in chunks over shuffled blocks and compare every logit with eager
-    attention.
+    """Run two sequences in chunks over shuffled blocks and compare all logits with eager attention.
 
     Raises UnsupportedModelError if they differ by more than rounding explains.
     """
@@ -117,8 +116,7 @@ def _check_layers(probe: _Probe, config: Any) -> None:
 def _run_in_chunks(
     model: Any, geometry: KVGeometry, backend: AttentionBackend, token_ids: list[Tensor]
 ) -> Tensor:
-    """Return the logits of all tokens, sequence by sequence, from passes that mix chunks and
-    decodes."""
+    """Return the logits of all tokens in order, from passes that mix chunks and decodes."""
     block_size = 4
     num_blocks = sum(-(-len(ids) // block_size) for ids in token_ids)
     cache = PagedKVCache(

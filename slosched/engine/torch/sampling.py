@@ -71,8 +71,7 @@ class Sampler:
 
 
 def next_token_weights(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Return unnormalized probabilities [vocabulary] after temperature, top-k and top-p, in vLLM's
-    order.
+    """Return unnormalized odds [vocabulary] after temperature, top-k and top-p, in vLLM's order.
 
     Top-p keeps the smallest set of most likely tokens that holds at least `top_p`; `top_k` 0 and
     `top_p` 1 keep everything.

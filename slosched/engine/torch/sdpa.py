@@ -88,8 +88,7 @@ class _DecodeCall:
         out.index_copy_(0, self._rows, result.reshape(rows.shape))
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Return the mask [decodes, 1, 1, longest context], or None if every decode sees all
-        tokens."""
+        """Return the mask [decodes, 1, 1, longest context], or None if decodes see all tokens."""
         if window not in self._masks:
             needed = self._shortest < self._longest or (window or self._longest) < self._longest
             self._masks[window] = self._make_mask(window, dtype) if needed else None

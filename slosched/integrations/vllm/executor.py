@@ -76,8 +76,8 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         self._free_s = [0.0] * num_stages
         """The time at which each stage will have finished its work."""
         self._step: tuple[ModelRunnerOutput, float] = (EMPTY_MODEL_RUNNER_OUTPUT, 0.0)
-        """The output of `execute_model` and the time when it is ready, for `sample_tokens` to
-        return."""
+        """The output of `execute_model` and the time when it is ready; `sample_tokens` returns it.
+        """
         self._answers: dict[str, Callable[[], Any]] = {
             "get_kv_cache_spec": self._kv_cache_spec,
             "determine_available_memory": self._kv_cache_bytes,

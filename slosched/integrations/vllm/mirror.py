@@ -228,15 +228,13 @@ class Mirror:
         return waiting
 
     def _match(self, waiting: Mapping[str, Request], num_read: int | None) -> None:
-        """Look up the cached tokens of the next requests, and of new ones among the first
-        `num_read`."""
+        """Look up cached tokens of the next requests, and of new ones in the first `num_read`."""
         for place, (request_id, ours) in enumerate(islice(waiting.items(), num_read)):
             if place < _NUM_MATCHED_ANEW or not self._kv.has_matched(request_id):
                 ours.num_computed_tokens = self._kv.match(self._theirs[request_id])
 
     def _is_ready(self, theirs: Any) -> bool:
-        """Tell whether vLLM would not skip this waiting request; may find that its grammar is
-        ready."""
+        """Tell whether vLLM would start this waiting request; may mark its grammar as ready."""
         if not self._host._handle_blocked_waiting_request(theirs):
             return False
         return theirs.drop_stale_output or not theirs.num_stale_output_tokens

@@ -77,8 +77,7 @@ class Settings:
     def make_model(
         self, device: str, model_names: Sequence[str] = (), count: int = 1
     ) -> FittedModel | None:
-        """Return the latency model; raise SettingsError unless it was measured on `count` of
-        `device`.
+        """Return the latency model; raise SettingsError if it is not of `count` of `device`.
 
         `model_names` are the names of the served model; a profile of another model is refused, too.
         `any_device` and emulation skip these checks.

@@ -50,8 +50,7 @@ class StepTimes:
     def launched(
         self, chunks: Iterable[Chunk], now_s: float, shape: BatchShape | None = None
     ) -> None:
-        """Note a step that goes to the device; empty ones count, too, since vLLM returns those as
-        well.
+        """Note a step that goes to the device, even an empty one, since vLLM returns those, too.
 
         `shape` is the shape of the chunks, if the caller knows it; summing up hundreds of chunks
         again costs time.

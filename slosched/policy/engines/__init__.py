@@ -1,1 +1,1 @@
-"""The schedulers of other engines, one folder an engine."""
+"""The schedulers of other engines, each in a folder of its own."""

@@ -1,4 +1,4 @@
-"""SGLang's PrefillAdder: how many prompt tokens one step may take up."""
+"""SGLang's PrefillAdder, which decides how many prompt tokens one step computes."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from slosched.batch import BatchBuilder
 from slosched.core import Request, RequestStatus, SchedulerView
 
 CLIP_MAX_NEW_TOKENS = 4096
-"""No request is believed to emit more (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
+"""The largest output that is expected of a request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
 
 class AddResult(Enum):
-    """Whether the next request may be tried."""
+    """The outcome of an attempt to admit a request, which tells whether to try the next one."""
 
     CONTINUE = auto()
     NO_TOKEN = auto()
-    """The KV cache is full, or will be when those admitted go on."""
+    """The KV cache is full, or will be when the admitted requests go on."""
     OTHER = auto()
     """The step is full."""
 
 
 def num_known_outputs(request: Request) -> int:
-    """Output tokens that have come out; one of a step that still runs has not."""
+    """Return the output tokens that have come out, without those of a step that still runs."""
     return request.num_output_tokens - request.num_output_placeholders
 
 
 def num_new_tokens_left(request: Request) -> int:
-    """Output tokens that it is believed to emit from now on, at most."""
+    """Return the most output tokens that the request is expected to emit from now on."""
     num_left = request.max_tokens - request.num_output_tokens + request.num_output_placeholders
     return min(num_left, CLIP_MAX_NEW_TOKENS)
 
 
 def num_promised(request: Request) -> int:
-    """Output tokens for which there is to be room when it is admitted."""
+    """Return the output tokens for which there must be room when the request is admitted."""
     return min(request.max_tokens, CLIP_MAX_NEW_TOKENS)
 
 
 class PrefillAdder:
-    """Three budgets: KV tokens (those that decodes will want included), input tokens, a chunk's.
+    """Three budgets: KV tokens (including what decodes will want), input tokens, chunk tokens.
 
-    SGLang counts in KV tokens, free and evictable alike, and books what it admits in an offset;
-    here the `BatchBuilder` knows the free blocks, and the offset is the rest.
+    SGLang counts free and evictable KV tokens together, and tracks what it admits in an offset.
+    Here the `BatchBuilder` knows the free blocks, and the offset covers the rest.
     """
 
     def __init__(
@@ -57,35 +57,36 @@ class PrefillAdder:
         chunk_tokens: int,
         num_mixed: int,
     ) -> None:
-        """`num_mixed` decodes are to be in the same step."""
+        """Set up the budgets of a step that also runs `num_mixed` decodes."""
         self._batch = batch
         self._page_size = view.kv.block_size
         self._ratio = new_token_ratio
         self._num_free = batch.num_free_blocks * self._page_size
-        """KV tokens that were free before this step, less those that it has locked."""
+        """KV tokens that were free before this step, minus those that the step has locked."""
         wanted = sum(num_new_tokens_left(r) * new_token_ratio for r in running)
         self._total_offset = num_mixed + wanted
         self._current_offset = num_mixed
         self._input_left = max_prefill_tokens - num_mixed
         self.chunk_left = chunk_tokens - num_mixed
-        """Tokens that this step may still take up."""
+        """Tokens that this step may still compute."""
         self._has_tiny_chunks = chunk_tokens < self._page_size
-        """Smaller than a page, which SGLang forbids: a prompt would never come to an end."""
+        """True if chunks are smaller than a page; SGLang forbids it, as no prompt would be
+        finished."""
         self._goes_on_cut = False
-        """Whether the prompt that was cut before will be so after this step: only one may be."""
+        """True if the prompt that was cut before stays cut after this step; only one may be cut."""
         self.admitted: list[Request] = []
         self.new_chunked: Request | None = None
-        """One whose prompt was cut in this step."""
+        """The request whose prompt was cut in this step, if any."""
 
     @property
     def _total_left(self) -> float:
-        """KV tokens for which nobody running has a claim."""
+        """Return the KV tokens that no running request is expected to want."""
         return self._num_free - self._total_offset
 
     def add_chunked(self, request: Request, limit: int | None = None) -> bool:
-        """Go on with the prompt that was cut, by `limit` at most; True if all of it is computed.
+        """Continue the cut prompt, with `limit` tokens at most; tell whether it is complete now.
 
-        SGLang breaks if there is no room; here it waits.
+        SGLang fails if there is no room; here the prompt waits.
         """
         want = request.num_uncomputed_tokens
         n = min(want, self.chunk_left, int(self._total_left))
@@ -96,7 +97,7 @@ class PrefillAdder:
         return not self._goes_on_cut
 
     def add(self, request: Request) -> AddResult:
-        """Admit a waiting request, the first of them even if it is too long for the step."""
+        """Try to admit a waiting request; the first one may be too long for the step."""
         n = request.num_uncomputed_tokens
         total = n + max(num_new_tokens_left(request), 0)
         if total >= self._total_left:
@@ -118,9 +119,9 @@ class PrefillAdder:
         return self._state()
 
     def would_hold(self, num_tokens: int, victims: Sequence[Request]) -> bool:
-        """Whether so many KV tokens are there once the claims of some `victims` fall away.
+        """Tell whether `num_tokens` KV tokens are free without what running `victims` would want.
 
-        The blocks that these hold are not counted.
+        The blocks that the victims hold are not counted.  False without victims.
         """
         wanted = num_tokens - self._total_left
         for victim in victims:
@@ -130,7 +131,8 @@ class PrefillAdder:
     def release(self, victims: Sequence[Request], incoming: Request) -> None:
         """Preempt running requests for `incoming`.
 
-        As in SGLang 0.5.5 the claim that falls away is that of `incoming`, once for each victim.
+        As in SGLang 0.5.5, the expected KV tokens of `incoming` are subtracted once per victim,
+        instead of each victim's own.
         """
         for victim in victims:
             before = self._batch.num_free_blocks
@@ -139,11 +141,11 @@ class PrefillAdder:
             self._total_offset -= self._claim_of(incoming)
 
     def _claim_of(self, request: Request) -> float:
-        """KV tokens that it is expected to want when it runs."""
+        """Return the KV tokens that the request is expected to want when it runs."""
         return num_new_tokens_left(request) * self._ratio
 
     def _cut(self) -> int:
-        """Whole pages of a prompt that is longer than what is left of the chunk."""
+        """Return the tokens of the whole pages left in the chunk, for a prompt that is longer."""
         if self._has_tiny_chunks and not self.admitted:
             return self.chunk_left
         return self.chunk_left - self.chunk_left % self._page_size
@@ -171,12 +173,12 @@ class PrefillAdder:
         return AddResult.CONTINUE
 
     def _num_locked_by(self, request: Request, n: int) -> int:
-        """Tokens of what it has computed, or finds cached, whose blocks are free until then."""
+        """Return the request's computed or cached tokens whose blocks are free until it starts."""
         if request.status is RequestStatus.RUNNING or not request.num_computed_tokens:
             return 0
         missing = self._batch.blocks_missing(request, n) * self._page_size
         return max(0, missing - self._pages(n))
 
     def _pages(self, num_tokens: int) -> int:
-        """Tokens of the pages that so many need."""
+        """Return `num_tokens` rounded up to whole pages."""
         return math.ceil(num_tokens / self._page_size) * self._page_size

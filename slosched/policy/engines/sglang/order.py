@@ -12,26 +12,26 @@ from slosched.core import Request
 from slosched.kv.prefix.radix import Node, RadixTree
 
 MAX_WAITING_FOR_PREFIXES = 128
-"""Above this many, looking for prefixes takes SGLang too long, and two orders give way to fcfs."""
+"""The queue length above which SGLang looks up no prefixes, so that two orders become fcfs."""
 IN_BATCH_PREFIX_TOKENS = 32
-"""A prompt of which no more is cached waits for an earlier one with which it shares as many."""
+"""A prompt with at most this many cached tokens waits if it shares as many with an earlier one."""
 
 
 class SchedulePolicy(StrEnum):
-    """Who is tried first."""
+    """The order in which waiting requests are tried."""
 
     FCFS = "fcfs"
     LPM = "lpm"
-    """The longest cached prefix."""
+    """The longest cached prefix comes first."""
     DFS_WEIGHT = "dfs-weight"
-    """By walking down the cached prefixes, where most requests wait first."""
+    """Depth first through the tree of cached prefixes, where most requests wait first."""
     HRRN = "hrrn"
-    """The highest response ratio: what others computed of their prompts while it waited, as a
-    multiple of what is not cached of its own."""
+    """The highest response ratio comes first: prompt tokens that were computed for others while it
+    waited, divided by its own tokens that are not cached."""
     SHORTEST_PREFILL_FIRST = "shortest-prefill-first"
-    """The fewest tokens that are not cached."""
+    """The fewest tokens that are not cached come first."""
     LOF = "lof"
-    """The largest `max_tokens`."""
+    """The largest `max_tokens` comes first."""
     RANDOM = "random"
 
 
@@ -40,9 +40,10 @@ _REMEMBERING = (SchedulePolicy.HRRN, SchedulePolicy.SHORTEST_PREFILL_FIRST)
 
 
 class Shuffle:
-    """The same disorder in every run: a policy knows no chance.
+    """A shuffle that is the same in every run, since policies must be deterministic.
 
-    Numbers by Knuth's multiplier modulo 2**64 (The Art of Computer Programming, 3.3.4).
+    Uses a linear congruential generator with Knuth's multiplier modulo 2**64 (The Art of Computer
+    Programming, 3.3.4).
     """
 
     def __init__(self) -> None:
@@ -56,16 +57,16 @@ class Shuffle:
 
 
 class Joined(NamedTuple):
-    """When a request began to wait, by two clocks."""
+    """The moment when a request began to wait, on two clocks."""
 
     place: int
-    """The how-manieth it was."""
+    """The number of requests that had joined the queue before it."""
     num_prefilled: int
-    """What `Order.num_prefilled` was then."""
+    """The value of `Order.num_prefilled` at that moment."""
 
 
 class Order:
-    """Sorts those that wait, and remembers what that takes."""
+    """Sorts the waiting requests, and remembers what the sorting needs."""
 
     def __init__(
         self, policy: SchedulePolicy, max_waiting_for_prefixes: int = MAX_WAITING_FOR_PREFIXES
@@ -73,15 +74,16 @@ class Order:
         self.policy = policy
         self._max_waiting_for_prefixes = max_waiting_for_prefixes
         self.num_prefilled = 0
-        """The clock of `hrrn`: tokens of all steps that computed prompts so far."""
+        """The clock of `hrrn`: tokens of all steps so far that computed prompts."""
         self._shuffle = Shuffle()
         self._num_joined = 0
         self._joined: dict[str, Joined] = {}
 
     def sort(self, waiting: list[Request], urgency: Callable[[Request], int] | None = None) -> None:
-        """Sort in place; what compares equal stays in the order in which it stood.
+        """Sort in place; requests that compare equal keep their order.
 
-        `urgency`, the largest first, comes before all else and goes with `fcfs` and `lof` alone.
+        `urgency` (largest first) takes precedence over everything else, and applies only to `fcfs`
+        and `lof`.
         """
         policy = self.policy
         if policy in _CAPPED and len(waiting) > self._max_waiting_for_prefixes:
@@ -104,7 +106,7 @@ class Order:
                 self._sort_by_prefill(waiting)
 
     def follow(self, waiting: Sequence[Request]) -> None:
-        """Note who has joined the queue since the last time, at its end."""
+        """Note which requests have joined the end of the queue since the last call."""
         if self.policy not in _REMEMBERING:
             return
         joined = self._joined
@@ -116,16 +118,17 @@ class Order:
             self._joined = {r.request_id: joined[r.request_id] for r in waiting}
 
     def leave(self, requests: Iterable[Request]) -> None:
-        """They wait no longer; whoever comes back to the queue joins it anew."""
+        """Forget requests that no longer wait; one that returns to the queue joins it as new."""
         for request in requests:
             self._joined.pop(request.request_id, None)
 
     def chunk_limit(
         self, chunked: Request, waiting: Iterable[Request], num_left: int, page_size: int
     ) -> int | None:
-        """How many of the `num_left` tokens of a step the prompt that was cut may have, if not all.
+        """Return how many of `num_left` tokens of a step the cut prompt may have; None for all.
 
-        With `shortest-prefill-first` it leaves room to waiting ones that are shorter than its rest.
+        With `shortest-prefill-first`, it leaves room for waiting requests that are shorter than its
+        rest.
         """
         if self.policy != SchedulePolicy.SHORTEST_PREFILL_FIRST or num_left < 2 * page_size:
             return None
@@ -163,7 +166,7 @@ class Order:
 
 
 def num_to_prefill(request: Request) -> int:
-    """Tokens of a waiting request that are not cached."""
+    """Return how many tokens of a waiting request are not cached; at least 1."""
     return max(1, request.num_uncomputed_tokens)
 
 
@@ -175,7 +178,7 @@ def _sort_by_prefix(waiting: list[Request]) -> None:
 
 
 def _sharing_with_earlier(waiting: Iterable[Request]) -> set[str]:
-    """Who had better wait until the prefix that it shares with an earlier one is cached."""
+    """Return requests that should wait until a prefix shared with an earlier one is cached."""
     tree, later = RadixTree(), set()
     for request in waiting:
         if request.num_computed_tokens > IN_BATCH_PREFIX_TOKENS:
@@ -197,7 +200,7 @@ def _sort_down_prefixes(waiting: list[Request]) -> None:
         tree.insert(prefix, prefix, request.lora_id)
         ends.append(prefix)
     for request, prefix in zip(waiting, ends, strict=True):
-        tree.match(prefix, request.lora_id)  # splits where a prefix ends
+        tree.match(prefix, request.lora_id)  # splits nodes where a prefix ends
     nodes = [
         tree.match(prefix, request.lora_id).node
         for request, prefix in zip(waiting, ends, strict=True)
@@ -206,10 +209,11 @@ def _sort_down_prefixes(waiting: list[Request]) -> None:
 
 
 def sort_depth_first(waiting: list[Request], nodes: Iterable[Node], tree: RadixTree) -> None:
-    """Of each prefix those that have a longer one first, the most of them before all.
+    """Sort depth first: longer prefixes before shorter ones, heavier subtrees first.
 
-    `nodes` are where their cached prefixes end in `tree`.  Of equal weight is first whichever came
-    first into the tree; in SGLang that is the cache.
+    `nodes` are where the cached prefixes of `waiting` end in `tree`.  The weight of a subtree is
+    the number of requests in it.  Of equal weights, the first to enter the tree comes first; in
+    SGLang, that tree is the cache.
     """
     by_node: dict[Node, list[Request]] = {}
     for request, node in zip(waiting, nodes, strict=True):
@@ -224,10 +228,13 @@ def sort_depth_first(waiting: list[Request], nodes: Iterable[Node], tree: RadixT
 def _walked(
     root: Node, by_node: dict[Node, list[Request]], weights: Counter[Node]
 ) -> list[Request]:
-    """Children before the node's own, the heaviest first; no recursion: prefixes may be long."""
+    """Return children's requests before a node's own, heaviest first.
+
+    It does not recurse, since prefixes may be long.
+    """
     ordered: list[Request] = []
     todo = [root]
-    while todo:  # backwards: a node's own last, the lightest child before
+    while todo:  # builds the reverse: a node's own requests come first
         node = todo.pop()
         ordered += reversed(by_node.get(node, ()))
         todo += sorted(node.children.values(), key=lambda child: -weights[child])
@@ -235,7 +242,10 @@ def _walked(
 
 
 def content(request: Request) -> tuple[Sequence[int], int]:
-    """What it has in common with others is what these begin with; tokens that each stands for."""
+    """Return what identifies the request's content, and how many tokens each element stands for.
+
+    Requests share a prefix as far as these sequences begin alike.
+    """
     if request.prompt_token_ids is not None:
         return [*request.prompt_token_ids, *request.output_token_ids], 1
     return request.prefix_hashes, request.prefix_block_tokens or 1

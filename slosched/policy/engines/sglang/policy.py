@@ -30,25 +30,25 @@ class SGLang(PlansBesideDecodes):
     """SGLang 0.5.5, decision by decision, with the names and defaults of its own options.
 
     A step holds either prompts or decodes: as long as prompts can start, decodes wait, unless
-    `enable_mixed_chunk`.  A prompt starts if the KV cache holds it, all that it may emit, and
-    `new_token_ratio` of what those running may emit; the first that does not fit ends the search,
-    until somebody finishes.  That ratio falls with every decode step.  When the blocks do not
-    suffice for the decodes after all, those with the fewest tokens out are retracted: they lose
-    their KV cache and wait at the end of the queue, and the ratio rises.
+    `enable_mixed_chunk` is set.  A prompt starts if the KV cache has room for it, for all that it
+    may emit, and for `new_token_ratio` times what running requests may emit.  The first that does
+    not fit ends the search until a request finishes.  The ratio falls with every decode step.  When
+    blocks run out for the decodes after all, those with the fewest output tokens are retracted:
+    they lose their KV cache and wait at the end of the queue, and the ratio rises.
 
     Seats (`max_running_requests`) and LoRA adapters (`max_loras_per_batch`) are the host's
-    `Limits`, and no chunk is larger than its step.  What is cached of a waiting prompt is what the
-    host's KV cache says.  If the host preempts by swap, those retracted are swapped out.
+    `Limits`, and no chunk is larger than its step.  The host's KV cache says how much of a
+    waiting prompt is cached.  If the host preempts by swap, retracted requests are swapped out.
 
     Source: SGLang 0.5.5 `managers/scheduler.py`, `schedule_batch.py` and `schedule_policy.py`.
-    Left out: speculation, grammars, pipelines, disaggregation.  Otherwise here, because the engine
-    may neither die nor hang, nor refuse whoever has emitted tokens:
+    Left out: speculation, grammars, pipelines, disaggregation.  Differences, because the engine
+    may neither die nor hang, nor refuse a request that has emitted tokens:
 
     * A prompt longer than a step is computed in chunks, even if `chunked_prefill_size` is -1.
     * SGLang never starts a request that together with its `max_tokens` would fill the whole cache;
       here it runs alone.
     * SGLang dies when a cut prompt or mixed decodes find no room; here they wait.
-    * SGLang may abort whoever it retracts for `max_queued_requests`; here they only count.
+    * SGLang may abort retracted requests because of `max_queued_requests`; here they only count.
     """
 
     schedule_policy: SchedulePolicy = tunable(
@@ -56,26 +56,27 @@ class SGLang(PlansBesideDecodes):
     )
     """The order in which waiting requests are tried; `lpm` and `dfs-weight` need a prefix cache.
 
-    `hrrn` and `shortest-prefill-first` are those of SGLang 0.5.23."""
+    `hrrn` and `shortest-prefill-first` are those of SGLang 0.5.23.
+    """
     max_waiting_for_prefixes: int = MAX_WAITING_FOR_PREFIXES
-    """With more waiting `lpm` and `hrrn` give way to `fcfs`; a constant in SGLang."""
+    """With more waiting requests, `lpm` and `hrrn` become `fcfs`; this is a constant in SGLang."""
     schedule_conservativeness: float = tunable(1.0, 0.3, 1.5)
-    """Scales the share of `max_tokens` that running requests are first expected to use."""
+    """Scales the share of `max_tokens` that running requests are initially expected to use."""
     max_prefill_tokens: int = 16384
-    """Prompt tokens of a step; the first prompt may have more."""
+    """The limit for prompt tokens of a step; the first prompt may exceed it."""
     chunked_prefill_size: int = tunable(8192, 2048, 512)
-    """The largest part of prompts that a step computes; -1 for no limit but the step's."""
+    """The most prompt tokens that a step computes; -1 for no limit but the step's."""
     enable_mixed_chunk: bool = tunable(False, True)
-    """Decodes run in the steps that compute prompts, as part of the chunk."""
+    """True if decodes run in the steps that compute prompts, as a part of the chunk."""
     enable_priority_scheduling: bool = heeding(False, {True: "priority"})
-    """Who is more urgent goes first, and drives out others when seats run out."""
+    """True if more urgent requests go first, and preempt others when seats run out."""
     schedule_low_priority_values_first: bool = True
-    """Lower numbers are more urgent, as everywhere in slosched; by SGLang's default higher ones."""
+    """True if lower numbers are more urgent, as in all of slosched; SGLang's default is False."""
     priority_scheduling_preemption_threshold: int = 10
-    """A running request is driven out by one that is more urgent by more than this."""
+    """A running request is preempted for one that is more urgent by more than this difference."""
     max_queued_requests: int = 0
-    """So many may wait, 0 for no limit; a newcomer beyond is refused, or with priorities the least
-    urgent is."""
+    """The limit for waiting requests; 0 for none.  A newcomer beyond it is refused, or with
+    priorities the least urgent request is."""
 
     def __post_init__(self) -> None:
         if not self.schedule_conservativeness > 0:
@@ -106,7 +107,7 @@ class SGLang(PlansBesideDecodes):
     def reset(self) -> None:
         self._queues = Queues()
         self._is_full = False
-        """No prompt is tried until somebody has left: SGLang's `batch_is_full`."""
+        """True if no prompt is tried until a request has left: SGLang's `batch_is_full`."""
         self._ratio = NewTokenRatio(self.schedule_conservativeness)
         self._order = Order(self.schedule_policy, self.max_waiting_for_prefixes)
 
@@ -118,7 +119,7 @@ class SGLang(PlansBesideDecodes):
         if self.max_queued_requests:
             for request in self._queues.turn_away(self.max_queued_requests, view, self._rank):
                 batch.reject(request, EndReason.QUEUE_FULL)
-        # A turn in which nothing runs may be what lets the next one start a prompt.
+        # A turn in which nothing runs may be what lets the next turn start a prompt.
         if self._turn(batch, view) or self._queues.is_pending(view):
             return batch.build()
         self._ratio.reset()
@@ -127,7 +128,7 @@ class SGLang(PlansBesideDecodes):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """A step of decodes, if SGLang would not even try to start a prompt."""
+        """Return a plan without new prompts if SGLang would not try to start one, else None."""
         queues = self._queues
         tries = bool(view.waiting) and (self.enable_priority_scheduling or not self._is_full)
         tries |= bool(0 < self.max_queued_requests < len(view.waiting))
@@ -143,7 +144,7 @@ class SGLang(PlansBesideDecodes):
         return SchedulerOutput()
 
     def _turn(self, batch: BatchBuilder, view: SchedulerView) -> bool:
-        """Once round SGLang's loop; False if there is nothing to run."""
+        """Go once through SGLang's loop; return False if there is nothing to run."""
         queues = self._queues
         if queues.merge_last():
             self._is_full = False
@@ -173,7 +174,8 @@ class SGLang(PlansBesideDecodes):
                 queues.chunked = chunked
         num_before = len(adder.admitted)
         victims = self._admit(adder, view, max_running_requests)
-        del queues.waiting[: len(adder.admitted) - num_before]  # nobody is passed over
+        # admission stops at the first request that does not fit
+        del queues.waiting[: len(adder.admitted) - num_before]
         self._order.leave(adder.admitted)
         queues.waiting += victims
         if not adder.admitted:
@@ -213,7 +215,7 @@ class SGLang(PlansBesideDecodes):
     def _admit(
         self, adder: PrefillAdder, view: SchedulerView, max_running_requests: int
     ) -> list[Request]:
-        """Try those that wait, in order, until one does not fit; who was driven out for them."""
+        """Try waiting requests in order until one does not fit; return those preempted for them."""
         queues, victims = self._queues, list[Request]()
         max_loras = view.limits.max_loras
         loras = {r.lora_id for r in (*queues.running, *adder.admitted)}
@@ -238,9 +240,10 @@ class SGLang(PlansBesideDecodes):
         return victims
 
     def _drive_out_for(self, request: Request, adder: PrefillAdder) -> list[Request]:
-        """All running ones that are so much less urgent, if that gives `request` its KV tokens.
+        """Preempt all running requests that are sufficiently less urgent, if `request` then fits.
 
-        SGLang counts the prompt only of one that it has tried before.
+        Returns the preempted requests.  SGLang counts the prompt only if it has tried the request
+        before.
         """
         if not self.enable_priority_scheduling:
             return []
@@ -278,7 +281,7 @@ class SGLang(PlansBesideDecodes):
         return mixed
 
     def _decode(self, batch: BatchBuilder, view: SchedulerView) -> bool:
-        """One token for each, after some were retracted if that is more than there is room for."""
+        """Give each decode one token; if there is no room for that, retract some first."""
         queues, block_size = self._queues, view.kv.block_size
         running = [request for request in queues.running if not has_ended(request)]
 
@@ -297,22 +300,23 @@ class SGLang(PlansBesideDecodes):
         return bool(running)
 
     def _release(self, batch: BatchBuilder, victim: Request) -> None:
-        """Take its blocks, and let it wait behind all others; if its last token comes, it ends."""
+        """Preempt the request and queue it last; one whose last token is on its way just ends."""
         if victim.request_id in self._queues.present:
             batch.preempt(victim)
             self._queues.waiting.append(victim)
 
     def _goes_on_with(self, running: list[Request], waiting: Sequence[Request]) -> None:
-        """The decodes of this step; if some of those before have left there may be room."""
+        """Set the decodes of this step; if some of the last step's have left, there may be room."""
         queues = self._queues
         self._order.follow(waiting)
-        # SGLang counts a batch of decodes as it did the step of prompts that the batch once was.
+        # SGLang counts a batch of decodes with the tokens of the prefill step that the batch once
+        # was.
         self._order.num_prefilled += queues.num_founding_tokens if running else 0
         self._is_full &= len(running) == len(queues.running)
         queues.running, queues.last = running, LastBatch(running)
 
     def _go_on(self, batch: BatchBuilder, view: SchedulerView) -> None:
-        """Serve somebody where SGLang would hang."""
+        """Run at least one request where SGLang would hang."""
         running = [request for request in view.running if not batch.has_left(request)]
         batch.add_preempting(running[:1], victims=running)
         if not running:

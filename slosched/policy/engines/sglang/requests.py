@@ -1,7 +1,8 @@
-"""SGLang's queues: who waits, whose prompt was cut, who runs, and what the last step held.
+"""SGLang's queues: waiting requests, the cut prompt, running requests, and the last step's.
 
-SGLang learns that a request has ended when it looks at it again; until then it counts.  So these
-lists keep the ended ones, and in overlapped steps those whose last token is on its way.
+SGLang learns that a request has ended only when it looks at it again; until then the request
+counts.  So these lists keep ended requests, and in overlapped steps those whose last token is on
+its way.
 """
 
 from __future__ import annotations
@@ -17,40 +18,41 @@ _QUEUED = (RequestStatus.WAITING, RequestStatus.SWAPPED)
 
 @dataclass(slots=True)
 class LastBatch:
-    """What was planned last."""
+    """The batch that was planned last."""
 
     requests: Sequence[Request] = ()
     is_prefill: bool = False
     chunked: Request | None = None
-    """The one whose prompt it cut."""
+    """The request whose prompt this batch cut, if any."""
     num_tokens: int = 0
-    """Of prompts, and of decodes that were mixed in."""
+    """The tokens of its prompts and of the decodes that were mixed in."""
 
 
 @dataclass(slots=True)
 class Queues:
-    """In SGLang's order, and each request in one of them."""
+    """SGLang's queues, in its order; each request is in one of them."""
 
     waiting: list[Request] = field(default_factory=list)
-    """By the time at which they were queued last, or as they were sorted last."""
+    """Waiting requests, by the time at which they were last queued, or as they were last sorted."""
     running: list[Request] = field(default_factory=list)
-    """Decodes."""
+    """Requests that decode."""
     chunked: Request | None = None
-    """One at most has a part of its prompt computed."""
+    """The only request that may have a part of its prompt computed."""
     tried: set[str] = field(default_factory=set)
     """Waiting requests that did not fit when it was their turn."""
     last: LastBatch = field(default_factory=LastBatch)
     present: set[str] = field(default_factory=set)
     """Running requests that can be planned."""
     num_founding_tokens: int = 0
-    """Of the step that held prompts of `running` when nobody else ran."""
+    """The tokens of the step that computed the prompts of `running` when no other request ran."""
     newcomers: Sequence[Request] = ()
-    """Of those that wait: who was not known before, in the order of arrival."""
+    """Waiting requests that are new since the last step, in the order of arrival."""
 
     def follow(self, view: SchedulerView) -> bool:
-        """Take over what happened since the last step; True if SGLang's loop has idled since.
+        """Update the queues since the last step; tell whether SGLang's loop has idled since then.
 
-        Whoever came here in another way than by this policy's plans finds a place, too.
+        Requests that this policy did not plan itself, such as another policy's running ones, get a
+        place as well.
         """
         has_idled = self._has_idled(view)
         if has_idled:
@@ -67,9 +69,10 @@ class Queues:
     def turn_away(
         self, limit: int, view: SchedulerView, urgency: Callable[[Request], int]
     ) -> list[Request]:
-        """Who finds, or makes, the queue longer than `limit` as the newcomers join it in turn.
+        """Return requests to drop when the queue exceeds `limit` as the newcomers join one by one.
 
-        The least urgent goes, of equals the last; whoever has emitted tokens stays, and counts.
+        The least urgent goes, and among equals the last.  Requests that have emitted tokens stay,
+        but count.
         """
         num_waiting = len(self.waiting) - len(self.newcomers)
         if num_waiting + len(self.newcomers) <= limit:
@@ -89,9 +92,10 @@ class Queues:
         return away
 
     def merge_last(self) -> bool:
-        """Those whose prompts are done run from now on; True if that may have made room.
+        """Move requests of the last batch whose prompts are done to `running`.
 
-        SGLang forgets that it was full if one of them has ended, and if nobody ran before.
+        Tells whether that may have made room: SGLang forgets that it was full if one of them has
+        ended, or if no request ran before.
         """
         last, self.last = self.last, LastBatch()
         if not last.is_prefill:
@@ -105,13 +109,13 @@ class Queues:
         return has_room
 
     def is_pending(self, view: SchedulerView) -> bool:
-        """True if a step is still running, so that more will be known soon."""
+        """Tell whether a step is still running, so that more will be known soon."""
         return any(r.num_output_placeholders for r in view.running) or any(
             is_finishing(r) for r in (*self.running, *self.last.requests)
         )
 
     def _has_idled(self, view: SchedulerView) -> bool:
-        """True if everybody had ended before the first of those that wait arrived."""
+        """Tell whether all requests had ended before the first waiting one arrived."""
         known = (*self.running, *self.last.requests)
         if not known or view.running or not all(r.status.is_ended for r in known):
             return False
@@ -120,13 +124,16 @@ class Queues:
         return all(r.arrival_s > end_s and not r.num_preemptions for r in waiting)
 
     def _is_decode(self, request: Request) -> bool:
-        """Also one that has ended, but not one that went back to a queue or was cut short."""
+        """Tell whether the request decodes or has ended.
+
+        False if it went back to a queue or its prompt was cut.
+        """
         if request.request_id in self.present:
             return request.is_decode
         return request.status.is_ended or is_finishing(request)
 
     def _adopt_running(self, view: SchedulerView) -> list[Request]:
-        """Others' running requests; those that wait for their turn to be computed further."""
+        """Add unknown running requests to the queues; return those whose prompts have to wait."""
         known = {id(r) for r in (*self.running, *self.last.requests, self.chunked)}
         unknown = [r for r in view.running if id(r) not in known]
         self.running += [r for r in unknown if r.is_decode]
@@ -136,7 +143,7 @@ class Queues:
         return begun
 
     def _adopt_waiting(self, view: SchedulerView, begun: Sequence[Request]) -> None:
-        """Newcomers stand at the end."""
+        """Add newcomers at the end of the waiting queue, and the begun prompts at its front."""
         self.waiting, self.newcomers = [r for r in self.waiting if r.status in _QUEUED], ()
         if len(self.waiting) < len(view.waiting) + len(view.swapped):
             known = set(map(id, self.waiting))
@@ -150,7 +157,7 @@ class Queues:
 
 
 def is_finishing(request: Request) -> bool:
-    """Its last token is on its way: there is nothing left to plan, but SGLang does not know."""
+    """Tell whether its last token is on its way, so that only SGLang still counts it."""
     return (
         request.num_output_placeholders > 0
         and request.num_output_tokens >= request.max_tokens
@@ -159,5 +166,8 @@ def is_finishing(request: Request) -> bool:
 
 
 def has_ended(request: Request) -> bool:
-    """As far as SGLang knows: the tokens of a step that still runs are not out."""
+    """Tell whether the request has ended as far as SGLang knows.
+
+    SGLang does not yet know the tokens of a step that still runs.
+    """
     return request.status.is_ended or num_known_outputs(request) >= request.max_tokens

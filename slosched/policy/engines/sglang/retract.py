@@ -1,4 +1,4 @@
-"""What decodes will want, as SGLang estimates it, and who goes if that was too little."""
+"""SGLang's estimate of what decodes will want, and which are retracted if it was too low."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
 NEW_TOKEN_RATIO_DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
-"""SGLang's environment variables of these names, and their defaults."""
+"""The defaults of SGLang's environment variables of these names."""
 
 
 class NewTokenRatio:
     """The share of its `max_tokens` that a running request is expected to use.
 
-    It falls with every decode step that finds room, and leaps up when somebody was retracted.
+    It falls with every decode step that finds room, and rises when requests were retracted.
     """
 
     def __init__(self, conservativeness: float) -> None:
@@ -33,7 +33,7 @@ class NewTokenRatio:
         self.value = max(self.value - self._decay, self._least)
 
     def learn_from(self, kept: Sequence[Request]) -> None:
-        """Somebody was retracted, and these go on: expect what they have, and a few steps more."""
+        """Set the ratio after a retraction: what the kept requests used, and a few steps more."""
         used = sum(map(num_known_outputs, kept)) + RETRACT_DECODE_STEPS * len(kept)
         self.value = min(1.0, used / (sum(r.max_tokens for r in kept) + 1))
 
@@ -43,10 +43,10 @@ def retract(
     has_room_for: Callable[[Sequence[Request]], bool],
     release: Callable[[Request], None],
 ) -> list[Request]:
-    """Release one and more, those with the fewest outputs first, then the longest prompts.
+    """Release at least one request, until there is room: fewest outputs, then longest prompts.
 
-    Returns who is kept, in SGLang's order: the first in line to stay stands first.  The last one
-    is never released.
+    Returns the kept requests in SGLang's order: the first to stay comes first.  The last one is
+    never released.
     """
     kept = sorted(running, key=lambda r: (num_known_outputs(r), -r.num_prompt_tokens), reverse=True)
     num_before = len(kept)

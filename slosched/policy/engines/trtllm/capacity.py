@@ -1,4 +1,4 @@
-"""TensorRT-LLM's capacity schedulers: who may hold KV blocks, a seat and a LoRA adapter."""
+"""TensorRT-LLM's capacity schedulers, which decide on KV blocks, seats and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from slosched.policy.engines.trtllm.parts import ActiveRequest, Capacity, Room
 
 @dataclass
 class GuaranteedNoEvict:
-    """A request starts only if blocks for all that it may emit are free; nobody is paused.
+    """A request starts only if blocks for all that it may emit are free, so none is ever paused.
 
-    Generations first, then contexts in order: one that is short of blocks stops those behind it,
-    one that is short of an adapter's place only itself.
+    Generations come first, then contexts in order.  A context that lacks blocks stops those behind
+    it; one that lacks a place for its adapter stops only itself.
     """
 
     def schedule_request(self, active: Sequence[ActiveRequest], room: Room) -> Capacity:
@@ -26,7 +26,7 @@ class GuaranteedNoEvict:
 
 @dataclass
 class StaticBatch:
-    """A batch, and no other until all of it has ended; blocks as by `GuaranteedNoEvict`."""
+    """No request joins until the whole batch has ended; blocks as in `GuaranteedNoEvict`."""
 
     def schedule_request(self, active: Sequence[ActiveRequest], room: Room) -> Capacity:
         fitting, free = _generations(active, room)
@@ -37,9 +37,9 @@ class StaticBatch:
 
 @dataclass
 class MaxUtilization:
-    """Blocks for the next step are enough; where they run short, the last that began is paused.
+    """Blocks for the next step suffice; if they run short, the last request that began is paused.
 
-    Whoever stands behind a paused one waits for the next step.
+    Requests behind a paused one wait for the next step.
     """
 
     def schedule_request(self, active: Sequence[ActiveRequest], room: Room) -> Capacity:
@@ -68,12 +68,12 @@ class MaxUtilization:
 
 
 def _last_begun(active: Sequence[ActiveRequest], start: int, end: int) -> int:
-    """Its place in `active[start:end]`, or -1."""
+    """Return the index of the last request in `active[start:end]` that has begun, or -1."""
     return next((i for i in range(end - 1, start - 1, -1) if active[i].has_begun), -1)
 
 
 def _generations(active: Sequence[ActiveRequest], room: Room) -> tuple[list[ActiveRequest], int]:
-    """Those that fit by the promise made to them, and the blocks that are promised to nobody."""
+    """Return the generations that fit, and the free blocks minus all that they may still need."""
     fitting = [a for a in active if a.is_generation][: room.max_num_requests]
     promised = sum(a.blocks_to_completion(room.block_size) for a in fitting)
     return fitting, room.num_free_blocks - promised
@@ -86,7 +86,7 @@ def _add_contexts(
     room: Room,
     adapters: _Adapters,
 ) -> None:
-    """Until one is short of a seat or of blocks to completion."""
+    """Add contexts until one lacks a seat or the blocks to its completion."""
     for candidate in active:
         if candidate.is_generation:
             continue
@@ -99,14 +99,14 @@ def _add_contexts(
 
 
 class _Adapters:
-    """Places for LoRA adapters (the engine's PEFT cache, one page an adapter)."""
+    """The places for LoRA adapters (the engine's PEFT cache, with one page per adapter)."""
 
     def __init__(self, room: Room, used_by: Iterable[ActiveRequest]) -> None:
         self._most = room.view.limits.max_loras
         self._taken = {a.request.lora_id for a in used_by} - {None}
 
     def take(self, lora_id: str | None) -> bool:
-        """A place for this one, if it has none yet; False if there is no more."""
+        """Take a place for this adapter if it has none yet; return False if no place is left."""
         if lora_id is None or self._most is None or lora_id in self._taken:
             return True
         if len(self._taken) >= self._most:
@@ -116,7 +116,7 @@ class _Adapters:
 
 
 class _Prefixes:
-    """Blocks that are being computed: who would compute one of them again waits for it instead."""
+    """The blocks that are being computed; a request that would compute one of them again waits."""
 
     def __init__(self, active: Iterable[ActiveRequest]) -> None:
         self._coming: set[Hashable] = {
@@ -126,7 +126,11 @@ class _Prefixes:
         }
 
     def is_computed_by_another(self, active: ActiveRequest) -> bool:
-        """If not, it counts as computed by this one from now on, even if it then does not fit."""
+        """Tell whether another request is computing the request's new block.
+
+        If not, the block counts as computed by this request from now on, even if it then does not
+        fit.
+        """
         block = active.new_block
         if block is None or active.num_held_blocks:
             return False

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's micro-batch scheduler: who runs in this step, and how contexts are cut."""
+"""TensorRT-LLM's micro-batch scheduler: which requests run now, and how contexts are cut."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from slosched.policy.engines.trtllm.parts import ActiveRequest, Part, Room
 
 
 class ContextChunking(StrEnum):
-    """How the tokens that generations leave are shared among contexts that do not fit whole."""
+    """The ways in which contexts that do not fit whole share the tokens that generations leave."""
 
     NONE = "none"
     """Contexts are not cut."""
     FIRST_COME_FIRST_SERVED = "first_come_first_served"
-    """Each gets what is left, down to a multiple of the unit."""
+    """Each context gets what is left, rounded down to a multiple of the unit."""
     EQUAL_PROGRESS = "equal_progress"
-    """Each in turn gets one unit more, until none can."""
+    """Each context in turn gets one unit more, until none can."""
 
 
 @dataclass
 class TokenBudget:
-    """In order, until the step is full; with chunking, contexts share what generations leave."""
+    """Fills the step in order; with chunking, contexts share the tokens that generations leave."""
 
     context_chunking_policy: ContextChunking = ContextChunking.NONE
     max_context_length: float = math.inf
-    """Tokens of one chunk."""
+    """The most tokens of one chunk."""
 
     def schedule(self, fitting: Sequence[ActiveRequest], room: Room) -> Sequence[Part]:
         is_chunking = self.context_chunking_policy != ContextChunking.NONE
@@ -47,7 +47,7 @@ class TokenBudget:
         return [*self._cut(contexts, left, room.block_size), *parts]
 
     def _cut(self, contexts: Sequence[ActiveRequest], left: int, unit: int) -> list[Part]:
-        """Chunks of a whole number of units, but for a last one."""
+        """Return chunks of whole units; only the last chunk of a context may end within a unit."""
         wanted = [a.request.num_uncomputed_tokens for a in contexts]
         drafts = [a.num_draft_tokens for a in contexts]
         sizes = wanted
@@ -67,7 +67,7 @@ def chunk_sizes(
     most: float,
     longest: float = math.inf,
 ) -> list[int]:
-    """Tokens for each context that wants so many, `most` together, none more than `longest`."""
+    """Return the tokens of each context, at most `most` in total and `longest` each."""
     if policy == ContextChunking.EQUAL_PROGRESS:
         return _in_turns(wanted, unit, most, longest)
     sizes = []
@@ -87,7 +87,8 @@ def _in_turns(wanted: Sequence[int], unit: int, most: float, longest: float) -> 
         grown = []
         for i in growing:
             more = min(unit, wanted[i] - sizes[i])
-            # What does not grow in one round never will: there is less left in the next.
+            # A context that does not grow in one round never will, since the next round has less
+            # left.
             if 0 < more <= most and sizes[i] + more <= longest:
                 sizes[i] += more
                 most -= more
@@ -104,7 +105,7 @@ def drafts_kept(
     most: float,
     longest: float = math.inf,
 ) -> list[int]:
-    """A last chunk keeps of its draft tokens what fills its last unit, the others none."""
+    """Return the draft tokens kept per context: those that fill a last chunk's last unit."""
     left = most - sum(sizes)
     kept = []
     for num_drafts, tokens, size in zip(drafts, wanted, sizes, strict=True):

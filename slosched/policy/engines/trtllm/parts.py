@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's two schedulers are shown and what they say: the seams for one of your own."""
+"""The input and output of TensorRT-LLM's two schedulers, for which you can write your own."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ from slosched.core import Request, SchedulerView
 class ActiveRequest:
     """A request that the engine has taken up, whether it has begun or not.
 
-    A paused one is as new: its known tokens are its prompt, what it may still emit its output.
+    A paused one counts as new: its known tokens are its prompt, and what it may still emit is its
+    output.
     """
 
     request: Request
     is_generation: bool
-    """Its context is computed: one token is left, and it emits one in each step."""
+    """True if its context is computed, so that one token is left and it emits one in each step."""
     num_held_blocks: int
-    """KV blocks of its own: from its first chunk on those of its whole context."""
+    """KV blocks that it holds; from its first chunk on, those of its whole context."""
     num_draft_tokens: int = 0
-    """Drafted tokens that it wants verified in this step; slosched's engines draft none."""
+    """Drafted tokens to be verified in this step; slosched's engines draft none."""
     new_block: Hashable | None = None
-    """The first full block of its context that the prefix cache lacks, if it looks there."""
+    """The first full block of its context that is not in the prefix cache, if it uses the cache."""
 
     @property
     def has_begun(self) -> bool:
         return self.num_held_blocks > 0
 
     def blocks_to_completion(self, block_size: int) -> int:
-        """Blocks beyond its own if it emits all that it may."""
+        """Return the blocks that it needs in addition to its own if it emits all that it may."""
         tokens = self.request.num_prompt_tokens + self.request.max_tokens
         return -(-tokens // block_size) - self.num_held_blocks
 
     def blocks_for_step(self, block_size: int) -> int:
-        """Blocks beyond its own in the next step; a first chunk takes the whole context's."""
+        """Return the blocks that it needs in addition in the next step.
+
+        A first chunk needs the blocks of the whole context.
+        """
         request = self.request
         if self.is_generation:
             tokens = request.num_computed_tokens + 1
@@ -52,13 +56,14 @@ class ActiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a step has to give."""
+    """The resources of a step."""
 
     view: SchedulerView
-    """Whose limits are the engine's `max_num_tokens` and, for both, `max_batch_size` and
-    `max_num_requests`; for a scheduler of your own, the time and the latency model, too."""
+    """The policy's view.  Its limits are the engine's `max_num_tokens`, and one limit for both
+    `max_batch_size` and `max_num_requests`.  A scheduler of your own also finds the time and the
+    latency model here."""
     num_free_blocks: int
-    """Without those that contexts which have begun will still take."""
+    """Free blocks, without those that contexts which have begun will still take."""
 
     @property
     def max_num_requests(self) -> int:
@@ -74,32 +79,32 @@ class Room:
 
 
 class Capacity(NamedTuple):
-    """Who may hold resources in this step."""
+    """The requests that may hold resources in this step."""
 
     fitting: Sequence[ActiveRequest]
-    """In order of priority; they have seats and blocks if all of them run."""
+    """In order of priority; there are seats and blocks if all of them run."""
     paused: Sequence[ActiveRequest]
-    """They have begun and lose their blocks; their blocks may be counted on by those that fit."""
+    """Requests that have begun and now lose their blocks, which the fitting ones may use."""
 
 
 class Part(NamedTuple):
-    """What a request computes in this step."""
+    """The part of a request that a step computes."""
 
     active: ActiveRequest
     num_tokens: int
     num_draft_tokens: int = 0
-    """Of those that it wanted."""
+    """The number of its wanted draft tokens that the step verifies."""
 
 
 class CapacityScheduler(Protocol):
-    """The first of the two: who may hold resources."""
+    """The first of the two schedulers, which decides which requests may hold resources."""
 
     def schedule_request(self, active: Sequence[ActiveRequest], room: Room) -> Capacity:
-        """Choose from `active`, which come in the engine's order."""
+        """Choose from `active`, which are in the engine's order."""
 
 
 class MicroBatchScheduler(Protocol):
-    """The second: who of them runs in this step, and with how many tokens."""
+    """The second scheduler, which decides which of them run now and with how many tokens."""
 
     def schedule(self, fitting: Sequence[ActiveRequest], room: Room) -> Sequence[Part]:
-        """Fill the step's tokens."""
+        """Return the parts that fill the step's tokens."""

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's two schedulers: who may hold resources, then who of them runs in this step."""
+"""TensorRT-LLM's two schedulers: which requests may hold resources, and which of them run now."""
 
 from __future__ import annotations
 
@@ -64,25 +64,27 @@ class WaitingQueue(StrEnum):
 
     FCFS = "fcfs"
     PRIORITY = "priority"
-    """By `Request.priority`, the least first; then by arrival."""
+    """By `Request.priority`, smallest first; then by arrival."""
 
 
 @dataclass
 class TRTLLM(ForeseesDecodes):
     """A capacity scheduler chooses who may hold KV blocks, a micro-batch scheduler who runs.
 
-    As many requests are active as there are seats, by arrival or by priority.  By default one
+    As many requests are active as there are seats, by arrival or by priority.  By default, one
     starts only if blocks for its prompt and all its `max_tokens` are free, and contexts are not
-    cut: a prompt longer than a step is refused.  Either scheduler may be your own,
+    cut: a prompt longer than a step is refused.  Either scheduler may be your own, given as
     `package.module:Class`.
 
     Source: TensorRT-LLM's C++ batch manager and `_torch/pyexecutor/scheduler`, and the decisions
-    that its unit tests assert.  A step that would be empty, in which the engine would hang (units
-    larger than a step; a paused request grown longer than one), serves the first that it can.
-    Left out: beams, attention windows, encoders, several micro-batches in flight, reuse counted
-    as compute already done.  The two schedulers know drafted tokens, and requests that wait for a
-    prefix that another one is computing.  But nothing in slosched drafts yet, and this policy names
-    no prefixes to them: with a prefix cache, requests reuse only what is cached when they start.
+    that its unit tests assert.  If a step would be empty, the engine would hang (with units larger
+    than a step, or a paused request that has grown longer than one); here the first request that
+    can run is served.
+
+    Left out: beams, attention windows, encoders, several micro-batches in flight, and reuse counted
+    as compute already done.  The two schedulers support draft tokens, and requests that wait for a
+    prefix that another one computes.  But nothing in slosched drafts yet, and this policy passes no
+    prefixes to them: with a prefix cache, requests reuse only what is cached when they start.
     """
 
     capacity_scheduler_policy: str = tunable("guaranteed_no_evict", "max_utilization")
@@ -91,14 +93,14 @@ class TRTLLM(ForeseesDecodes):
         ContextChunking.FIRST_COME_FIRST_SERVED,
         ContextChunking.EQUAL_PROGRESS,
     )
-    """The unit is a KV block."""
+    """How contexts share a step's tokens; the unit of chunks is a KV block."""
     max_context_length: float = math.inf
-    """Tokens of one chunk of a context."""
+    """The most tokens in one chunk of a context."""
     waiting_queue_policy: WaitingQueue = heeding(
         WaitingQueue.FCFS, {WaitingQueue.PRIORITY: "priority"}
     )
     max_num_active: int = 0
-    """Requests taken up at once; 0 for as many as there are seats."""
+    """The number of requests taken up at once; 0 for as many as there are seats."""
     micro_batch_scheduler: str = "token_budget"
 
     def __post_init__(self) -> None:
@@ -137,7 +139,10 @@ class TRTLLM(ForeseesDecodes):
         return batch.build()
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
-        """None of the engine's own lets a generation wait while there are blocks and tokens."""
+        """Return until when all decodes surely go on; `-math.inf` with a user's own scheduler.
+
+        The engine's schedulers never let a generation wait while there are blocks and tokens.
+        """
         if not isinstance(self._micro_batch, TokenBudget) or (
             self.capacity_scheduler_policy not in CAPACITY_SCHEDULERS
         ):
@@ -145,10 +150,10 @@ class TRTLLM(ForeseesDecodes):
         return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
 
     def reset(self) -> None:
-        self.__post_init__()  # a scheduler of the user's may have a state
+        self.__post_init__()  # a scheduler of the user's own may have state
 
     def _in_order(self, batch: BatchBuilder, view: SchedulerView) -> list[Request]:
-        """The active requests: who has begun or was paused, and the next of those that wait."""
+        """Return the active requests: those begun or paused, then the next waiting ones."""
         by_priority = self.waiting_queue_policy == WaitingQueue.PRIORITY
         most = self.max_num_active or view.limits.max_num_seqs
         most -= len(view.running) + len(view.swapped)
@@ -162,7 +167,7 @@ class TRTLLM(ForeseesDecodes):
     def _taken_up(
         self, batch: BatchBuilder, waiting: Iterable[Request], most: int
     ) -> list[Request]:
-        """The first `most`; without chunking, prompts that no step can hold are refused."""
+        """Return the first `most` requests; without chunking, refuse prompts that exceed a step."""
         is_cut = self.context_chunking_policy != ContextChunking.NONE
         taken: list[Request] = []
         for request in waiting:
@@ -188,7 +193,7 @@ def _by_priority(request: Request) -> tuple[int, float]:
 
 
 def _shown(requests: Iterable[Request], view: SchedulerView) -> tuple[list[ActiveRequest], Room]:
-    """As the schedulers see them, and what the step has to give."""
+    """Return the requests as the schedulers see them, and the resources of the step."""
     block_size, num_held_blocks = view.kv.block_size, view.kv.num_held_blocks
     num_free_blocks = view.kv.num_free_blocks
     active = []
@@ -207,7 +212,7 @@ def _shown(requests: Iterable[Request], view: SchedulerView) -> tuple[list[Activ
 
 
 def _go_on(batch: BatchBuilder, fitting: Sequence[Request], active: Sequence[Request]) -> None:
-    """Serve the first that can be: nothing would ever change otherwise."""
+    """Run the first request that can run, since otherwise nothing would ever change."""
     if any(batch.add(request) for request in fitting):
         return
     running = [r for r in active if r.status is RequestStatus.RUNNING and not batch.has_left(r)]
@@ -217,7 +222,7 @@ def _go_on(batch: BatchBuilder, fitting: Sequence[Request], active: Sequence[Req
 
 
 def _named(option: str, text: str, known: dict[str, Callable[[], Any]], method: str) -> Any:
-    """The scheduler of that name, or the user's own, which has this method."""
+    """Return the named scheduler, or the user's own; raise ValueError if it lacks `method`."""
     if make := known.get(text):
         return make()
     module, _, name = text.partition(":")

@@ -1,4 +1,4 @@
-"""How vLLM V1 serves what runs, lets start what waits, and whom it preempts by priority."""
+"""vLLM V1's rules: serving running requests, starting waiting ones, preempting by priority."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def admit(
     must_fit_whole: bool = True,
     num_watermark_blocks: int = 0,
 ) -> list[str]:
-    """Start waiting requests in order, until one does not fit; who was passed over.
+    """Start waiting requests in order until one does not fit; return the ids of those passed over.
 
-    Those are the ones whose LoRA adapter finds no slot.  The watermark is left free where somebody
-    runs already.  O(1) for each that is looked at.
+    A request is passed over if its LoRA adapter finds no slot.  The watermark is left free unless
+    no request runs yet.  Takes O(1) for each request that is looked at.
     """
     passed_over: list[str] = []
     for request in waiting:
@@ -34,7 +34,8 @@ def admit(
         num_left = n = batch.find(request)
         if max_chunk_tokens is not None:
             n = min(n, max_chunk_tokens)
-        # What is longer than any step would wait for ever: vLLM refuses to be set up so.
+        # vLLM refuses a configuration in which a prompt is longer than any step, since it would
+        # wait forever.
         whole = min(n, view.limits.max_num_batched_tokens)
         if not may_chunk and whole > batch.num_free_tokens:
             break
@@ -54,7 +55,7 @@ def add_begun_beside(
     begun: Iterable[Request],
     max_chunk_tokens: int | None = None,
 ) -> bool:
-    """Add running prompts, if the decodes come first, being the oldest, and blocks suffice."""
+    """Add running prompts; return False unless the decodes are oldest and blocks suffice."""
     if batch.num_free_tokens < 0 or not decodes.are_oldest:
         return False
     for request in begun:
@@ -67,9 +68,9 @@ def add_begun_beside(
 
 
 def by_urgency(waiting: Iterable[Request]) -> Iterator[Request]:
-    """The smallest priority first, then the earliest arrival; of equals the first in the queue.
+    """Yield the smallest priority first, then the earliest arrival, then the order of the queue.
 
-    O(n), and O(log n) for each.
+    Takes O(n) at first, and O(log n) for each request.
     """
     heap = [(r.priority, r.arrival_s, place, r) for place, r in enumerate(waiting)]
     heapq.heapify(heap)
@@ -83,10 +84,10 @@ def add_running_by_priority(
     requests: Iterable[Request],
     max_chunk_tokens: int | None = None,
 ) -> None:
-    """Add running `requests` in order; where blocks run out the least urgent of all goes.
+    """Add running `requests` in order; when blocks run out, preempt the least urgent of all.
 
-    Also one that has its part in this step already: its tokens and blocks are then to be had
-    again.  So all is decided before any of it is booked.
+    The victim may already have its part in this step, whose tokens and blocks then become free
+    again.  So everything is decided before anything is added to the batch.
     """
     plan = _Plan(view)
     for request in requests:
@@ -99,7 +100,7 @@ def add_running_by_priority(
 
 
 class _Plan:
-    """What running requests get while the less urgent ones still may have to go."""
+    """The tokens of running requests, while less urgent ones may still be preempted."""
 
     def __init__(self, view: SchedulerView) -> None:
         self.num_free_tokens = view.limits.max_num_batched_tokens
@@ -111,10 +112,10 @@ class _Plan:
         self._block_size = view.kv.block_size
         self._ledger = view.kv.ledger()
         self._taken: dict[str, int] = {}
-        """New blocks of those that got any."""
+        """New blocks, by request that got any."""
 
     def add(self, request: Request, max_chunk_tokens: int | None) -> bool:
-        """False if `request` had to go itself: then nobody behind it is served."""
+        """Return False if `request` itself was preempted; then no request behind it is served."""
         n = min(request.num_uncomputed_tokens, self.num_free_tokens)
         if max_chunk_tokens is not None:
             n = min(n, max_chunk_tokens)
@@ -145,7 +146,7 @@ class _Plan:
 
 
 def _dear_to_cheap(running: Sequence[Request]) -> list[Request]:
-    """The last one is to go first; of equals the one that was admitted first."""
+    """Return the requests from last to first victim; of equals, the first admitted goes first."""
     order = list(running)
     order.reverse()
     order.sort(key=lambda r: (r.priority, r.arrival_s))

@@ -1,4 +1,4 @@
-"""vLLM's scheduler of today, V1: what runs goes on in order, what waits fills the step."""
+"""vLLM's current scheduler, V1: running requests go on in order, waiting ones fill the step."""
 
 from __future__ import annotations
 
@@ -34,45 +34,46 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
     """vLLM 0.33's V1 scheduler, decision by decision, with the names and defaults of its options.
 
     Running requests come first, in order of admission, each with all its tokens or what is left of
-    the step's.  When KV blocks run out the youngest running one is preempted, with `priority` the
-    one of the largest number (then the latest arrival), even if it has its part in this step
-    already.  Only if nobody had to go do waiting requests start, in order of arrival or of
-    priority, until one does not fit.  Priority never takes a seat from a running request.
+    the step's.  When KV blocks run out, the youngest running request is preempted.  With
+    `priority`, it is the one with the largest number (then the latest arrival), even if it already
+    has its part in this step.  Waiting requests start only if no request was preempted, in order of
+    arrival or of priority, until one does not fit.  Priority never takes a seat from a running
+    request.
 
     Tokens, seats and LoRA adapters are the host's `Limits`.  Source: vLLM 0.32 and 0.33
     `v1/core/sched/scheduler.py`, `v1/core/kv_cache_manager.py`.  Its asynchronous scheduling is the
     engine's (`engine/overlap.py`).  Left out: speculation, encoders, KV connectors, structured
     output, streaming sessions, the limits on queued requests (they are the API server's), and
-    `max_num_partial_prefills`, which V1 has refused and 0.33 dropped.  Otherwise here:
+    `max_num_partial_prefills`, which V1 has refused and 0.33 dropped.  Differences:
 
-    * Without `enable_chunked_prefill` vLLM asks that a step hold the longest prompt; here a longer
-      one starts when it has a step for itself, and is computed in parts.
+    * Without `enable_chunked_prefill`, vLLM requires that a step hold the longest prompt.  Here a
+      longer one starts when it has a step for itself, and is computed in parts.
     * Requests that were swapped out, by the host's `preemption_mode` or by another policy, come
       back before new ones start; V1 has no swap.
-    * Of requests of equal priority that arrived at the same instant the one goes first that stands
-      first in the queue; in vLLM the one whose name does.
-    * `prefill_schedule_interval` is obeyed by the engines of a data-parallel deployment alone, by
-      a count that they share; here steps are counted from when nobody ran.
+    * Among requests of equal priority that arrived at the same instant, the first in the queue goes
+      first; in vLLM, the one with the first name does.
+    * In vLLM, `prefill_schedule_interval` applies only to the engines of a data-parallel
+      deployment, by a step count that they share.  Here steps are counted from when no request ran.
     """
 
     policy: SchedulingPolicy = heeding(
         SchedulingPolicy.FCFS, {SchedulingPolicy.PRIORITY: "priority"}
     )
-    """`priority`: lower numbers, then earlier arrivals, are served first and preempted last."""
+    """With `priority`, lower numbers, then earlier arrivals, run first and are preempted last."""
     long_prefill_token_threshold: int = tunable(0, 256, 512, 1024)
-    """The largest chunk of a prompt, unless it is alone; 0 for no such limit."""
+    """The largest chunk of a prompt, unless the request is alone; 0 for no such limit."""
     long_prefill_token_threshold_adaptive: bool = False
-    """The largest chunk is never less than an equal share of the step's tokens."""
+    """True if the largest chunk is never less than an equal share of the step's tokens."""
     enable_chunked_prefill: bool = True
     scheduler_reserve_full_isl: bool = True
-    """A prompt starts only if all of it fits into the free KV blocks."""
+    """True if a prompt starts only when all of it fits into the free KV blocks."""
     watermark: float = tunable(0.0, 0.01, 0.05)
-    """Share of the KV blocks that starting a request leaves free, unless nobody runs."""
+    """The share of the KV blocks that starting a request leaves free, unless no request runs."""
     max_num_active_seqs: int = 0
-    """Requests that run at once, if fewer than there are seats; 0 for as many."""
+    """The number of requests that run at once, if fewer than there are seats; 0 for all seats."""
     prefill_schedule_interval: int = 1
-    """While decodes run, prompts are computed in every so-manieth step only, unless that was too
-    few to let all start that waited."""
+    """While decodes run, prompts are computed only in every n-th step, unless the last such step
+    could not let all waiting requests start."""
 
     def __post_init__(self) -> None:
         for name in ("long_prefill_token_threshold", "max_num_active_seqs"):
@@ -89,13 +90,13 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
 
     def reset(self) -> None:
         self._num_steps = 0
-        """Since nobody ran."""
+        """Steps since no request ran."""
         self._is_capacity_bound = False
-        """Whether the last step that let prompts start left some waiting, not for a LoRA slot."""
+        """True if the last step that let prompts start left some waiting, not for LoRA slots."""
         self._passed_over: set[str] = set()
-        """Who waits and found no LoRA slot when it was looked at."""
+        """Waiting requests that found no LoRA slot when they were looked at."""
         self._begun: set[str] = set()
-        """Whose latest chunk was not the last one; kept if prompts have to wait for their turn."""
+        """Requests whose latest chunk was not their last, kept if prompts wait for their turn."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         view = self._with_active_seats(view)
@@ -114,7 +115,7 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """Only if nobody has to be preempted, and steps need not be counted."""
+        """Return a plan if none has to be preempted and steps need not be counted, else None."""
         view = self._with_active_seats(view)
         batch = BatchBuilder(view, beside=decodes)
         most_tokens = self._longest_chunk(view, decodes.num_decodes)
@@ -137,7 +138,10 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
         return replace(view, limits=replace(limits, max_num_seqs=self.max_num_active_seqs))
 
     def _longest_chunk(self, view: SchedulerView, num_decodes: int) -> int | None:
-        """Tokens; None for no limit.  `num_decodes` run beside those in view."""
+        """Return the largest chunk in tokens, or None for no limit.
+
+        `num_decodes` run in addition to the requests in view.
+        """
         threshold = self.long_prefill_token_threshold
         num_requests = len(view.running) + len(view.waiting) + num_decodes
         if not threshold or num_requests <= 1:
@@ -161,7 +165,7 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
             max_chunk_tokens=most_tokens,
             may_chunk=self.enable_chunked_prefill,
             must_fit_whole=self.scheduler_reserve_full_isl,
-            # vLLM counts its null block, which holds nothing.
+            # vLLM's count includes its null block, which holds nothing
             num_watermark_blocks=int(self.watermark * (view.kv.num_blocks + 1)),
         )
         if self.prefill_schedule_interval > 1:
@@ -181,7 +185,7 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
         return not all(map(self._is_prefill, view.running))
 
     def _is_prefill(self, request: Request) -> bool:
-        """Also if one token is left, which a decode that was preempted may have, too."""
+        """Tell whether the request is in prefill; its last chunk may be one token, as a decode."""
         return not request.is_decode or request.request_id in self._begun
 
     def _note_begun(self, batch: BatchBuilder, view: SchedulerView) -> None:
@@ -195,7 +199,7 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
 
 
 def _decodes_at_the_head(waiting: Iterable[Request]) -> Iterable[Request]:
-    """Those of which all but one token is cached, until the first that is not."""
+    """Yield requests with all but one token cached, up to the first that has more left."""
     for request in waiting:
         if request.num_uncomputed_tokens > 1:
             return
