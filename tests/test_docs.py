@@ -16,7 +16,7 @@ import typer.main
 
 from slosched.cli import app
 from slosched.core import EndReason
-from slosched.policy import POLICIES, WRAPPERS
+from slosched.policy import POLICIES, WRAPPERS, kit
 from slosched.policy.spec import make_policy, policy_fields
 
 ROOT = Path(__file__).parents[1]
@@ -133,6 +133,13 @@ def test_every_policy_has_its_page_with_all_its_options(name: str) -> None:
 
 def test_there_is_no_page_of_a_policy_that_is_none() -> None:
     assert {path.stem for path in (DOCS / "policies").glob("*.md")} == {*POLICIES, *WRAPPERS}
+
+
+def test_the_kit_has_a_table_of_all_its_parts() -> None:
+    parts = {name for name, part in vars(kit).items() if callable(part)}
+    named = set(re.findall(r"`(\w+)`", kit.__doc__ or ""))
+    assert len(parts) > 20
+    assert parts <= named
 
 
 def test_the_architecture_names_every_reason_to_end_and_only_files_that_exist() -> None:

@@ -33,74 +33,37 @@
 | `Supply`, `most_in_time`, `best_order` | the prompts that can be in time one after the other |
 | `Pace` | what decodes ask of every step |
 
-| checks of options | raise ValueError unless |
-|---|---|
-| `check_at_least`, `check_positive`, `check_share` | it is large enough; positive; in [0, 1) |
+`check_at_least`, `check_positive` and `check_share` raise ValueError for an option out of range.
 """
 
-from slosched.batch import largest_that_fits
-from slosched.policy.kit.checks import check_at_least, check_positive, check_share
-from slosched.policy.kit.deadlines import Deadlines
-from slosched.policy.kit.decode_first import (
-    DecodeFirst,
-    StallFree,
-    add_decodes,
-    add_prefills,
-    decodes_until_s,
-    may_start_new,
-    split_running,
-)
-from slosched.policy.kit.deferred import (
-    add_without_preempting,
-    all_in_time,
-    are_alone,
-    num_in_time,
-    serve_something,
-)
-from slosched.policy.kit.drop import (
-    Drop,
-    drop_late,
-    reject_expired,
-    reject_hopeless,
-    why_late,
-    without_rejected,
-)
-from slosched.policy.kit.lengths import OutputLengths
-from slosched.policy.kit.pace import Pace
-from slosched.policy.kit.prompt_pack import PromptPack
-from slosched.policy.kit.punctual import Supply, best_order, most_in_time
-from slosched.policy.kit.wrapper import Gate, Wrapper
-
-__all__ = [
-    "Deadlines",
-    "DecodeFirst",
-    "Drop",
-    "Gate",
-    "OutputLengths",
-    "Pace",
-    "PromptPack",
-    "StallFree",
-    "Supply",
-    "Wrapper",
-    "add_decodes",
-    "add_prefills",
-    "add_without_preempting",
-    "all_in_time",
-    "are_alone",
-    "best_order",
-    "check_at_least",
-    "check_positive",
-    "check_share",
-    "decodes_until_s",
-    "drop_late",
-    "largest_that_fits",
-    "may_start_new",
-    "most_in_time",
-    "num_in_time",
-    "reject_expired",
-    "reject_hopeless",
-    "serve_something",
-    "split_running",
-    "why_late",
-    "without_rejected",
-]
+from slosched.batch import largest_that_fits as largest_that_fits
+from slosched.policy.kit.checks import check_at_least as check_at_least
+from slosched.policy.kit.checks import check_positive as check_positive
+from slosched.policy.kit.checks import check_share as check_share
+from slosched.policy.kit.deadlines import Deadlines as Deadlines
+from slosched.policy.kit.decode_first import DecodeFirst as DecodeFirst
+from slosched.policy.kit.decode_first import StallFree as StallFree
+from slosched.policy.kit.decode_first import add_decodes as add_decodes
+from slosched.policy.kit.decode_first import add_prefills as add_prefills
+from slosched.policy.kit.decode_first import decodes_until_s as decodes_until_s
+from slosched.policy.kit.decode_first import may_start_new as may_start_new
+from slosched.policy.kit.decode_first import split_running as split_running
+from slosched.policy.kit.deferred import add_without_preempting as add_without_preempting
+from slosched.policy.kit.deferred import all_in_time as all_in_time
+from slosched.policy.kit.deferred import are_alone as are_alone
+from slosched.policy.kit.deferred import num_in_time as num_in_time
+from slosched.policy.kit.deferred import serve_something as serve_something
+from slosched.policy.kit.drop import Drop as Drop
+from slosched.policy.kit.drop import drop_late as drop_late
+from slosched.policy.kit.drop import reject_expired as reject_expired
+from slosched.policy.kit.drop import reject_hopeless as reject_hopeless
+from slosched.policy.kit.drop import why_late as why_late
+from slosched.policy.kit.drop import without_rejected as without_rejected
+from slosched.policy.kit.lengths import OutputLengths as OutputLengths
+from slosched.policy.kit.pace import Pace as Pace
+from slosched.policy.kit.prompt_pack import PromptPack as PromptPack
+from slosched.policy.kit.punctual import Supply as Supply
+from slosched.policy.kit.punctual import best_order as best_order
+from slosched.policy.kit.punctual import most_in_time as most_in_time
+from slosched.policy.kit.wrapper import Gate as Gate
+from slosched.policy.kit.wrapper import Wrapper as Wrapper
