@@ -137,7 +137,7 @@ def make_ceilings(
         knee = knee_of(results.tables(), scenario.name)
         with console.status(f"{scenario.name}: solving"):
             found = {"lasting": lasting(scenario, _scale(scale), knee)}
-            # These do not depend on who has played, and take longest.
+            # These do not depend on the contenders, and take longest.
             if anew or results.of("ceilings", scenario.name).empty:
                 found["ceilings"] = ceilings(scenario, _scale(scale))
         made = {"scenario": scenario.name, "scale": scale, **provenance("arena")}

@@ -66,7 +66,7 @@ class Finals:
             best = max(found, key=lambda name: found[name], default=None)
             if best is not None and found[best]:
                 return best, found[best]
-        raise CapacityError(f"{self.ring.scenario.name}: nobody reaches {KNEE_TARGET:.0%}")
+        raise CapacityError(f"{self.ring.scenario.name}: no policy reaches {KNEE_TARGET:.0%}")
 
     @cached_property
     def _contenders(self) -> dict[str, Settled]:

@@ -71,7 +71,7 @@ def tune_beside(ring: Ring, kept: Sequence[Settled], entries: Sequence[Entry]) -
     rates = {REFERENCES[one.entry.group]: one.rate for one in kept}
     if unknown := [one.name for one in entries if REFERENCES[one.group] not in rates]:
         raise ValueError(
-            f"nobody else of the class of {', '.join(unknown)} is tuned: leave out --retune"
+            f"no other contender of the class of {', '.join(unknown)} is tuned: leave out --retune"
         )
     return _calmer(ring, [_tune(ring, one, rates[REFERENCES[one.group]]) for one in entries])
 
@@ -111,7 +111,7 @@ def settled(rows: pd.DataFrame, entries: Sequence[Entry]) -> list[Settled]:
     by_name = rows.set_index("contender").to_dict("index")
     if missing := [entry.name for entry in entries if entry.name not in by_name]:
         raise ValueError(
-            f"nobody has tuned {', '.join(missing)} yet: leave out --keep-tuning, or name them "
+            f"{', '.join(missing)} have not been tuned yet: leave out --keep-tuning, or name them "
             "by --retune"
         )
     found = []

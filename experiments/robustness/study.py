@@ -210,7 +210,7 @@ class WorkloadStudy:
                 self._outcomes[key] = Outcomes.unpack(future.result())
                 self.store.put(left[key], self._outcomes[key], names)
                 on_progress(num_done, len(left))
-        finally:  # after an interruption nobody waits for replays that have not begun
+        finally:  # after an interruption, replays that have not begun are dropped
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _digest(self, kind: Kind, window: int, strength: float) -> str:

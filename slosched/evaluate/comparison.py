@@ -15,8 +15,9 @@ _DEFAULT_KV_TOKENS = 131_072
 """Size of the KV cache where neither the user nor the latency model's provenance gives one."""
 
 OnProgress = Callable[[str, int], None]
-"""Called with the name of a contender and how many of its requests have ended since the last call;
-with 0 when it begins."""
+"""A function that is called with a contender and how many of its requests have ended since.
+
+It is called with 0 when a contender begins."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Comparison:
     outcomes: dict[str, Outcome]
     failed: dict[str, Exception]
     stopped: bool = False
-    """Whether Ctrl-C ended it before all contenders were done."""
+    """Whether Ctrl-C ended the comparison before all contenders were done."""
 
     @property
     def is_whole(self) -> bool:

@@ -70,7 +70,7 @@ def antitonic(values: FloatArray, weights: FloatArray) -> FloatArray:
     sizes = np.concatenate([zero, np.cumsum(weights, axis=-1)], axis=-1)
     fitted = np.full(values.shape, np.inf)
     for first in range(m):
-        # The best mean of [first, last], over every last that is at or behind i.
+        # For each i, the largest mean of [first, last] over all last >= i.
         with np.errstate(invalid="ignore", divide="ignore"):
             means = (sums[..., first + 1 :] - sums[..., first : first + 1]) / (
                 sizes[..., first + 1 :] - sizes[..., first : first + 1]

@@ -138,8 +138,7 @@ class Objective:
         if self.rate is not None:
             return float(rates[0] * shares[0])
         curve = antitonic(shares, np.ones(len(shares)))
-        # If no setting reaches the target, the best attainment decides; it scores below every
-        # capacity.
+        # If no setting reaches the target, the best attainment decides, below every capacity.
         return (
             float(crossing(rates, curve, self.target)) if curve[0] >= self.target else curve[0] - 1
         )

@@ -152,7 +152,7 @@ def test_runs_against_another_budget_of_vllms_are_not_shown_beside_the_others(
 def test_when_the_time_is_up_no_server_is_started_and_nothing_is_asked_for(tmp_path: Path) -> None:
     session = Session(Book(tmp_path), tmp_path, until_s=0.0)
     session.tune(CONV, 1)
-    session.run(CONV, 1)  # vLLM is not tuned, which would be an error
+    session.run(CONV, 1)  # vLLM is not tuned, which is an error while there is time
     session.simulate(CONV, refit=True)
     assert not list(tmp_path.iterdir())
 

@@ -137,8 +137,7 @@ def shortest_step_s(model: StepTimes) -> float:
 def _work_tables(prices: StepPrices, longest: int) -> tuple[FloatArray, FloatArray]:
     """Return the least seconds of the first k tokens, and of emitting after each of them."""
     k = np.arange(longest + 1, dtype=np.float64)
-    # A chunk of a single prompt token is priced as a decode, which never costs less than a prefill
-    # token.
+    # A chunk of one prompt token counts as a decode, which never costs less than a prefill token.
     prompt_s = prices.per_prefill_token_s * k + prices.per_pair_s * k * (k + 1) / 2
     emit_s = np.minimum(prices.per_decode_s + prices.per_context_s * k, prompt_s)
     return prompt_s, np.cumsum(emit_s)

@@ -24,7 +24,7 @@ _bench: Bench | None = None
 
 def start(bench: Bench) -> None:
     """Give this worker process the traces and models that all points share."""
-    global _bench  # one bench a worker process, as the pools of the library have it
+    global _bench  # executors give their workers no other place for it
     _bench = bench
 
 

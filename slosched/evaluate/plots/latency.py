@@ -76,7 +76,7 @@ def gap_tails(records: Mapping[str, Sequence[RequestRecord]]) -> Figure:
         if not len(ordered):
             axes.plot([], [], **style)
             continue
-        if len(ordered) == 1:  # a line of no length has no place for some markers
+        if len(ordered) == 1:  # a line without length has no place for such markers
             style["markevery"] = None
         # The tail gets as many points a decade as the bulk; no gap is longer than the longest one.
         above = np.unique(np.geomspace(1, len(ordered), _MAX_CURVE_POINTS).astype(int))[::-1]
@@ -102,8 +102,7 @@ def _share_curve(
         return
     share = (num_below + np.arange(1, len(ordered) + 1)) / total
     keep = np.unique(np.linspace(0, len(ordered) - 1, _MAX_CURVE_POINTS - 1).astype(int))
-    # The first value comes twice, so that the curve rises there: one request alone shows nothing
-    # else.
+    # The first value comes twice, so that the curve of a single request has a visible rise.
     values, shares = ordered[np.r_[0, keep]], np.r_[num_below / total, share[keep]]
     axes.step(values, shares, where="post", **style)
 
