@@ -12,11 +12,12 @@ from slosched.engine.torch.attention import ATTENTION_NAME
 
 def generated(model: LoadedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
     """What transformers' own generate says, greedily and past any end of sequence."""
+    device = model.model.device
     model.model.set_attn_implementation("sdpa")
     try:
         out = model.model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            torch.tensor([prompt], device=device),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=device),
             max_new_tokens=num_tokens,
             do_sample=False,
             eos_token_id=None,

@@ -189,7 +189,7 @@ def tiny() -> LoadedModel:
     from slosched.engine.torch import load_model
 
     torch.set_num_threads(1)
-    return load_model("tiny-random", dtype="float32")
+    return load_model("tiny-random", device="cpu", dtype="float32")
 
 
 @cache

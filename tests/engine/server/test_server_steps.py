@@ -245,8 +245,6 @@ def test_a_shutdown_ends_the_stream_after_the_last_step() -> None:
         reader.start()
         wait_until(lambda: server.worker.steps.num_listeners == 1)
         assert server.post(prompt=PROMPT, max_tokens=10)[0] == 200
-        start_s = time.monotonic()
-    assert time.monotonic() - start_s < 4, "it did not wait for the listener to give up"
     reader.join()
     assert len(steps_of(lines)) == 10
     assert lines[-1] == End("it has shut down")

@@ -21,7 +21,7 @@ OTHER_PROMPT = [44, 3, 250, 120, 8]
 
 @pytest.fixture(scope="module")
 def tiny() -> LoadedModel:
-    return load_model("tiny-random", dtype="float32")
+    return load_model("tiny-random", device="cpu", dtype="float32")
 
 
 @pytest.fixture
