@@ -8,7 +8,7 @@ from functools import partial
 from slosched.core import Policy
 from slosched.policy import EDF, FCFS, POLICIES, SJF, Sarathi, SLOAware
 from slosched.policy.kit.drop import Drop
-from slosched.policy.slo_aware import EarlyReject, LateRule
+from slosched.policy.slo_aware import EarlyReject
 from slosched.policy.spec import make_policy
 
 VARIANTS: dict[str, Callable[[], Policy]] = {
@@ -17,9 +17,6 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
     "sarathi, drop infeasible": partial(Sarathi, token_budget=24, drop=Drop.INFEASIBLE),
     "edf, drop infeasible": partial(EDF, token_budget=24, drop=Drop.INFEASIBLE),
     "sjf, drop expired": partial(SJF, token_budget=24, drop=Drop.EXPIRED),
-    "slo_aware, bind": partial(
-        SLOAware, late=LateRule.BIND, early_reject=EarlyReject.ROUND, min_chunk_tokens=4
-    ),
     "slo_aware, margin": partial(
         SLOAware, early_reject=EarlyReject.OFF, expire_begun=False, margin=0.25
     ),

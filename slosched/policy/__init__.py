@@ -18,6 +18,7 @@ from slosched.policy.published.qoserve import QoServe
 from slosched.policy.published.scorpio import Scorpio
 from slosched.policy.published.slai import SLAI
 from slosched.policy.published.slidebatching import SlideBatching
+from slosched.policy.published.slo_aware_literal import SLOAwareLiteral
 from slosched.policy.published.slosserve.policy import SLOsServe
 from slosched.policy.published.sola import SOLA
 from slosched.policy.published.vtc import VTC
@@ -31,6 +32,7 @@ POLICIES: dict[str, type[Policy]] = {
     "edf": EDF,
     "sjf": SJF,
     "slo_aware": SLOAware,
+    "slo_aware_literal": SLOAwareLiteral,
     "goodput": Goodput,
     "qoserve": QoServe,
     "fairbatching": FairBatching,
@@ -75,6 +77,7 @@ __all__ = [
     "QoServe",
     "SGLang",
     "SLOAware",
+    "SLOAwareLiteral",
     "SLOsServe",
     "Sarathi",
     "Scorpio",
