@@ -8,7 +8,7 @@ is always legal.  The builder knows no policy and changes nothing outside itself
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from slosched.core import (
     BatchShape,
@@ -48,7 +48,6 @@ class BatchBuilder:
         "num_scheduled_tokens",
         "preempted",
         "rejected",
-        "repeated",
         "shape",
         "swapped_in",
         "swapped_out",
@@ -104,7 +103,6 @@ class BatchBuilder:
         self.swapped_out: list[str] = []
         self.swapped_in: list[str] = []
         self.rejected: dict[str, EndReason] = {}
-        self.repeated: set[str] = set()
 
     def __contains__(self, request: Request) -> bool:
         return request.request_id in self.num_scheduled_tokens
@@ -163,9 +161,10 @@ class BatchBuilder:
         find what the step computes for those before them; ask for each of them.  Nobody may leave
         the step's requests from now on.  O(log), and O(1) for each that was added since.
         """
-        planned = self.num_scheduled_tokens
-        if self.repeated:
-            planned = {name: n - (name in self.repeated) for name, n in planned.items()}
+        return self._find(request, self.num_scheduled_tokens)
+
+    def _find(self, request: Request, planned: Mapping[str, int]) -> int:
+        """Return the uncomputed tokens of `request` if it starts after the tokens `planned`."""
         found = self._ledger.find(request.request_id, planned, self._num_lent)
         if found is None:
             return request.num_uncomputed_tokens
@@ -173,10 +172,9 @@ class BatchBuilder:
         return request.num_tokens - found
 
     def _num_prior_tokens(self, request: Request) -> int:
-        if not (self._found or self.repeated):
+        if not self._found:
             return request.num_computed_tokens
-        found = self._found.get(request.request_id, request.num_computed_tokens)
-        return found - (request.request_id in self.repeated)
+        return self._found.get(request.request_id, request.num_computed_tokens)
 
     def blocks_missing(self, request: Request, num_new_tokens: int) -> int:
         """Device blocks that computing `num_new_tokens` more would take from the free ones."""
@@ -209,24 +207,6 @@ class BatchBuilder:
             return 0
         self._take(request, n, missing)
         return n
-
-    def repeat(self, request: Request) -> int:
-        """Compute the last token of `request` that is computed already once more.
-
-        So it has its place in the step, and its blocks, and gets no further.  Returns 1, or 0 if it
-        cannot be had.
-        """
-        if not self._num_prior_tokens(request):
-            raise ValueError(f"{request.request_id!r} has no computed token that it could repeat")
-        if self._tokens_wanted(request, 1) < 1 or not self._may_run(request):
-            return 0
-        self.repeated.add(request.request_id)
-        missing = self.blocks_missing(request, 1)
-        if missing > self.num_free_blocks:
-            self.repeated.remove(request.request_id)
-            return 0
-        self._take(request, 1, missing)
-        return 1
 
     def largest_chunk(self, request: Request, min_new_tokens: int = 1) -> int:
         """How many tokens of `request` time and tokens would allow now; nothing is booked."""
@@ -383,7 +363,6 @@ class BatchBuilder:
             num_found_tokens={
                 name: n for name, n in self._found.items() if name in self.num_scheduled_tokens
             },
-            repeated=frozenset(self.repeated),
             shape=self.shape,
         )
 

@@ -20,8 +20,10 @@ from slosched.core import (
     RequestStatus,
     SchedulerView,
 )
+from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
 from slosched.perfmodel import LinearModel
+from slosched.policy.engines.vllm_v0.builder import RepeatingBuilder
 
 BLOCK_SIZE = 4
 SWAP = PreemptionMode.SWAP
@@ -507,7 +509,7 @@ def test_building_a_step_changes_no_request_and_no_block() -> None:
 def test_a_repeated_token_takes_a_place_and_a_seat_but_no_block() -> None:
     kv = KVCache(4, BLOCK_SIZE)
     begun, new = put(kv, "begun", 16, num_computed_tokens=8), put(kv, "new", 4)
-    batch = BatchBuilder(make_view(kv, begun, new, limits=Limits(max_num_batched_tokens=1)))
+    batch = RepeatingBuilder(make_view(kv, begun, new, limits=Limits(max_num_batched_tokens=1)))
     with pytest.raises(ValueError, match="'new' has no computed token"):
         batch.repeat(new)
     assert batch.repeat(begun) == 1
@@ -515,7 +517,7 @@ def test_a_repeated_token_takes_a_place_and_a_seat_but_no_block() -> None:
     assert batch.shape.max_decode_context_tokens == 8
     assert batch.repeat(begun) == batch.add(begun) == 0
     output = batch.build()
-    assert (output.num_scheduled_tokens, output.repeated) == ({"begun": 1}, {"begun"})
+    assert (output.num_scheduled_tokens, repeated_in(output)) == ({"begun": 1}, {"begun"})
 
 
 def test_the_order_of_the_plan_is_the_order_of_asking() -> None:

@@ -26,6 +26,7 @@ from slosched.core import (
     SchedulerView,
     StepResult,
 )
+from slosched.core.merged_blocks import RepeatingOutput
 from slosched.kv import KVCache
 from slosched.policy import POLICIES
 from slosched.scheduler import Scheduler
@@ -60,7 +61,8 @@ class Bench:
         return request
 
     def plan(self, tokens: dict[str, int] | None = None, **fates: object) -> ScheduledBatch:
-        self.policy.plan = SchedulerOutput(tokens or {}, **fates)
+        plan_class = RepeatingOutput if "repeated" in fates else SchedulerOutput
+        self.policy.plan = plan_class(tokens or {}, **fates)
         return self.scheduler.schedule(self.now_s)
 
     def step(self, tokens: dict[str, int], *, stopped: str = "", **fates: object) -> ScheduledBatch:

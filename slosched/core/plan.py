@@ -90,9 +90,6 @@ class SchedulerOutput:
     num_found_tokens: Mapping[str, int] = field(default_factory=dict)
     """Of new requests that take from the prefix cache what it has when their turn comes: how many
     tokens that is.  All others hold what is cached of them before anybody gets a block."""
-    repeated: frozenset[str] = frozenset()
-    """Scheduled requests whose one token is the last one that is computed already, once more: they
-    have their place in the step, and get no further."""
     shape: BatchShape | None = None
     """The shape of the step, if whoever planned it has summed it up already."""
 

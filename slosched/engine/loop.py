@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from slosched.core import (
     Clock,
-    EndReason,
     Executor,
     Request,
     RequestStatus,
@@ -149,14 +148,7 @@ class Engine:
             return result
         except Exception:
             self.num_faults += 1
-            now_s = self.clock.now_s()
-            kv, output = self.scheduler.kv, batch.output
-            failed = {chunk.request for chunk in batch.chunks}
-            hit = (*output.num_scheduled_tokens, *output.swapped_out, *kv.loading)
-            for request_id in (*hit, *kv.spoilt_by(failed)):
-                self.scheduler.end(request_id, EndReason.FAULT, now_s)
-            kv.discard_unfinished(failed)
-            kv.clear_prefix_host()
+            self.scheduler.on_failed_step(batch, self.clock.now_s())
             raise
         finally:
             self.waits_for = None, self.clock.now_s()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slosched.core import (
-    BlockLedger,
     DecodeGroup,
     IllegalPlanError,
     KVView,
@@ -15,6 +14,7 @@ from slosched.core import (
     SchedulerOutput,
 )
 from slosched.scheduler.queues import Queues
+from slosched.scheduler.turns import turns_of
 
 _RUNNING = RequestStatus.RUNNING
 
@@ -49,8 +49,7 @@ class PlanCheck:
             if output.preempted or output.swapped_out or output.swapped_in:
                 raise IllegalPlanError("a plan beside grouped decodes preempts or swaps")
         running, block_size = self.queues.running, self.kv.block_size
-        num_ready, has_turns = ledger.num_ready_blocks, output.num_found_tokens or output.repeated
-        turns = _Turns(output, ledger, num_lent) if has_turns else None
+        num_ready, turns = ledger.num_ready_blocks, turns_of(output, ledger, num_lent)
         for request_id, n in output.num_scheduled_tokens.items():
             request = running.get(request_id)
             if request is None:
@@ -138,37 +137,3 @@ class PlanCheck:
         loras = {r.lora_id for r in requests if r is not None} - {None}
         if len(loras) > limit:
             raise IllegalPlanError(f"{len(loras)} LoRA adapters are used, the limit is {limit}")
-
-
-class _Turns:
-    """Who takes from the prefix cache what it has when their turn comes, in the plan's order.
-
-    For plans that say what is found, or repeat a token: for all others it is what requests say.
-    """
-
-    def __init__(self, output: SchedulerOutput, ledger: BlockLedger, num_lent: int) -> None:
-        if not output.repeated <= output.num_scheduled_tokens.keys():
-            raise IllegalPlanError("a request repeats a token but is not scheduled")
-        self._found = output.num_found_tokens
-        self._repeated = output.repeated
-        self._ledger = ledger
-        self._num_lent = num_lent
-        self._planned: dict[str, int] = {}
-
-    def num_prior_tokens(self, request: Request, num_new_tokens: int) -> int:
-        """Of the next one, which is to compute so many."""
-        request_id = request.request_id
-        num = self._found.get(request_id, request.num_computed_tokens)
-        if request_id in self._found and num != self._ledger.find(
-            request_id, self._planned, self._num_lent
-        ):
-            raise IllegalPlanError(f"{request_id!r} does not find {num} tokens at its turn")
-        if request_id not in self._repeated:
-            self._planned[request_id] = num_new_tokens
-            return num
-        if num_new_tokens != 1 or not num:
-            raise IllegalPlanError(
-                f"{request_id!r} repeats {num_new_tokens} of {num} computed tokens, not the last"
-            )
-        self._planned[request_id] = 0
-        return num - 1

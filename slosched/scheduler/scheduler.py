@@ -33,6 +33,7 @@ from slosched.core import (
     StepResult,
     group_shape,
 )
+from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
 from slosched.scheduler.plan_check import PlanCheck
 from slosched.scheduler.queues import InOrder, Queues
@@ -212,6 +213,20 @@ class Scheduler:
             elif request.num_output_tokens >= request.max_tokens:
                 self._end(request, EndReason.LENGTH, now_s)
 
+    def on_failed_step(self, batch: ScheduledBatch, now_s: float) -> None:
+        """End every request whose KV cache the failed step `batch` may have spoilt, as a fault.
+
+        These are the requests that it computes or copies, and those that count on the blocks of
+        these.  What they leave behind is not found in the prefix cache any more.
+        """
+        kv, output = self.kv, batch.output
+        failed = {chunk.request for chunk in batch.chunks}
+        hit = (*output.num_scheduled_tokens, *output.swapped_out, *kv.loading)
+        for request_id in (*hit, *kv.spoilt_by(failed)):
+            self.end(request_id, EndReason.FAULT, now_s)
+        kv.discard_unfinished(failed)
+        kv.clear_prefix_host()
+
     def _carry_out(
         self,
         output: SchedulerOutput,
@@ -264,7 +279,7 @@ class Scheduler:
     def _chunks(self, output: SchedulerOutput, started_s: float | None) -> list[ScheduledChunk]:
         """What is scheduled, with its blocks."""
         chunks: list[ScheduledChunk] = []
-        num_noted, found, repeated = 0, output.num_found_tokens, output.repeated
+        num_noted, found, repeated = 0, output.num_found_tokens, repeated_in(output)
         kv, running, tables = self.kv, self.queues.running, self.kv.block_tables
         grow, block_size = kv.grow, kv.block_size
         # The named tuple's own constructor is a Python function; this one is not.

@@ -8,6 +8,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from slosched.core import Policy, Request, SchedulerOutput
+from slosched.core.merged_blocks import repeated_in
 from slosched.testing.plans import check_no_room_is_left, require
 from slosched.testing.play import play
 from slosched.testing.random_scenarios import scenarios
@@ -99,7 +100,7 @@ def _renamed(output: SchedulerOutput, names: dict[str, str]) -> list[object]:
         list(
             zip(new(list(output.num_found_tokens)), output.num_found_tokens.values(), strict=True)
         ),
-        sorted(new(sorted(output.repeated))),
+        sorted(new(sorted(repeated_in(output)))),
     ]
 
 

@@ -12,6 +12,7 @@ from slosched.core import (
     SchedulerView,
     SloschedError,
 )
+from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
 
 
@@ -89,7 +90,7 @@ def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> No
         request = requests[request_id]
         require(request_id not in leaving, "a request that leaves is scheduled")
         found = output.num_found_tokens.get(request_id, request.num_computed_tokens)
-        computed = found - (request_id in output.repeated)
+        computed = found - (request_id in repeated_in(output))
         require(0 < n <= request.num_tokens - computed, f"{n} tokens are not uncomputed")
         block_size = view.kv.block_size
         has = max(view.kv.num_held_blocks(request_id), found // block_size)

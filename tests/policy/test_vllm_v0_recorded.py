@@ -16,6 +16,7 @@ from slosched.core import (
     ScheduledChunk,
     StepResult,
 )
+from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache, MergedIndex
 from slosched.policy.engines.vllm_v0.policy import VLLMV0, SchedulingPolicy
 from slosched.scheduler import Scheduler
@@ -157,7 +158,7 @@ class Replay:
             (b[0], "nosample" not in b) for b in theirs
         ], self.where
         for chunk, (name, _, num_tokens, *words) in zip(chunks, theirs, strict=True):
-            repeats = name in batch.output.repeated
+            repeats = name in repeated_in(batch.output)
             if not self.num_scheduled[name]:
                 self.compare_found(chunk.num_prior_tokens + repeats, words)
             self.num_scheduled[name] += num_tokens

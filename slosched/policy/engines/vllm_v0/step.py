@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain
 
-from slosched.batch import BatchBuilder
 from slosched.core import (
     DecodeGroup,
     EndReason,
@@ -17,12 +16,13 @@ from slosched.core import (
     SchedulerView,
 )
 from slosched.policy.engines.vllm_v0.blocks import AllocStatus, BlockManager
+from slosched.policy.engines.vllm_v0.builder import RepeatingBuilder
 
 
 class Step:
     """`running`, `waiting` and `swapped` hold what has not been looked at yet.
 
-    What is decided is entered into the `BatchBuilder` at the end, in the order in which it runs.
+    Decisions are entered into the `RepeatingBuilder` at the end, in the order in which they run.
     Every call is O(1) a request, and with prefix caching a block of a prompt.
     """
 
@@ -47,7 +47,7 @@ class Step:
         self.swapped_decodes: list[Request] = []
         self.victims: list[Request] = []
         """Whom `schedule_running` has preempted, in that order."""
-        self._batch = BatchBuilder(view, beside=beside)
+        self._batch = RepeatingBuilder(view, beside=beside)
         self._num_tokens: dict[str, int] = {}
         """By request: what vLLM's `SchedulingBudget` counts, also tokens that are cached."""
         self._num_free_tokens = self._batch.num_free_tokens
