@@ -239,7 +239,7 @@ def test_swapping_out_and_in_keeps_progress_and_names_the_copies() -> None:
     bench = Bench()
     request = bench.add("a")
     bench.step({"a": 8})
-    table = list(bench.kv.block_table("a"))
+    table = list(bench.kv.block_tables["a"])
     out = bench.step({}, swapped_out=("a",))
     assert bench.queues() == ([], [], ["a"])
     assert request.status is RequestStatus.SWAPPED

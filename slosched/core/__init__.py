@@ -20,7 +20,7 @@ from slosched.core.decode_group import (
     group_shape,
 )
 from slosched.core.errors import IllegalPlanError, SloschedError, StalledError
-from slosched.core.kv import BlockLedger, BlockNames, KVView
+from slosched.core.kv import BlockLedger, KVView
 from slosched.core.options import HEEDED, TRIED, heeding, tunable
 from slosched.core.plan import (
     Limits,
@@ -59,7 +59,6 @@ __all__ = [
     "BatchShape",
     "BlockCopy",
     "BlockLedger",
-    "BlockNames",
     "Clock",
     "DeadlineRule",
     "DecodeGroup",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -62,16 +62,3 @@ class BlockLedger(Protocol):
 
     def leave(self, request_id: str) -> int:
         """A running request gives up its blocks; how many of them become free."""
-
-
-class BlockNames(Protocol):
-    """Where KV blocks of equal content become one: what names the content, and who holds it."""
-
-    def names(self, request_id: str, num_tokens: int) -> Sequence[Hashable]:
-        """Of the full blocks of a request's first `num_tokens` tokens, as far as can be known.
-
-        Equal names mean equal content, from the first token on.
-        """
-
-    def num_holders(self, name: Hashable) -> int:
-        """Requests that hold a block of this name, the content of which is computed or planned."""

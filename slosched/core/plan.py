@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slosched.core.kv import BlockNames, KVView
+from slosched.core.kv import KVView
 from slosched.core.request import DeadlineRule, EndReason, Request
 from slosched.core.shape import BatchShape, LatencyModel
 
@@ -62,8 +62,6 @@ class SchedulerView:
     kv: KVView
     limits: Limits
     latency_model: LatencyModel | None = None
-    block_names: BlockNames | None = None
-    """None if the KV cache keeps blocks of equal content apart."""
 
     @property
     def model(self) -> LatencyModel:

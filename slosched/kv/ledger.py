@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from slosched.kv.prefix.keys import Key
 from slosched.kv.prefix.sharing import SharedBlocks
@@ -32,11 +32,16 @@ class FoundBefore:
 class OwnBlocks(FoundBefore):
     """Without a prefix cache: each block is one request's own.  A `core.BlockLedger`."""
 
-    __slots__ = ("leave", "num_ready_blocks")
+    __slots__ = ("_tables",)
 
-    def __init__(self, num_held_blocks: Callable[[str], int]) -> None:
-        self.num_ready_blocks = num_held_blocks
-        self.leave = num_held_blocks
+    def __init__(self, tables: Mapping[str, Sequence[int]]) -> None:
+        self._tables = tables
+
+    def num_ready_blocks(self, request_id: str) -> int:
+        table = self._tables.get(request_id)
+        return len(table) if table else 0
+
+    leave = num_ready_blocks
 
     def start(self, request_id: str) -> None:
         """It finds nothing in the cache."""

@@ -98,7 +98,7 @@ class Scheduler:
         if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
             self._end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
         else:
-            self.kv.watch(request)
+            self.kv.prefixes.watch(request)
 
     def end(self, request_id: str, reason: EndReason, now_s: float) -> bool:
         """End a request from outside; False if it has ended already (or never was).
@@ -173,8 +173,9 @@ class Scheduler:
 
     def _view_of(self, running: Iterable[Request], now_s: float) -> SchedulerView:
         waiting = self.queues.waiting
-        for request_id, num_tokens in self.kv.refresh_matches():
-            waiting[request_id].num_computed_tokens = num_tokens
+        for request_id, num_tokens in self.kv.prefixes.refresh():
+            if (request := waiting.get(request_id)) is not None:  # else it is swapped out
+                request.num_computed_tokens = num_tokens
         return SchedulerView(
             now_s=now_s,
             waiting=InOrder(waiting),
@@ -183,7 +184,6 @@ class Scheduler:
             kv=self.kv,
             limits=self.limits,
             latency_model=self.latency_model,
-            block_names=self.kv.block_names,
         )
 
     def update(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
@@ -194,7 +194,7 @@ class Scheduler:
         next_deadline_s = self.limits.deadline_rule.next_deadline_s
         token_ids, stopped = result.token_ids, result.stopped
         is_foreseen, self._foreseen = batch is self._foreseen, None
-        self.kv.note_computed(batch.chunks)
+        self.kv.prefixes.note_computed(batch.chunks)
         for request, _, _, emits_token, _ in batch.chunks:
             if not emits_token or request.end_reason is not None:
                 continue
@@ -219,13 +219,12 @@ class Scheduler:
         These are the requests that it computes or copies, and those that count on the blocks of
         these.  What they leave behind is not found in the prefix cache any more.
         """
-        kv, output = self.kv, batch.output
+        prefixes, output = self.kv.prefixes, batch.output
         failed = {chunk.request for chunk in batch.chunks}
-        hit = (*output.num_scheduled_tokens, *output.swapped_out, *kv.loading)
-        for request_id in (*hit, *kv.spoilt_by(failed)):
+        hit = (*output.num_scheduled_tokens, *output.swapped_out, *prefixes.counting_on(failed))
+        for request_id in hit:
             self.end(request_id, EndReason.FAULT, now_s)
-        kv.discard_unfinished(failed)
-        kv.clear_prefix_host()
+        prefixes.on_failed_step(failed)
 
     def _carry_out(
         self,
@@ -245,17 +244,18 @@ class Scheduler:
             self._end(request, reason, now_s)
         self._preempt(output.preempted)
         swap_out = self._swap_out(output.swapped_out)
-        if self.kv.shares_prefixes:  # what they count on must not be evicted for anybody
-            running, found = self.queues.running, output.num_found_tokens
-            for request_id in output.num_scheduled_tokens:
-                if request_id not in running and request_id not in found:
-                    self.kv.start(request_id)
-            self.kv.load_started()
+        # Before any block is taken: what these count on must not be evicted for another request.
+        prefixes, running, found = self.kv.prefixes, self.queues.running, output.num_found_tokens
+        prefixes.start_all(
+            request_id
+            for request_id in output.num_scheduled_tokens
+            if request_id not in running and request_id not in found
+        )
         swap_in = self._swap_in(output.swapped_in)
         if beside is not None:
             self.kv.lend(beside.num_new_blocks)
         chunks = self._chunks(output, started_s)
-        to_host, from_host = self.kv.take_copies()
+        to_host, from_host = prefixes.take_copies()
         swap_out += to_host
         swap_in += from_host
         shape, num_copied = output.shape, len(swap_out) + len(swap_in)
@@ -281,16 +281,16 @@ class Scheduler:
         chunks: list[ScheduledChunk] = []
         num_noted, found, repeated = 0, output.num_found_tokens, repeated_in(output)
         kv, running, tables = self.kv, self.queues.running, self.kv.block_tables
-        grow, block_size = kv.grow, kv.block_size
+        prefixes, grow, block_size = kv.prefixes, kv.grow, kv.block_size
         # The named tuple's own constructor is a Python function; this one is not.
         new_tuple, chunk_type = tuple.__new__, ScheduledChunk
         for request_id, n in output.num_scheduled_tokens.items():
             request = running.get(request_id)
             if request is None:
                 if request_id in found:
-                    kv.note_planned(chunks[num_noted:])
+                    prefixes.note_planned(chunks[num_noted:])
                     num_noted = len(chunks)
-                    kv.start(request_id, found[request_id])
+                    prefixes.start(request_id, found[request_id])
                     self.queues.waiting[request_id].num_computed_tokens = found[request_id]
                 request = self._start(request_id, started_s)
             prior = request.num_computed_tokens
@@ -303,7 +303,7 @@ class Scheduler:
             else:
                 table = grow(request_id, computed)
             chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
-        kv.note_planned(chunks[num_noted:])
+        prefixes.note_planned(chunks[num_noted:])
         return chunks
 
     def _start(self, request_id: str, started_s: float | None) -> Request:
@@ -325,7 +325,7 @@ class Scheduler:
             request.num_preemptions += 1
             self.queues.waiting[request_id] = request
             self.queues.waiting.move_to_end(request_id, last=False)
-            self.kv.watch(request)
+            self.kv.prefixes.watch(request)
 
     def _swap_out(self, request_ids: Iterable[str]) -> list[BlockCopy]:
         copies: list[BlockCopy] = []

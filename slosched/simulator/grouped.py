@@ -157,7 +157,7 @@ class GroupedSteps:
         """
         scheduler, on_row = self._scheduler, self._on_row
         model = scheduler.latency_model
-        self._kv.settle_ends()  # `schedule` would; the next block is taken without it
+        self._kv.prefixes.settle_ends()  # `schedule` would; the next block is taken without it
         until_s = policy.decodes_until_s(group, scheduler.limits)
         start_s = self._clock.now_s()
         if until_s <= start_s:
@@ -194,7 +194,7 @@ class GroupedSteps:
 
     def _num_written(self) -> int:
         """Return the number of blocks that the prefix cache copies to the host in this step."""
-        to_host, _ = self._kv.take_copies()
+        to_host, _ = self._kv.prefixes.take_copies()
         return len(to_host)
 
     def _pass_time(self, shape: BatchShape, start_s: float) -> float:

@@ -22,6 +22,7 @@ from slosched.kv import (
     RadixIndex,
     block_keys,
 )
+from slosched.kv.prefix.cache import PrefixCache
 from slosched.kv.prefix.host_tier import HostTier
 
 NUM_BLOCKS, NUM_SWAP_BLOCKS, SIZE, MAX_TOKENS = 9, 3, 2, 9
@@ -136,7 +137,7 @@ class HostMachine(RuleBasedStateMachine):
             name = f"r{len(self.requests)}"
             self.requests[name] = make(tuple(tokens), name)
             self.waiting[name] = 0
-            self.kv.watch(self.requests[name])
+            self.kv.prefixes.watch(self.requests[name])
 
     @precondition(lambda self: self.waiting or self.running)
     @rule(data=st.data(), overlaps=st.booleans(), aborts=st.sampled_from((False, False, True)))
@@ -165,7 +166,8 @@ class HostMachine(RuleBasedStateMachine):
         for name in more:
             if name in self.waiting:
                 self.start(name)
-        self.kv.load_started()
+        assert isinstance(self.kv.prefixes, PrefixCache)
+        self.kv.prefixes.load_started()
         chunks = []
         for name, (num_new, _) in more.items():
             prior = self.running[name].num_computed
@@ -206,10 +208,10 @@ class HostMachine(RuleBasedStateMachine):
         assert cached == len(found) * SIZE
         self.pinned[name] = [prefix for prefix in found if prefix not in self.on_device]
         self.running[name] = Running(tokens, cached)
-        self.kv.start(name)
+        self.kv.prefixes.start(name)
 
     def copy(self) -> None:
-        to_host, from_host = self.kv.take_copies()
+        to_host, from_host = self.kv.prefixes.take_copies()
         host_blocks = [copy.host_block for copy in (*to_host, *from_host)]
         assert all(b >= NUM_SWAP_BLOCKS for b in host_blocks), "a block that is for swapping"
         for device_block, host_block in to_host:
@@ -225,7 +227,7 @@ class HostMachine(RuleBasedStateMachine):
 
     def settle(self, chunks: list[ScheduledChunk]) -> None:
         """A step has ended well; who has computed all leaves."""
-        self.kv.note_computed(chunks)
+        self.kv.prefixes.note_computed(chunks)
         for request, num_new, prior, _, _ in chunks:
             name = request.request_id
             if name in self.running:
@@ -262,14 +264,14 @@ class HostMachine(RuleBasedStateMachine):
         del self.running[name]
         self.unpin(name)
         self.waiting[name] = 0
-        self.kv.watch(self.requests[name])
+        self.kv.prefixes.watch(self.requests[name])
 
     @precondition(lambda self: len(self.requests) > 30)
     @rule()
     def fault(self) -> None:
-        for name in self.kv.loading:
+        for name in self.kv.prefixes.counting_on(()):
             self.leave(name)
-        self.kv.clear_prefix_host()
+        self.kv.prefixes.on_failed_step(())
         self.on_host.clear()
 
     # What is always true.
@@ -278,21 +280,22 @@ class HostMachine(RuleBasedStateMachine):
     def blocks_add_up(self) -> None:
         self.kv.check()
         assert {p for key, p in PREFIX_OF.items() if key in self.index} == self.on_device
-        tier = self.kv._host_tier
-        assert tier is not None
+        assert isinstance(self.kv.prefixes, PrefixCache)
+        tier = self.kv.prefixes._host
+        assert isinstance(tier, HostTier)
         assert {p for key, p in PREFIX_OF.items() if key in tier} == set(self.on_host)
         assert [PREFIX_OF[key] for key in tier._idle] == self.idle()
 
     @invariant()
     def every_request_reads_its_own_tokens(self) -> None:
         for name, running in self.running.items():
-            full = [self.memory[block] for block in self.kv.block_table(name)]
+            full = [self.memory[block] for block in self.kv.block_tables[name]]
             num_full = running.num_computed // SIZE
             assert full[:num_full] == running.prefixes(running.num_computed)
 
     @invariant()
     def who_waits_is_told_what_is_cached(self) -> None:
-        self.waiting |= dict(self.kv.refresh_matches())
+        self.waiting |= dict(self.kv.prefixes.refresh())
         for name, num_tokens in self.waiting.items():
             found = self.cached(tuple(self.requests[name].prompt_token_ids or ()))
             assert num_tokens == len(found) * SIZE

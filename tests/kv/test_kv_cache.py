@@ -66,7 +66,7 @@ class KVMachine(RuleBasedStateMachine):
         assert self.kv.num_free_blocks == self.free_blocks() - missing
         self.kv.grow_lent(name, before + more)
         self.device[name] = before + more
-        table = self.kv.block_table(name)
+        table = self.kv.block_tables[name]
         for i in range(self.blocks(before), len(table)):
             self.device_memory[table[i]] = (name, i)
 
@@ -114,7 +114,7 @@ class KVMachine(RuleBasedStateMachine):
     def every_table_holds_its_own_contents_in_order(self) -> None:
         for name, tokens in self.device.items():
             if tokens:
-                contents = [self.device_memory[block] for block in self.kv.block_table(name)]
+                contents = [self.device_memory[block] for block in self.kv.block_tables[name]]
                 assert contents == [(name, i) for i in range(self.blocks(tokens))]
 
 

@@ -81,7 +81,7 @@ class PrefixMachine(RuleBasedStateMachine):
         return [self.tokens[name][:n] for n in range(SIZE, num_tokens + 1, SIZE)]
 
     def held(self, *without: str) -> set[int]:
-        return {b for n in self.running if n not in without for b in self.kv.block_table(n)}
+        return {b for n in self.running if n not in without for b in self.kv.block_tables[n]}
 
     def num_free(self) -> int:
         return NUM_BLOCKS - len(self.held())
@@ -115,15 +115,15 @@ class PrefixMachine(RuleBasedStateMachine):
 
     def leave(self, name: str) -> None:
         """Its tail first."""
-        blocks = [b for b in self.kv.block_table(name) if b in self.cached]
+        blocks = [b for b in self.kv.block_tables[name] if b in self.cached]
         self.left += [b for b in reversed(blocks) if b not in self.held(name)]
         del self.running[name]
 
     def notice(self, name: str, more: int, prior: int) -> None:
         """A step is planned, or has run: what is full can be found."""
-        request, table = self.requests[name], self.kv.block_table(name)
+        request, table = self.requests[name], self.kv.block_tables[name]
         chunk = ScheduledChunk(request, more, prior, False, table)
-        self.kv.note_planned([chunk])
+        self.kv.prefixes.note_planned([chunk])
         new = set()
         for block, prefix in zip(table, self.prefixes(name, prior + more), strict=False):
             if self.cached.setdefault(block, prefix) is prefix:
@@ -145,7 +145,7 @@ class PrefixMachine(RuleBasedStateMachine):
         request = self.requests[name]
         request.status, request.num_computed_tokens = RequestStatus.WAITING, 0
         self.waiting[name] = 0
-        self.kv.watch(request)
+        self.kv.prefixes.watch(request)
 
     def startable(self, queue: dict[str, Any]) -> list[str]:
         """Nobody is preempted and starts again while a step of it runs."""
@@ -166,8 +166,8 @@ class PrefixMachine(RuleBasedStateMachine):
         assert missing == len({*found} - self.held()) + new
         if missing > self.num_free():
             return
-        self.kv.start(name, num_found)
-        assert self.kv.block_table(name) == found
+        self.kv.prefixes.start(name, num_found)
+        assert self.kv.block_tables[name] == found
         self.left = [b for b in self.left if b not in found]
         request = self.running[name] = self.requests[name]
         request.status, request.num_computed_tokens = RequestStatus.RUNNING, cached
@@ -207,18 +207,18 @@ class PrefixMachine(RuleBasedStateMachine):
         self.run(self.steps.pop(0))
 
     def run(self, step: Step) -> None:
-        self.kv.note_computed([step.chunk])
+        self.kv.prefixes.note_computed([step.chunk])
 
     @precondition(lambda self: self.steps)
     @rule()
     def fail_a_step(self) -> None:
         """Who counts on what it was to compute ends, and nobody finds that any more."""
         failed = self.steps[0].chunk.request
-        spoilt = self.kv.spoilt_by({failed})
+        spoilt = self.kv.prefixes.counting_on({failed})
         own = {b for s in self.steps if s.chunk.request is failed for b in s.blocks}
-        assert {n for n in self.running if own & {*self.kv.block_table(n)}} <= {*spoilt}
+        assert {n for n in self.running if own & {*self.kv.block_tables[n]}} <= {*spoilt}
         self.finish([failed.request_id, *spoilt])
-        self.kv.discard_unfinished({failed})
+        self.kv.prefixes.on_failed_step({failed})
         unfinished = {b for s in self.steps for b in s.blocks}
         for block in unfinished - self.held():
             self.drop(block)
@@ -237,7 +237,7 @@ class PrefixMachine(RuleBasedStateMachine):
         names = sorted(self.waiting) + sorted(self.running) + sorted(self.swapped)
         if names:
             self.finish([data.draw(st.sampled_from(names))])
-            self.kv.settle_ends()
+            self.kv.prefixes.settle_ends()
 
     def finish(self, names: Sequence[str]) -> None:
         for name in names:
@@ -271,8 +271,8 @@ class PrefixMachine(RuleBasedStateMachine):
         if len({*found} - self.held()) + num_new > self.num_free():
             return
         self.left = [b for b in self.left if b not in found]
-        self.kv.start(name)
-        assert self.kv.block_table(name) == found
+        self.kv.prefixes.start(name)
+        assert self.kv.block_tables[name] == found
         self.evict(max(0, num_new - self.num_empty()))
         for copy in self.kv.swap_in(name):
             self.memory[copy.device_block] = self.host_memory[copy.host_block]
@@ -312,12 +312,13 @@ class PrefixMachine(RuleBasedStateMachine):
     def every_request_reads_its_own_tokens(self) -> None:
         for name, request in self.running.items():
             num = request.num_computed_tokens
-            full = [self.memory[block] for block in self.kv.block_table(name)]
+            full = [self.memory[block] for block in self.kv.block_tables[name]]
             assert full[: num // SIZE] == self.prefixes(name, num)
 
     @invariant()
     def who_waits_is_told_what_is_cached(self) -> None:
-        self.waiting |= dict(self.kv.refresh_matches())
+        cached = dict(self.kv.prefixes.refresh())
+        self.waiting |= {name: n for name, n in cached.items() if name not in self.swapped}
         for name, num_tokens in self.waiting.items():
             assert num_tokens == len(self.found(name)) * SIZE
             self.requests[name].num_computed_tokens = num_tokens
@@ -376,11 +377,11 @@ class MergedMachine(HashMachine):
         name = step.chunk.request.request_id
         num_tokens = step.chunk.num_prior_tokens + step.chunk.num_new_tokens
         prefixes = self.prefixes(name, num_tokens) if name in self.running else []
-        before = self.kv.block_table(name)[: len(prefixes)] if prefixes else []
+        before = self.kv.block_tables[name][: len(prefixes)] if prefixes else []
         super().run(step)
         for place, (own, prefix) in enumerate(zip(before, prefixes, strict=True)):
             oldest = next(block for block, other in self.cached.items() if other == prefix)
-            assert self.kv.block_table(name)[place] == oldest
+            assert self.kv.block_tables[name][place] == oldest
             if oldest != own:
                 del self.cached[own]
                 self.left = [block for block in self.left if block != oldest]
@@ -411,8 +412,8 @@ class RadixMachine(PrefixMachine):
         self.may_not_go = self.held()
 
     def notice(self, name: str, more: int, prior: int) -> None:
-        request, table = self.requests[name], self.kv.block_table(name)
-        self.kv.note_computed([ScheduledChunk(request, more, prior, False, table)])
+        request, table = self.requests[name], self.kv.block_tables[name]
+        self.kv.prefixes.note_computed([ScheduledChunk(request, more, prior, False, table)])
         self.forget_what_went()
         for block, prefix in zip(table, self.prefixes(name, prior + more), strict=False):
             if prefix not in self.cached.values():
@@ -490,13 +491,13 @@ def test_a_request_without_tokens_and_hashes_shares_nothing() -> None:
     kv = KVCache(8, 4, 0, HashIndex())
     for name in ("a", "b"):
         request = Request(name, 0.0, 12, 4)
-        kv.watch(request)
-        assert dict(kv.refresh_matches()) == {name: 0}
-        kv.start(name)
+        kv.prefixes.watch(request)
+        assert dict(kv.prefixes.refresh()) == {name: 0}
+        kv.prefixes.start(name)
         kv.grow(name, 12)
-        kv.note_computed([ScheduledChunk(request, 12, 0, True, ())])
+        kv.prefixes.note_computed([ScheduledChunk(request, 12, 0, True, ())])
     assert kv.num_free_blocks == 2
-    assert kv.num_cached_blocks == 0
+    assert kv.prefixes.num_evictable == 0
 
 
 def test_a_step_of_a_request_that_has_ended_fills_no_blocks_of_its_namesake() -> None:
@@ -504,26 +505,26 @@ def test_a_step_of_a_request_that_has_ended_fills_no_blocks_of_its_namesake() ->
     kv = KVCache(8, 4, 0, HashIndex())
     first, second = make("a", tuple(range(9)), 9), make("a", tuple(range(20, 29)), 9)
     for request in (first, second):
-        kv.watch(request)
-        list(kv.refresh_matches())
-        kv.start("a")
+        kv.prefixes.watch(request)
+        list(kv.prefixes.refresh())
+        kv.prefixes.start("a")
         kv.grow("a", 8)
         if request is first:
             request.end_reason = EndReason.CLIENT
             kv.forget("a")
-    kv.note_computed([ScheduledChunk(first, 8, 0, False, ())])
+    kv.prefixes.note_computed([ScheduledChunk(first, 8, 0, False, ())])
     kv.forget("a")
-    assert kv.num_cached_blocks == 0
+    assert kv.prefixes.num_evictable == 0
 
 
 def test_what_was_left_first_goes_first_and_of_one_request_its_tail() -> None:
     kv = KVCache(6, 4, 0, HashIndex())
     old, new = make("old", tuple(range(8)), 8), make("new", tuple(range(50, 58)), 8)
     for request in (old, new):
-        kv.watch(request)
-        kv.start(request.request_id)
+        kv.prefixes.watch(request)
+        kv.prefixes.start(request.request_id)
         kv.grow(request.request_id, 8)
-        kv.note_computed([ScheduledChunk(request, 8, 0, True, ())])
+        kv.prefixes.note_computed([ScheduledChunk(request, 8, 0, True, ())])
     kv.forget("old")
     kv.forget("new")
     kept: dict[str, list[int]] = {"old": [], "new": []}
@@ -531,8 +532,8 @@ def test_what_was_left_first_goes_first_and_of_one_request_its_tail() -> None:
         kv.grow("other", 4 * (taken + 1))
         for name, start in (("old", 0), ("new", 50)):
             asks = make("asks", (*range(start, start + 8), 7), 9)
-            kv.watch(asks)
-            kept[name].append(dict(kv.refresh_matches())["asks"] // 4)
+            kv.prefixes.watch(asks)
+            kept[name].append(dict(kv.prefixes.refresh())["asks"] // 4)
             kv.forget("asks")
     assert kept == {"old": [1, 0, 0, 0], "new": [2, 2, 1, 0]}
 

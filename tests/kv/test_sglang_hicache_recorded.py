@@ -21,20 +21,22 @@ import pytest
 
 from slosched.core import EndReason, Request, ScheduledChunk
 from slosched.kv import HostWrites, Key, KVCache, PrefixHost, RadixIndex, block_keys
+from slosched.kv.prefix.cache import PrefixCache
+from slosched.kv.prefix.host_tier import HostTier
+from slosched.kv.prefix.sharing import SharedBlocks
 
 RECORDED = Path(__file__).parents[1] / "oracles" / "sglang055_hicache.jsonl.gz"
 WRITES = {"write_back": HostWrites.BACK, "write_through": HostWrites.THROUGH}
 """`write_through_selective` writes what was hit twice, which a request does when it ends."""
 
 
-class EvictingKV(KVCache):
+class EvictingPrefixes(PrefixCache):
     """Where there is too little room it evicts all that is asked for, as SGLang does."""
 
-    def _take(self, count: int) -> list[int]:
-        assert self._shared is not None
-        if self._device.num_free < count:
-            self._device.give_back(self._shared.evict(count))
-        return self._device.take(count)
+    def take(self, count: int) -> list[int]:
+        if self._pool.num_free < count:
+            self._pool.give_back(self._blocks.evict(count))
+        return self._pool.take(count)
 
 
 class Replay:
@@ -48,9 +50,12 @@ class Replay:
         num_host = int(config["kv"] * config["host_ratio"]) // self.page
         host = PrefixHost(num_host, WRITES.get(config["writes"], HostWrites.THROUGH))
         self.index = RadixIndex()
-        self.kv = EvictingKV(config["kv"] // self.page, self.page, 0, self.index, host)
-        assert self.kv._host_tier is not None
-        self.tier = self.kv._host_tier
+        self.kv = KVCache(config["kv"] // self.page, self.page)
+        self.tier = HostTier(host, self.index)
+        blocks = SharedBlocks(self.index, self.page, self.tier)
+        self.kv.prefixes = self.prefixes = EvictingPrefixes(
+            blocks, self.kv._device, self.kv._tables, self.tier, num_swap_blocks=0
+        )
         self.requests = [
             Request(str(place), 0.0, len(tokens), 1, prompt_token_ids=tuple(tokens))
             for place, tokens in enumerate(workload["prompts"])
@@ -76,8 +81,8 @@ class Replay:
         place = step["run"]
         request = self.requests[place]
         request.end_reason = None
-        self.kv.watch(request)
-        [(name, num_found)] = self.kv.refresh_matches()
+        self.kv.prefixes.watch(request)
+        [(name, num_found)] = self.kv.prefixes.refresh()
         num_on_device = self.num_on_device(self.keys[place][: num_found // self.page])
         num_on_host = num_found - num_on_device
         self.seen["starts"] += 1
@@ -88,26 +93,26 @@ class Replay:
             first, stop = num_on_device // self.page, num_found // self.page
             self.tier.pin(name, self.keys[place][first:stop])  # which SGLang has looked at
             self.tier.unpin(name)
-            self.kv.start(name, num_on_device)
+            self.kv.prefixes.start(name, num_on_device)
             self.num_computed[place] = num_on_device
         else:
-            self.kv.start(name)
-            self.kv.load_started()
+            self.kv.prefixes.start(name)
+            self.prefixes.load_started()
             self.num_computed[place] = num_found
             self.seen["loaded"] += num_on_host
 
     def compute(self, place: int, stop: int) -> None:
         request, prior = self.requests[place], self.num_computed[place]
         table = self.kv.grow(request.request_id, stop)
-        self.kv.take_copies()
-        self.kv.note_computed([ScheduledChunk(request, stop - prior, prior, False, table)])
+        self.kv.prefixes.take_copies()
+        self.kv.prefixes.note_computed([ScheduledChunk(request, stop - prior, prior, False, table)])
         self.num_computed[place] = stop
 
     def end(self, place: int) -> None:
         del self.num_computed[place]
         self.requests[place].end_reason = EndReason.CLIENT
         self.kv.forget(self.requests[place].request_id)
-        self.kv.settle_ends()
+        self.kv.prefixes.settle_ends()
 
     def compare(self, step: dict[str, Any]) -> None:
         on_device = [self.num_on_device(keys) for keys in self.keys]

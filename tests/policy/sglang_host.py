@@ -14,8 +14,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from slosched.batch import BatchBuilder
-from slosched.core import Request, ScheduledBatch, ScheduledChunk, SchedulerOutput, SchedulerView
+from slosched.core import Request, ScheduledBatch, SchedulerOutput, SchedulerView
 from slosched.kv import KVCache
+from slosched.kv.prefix.off import NoPrefixCache
 from slosched.kv.prefix.radix import Node, RadixTree
 from slosched.policy.engines.sglang.adder import AddResult, PrefillAdder
 from slosched.policy.engines.sglang.order import content, sort_depth_first
@@ -38,10 +39,9 @@ class Step(NamedTuple):
 class RadixKV(KVCache):
     """A block is a page; `SGLangHere` and `settle` tell it when SGLang would do what."""
 
-    shares_prefixes = True
-
     def __init__(self, num_tokens: int, page_size: int = 1) -> None:
         super().__init__(num_tokens // page_size, page_size)
+        self.prefixes = RadixPrefixes(self)
         self.tree = RadixTree(page_size)
         self.kept: list[Request] = []
         """Decodes of which some may be retracted, or driven out, in this step."""
@@ -140,9 +140,6 @@ class RadixKV(KVCache):
     def forget(self, request_id: str) -> None:
         pass
 
-    def note_computed(self, chunks: Iterable[ScheduledChunk]) -> None:
-        pass
-
     def settle(self, batch: ScheduledBatch, step: Step) -> None:
         """What SGLang does with the results of a step, request by request."""
         for request, num_new, num_prior, emits_token, _ in batch.chunks:
@@ -178,6 +175,21 @@ class RadixKV(KVCache):
             self._in_flight.append(table.pop())
         self._device.give_back(table[num_shared:])
         self.tree.unlock(self._node.pop(request_id))
+
+
+class RadixPrefixes(NoPrefixCache):
+    """What the Scheduler tells this cache."""
+
+    def __init__(self, kv: RadixKV) -> None:
+        super().__init__(kv._device, kv._tables)
+        self._kv = kv
+
+    def watch(self, request: Request) -> None:
+        self._kv.watch(request)
+
+    def start_all(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._kv.start(request_id)
 
 
 class MatchingAdder(PrefillAdder):
@@ -232,8 +244,8 @@ class SGLangHere(SGLang):
         new = [(r.num_computed_tokens, batch.num_scheduled_tokens[r.request_id]) for r in prompts]
         self.kv.need_for_prompts(sum(n for _, n in new), len(prompts))
         if self._mixed:
-            pages, size = self.kv.num_blocks_for, self.kv.block_size
-            num_taken = sum(pages(prior + n) - pages(prior) for prior, n in new) * size
+            size = self.kv.block_size
+            num_taken = sum(-(-(prior + n) // size) - -(-prior // size) for prior, n in new) * size
             self.kv.need(len(self._mixed) * size, num_taken)
         return True
 

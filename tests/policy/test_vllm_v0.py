@@ -345,7 +345,7 @@ class TestPrefixCaching:
         assert player.kv.num_free_blocks == 1
         assert player.step() == "a1 b1 c1"
         assert player.kv.num_free_blocks == 1
-        assert player.kv.block_table("a") == player.kv.block_table("b")
+        assert player.kv.block_tables["a"] == player.kv.block_tables["b"]
 
     def test_who_comes_back_shares_again(self) -> None:
         player = Player(blocks=8, host_blocks=8, swap=True, caches_prefixes=True)

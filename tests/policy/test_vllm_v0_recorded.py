@@ -103,7 +103,8 @@ class Replay:
             max_loras=config.get("max_loras"),
             preemption_mode=PreemptionMode(config["preemption"] or "recompute"),
         )
-        index = MergedIndex() if config["prefix"] else None
+        self.shares_prefixes = bool(config["prefix"])
+        index = MergedIndex() if self.shares_prefixes else None
         self.kv = KVCache(config["blocks"], config["bs"], config["cpu_blocks"], index)
         self.scheduler = Scheduler(self.policy, self.kv, limits)
         self.where = ""
@@ -152,7 +153,7 @@ class Replay:
 
     def compare_chunks(self, batch: ScheduledBatch, expected: dict[str, Any]) -> None:
         chunks, theirs = in_vllms_order(batch), expected["batch"]
-        if self.kv.shares_prefixes:  # who comes back stands first
+        if self.shares_prefixes:  # who comes back stands first
             theirs = sorted(theirs, key=lambda chunk: chunk[0] not in batch.output.swapped_in)
         assert [(c.request.request_id, c.emits_token) for c in chunks] == [
             (b[0], "nosample" not in b) for b in theirs

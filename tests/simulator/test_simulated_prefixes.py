@@ -141,18 +141,18 @@ def test_a_thousand_who_wait_for_what_is_being_computed_cost_less_than_a_millise
 def test_nobody_is_looked_at_whom_no_change_concerns() -> None:
     """The blocks that come and go match none of a thousand waiting requests."""
     kv = Storm(HashIndex()).scheduler.kv
-    list(kv.refresh_matches())
+    list(kv.prefixes.refresh())
     other = Request("other", 0.0, 9000, 8, prefix_hashes=(-1,) * 18, prefix_block_tokens=512)
-    kv.watch(other)
-    list(kv.refresh_matches())
-    kv.start("other")
+    kv.prefixes.watch(other)
+    list(kv.prefixes.refresh())
+    kv.prefixes.start("other")
     computed = 0
 
     def one_more_block() -> None:
         nonlocal computed
         table = kv.grow("other", computed + 16)
-        kv.note_computed([ScheduledChunk(other, 16, computed, False, table)])
+        kv.prefixes.note_computed([ScheduledChunk(other, 16, computed, False, table)])
         computed += 16
-        assert not list(kv.refresh_matches())
+        assert not list(kv.prefixes.refresh())
 
     assert is_below(100e-6, lambda: min(timeit.repeat(one_more_block, number=1, repeat=101)))

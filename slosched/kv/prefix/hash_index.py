@@ -19,9 +19,6 @@ class HashIndex:
     Source: vLLM 0.32 and 0.33, `v1/core/block_pool.py`.
     """
 
-    finds_planned = True
-    merges = False
-
     def __init__(self) -> None:
         self._block: dict[Key, int] = {}
         """The one that is found."""
@@ -108,9 +105,6 @@ class HashIndex:
                 self._place[key] = place
             self._holders[key] = num_holders + 1
         return own
-
-    def merge(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:  # noqa: ARG002
-        return list(blocks)
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
         gone = []

@@ -20,11 +20,6 @@ class PrefixIndex(Protocol):
     part of that is held.
     """
 
-    finds_planned: bool
-    """Whether a block is found as soon as a step is planned that fills it, or when it has ended."""
-    merges: bool
-    """Whether of blocks that became equal while they were computed one stays."""
-
     @property
     def num_evictable(self) -> int:
         """Blocks that nobody holds."""
@@ -57,12 +52,6 @@ class PrefixIndex(Protocol):
 
         Returned are the blocks that are to be held: where one of the same content takes the place
         of its own, that is given back.
-        """
-
-    def merge(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
-        """Who holds these blocks, which are computed, holds those that are returned from now on.
-
-        What differs is no longer in the index, and free.
         """
 
     def evict(self, count: int) -> list[tuple[Key, int]]:

@@ -11,23 +11,25 @@ from slosched.kv.prefix.keys import Key
 class MergedIndex(HashIndex):
     """A `HashIndex` in which blocks that are found equal become one.
 
-    Two requests that compute the same at once have a block each while their steps run; then the
-    later block is given back.  vLLM V0 does so when it plans, and lets both write into one block;
-    slosched changes no table of a step that is yet to read it.
+    Two requests that compute the same content at once have a block each while their steps run; then
+    the later block is given back.  vLLM V0 merges them when it plans and lets both write into one
+    block; slosched changes no table that a planned step is yet to read.
 
     Source: vLLM 0.6.3 `core/block/prefix_caching_block.py`.
     """
 
-    merges = True
-
     def merge(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:
+        """Return the blocks that a request holds from now on in place of its computed `blocks`.
+
+        Blocks that differ are free and no longer in the index.
+        """
         return [
             block if key not in self._twins else self._merge(key, block)
             for key, block in zip(keys, blocks, strict=True)
         ]
 
     def _merge(self, key: Key, block: int) -> int:
-        """Who holds `block` holds the oldest one from now on."""
+        """Let the request that holds `block` hold the oldest equal one, and return that."""
         twins = self._twins[key]
         oldest = next(iter(twins))
         if oldest != block:

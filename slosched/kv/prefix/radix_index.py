@@ -17,8 +17,6 @@ class RadixIndex:
     which it was evicted: they are evicted one by one again.
     """
 
-    finds_planned = merges = False
-
     def __init__(self) -> None:
         self._tree = RadixTree(page_size=1)
         self._block: dict[Key, int] = {}
@@ -78,9 +76,6 @@ class RadixIndex:
             self._tree.unlock(self._node(keys[:num_held]))
         self._hold(keys[num_held:])
         return [self._block[key] for key in keys[num_held:]]
-
-    def merge(self, keys: Sequence[Key], blocks: Sequence[int]) -> list[int]:  # noqa: ARG002
-        return list(blocks)
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
         gone = []

@@ -18,6 +18,7 @@ from enum import Enum, auto
 from itertools import islice
 
 from slosched.core import KVView, Request, RequestStatus, SchedulerView
+from slosched.core.merged_blocks import BlockNames
 
 
 class AllocStatus(Enum):
@@ -59,7 +60,8 @@ class BlockManager:
         self._num_lookahead_slots = num_lookahead_slots
         # vLLM asks that a step's tokens be whole blocks then; not with fewer than one.
         caches = view.limits.max_num_batched_tokens >= kv.block_size
-        self._block_names = view.block_names if caches else None
+        ledger = kv.ledger()
+        self._block_names = ledger if caches and isinstance(ledger, BlockNames) else None
         self.caches_prefixes = self._block_names is not None
         """True if requests share blocks as V0's do."""
         self._more: Counter[Hashable] = Counter()
