@@ -23,11 +23,11 @@ from slosched.policy.kit.drop import Drop, drop_late
 class FCFS(PlansBesideDecodes, ForeseesDecodes):
     """Running requests in order of admission, then waiting ones in order of arrival.
 
-    Requests that run come first, so decodes are served before new prompts; a prompt gets what is
-    left of the step's tokens and continues in the next.  When KV blocks run out the youngest
-    running request is preempted, and then nothing new starts.  A waiting request starts only if
-    all its tokens fit into the free blocks; none overtakes the head of the queue, but for one
-    whose LoRA adapter finds no slot.
+    Decodes are therefore served before new prompts.  A prompt gets the tokens of the step that are
+    left, and continues in the next step.  When KV blocks run out, the youngest running request is
+    preempted, and nothing new starts in that step.  A waiting request starts only if all its
+    tokens fit into the free blocks.  It may overtake the head of the queue only if the head's LoRA
+    adapter finds no slot.
 
     Source: vLLM 0.33 `v1/core/sched/scheduler.py` with its defaults; its options are in `vllm_v1`.
     Swapped requests, which V1 does not have, come back before new ones as in vLLM V0.
@@ -44,7 +44,7 @@ class FCFS(PlansBesideDecodes, ForeseesDecodes):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """Only if the decodes come first, being the oldest, and no prompt needs their blocks."""
+        """Plan the rest; return None unless decodes come first and no prompt needs their blocks."""
         batch = BatchBuilder(view, beside=decodes)
         view = drop_late(batch, view, self.drop)
         if not add_begun_beside(batch, decodes, view.running):

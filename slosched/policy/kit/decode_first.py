@@ -81,7 +81,7 @@ class DecodeFirst(StallFree, ForeseesDecodes):
     token_budget: int = tunable(512, 128, 256, 1024, 2048)
     """Tokens in one step; `max_num_batched_tokens` may limit it further."""
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
-    """Which requests are rejected before they have emitted a token."""
+    """Option that rejects requests which cannot meet their TTFT any more."""
 
     def __post_init__(self) -> None:
         check_at_least(1, token_budget=self.token_budget)

@@ -1,4 +1,4 @@
-"""What a policy may know of output lengths: those of the requests that have finished."""
+"""Output lengths of finished requests: all that a policy may know about lengths to come."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slosched.core import Request, RequestStatus
 Floats = npt.NDArray[np.float64]
 
 _WINDOW = 1000
-"""Finished requests that are remembered: Past-Future's history (ASPLOS '25, LightLLM)."""
+"""Number of finished requests that are remembered, as in Past-Future (ASPLOS '25, LightLLM)."""
 
 
 class OutputLengths:
-    """Expected output tokens to come, from finished requests that were longer than this one is.
+    """Output tokens that requests are expected to emit, learnt from longer finished requests.
 
-    Before any has finished there is one sample, the prior.  Feed it with `watch` whenever a
-    prompt runs (every request's does), and call `update` before asking.
+    Before any request has finished there is one sample, the prior.  Call `watch` whenever a prompt
+    runs, which every request's prompt does, and `update` before asking.
     """
 
     def __init__(self, prior_tokens: int) -> None:
@@ -34,7 +34,7 @@ class OutputLengths:
         self._watched[request.request_id] = request
 
     def update(self) -> None:
-        """Learn from the watched requests that have ended since."""
+        """Learn from the watched requests that have ended since the last call."""
         ended = [r for r in self._watched.values() if r.end_reason is not None]
         if not ended:
             return
@@ -45,7 +45,10 @@ class OutputLengths:
         self._sort()
 
     def expected_left(self, num_output_tokens: npt.ArrayLike) -> Floats:
-        """Tokens still to come of requests that have emitted so many, at least 1 each."""
+        """Return the mean of tokens still to come for requests that have emitted so many.
+
+        It is the mean over the finished requests that were longer, and at least 1.
+        """
         so_far = np.asarray(num_output_tokens, dtype=np.float64)
         mean_of_longer = self._mean_from[np.searchsorted(self._sorted, so_far, side="right")]
         left: Floats = np.maximum(mean_of_longer - so_far, 1.0)
@@ -53,11 +56,14 @@ class OutputLengths:
 
     @property
     def longest(self) -> float:
-        """Of those remembered."""
+        """Return the longest remembered output, in tokens."""
         return float(self._sorted[-1])
 
     def upper_left(self, num_output_tokens: npt.ArrayLike, quantile: npt.ArrayLike) -> Floats:
-        """Tokens to come that a share `quantile` of the longer ones did not exceed; at least 1."""
+        """Return the tokens to come that a share `quantile` of the longer requests did not exceed.
+
+        The result is at least 1.
+        """
         so_far = np.asarray(num_output_tokens, dtype=np.float64)
         first = np.searchsorted(self._sorted, so_far, side="right")
         num_longer = len(self._sorted) - first
@@ -73,4 +79,4 @@ class OutputLengths:
         count = np.arange(len(self._sorted), 0, -1)
         mean_from = np.cumsum(self._sorted[::-1])[::-1] / count
         self._mean_from = np.append(mean_from, 0.0)
-        """Mean of the sorted lengths from this place on; 0 behind the last."""
+        """Mean of the sorted lengths from each place on; 0 after the last."""

@@ -1,4 +1,4 @@
-"""Policies around a policy: they hold requests back or refuse them, and leave the rest to it."""
+"""Wrappers: policies that hold back or reject requests in front of another policy."""
 
 from __future__ import annotations
 
@@ -22,38 +22,39 @@ from slosched.core import (
 
 
 class Gate(NamedTuple):
-    """What becomes of the requests that wait; who is in neither is held back for this step."""
+    """What happens to each waiting request: let through, rejected, or else held back."""
 
     through: Sequence[Request]
-    """Shown to the inner policy, in the order in which they wait."""
+    """Waiting requests that the inner policy is shown, in the order in which they wait."""
     rejected: Mapping[str, EndReason]
+    """Ids of the requests that are rejected in this step, with the reasons."""
 
 
 @dataclass
 class Wrapper(PlansBesideDecodes, ForeseesDecodes):
-    """A policy that another one asks: the base of those that stand in front of any policy.
+    """A policy in front of another one, the inner policy.
 
-    The inner policy sees a view without the waiting requests that are held back or refused.  On
+    The inner policy sees a view without the waiting requests that are held back or rejected.  On
     the command line a wrapper follows what it wraps: `edf+early_rejection+past_future`.
 
-    A subclass writes `gate`, and `gate_beside` for fast replays.  Both may be asked more than once
-    before a step is planned, so what they learn must not depend on how often; what has to be
-    remembered of a decision belongs into `planned`.  While nothing runs and nobody is swapped out,
-    someone has to be let through or refused.
+    A subclass writes `gate`, and `gate_beside` for fast replays.  Both may be called more than once
+    before a step is planned, so what they learn must not depend on the number of calls; `planned`
+    is the place to remember a decision.  While no request runs or is swapped out, at least one
+    has to be let through or rejected.
     """
 
     inner: Policy
 
     @abstractmethod
     def gate(self, view: SchedulerView) -> Gate:
-        """Decide about those that wait."""
+        """Decide about the waiting requests."""
 
     def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate | None:
-        """`gate` where the decodes are known as a group only; None to be shown each of them."""
+        """Decide as `gate` does, given the decodes as a group; return None to be shown each one."""
         return None
 
     def planned(self, view: SchedulerView, gate: Gate, output: SchedulerOutput) -> None:
-        """`output` is carried out: `gate` and what the inner policy made of it."""
+        """Learn that `output` will be executed, which came of `gate` and the inner policy."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         gate = self.gate(view)

@@ -1,4 +1,4 @@
-"""Early rejection (Mooncake): who would break a promise once it decodes is refused on arrival."""
+"""Early rejection (Mooncake): a request that would break an SLO is refused on arrival."""
 
 from __future__ import annotations
 
@@ -23,32 +23,33 @@ from slosched.policy.kit.drop import why_late
 from slosched.policy.kit.wrapper import Gate, Wrapper
 
 _WINDOW = 200
-"""Requests over which what was seen is averaged."""
+"""Number of recent requests over which observations are averaged."""
 _MAX_JUDGED = 64
-"""New requests judged in one step, the others in the next: a bound on its cost in a burst."""
+"""New requests judged in one step; it bounds the cost of a step in a burst."""
 
 
 @dataclass
 class EarlyRejection(Wrapper):
-    """Refuses a new request if the load predicted for when it begins to decode is too high.
+    """Rejects a new request if the load predicted for the start of its decode is too high.
 
-    1. It begins after the prefills of all that were taken on before it, and its own.  The TTFT
-       load is the TTFT that follows, by the one it was promised.
-    2. Then decode: it, those that decode now and have not for t_d by then, and those that come
-       before it.  The TBT load is the predicted time of a step of these by the tightest TPOT.
-    3. The larger of the two is the load; above `max_load` the request is refused.  Who was taken
-       on is not refused here any more.
+    1. Its decode starts after its own prefill and those of all requests accepted before it.  The
+       TTFT load is the TTFT that follows from this, divided by the TTFT of its SLO.
+    2. The requests that decode at that time are: itself, those accepted before it, and those that
+       decode now and will have decoded for less than t_d.  The TBT load is the predicted time of a
+       step of these, divided by their smallest TPOT.
+    3. The load is the larger of the two.  Above `max_load` the request is rejected.  An accepted
+       request is never rejected here later.
 
     Source: Mooncake (arXiv 2407.00079), section 7: early rejection based on prediction, at the
-    level of the system, where every request is taken to decode for the same time t_d.  (Decided
-    by the present load of decodes, prefills and decodes swing in opposite phase.)
+    level of the system, which assumes that every request decodes for the same time t_d.  (If the
+    present load of decodes decided, prefills and decodes would swing in opposite phase.)
 
-    Otherwise here: one replica does both, and a wrapper does not know in which steps the inner
-    policy computes a prompt, so predicted waits are taken times how much longer than predicted
-    they were of late; t_d is the mean of the finished requests'.  Left out: the choice of an
-    instance, and the transfer and reuse of KV caches.
+    Differences: one replica does both prefill and decode here.  A wrapper does not know in which
+    steps the inner policy computes a prompt, so predicted waits are scaled by how much longer
+    recent waits were than predicted.  t_d is the mean over finished requests.  Left out: the
+    choice of an instance, and the transfer and reuse of KV caches.
 
-    Output lengths: those of finished requests, in t_d and in the mean context of a decode.
+    Output lengths are those of finished requests; they enter t_d and the mean context of a decode.
     """
 
     max_load: float = tunable(1.0, 0.7, 0.8, 0.9, 1.1)
@@ -62,9 +63,9 @@ class EarlyRejection(Wrapper):
     def reset(self) -> None:
         super().reset()
         self._taken: dict[str, _Taken] = {}
-        """Those taken on, until they end."""
+        """Accepted requests by id, until they end."""
         self._just_taken: list[_Taken] = []
-        """By the last `gate`, until its step is planned."""
+        """Requests accepted by the last `gate`, until its step is planned."""
         self._seen = _Seen(self.prior_decode_s)
 
     def gate(self, view: SchedulerView) -> Gate:
@@ -91,7 +92,7 @@ class EarlyRejection(Wrapper):
         self._just_taken = []
 
     def _new(self, waiting: Sequence[Request]) -> list[Request]:
-        """They stand at the end of the queue."""
+        """Return the requests that were not judged yet; they stand at the end of the queue."""
         new = []
         for request in reversed(waiting):
             if request.request_id in self._taken or request.num_preemptions:
@@ -100,7 +101,7 @@ class EarlyRejection(Wrapper):
         return new[::-1]
 
     def _look(self) -> None:
-        """Who has got its first token, and who has ended, since the last arrival."""
+        """Observe first tokens and ends since the last arrival."""
         for each in list(self._taken.values()):
             request = each.request
             if not each.has_begun and request.num_output_tokens:
@@ -124,18 +125,18 @@ class EarlyRejection(Wrapper):
 
 @dataclass(slots=True)
 class _Taken:
-    """A request that was taken on."""
+    """An accepted request."""
 
     request: Request
     taken_s: float
     work_s: float
-    """Prefills until its first token, when it was taken on."""
+    """Seconds of prefills until its first token, as predicted when it was accepted."""
     has_begun: bool = False
-    """Whether its first token was seen."""
+    """True once its first token was observed."""
 
 
 class _Seen:
-    """What recent requests came to."""
+    """Waits and decode times of recent requests."""
 
     def __init__(self, prior_decode_s: float) -> None:
         self._prior_decode_s = prior_decode_s
@@ -151,26 +152,27 @@ class _Seen:
 
     @property
     def slowdown(self) -> float:
-        """How much longer a first token takes than the prefills until then."""
+        """Return the time until a first token divided by the prefills until then, recently."""
         work_s = sum(each_s for _, each_s in self._waits_s)
         return sum(each_s for each_s, _ in self._waits_s) / work_s if work_s else 1.0
 
     @property
     def decode_s(self) -> float:
-        """t_d."""
+        """Return t_d, the mean time for which a request decodes."""
         if not self._decodes:
             return self._prior_decode_s
         return sum(each_s for each_s, _ in self._decodes) / len(self._decodes)
 
     @property
     def output_tokens(self) -> float:
+        """Return the mean output length; 0 before any request has finished."""
         if not self._decodes:
             return 0.0
         return sum(num for _, num in self._decodes) / len(self._decodes)
 
 
 class _Forecast:
-    """The load to come, from all that were taken on."""
+    """The load to come, from all accepted requests."""
 
     def __init__(
         self, now_s: float, model: LatencyModel, taken: Iterable[_Taken], seen: _Seen
@@ -179,9 +181,9 @@ class _Forecast:
         self._slowdown, self._decode_s = seen.slowdown, seen.decode_s
         self._work_s = 0.0
         self._ends_s: list[float] = []
-        """When those that decode now will have done so for t_d."""
+        """Times at which the present decodes will have decoded for t_d."""
         self._begins_s: list[float] = []
-        """When those that do not yet will begin to."""
+        """Times at which the other accepted requests will start to decode."""
         self._tpot_s = math.inf
         requests = [each.request for each in taken]
         for request in requests:
@@ -196,12 +198,13 @@ class _Forecast:
         self._steps_s: dict[int, float] = {}
 
     def work_s_with(self, request: Request) -> float:
-        """Prefills until the request's first token if it comes next."""
+        """Return the seconds of prefills until the request's first token if it comes next."""
         known = request.num_prompt_tokens + request.num_output_tokens
         computed = request.num_computed_tokens
         return self._work_s + self._model.predict_prefill(known - computed, computed)
 
     def load(self, request: Request, work_s: float) -> float:
+        """Return the larger of TTFT load and TBT load if `request` comes next."""
         begin_s = self._now_s + self._slowdown * work_s
         ttft_load = (begin_s - request.arrival_s) / request.slo.ttft_s
         num_ended = bisect_right(self._ends_s, begin_s)
@@ -210,6 +213,7 @@ class _Forecast:
         return max(ttft_load, self._step_s(num) / min(self._tpot_s, request.slo.tpot_s))
 
     def take(self, request: Request, work_s: float) -> None:
+        """Count `request` among the accepted ones."""
         self._tpot_s = min(self._tpot_s, request.slo.tpot_s)
         self._add_prefill(work_s)
 
@@ -218,7 +222,7 @@ class _Forecast:
         self._begins_s.append(self._now_s + self._slowdown * work_s)
 
     def _step_s(self, num_decodes: int) -> float:
-        """Of so many decodes and nothing else."""
+        """Return the predicted time of a step of so many decodes and nothing else."""
         if num_decodes not in self._steps_s:
             shape = BatchShape()
             shape.num_decodes = num_decodes

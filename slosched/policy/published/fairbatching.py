@@ -1,4 +1,4 @@
-"""FairBatching: decodes that are ahead lend their step to prompts."""
+"""FairBatching: decodes that are ahead of their deadlines leave room in the step to prompts."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from slosched.policy.kit.drop import Drop, drop_late
 class FairBatching(PlansBesideDecodes):
     """Urgent decodes, then prompts, then the other decodes, in the time of the step.
 
-    1. The step may last until the first decode is due, and at least the smallest TPOT of the
-       decodes: max(min slack, min TPOT).
-    2. A decode is urgent if its slack is at most that time and the smallest TPOT: were it left
-       out now, the next step could be too late for it.
-    3. Urgent decodes, prompts (begun and waiting), and the other decodes, each by slack: as much
-       as fits is predicted to end in that time; prompts are cut to it.
+    1. The time limit of the step is max(smallest slack, smallest TPOT) over the decodes: the step
+       may last until the first decode is due, and always one TPOT.
+    2. A decode is urgent if its slack is at most this limit plus the smallest TPOT: if it were
+       left out now, the next step could be too late for it.
+    3. The step takes urgent decodes, then prompts (begun and waiting), then the other decodes, each
+       group by slack, as long as it is predicted to end within the limit.  Prompts are cut to fit.
 
     Source: FairBatching (arXiv 2510.14392), whose code is not public: batch capacity, envelope
-    deadlines and the three groups as its notes have them (literature.md 2.3).
+    deadlines and the three groups.
 
-    Otherwise here: the run's latency model predicts, not its a + b · new tokens + c · context; KV
-    blocks are kept for prompts begun; when they run out decodes that are not urgent are preempted
-    first, then prompts begun, then urgent decodes, the least urgent first of each; if not even
-    one request fits into the time, it is served all the same.  Left out: PAB, its signal to a
-    router above.  `margin` and `drop`, which it has not, are there so that all are compared with
-    the same options.
+    Differences: the run's latency model predicts, not the paper's a + b · new tokens + c · context.
+    KV blocks are kept for prompts that have begun.  When blocks run out, decodes that are not
+    urgent are preempted first, then prompts that have begun, then urgent decodes, and in each group
+    the least urgent first.  If not even one request fits into the time, one is served all the same.
+    Left out: PAB, the paper's signal to a router above the replicas.  The paper has no `margin` and
+    no `drop`; they are here so that all policies can be compared with the same options.
 
-    Nothing is known of output lengths.
+    The policy uses no output lengths.
     """
 
     deadlines: Deadlines = tunable(Deadlines.ENVELOPE, Deadlines.RUN)
@@ -82,7 +82,7 @@ class FairBatching(PlansBesideDecodes):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If they are alone and done in a TPOT, which the step may always last."""
+        """Plan nothing else if there are only decodes and they take less than a TPOT."""
         limit_s = (1 - self.margin) * min(decodes.num_by_tpot_s)
         if not (are_alone(decodes, view) and all_in_time(decodes, view, limit_s)):
             return None
@@ -91,7 +91,7 @@ class FairBatching(PlansBesideDecodes):
     def _budget(
         self, view: SchedulerView, decodes: list[Request], first_due_s: float
     ) -> tuple[float, float]:
-        """Seconds that the step may last, and the time until which decodes are urgent."""
+        """Return how long the step may last, and the time until which a due decode is urgent."""
         tpot_s = min(r.slo.tpot_s for r in decodes)
         step_s = max(first_due_s - view.now_s, tpot_s)
         if step_s < math.inf:
@@ -99,7 +99,7 @@ class FairBatching(PlansBesideDecodes):
         return step_s, view.now_s + step_s + tpot_s
 
     def _add_prompts(self, batch: BatchBuilder, view: SchedulerView, begun: list[Request]) -> None:
-        """None starts or comes back in a step that had to preempt."""
+        """Add prompts by slack; none starts or comes back in a step that had to preempt."""
         prefills = [r for r in begun if not batch.has_left(r)]
         reserved_blocks = batch.blocks_promised(prefills)
         if not (batch.preempted or batch.swapped_out):

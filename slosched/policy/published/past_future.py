@@ -1,4 +1,4 @@
-"""Past-Future: a request starts only if the KV cache will hold all of them at its fullest."""
+"""Past-Future: a request starts only if the KV cache will hold all requests at its peak."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from slosched.policy.kit.wrapper import Gate, Wrapper
 
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
 _MAX_ASKED = 64
-"""Waiting requests that are asked in one step; a bound on its cost."""
+"""Waiting requests that are looked at in one step; it bounds the cost of the step."""
 
 
 @dataclass
 class PastFuture(Wrapper):
-    """Holds new requests back until the peak of the KV cache with them stays within it.
+    """Holds new requests back while the predicted peak of the KV cache would exceed it.
 
-    1. The output of each request that runs is drawn from those of recently finished ones that
-       were longer than it is already; of one that waits, from all of them.
-    2. The cache is fullest just before one ends: with the k longest to go still there, in order
-       of what is left, the peak is max over k of left_k * k + tokens of the first k.
-    3. The waiting are let through in their order while the peak, the largest of `num_draws`, is
-       below the cache less `reserve`.  The first that is not holds up those behind it.
+    1. The output length of a running request is drawn from recently finished requests that were
+       longer than it is already, and that of a waiting request from all recently finished ones.
+    2. The cache is fullest just before a request ends.  With requests sorted by the tokens left to
+       emit, the most first, the peak is the maximum over k of left_k * k + tokens of the first k.
+    3. Waiting requests are let through in their order while the peak, the largest of `num_draws`,
+       is below the cache size minus `reserve`.  The first that is not holds up those behind it.
 
-    Nobody is refused.  It spares preemptions where the cache is small for the load and costs
-    queueing where outputs are shorter than drawn.
+    No request is rejected.  The wrapper saves preemptions where the cache is small for the load,
+    and it costs queueing where outputs are shorter than drawn.
 
     Source: Past-Future (ASPLOS '25, arXiv 2507.10150), in the form of its authors' LightLLM,
     `chunked_prefill/impl_past_future.py`: `history_output_len` → `OutputLengths`, `REVERSED` →
     `reserve`, `MAXIMUM_LISTS` → `num_draws`, `_calc_max_token_num_needed` → `peak_tokens`.
 
-    Otherwise here: draws are a sequence of golden ratios over the requests, which no seed is
-    needed for and which is more even than chance; before any request has finished, outputs are
-    `prior_output_tokens` long where LightLLM begins with the longest allowed; a request that has
-    outlived the history is expected to end with the next token, where it draws up to its limit.
+    Differences: draws are a golden-ratio sequence over the requests, which needs no seed and is
+    more even than chance.  Before any request has finished, outputs are `prior_output_tokens` long
+    where LightLLM begins with the longest allowed.  A request that is longer than the whole history
+    is expected to end with the next token, where LightLLM draws up to its limit.
 
-    Output lengths: those of the last 1,000 finished requests.
+    Output lengths are those of the last 1,000 finished requests.
     """
 
     reserve: float = tunable(0.05, 0.0, 0.1, 0.2)
@@ -73,7 +73,7 @@ class PastFuture(Wrapper):
         return Gate(waiting[: self._num_through(view, there, waiting)], {})
 
     def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate | None:
-        """If it fits even if all outputs are as long as the longest, which sums can tell."""
+        """Decide from sums; return None unless all fit even with outputs as long as the longest."""
         if not view.waiting:
             return Gate(view.waiting, {})
         self._lengths.update()
@@ -89,7 +89,7 @@ class PastFuture(Wrapper):
                 self._lengths.watch(request)
 
     def _fitting_now(self, view: SchedulerView, held_tokens: int) -> list[Request]:
-        """Those that wait, until their known tokens alone are too many; at least the first."""
+        """Return the first waiting requests whose known tokens alone fit, and at least one."""
         room = self._room(view)
         waiting: list[Request] = []
         for request in islice(view.waiting, _MAX_ASKED):
@@ -102,7 +102,7 @@ class PastFuture(Wrapper):
     def _num_through(
         self, view: SchedulerView, there: Sequence[Request], waiting: Sequence[Request]
     ) -> int:
-        """How many of `waiting`, from the first, keep the peak below the room."""
+        """Return how many of `waiting`, from the first on, keep the peak below the room."""
         requests = [*there, *waiting]
         known = np.array([r.num_tokens for r in requests], dtype=np.float64)
         left, room = self._draw_left(requests), self._room(view)
@@ -114,10 +114,11 @@ class PastFuture(Wrapper):
         return largest_that_fits(fits, 0 if there else 1, len(waiting) + 1)
 
     def _room(self, view: SchedulerView) -> float:
+        """Return the tokens of the KV cache that may be used."""
         return (1 - self.reserve) * view.kv.num_blocks * view.kv.block_size
 
     def _fits_surely(self, view: SchedulerView, num_there: int, held_tokens: int) -> bool:
-        """True if all that wait fit beside those that are there, however long any gets."""
+        """Tell whether all waiting requests fit even if every output is as long as the longest."""
         longest = self._lengths.longest
         room = self._room(view) - held_tokens - num_there * longest
         for request in view.waiting:
@@ -127,7 +128,7 @@ class PastFuture(Wrapper):
         return room > 0
 
     def _draw_left(self, requests: Sequence[Request]) -> Floats:
-        """Output tokens still to come of each, shape (draws, requests)."""
+        """Return draws of the output tokens still to come, shape (draws, requests)."""
         emitted = np.array([r.num_output_tokens for r in requests], dtype=np.float64)
         most = np.array([r.max_tokens for r in requests], dtype=np.float64) - emitted
         places = np.arange(1, len(requests) + 1) * _GOLDEN_RATIO
@@ -137,10 +138,10 @@ class PastFuture(Wrapper):
 
 
 def peak_tokens(known: Floats, left: Floats) -> float:
-    """The most tokens that are in the cache at once, if each request emits what is left of it.
+    """Return the most tokens that are in the KV cache at once while all requests run to their ends.
 
-    `known` tokens of each, shape (requests,), and `left` to come, shape (requests,) or, for the
-    largest of several draws, (draws, requests).
+    Each request has `known` tokens, shape (requests,), and `left` tokens to emit, shape (requests,)
+    or (draws, requests); of several draws the largest peak is returned.
     """
     by_left = np.argsort(-left, axis=-1, kind="stable")
     longest_first = np.take_along_axis(left, by_left, axis=-1)
