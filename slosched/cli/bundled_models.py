@@ -25,7 +25,7 @@ def _print_bundled(asked: bool) -> None:
         return
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 0), pad_edge=False)
     for column in _COLUMNS:
-        # In a narrow window what is called by several words goes on in the next line.
+        # In a narrow window, names of several words are wrapped.
         table.add_column(
             column,
             justify="right" if column in _NUMBERS else "left",
@@ -34,7 +34,7 @@ def _print_bundled(asked: bool) -> None:
         )
     for name in bundled_models():
         table.add_row(*map(escape, model_row(name, load_model(name))))
-    # A file has no window that the table would have to fit into.
+    # Output to a file need not fit into a window.
     (console if console.is_terminal else Console(width=_WIDTH_IN_A_FILE)).print(table)
     console.print(
         "Errors in % of the measured time, on steps that were not fitted; KV cache in thousands of "
@@ -44,7 +44,7 @@ def _print_bundled(asked: bool) -> None:
 
 
 def model_row(name: str, model: FittedModel) -> tuple[str, ...]:
-    """What a user chooses by, one word or number a column; the name says the model."""
+    """Return the cells of a row of the table: what a user needs to choose this latency model."""
     said = model.provenance
     error = model.held_out_error
     return (
@@ -68,7 +68,7 @@ def _device(said: Mapping[str, str]) -> str:
 
 ShowBundled = Annotated[
     bool,
-    # Eager: it is asked for in place of a measurement.
+    # Eager: with --list nothing is measured.
     typer.Option(
         "--list",
         callback=_print_bundled,

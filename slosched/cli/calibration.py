@@ -1,4 +1,4 @@
-"""The latency model that `serve` measures by itself, and keeps for the next start."""
+"""The latency model that `serve` measures by itself and keeps for the next start."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _POOR_PERCENT = 15.0
 def calibrated_model(
     local: LocalModel, limits: Limits, calibrate_s: float, *, anew: bool
 ) -> FittedModel:
-    """Return the latency model of this model on this device, and print how wrong it is.
+    """Return the latency model of this model on this device, and print its error.
 
-    It comes from the cache, or is profiled now if there is none or if `anew` is asked for.
+    It comes from the cache. If the cache has none, or if `anew` is true, the model is profiled now.
     """
     from slosched.engine.torch import default_cache_dir
 
@@ -76,7 +76,10 @@ def _warn_of_poor(model: FittedModel, calibrate_s: float) -> None:
 
 
 def _fingerprint(local: LocalModel, limits: Limits) -> str:
-    """Return a name for everything on which the times depend: a stale model is never used."""
+    """Return a file name with a hash of everything that step times depend on.
+
+    When any of it changes, so does the name, and a stale latency model is never loaded.
+    """
     facts = {k: v for k, v in local.provenance().items() if k not in ("date", "kv_capacity_tokens")}
     facts |= {
         "format": MODEL_FORMAT,

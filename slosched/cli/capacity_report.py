@@ -1,4 +1,7 @@
-"""What `slosched capacity` shows and leaves.  Imports matplotlib and pandas: load it late."""
+"""The tables, report and files of `slosched capacity`.
+
+Imports matplotlib and pandas, so other modules import it only when they need it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def show(
     targets: Sequence[float],
     bounds: Mapping[float, float],
 ) -> None:
-    """A table for each target, and below them what they must be read with."""
+    """Print a table for each target, and below them the notes on how to read them."""
     console.print(title)
     for target in targets:
         heading = f"{_share(target)} of the requests good"
@@ -39,7 +42,7 @@ def show(
 
 
 def capacity_table(title: str, study: Study, target: float, bounds: Mapping[float, float]) -> Table:
-    """A row for each policy; ratios are to the first."""
+    """Return a table with a row for each policy; ratios are relative to the first policy."""
     columns = ["policy", "requests/s", "95 % interval", "ratio", "95 % interval"]
     columns += ["÷ bound"] if bounds else []
     rows = [_row(study, name, target, bounds) for name in study.contenders]
@@ -58,7 +61,10 @@ def leave_results(
     store: Store,
     provenance: Mapping[str, object],
 ) -> None:
-    """Report, figures, curves and capacities in the folder `out`, all replays as Parquet."""
+    """Write the report, figures, curves and capacities to the folder `out`.
+
+    All replays go there, too, as results.parquet.
+    """
     curve = study.frame()
     capacities = capacity_frame(study, targets, bounds)
     curve.to_csv(out / "curves.csv", index=False)
@@ -88,7 +94,7 @@ def leave_results(
 def capacity_frame(
     study: Study, targets: Sequence[float], bounds: Mapping[float, float]
 ) -> pd.DataFrame:
-    """A row for each policy and target."""
+    """Return a frame with a row for each policy and target."""
     rows = []
     first = study.contenders[0]
     for target in targets:
@@ -115,7 +121,7 @@ def capacity_frame(
 
 
 def notes(study: Study, sweep: Sweep, targets: Sequence[float]) -> Iterator[str]:
-    """What went wrong, and what the figures must be read with."""
+    """Yield a sentence for each failure, and for each caveat of the capacities."""
     for name, measured in sweep.measured.items():
         if measured.error is not None:
             yield f"{name} was given up: {what(measured.error)}"

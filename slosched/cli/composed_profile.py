@@ -1,4 +1,4 @@
-"""`slosched profile --from …`: measurements that others made, in place of one's own device."""
+"""`slosched profile --from …`: a profile composed of published measurements of a GPU."""
 
 from __future__ import annotations
 
@@ -17,32 +17,40 @@ _FLAGS = {"system": "--system", "backend": "--backend", "tp": "--tp"}
 
 
 class Origin(StrEnum):
-    """Who measured."""
+    """The source of the measurements."""
 
     AICONFIGURATOR = "aiconfigurator"
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Measurements from elsewhere, and of what; `--model` names the model as they do."""
+    """The options of `profile --from`. `--model` is the name that the source has for the model."""
 
     origin: Annotated[
         Origin | None,
         typer.Option(
             "--from",
-            help="Measure nothing: compose the profile of NVIDIA AIConfigurator's operator tables "
-            "(needs the extra `aiconfigurator`).",
+            help="Measure nothing: compose the profile from the operator times that NVIDIA "
+            "AIConfigurator publishes (needs the extra `aiconfigurator`).",
         ),
     ] = None
     system: Annotated[
         str | None,
-        typer.Option(help="With --from: the GPU, as h200_sxm, h100_sxm, a100_sxm, b200_sxm, l40s."),
+        typer.Option(
+            help="With --from: the GPU, such as h200_sxm, h100_sxm, a100_sxm, b200_sxm or l40s."
+        ),
     ] = None
     backend: Annotated[
-        str | None, typer.Option(help="With --from: vllm (the default), sglang or trtllm.")
+        str | None,
+        typer.Option(help="With --from: the engine, vllm (the default), sglang or trtllm."),
     ] = None
     tp: Annotated[
-        int | None, typer.Option(min=1, help="With --from: GPUs that share each layer; 1 if left.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --from: number of GPUs that share each layer (tensor parallelism).  "
+            "Default: 1.",
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -53,7 +61,7 @@ class SourceOptions:
             raise ValueError("--from needs --system, the GPU: --system h200_sxm, say")
 
     def compose(self, model: str, out: Path, seed: int, overwrite: bool) -> None:
-        """Write the profile of `model` to `out`."""
+        """Compose the profile of `model` and write it to `out`."""
         assert self.system is not None
         if out.exists() and not overwrite:
             raise ValueError(f"{out} exists; name another file, or replace it with --overwrite")

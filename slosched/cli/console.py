@@ -1,4 +1,4 @@
-"""What the commands print with: one console, tables, progress, complaints."""
+"""The console that all commands print to, and its tables, progress bars and error lines."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NOT_THE_USERS = (
     f"{Path(__file__).parents[1]}{os.sep}",
     *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib")),
 )
-"""How the names of files begin that are ours, Python's or a library's."""
+"""The beginnings of the file names of slosched, Python and installed libraries."""
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
-# Without emoji=False rich reads the `:X:` of package.module:X: as a picture.
+# Without emoji=False, rich turns the `:X:` of package.module:X: into an emoji.
 console = Console(highlight=False, emoji=False)
 if not console.is_terminal:
     console = Console(highlight=False, emoji=False, width=_WIDTH_IN_A_FILE)
@@ -39,13 +39,13 @@ _stderr = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def complain(error: Exception) -> None:
-    """One line that says what was wrong."""
+    """Print one line to stderr that says what was wrong."""
     _stderr.print(f"[bold red]error:[/] {escape(what(error))}")
 
 
 def place_in_users_code(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost line of the user's own code, of a policy most likely, that the error passed."""
-    # A worker process sends its traceback as a text, which becomes the cause.
+    """Return the innermost frame of the user's own code, usually a policy, in the traceback."""
+    # A worker process sends its traceback as text, which becomes the cause.
     far = [
         traceback.FrameSummary(f, int(n), at) for f, n, at in _FRAME.findall(str(error.__cause__))
     ]
@@ -55,7 +55,11 @@ def place_in_users_code(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def what(error: BaseException) -> str:
-    """The line of the user's code that it came from, the system's own errors without a number."""
+    """Return what to tell the user about an error.
+
+    If it came from the user's own code, the file and line come first. Errors of the operating
+    system are shown without their number.
+    """
     if (place := place_in_users_code(error)) is not None:
         where = f"{place.filename}, line {place.lineno}, in {place.name}"
         return f"{where}: {type(error).__name__}: {error}"
@@ -65,7 +69,7 @@ def what(error: BaseException) -> str:
 
 
 def progress_bar() -> Progress:
-    """Counted work, with the time that it still takes."""
+    """Return a progress bar that counts work and estimates the time that is left."""
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -79,14 +83,14 @@ def progress_bar() -> Progress:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """The first column is a name, the others are numbers."""
+    """Return a table whose first column is a name and whose other columns are numbers."""
     made = Table(title=title, title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         is_name = i == 0
         made.add_column(
             column,
             justify="left" if is_name else "right",
-            overflow="fold" if is_name else "ellipsis",  # a name is told apart by its end
+            overflow="fold" if is_name else "ellipsis",  # the end of a name tells it from others
         )
     for row in rows:
         made.add_row(*map(escape, row))

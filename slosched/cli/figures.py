@@ -1,4 +1,7 @@
-"""The figures and report sections of replays.  Imports matplotlib and pandas: load it late."""
+"""The figures and report sections of replays.
+
+Imports matplotlib and pandas, so other modules import it only when they need it.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +42,14 @@ from slosched.perfmodel.fit_report import (
 
 
 def plot_fit(report: FitReport) -> Figure:
-    """Predictions for steps that were not fitted, by regime."""
+    """Return a plot of the predictions for held-out steps, by regime."""
     measured = report.held_out_measurements
     seconds = [m.seconds for m in measured]
     return fit_plot(report.held_out_predictions_s, seconds, groups(measured))
 
 
 def fit_section(report: FitReport) -> Section:
-    """Forms, parameters, errors and the plot of a fit."""
+    """Return a report section with the forms, parameters, errors and plot of a fit."""
     forms = pd.DataFrame(form_rows(report), columns=list(FORM_COLUMNS))
     parameters = pd.DataFrame(parameter_rows(report), columns=list(PARAMETER_COLUMNS))
     errors = pd.DataFrame(error_rows(report), columns=list(ERROR_COLUMNS))
@@ -61,7 +64,10 @@ def comparison_section(
     rule: DeadlineRule,
     shares: Mapping[str, float] | None = None,
 ) -> Section:
-    """The table and every figure of a comparison; `shares` are of the bound on any scheduler."""
+    """Return a report section with the table and every figure of a comparison.
+
+    `shares` says by policy which share of the bound on any scheduler it reached.
+    """
     drawn = figures(outcomes, rule).values()
     return Section(heading, [text, comparison_frame(outcomes, rule, shares), *drawn])
 
@@ -69,7 +75,7 @@ def comparison_section(
 def comparison_frame(
     outcomes: Mapping[str, Outcome], rule: DeadlineRule, shares: Mapping[str, float] | None
 ) -> pd.DataFrame:
-    """The table of the terminal."""
+    """Return the same table that the terminal shows, as a frame."""
     summaries = summarize_all(outcomes, rule)
     names = [name.replace("\n", " ") for name in columns(summaries, shares)]
     return pd.DataFrame(outcome_rows(summaries, shares), columns=names)
@@ -93,7 +99,7 @@ def leave_report(
 
 
 def metrics_section(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> Section:
-    """Every metric of every replay, a row each."""
+    """Return a report section with a row for every metric and a column for every replay."""
     rows = {}
     for name, outcome in outcomes.items():
         rows[name] = outcome.summary(rule).as_row()
@@ -109,7 +115,7 @@ def metrics_section(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> Sect
 
 
 def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Figure]:
-    """By the name of the file that they are saved in."""
+    """Return every figure of the replays, by the file name (without suffix) to save it under."""
     summaries = summarize_all(outcomes, rule)
     records = {name: outcome.records for name, outcome in outcomes.items()}
     made = {
@@ -130,11 +136,11 @@ def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Fi
 
 
 def save_figures(folder: Path, made: Mapping[str, Figure]) -> None:
-    """Each as PNG for slides and as SVG for print."""
+    """Save each figure in `folder`, as PNG for slides and as SVG for print."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in made.items():
         figure.savefig(folder / f"{name}.png", dpi=200)
-        figure.set_layout_engine(None)  # it is laid out now, and drawn twice as fast without
+        figure.set_layout_engine(None)  # already laid out; drawing takes half as long without
         figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
 
 

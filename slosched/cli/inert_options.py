@@ -1,4 +1,4 @@
-"""Options that cannot matter on the trace at hand: each is said once, before the work."""
+"""Notes on options that cannot change anything on the given trace, printed before the work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MENDED_BY = {
     "priority": "--priority 0.2:-1 gives a fifth of them another",
     "lora_id": "--loras 8 gives each one of eight",
 }
-"""By field of a request, how a trace that lacks it gets it."""
+"""The option that gives the requests different values of a field, by field."""
 
 
 def note_inert(

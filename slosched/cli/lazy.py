@@ -1,7 +1,7 @@
-"""Commands that are imported when they are run: before, their names and summaries will do.
+"""Commands that are imported only when they are run; until then, names and summaries suffice.
 
-Together they import numpy and half the package, a second of work that `slosched --help`, a slip in
-a command's name and `--version` can do without.
+Importing all commands takes about a second, as they need numpy and half the package. `--help`,
+`--version` and the message on a misspelt command do not have to wait for that.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typer.core import TyperGroup
 
 SUMMARIES = {
     "profile": "Measure how long batches take: pure prefills, pure decodes, mixes and swaps.",
-    "fit": "Fit how long a step takes, and say how wrong the fit is on steps it has not seen.",
+    "fit": "Fit a latency model to a profile, and print its error on steps that were not fitted.",
     "serve": "Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.",
-    "replay": "Replay a trace open loop and score it: requests arrive on time whatever became of "
-    "others.",
-    "compare": "Simulate policies on the same trace and device; leave a table, figures and an HTML "
+    "replay": "Replay a trace open loop and score it: requests are sent on time, however slow "
+    "the answers.",
+    "compare": "Simulate policies on the same trace and device; write a table, figures and an HTML "
     "report.",
-    "bounds": "Print how many requests of a trace any scheduler at all could serve well, by four "
-    "bounds.",
+    "bounds": "Print four upper bounds on how many requests of a trace any scheduler can serve "
+    "well.",
     "capacity": "Find the highest rate at which a policy serves 90 % and 99 % of all requests as "
     "promised.",
-    "tune": "Give a policy its best hyper-parameters, so that it is compared at its best.",
+    "tune": "Find a policy's best hyper-parameters, so that it is compared at its best.",
     "policies": "List the scheduling policies, their options and defaults.",
     "demo": "Profile a real model here, fit, serve it, replay a trace live under three policies, "
     "compare.",
     "trace": "Make a trace, read one and show its statistics, or fetch one.",
 }
-"""By command, the first sentence of what it says of itself: `slosched.cli.commands.NAME.NAME`."""
+"""The first sentence of each command's docstring (`slosched.cli.commands.NAME.NAME`)."""
 
 
 class LazyCommands(TyperGroup):
-    """A group of commands that are known by their summaries and imported to be run."""
+    """A group of commands that are listed by their summaries and imported when they are run."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -43,7 +43,7 @@ class LazyCommands(TyperGroup):
 
 
 def add_summaries(app: typer.Typer) -> None:
-    """Add every command by its summary to an app whose group is `LazyCommands`."""
+    """Add the name and summary of every command to an app whose group is `LazyCommands`."""
     for name, summary in SUMMARIES.items():
         app.command(name, short_help=summary)(_not_imported)
 

@@ -1,4 +1,4 @@
-"""A model on the device at hand, ready for steps: what `profile` and `serve` share."""
+"""A model that is loaded on this machine's device: what `profile` and `serve` share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LocalModel:
 
     @property
     def max_model_len(self) -> int:
-        """Longest context that model and KV cache allow."""
+        """Return the length in tokens of the longest context that model and KV cache allow."""
         return min(self.loaded.max_model_len, self.num_blocks * self.block_size)
 
     @property
@@ -44,8 +44,8 @@ class LocalModel:
         return self.loaded.geometry.bytes_per_token * self.block_size
 
     def provenance(self) -> dict[str, str]:
-        """What a measurement on this model must say about itself."""
-        import torch  # torch only where a model runs
+        """Return the facts about model, device and engine to store with a measurement."""
+        import torch  # only where a model runs
 
         is_gpu = self.loaded.device.type == "cuda"
         device = torch.cuda.get_device_name(self.loaded.device) if is_gpu else cpu_name()
@@ -76,9 +76,12 @@ class LocalModel:
 def open_local(
     model: ModelOptions, kv: KVOptions, seed: int = 0, *, num_prefix_host_blocks: int = 0
 ) -> LocalModel:
-    """Load the model and reserve its KV cache, with those host blocks beside `kv`'s."""
+    """Load the model and reserve its KV cache.
+
+    Host memory gets the blocks that `kv` asks for, and `num_prefix_host_blocks` more.
+    """
     try:
-        from slosched.engine.torch import (  # seconds to import
+        from slosched.engine.torch import (  # takes seconds
             TorchExecutor,
             default_num_blocks,
             load_model,

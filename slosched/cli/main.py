@@ -1,4 +1,4 @@
-"""All commands under one name, and errors as one clear line."""
+"""The `slosched` command: runs the commands and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slosched.cli.lazy import LazyCommands, add_summaries
 app = typer.Typer(
     cls=LazyCommands,
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain: what it takes to draw frames takes as long as all the rest
+    rich_markup_mode=None,  # drawing frames would double the start-up time
     pretty_exceptions_enable=False,
     help="SLO-aware scheduling of LLM inference: profile, fit, serve, replay, compare.",
 )
@@ -32,7 +32,7 @@ def _print_version(asked: bool) -> None:
 def _options(
     _version: Annotated[
         bool,
-        # Eager: it is asked for in place of a command.
+        # Eager: needs no command.
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
@@ -42,14 +42,15 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one line on stderr and exit status 1.
+    """Run the command line.
 
-    That is bad input, and whatever went wrong in a policy of the user's own.  Anything else is a
-    fault of ours, and keeps its traceback.
+    Errors that a user can mend, which are bad input and errors in the user's own policy, become
+    one line on stderr and exit status 1. Any other error is a bug of slosched and keeps its
+    traceback.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logging.getLogger("slosched").setLevel(logging.INFO)  # what takes long says so
-    sys.path.append(str(Path.cwd()))  # where a policy of one's own may lie, as package.module:Class
+    logging.getLogger("slosched").setLevel(logging.INFO)  # slow work announces itself
+    sys.path.append(str(Path.cwd()))  # for --policy package.module:Class
     try:
         app()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Options that belong together, declared once: a dataclass parameter becomes one flag a field."""
+"""Groups of options: a dataclass that is a command's parameter becomes one flag for each field."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer whose dataclass parameters are spread out into their fields.
+    """Return the command for typer, with each dataclass parameter replaced by its fields.
 
-    The default of such a parameter is an instance of its class, and gives the flags' defaults, so
-    that commands can share flags and still differ in what they assume.
+    The default of such a parameter is an instance of its class, and its values are the flags'
+    defaults. So commands can share flags and still have different defaults.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters = inspect.signature(command).parameters

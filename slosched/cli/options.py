@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share, with the functions that read their values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from slosched.workload import (
 
 
 def duration(text: str) -> float:
-    """Seconds; a complaint that typer shows beside the option's name."""
+    """Return seconds; raise BadParameter, which typer shows with the option's name."""
     try:
         return parse_duration(text)
     except ValueError as error:
@@ -40,7 +40,7 @@ def duration(text: str) -> float:
 
 
 def ttft(text: str) -> TTFTPromise:
-    """A TTFT promise; a complaint that typer shows beside the option's name."""
+    """Return a TTFT promise; raise BadParameter, which typer shows with the option's name."""
     try:
         return parse_ttft(text)
     except ValueError as error:
@@ -48,7 +48,7 @@ def ttft(text: str) -> TTFTPromise:
 
 
 def adapters(text: str) -> Adapters:
-    """LoRA adapters; a complaint that typer shows beside the option's name."""
+    """Return LoRA adapters; raise BadParameter, which typer shows with the option's name."""
     try:
         return parse_adapters(text)
     except ValueError as error:
@@ -56,7 +56,7 @@ def adapters(text: str) -> Adapters:
 
 
 def _priorities(texts: list[str] | None) -> list[str] | None:
-    """Complains of what `Priorities` refuses."""
+    """Return the texts; raise BadParameter if they do not make valid `Priorities`."""
     try:
         Priorities(tuple(map(parse_priority, texts or ())))
     except ValueError as error:
@@ -65,14 +65,14 @@ def _priorities(texts: list[str] | None) -> list[str] | None:
 
 
 class Seconds(float):
-    """A default that help texts show with its unit."""
+    """A default value in seconds that help texts show with its unit."""
 
     def __str__(self) -> str:
         return f"{self:g}s"
 
 
 def share(text: str) -> float:
-    """A share of requests; whoever means percent is told so."""
+    """Return a share in (0, 1]; raise BadParameter for anything else, such as percent."""
     try:
         value = float(text)
     except ValueError:
@@ -83,7 +83,7 @@ def share(text: str) -> float:
 
 
 def writable(path: Path | None) -> Path | None:
-    """Complains where nothing can be written, before the work and not after it."""
+    """Return the path; raise BadParameter if it cannot be written, before any work is done."""
     if path is None:
         return None
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
@@ -95,20 +95,21 @@ def writable(path: Path | None) -> Path | None:
 
 
 def out_file(what: str) -> Any:
-    """The option for the file that a command writes."""
+    """Return the option --out for the file that a command writes; `what` is its help text."""
     return typer.Option("--out", "-o", dir_okay=False, callback=writable, help=what)
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the option stands on the command line."""
+    """Tell whether the user gave this option on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def _one_promise(context: typer.Context, value: Any) -> Any:
-    """Complains of tiers beside what they replace.
+    """Return the value; raise BadParameter if --slo-tier is given together with one of the times.
 
-    It is asked of all three, for each sees only those that stand before it on the command line.
+    It is the callback of all three options, as each sees only those that come before it on the
+    command line.
     """
     names = ("slo_ttft", "slo_tpot")
     times = [f"--{name}".replace("_", "-") for name in names if is_given(context, name)]
@@ -118,7 +119,7 @@ def _one_promise(context: typer.Context, value: Any) -> Any:
 
 
 class Format(StrEnum):
-    """What is loaded of a model."""
+    """The source of a model's weights: its files (auto) or random numbers (dummy)."""
 
     AUTO = "auto"
     DUMMY = "dummy"
@@ -127,12 +128,14 @@ class Format(StrEnum):
 TTFT = Annotated[
     float | None,
     typer.Option(
-        "--slo-ttft", parser=duration, metavar="TIME", help="TTFT promise: 500ms, 1s, 0.5."
+        "--slo-ttft", parser=duration, metavar="TIME", help="TTFT to promise: 500ms, 1s, 0.5."
     ),
 ]
 TPOT = Annotated[
     float | None,
-    typer.Option("--slo-tpot", parser=duration, metavar="TIME", help="TPOT promise: 50ms, 0.05."),
+    typer.Option(
+        "--slo-tpot", parser=duration, metavar="TIME", help="TPOT to promise: 50ms, 0.05."
+    ),
 ]
 TraceSource = Annotated[
     str,
@@ -144,14 +147,14 @@ TraceSource = Annotated[
         f"{', '.join(KINDS)}.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything that is random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers: 7.")]
 PolicyName = Annotated[
     str,
     typer.Option(
         "--policy",
         "-p",
         metavar="NAME[:option=value,…][+WRAPPER…]",
-        help="See `slosched policies`.",
+        help="Scheduling policy: edf:drop=expired.  `slosched policies` lists all.",
     ),
 ]
 LatencyModelName = Annotated[
@@ -159,24 +162,25 @@ LatencyModelName = Annotated[
     typer.Option(
         "--latency-model",
         metavar="FILE|NAME",
-        help="A model that `slosched fit` saved, or a bundled one.",
+        help="A latency model that `slosched fit` saved (model.json), or a bundled one "
+        "(h100/llama-3.1-8b; `slosched profile --list` shows all).",
     ),
 ]
 OutDir = Annotated[
     Path,
-    typer.Option("--out", "-o", file_okay=False, callback=writable, help="Folder for results."),
+    typer.Option("--out", "-o", file_okay=False, callback=writable, help="Folder for the results."),
 ]
 
 
 @dataclass(frozen=True)
 class PromiseOptions:
-    """What requests are promised, the same to all."""
+    """The SLO options of `serve`: the same promise for every request."""
 
     slo_ttft: TTFT = None
     slo_tpot: TPOT = None
 
     def slo(self) -> SLO | None:
-        """None if neither was given."""
+        """Return the SLO, or None if neither time was given."""
         if self.slo_ttft is None and self.slo_tpot is None:
             return None
         return SLO(self.slo_ttft or NO_SLO.ttft_s, self.slo_tpot or NO_SLO.tpot_s)
@@ -184,7 +188,7 @@ class PromiseOptions:
 
 @dataclass(frozen=True)
 class TracePromiseOptions:
-    """What the requests of a trace are promised: all the same, by tier, or by their prompts."""
+    """The SLO options for a trace: one promise for all, tiers, or a TTFT by prompt length."""
 
     slo_ttft: Annotated[
         TTFTPromise | None,
@@ -193,8 +197,8 @@ class TracePromiseOptions:
             parser=ttft,
             callback=_one_promise,
             metavar="TIME|FACTORx",
-            help="TTFT promise: 500ms, 1s; 3x is three times the prompt's unloaded prefill, by the "
-            "latency model; 0.5s+3x their sum.",
+            help="TTFT to promise: 500ms, 1s; 3x for three times what the latency model predicts "
+            "for the prompt's prefill alone; 0.5s+3x for their sum.",
         ),
     ] = None
     slo_tpot: Annotated[
@@ -204,7 +208,7 @@ class TracePromiseOptions:
             parser=duration,
             callback=_one_promise,
             metavar="TIME",
-            help="TPOT promise: 50ms, 0.05.",
+            help="TPOT to promise: 50ms, 0.05.",
         ),
     ] = None
     slo_tier: Annotated[
@@ -212,14 +216,15 @@ class TracePromiseOptions:
         typer.Option(
             callback=_one_promise,
             metavar="WEIGHT:TTFT/TPOT",
-            help="Instead of the two: tiers drawn at random by weight, as 0.3:1s/50ms.  Repeat.",
+            help="Instead of --slo-ttft and --slo-tpot: a tier of requests, drawn at random by "
+            "weight: 0.3:1s/50ms.  May be repeated.",
         ),
     ] = None
 
     def rule(self, model: LatencyModel | None, seed: int) -> SLO | SLORule | None:
-        """What to give to `TraceOptions.open`: None if nothing is promised.
+        """Return the SLO or the rule to give to `TraceOptions.open`; None if nothing is promised.
 
-        Raises ValueError for a promise in prefill times where there is no model to tell them.
+        Raise ValueError for a promise in prefill times if there is no model to predict them.
         """
         if self.slo_tier:
             weights, slos = zip(*map(parse_tier, self.slo_tier), strict=True)
@@ -236,7 +241,10 @@ class TracePromiseOptions:
         return Proportional(model.predict_prefill, ttft.prefill_factor, tpot_s, ttft.base_s)
 
     def fixed(self) -> SLO | None:
-        """The promise that is the same to all, for what is not a trace; ValueError if none is."""
+        """Return the one SLO for all requests; None if no time was given.
+
+        Raise ValueError for tiers and prefill times, which only the requests of a trace can have.
+        """
         ttft = self.slo_ttft or TTFTPromise()
         if self.slo_tier or ttft.prefill_factor:
             raise ValueError(
@@ -248,18 +256,28 @@ class TracePromiseOptions:
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Which part of a trace is used, and what is done to it before."""
+    """Options that choose a part of a trace, and change its rate, lengths and labels."""
 
     rate: Annotated[
         float | None,
-        typer.Option(help="Requests/s, by time compression.  Default: the trace's own."),
+        typer.Option(
+            help="Offered rate in requests/s, by scaling all gaps between arrivals: 2.5.  "
+            "Default: the trace's own rate."
+        ),
     ] = None
     thin_to: Annotated[
         float | None,
-        typer.Option(help="Requests/s, by leaving out requests at random; after --rate."),
+        typer.Option(
+            help="Offered rate in requests/s, by leaving out requests at random: 2.  Applied after "
+            "--rate."
+        ),
     ] = None
     poisson: Annotated[
-        bool, typer.Option("--poisson", help="Same requests and mean rate, Poisson arrivals.")
+        bool,
+        typer.Option(
+            "--poisson",
+            help="Keep requests and mean rate, but let them arrive as a Poisson process.",
+        ),
     ] = False
     num_requests: Annotated[
         int | None,
@@ -267,45 +285,58 @@ class TraceOptions:
             "--num-requests",
             "-n",
             min=1,
-            help="The first so many; no more are read (made up: 200).",
+            help="Use only the first requests: 500.  Default: all of a file, 200 of a made-up "
+            "trace; for each window of `capacity` 3000, of `tune` 1400.",
         ),
     ] = None
     start: Annotated[
         float | None,
-        typer.Option(parser=duration, metavar="TIME", help="Only what arrives from then on: 10m."),
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            help="Use only requests that arrive from this time on: 10m.",
+        ),
     ] = None
     duration: Annotated[
         float | None,
         typer.Option(
-            parser=duration, metavar="TIME", help="Only what arrives in so much time: 1h."
+            parser=duration,
+            metavar="TIME",
+            help="Use only requests that arrive within this time after the start: 1h.",
         ),
     ] = None
     skip_bad: Annotated[
         bool,
-        typer.Option("--skip-bad", help="Leave out rows that cannot be read, and say how many."),
+        typer.Option("--skip-bad", help="Leave out rows that cannot be read, and print how many."),
     ] = False
     cv: Annotated[
         float | None,
-        typer.Option(help="Burstiness of made-up gamma and weibull arrivals: CV of the gaps."),
+        typer.Option(
+            help="Burstiness of made-up gamma and weibull arrivals, as the coefficient of "
+            "variation of the gaps: 2."
+        ),
     ] = None
     length_scale: Annotated[
         float,
-        typer.Option(help="Multiply all lengths, as 0.125 for a laptop on a datacentre's trace."),
+        typer.Option(
+            help="Factor on the lengths of all prompts and outputs: 0.125 fits a data centre's "
+            "trace to a laptop."
+        ),
     ] = 1.0
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Clip longer prompts to this.")
+        int | None, typer.Option(min=1, help="Shorten longer prompts to this: 4096.")
     ] = None
     max_output_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Clip longer outputs to this.")
+        int | None, typer.Option(min=1, help="Shorten longer outputs to this: 512.")
     ] = None
     priority: Annotated[
-        # `PriorityShare`, which typer takes no list of.
+        # Parsed later: typer has no lists of parsed values such as `PriorityShare`.
         list[str] | None,
         typer.Option(
             callback=_priorities,
             metavar="SHARE:PRIORITY",
-            help="Give a random share of the requests a priority, lower served first: 0.2:-1.  "
-            "Repeat; all others get 0.  Default: what the trace says.",
+            help="Give a random share of the requests a priority: 0.2:-1.  Lower ones are served "
+            "first, all others get 0.  May be repeated.  Default: the trace's own priorities.",
         ),
     ] = None
     loras: Annotated[
@@ -313,13 +344,13 @@ class TraceOptions:
         typer.Option(
             parser=adapters,
             metavar="NUM[:SKEW]",
-            help="Give every request one of so many LoRA adapters: 8, or 32:1 for Zipf's law.  "
-            "Default: what the trace says.",
+            help="Give every request one of this many LoRA adapters: 8, or 32:1 to draw them by "
+            "Zipf's law.  Default: the trace's own adapters.",
         ),
     ] = None
 
     def open(self, source: str, slo: SLO | SLORule | None, seed: int) -> Trace:
-        """The trace of a file, name or kind.  An SLO given replaces those in the file."""
+        """Return the trace of a file, public name or kind; `slo` replaces the SLOs in the file."""
         trace = self._made_up(source, seed) if _is_kind(source) else self._read(source, seed)
         if self.thin_to is not None:
             trace = trace.thinned_to(self.thin_to, seed)
@@ -354,17 +385,25 @@ def _is_kind(source: str) -> bool:
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """What bounds a step, and what policy and metric must agree on."""
+    """The options for a scheduler's limits, and the deadline rule of policy and metrics."""
 
     deadline_rule: Annotated[
         DeadlineRule,
-        typer.Option(help="What makes a token on time, for policy and metric alike."),
+        typer.Option(
+            help="The rule for when a token is on time, for both the policy and the metrics."
+        ),
     ] = DeadlineRule.MEAN_TPOT
     preemption: Annotated[
-        PreemptionMode, typer.Option(help="What happens to the KV cache of a preempted request.")
+        PreemptionMode,
+        typer.Option(
+            help="What happens to the KV cache of a preempted request: it is computed again or "
+            "swapped to host memory."
+        ),
     ] = PreemptionMode.RECOMPUTE
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens in one step.")] = 2048
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests running at once.")] = 256
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in one step.")] = (
+        2048
+    )
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests that run at once.")] = 256
 
     def limits(self) -> Limits:
         return Limits(
@@ -378,24 +417,24 @@ class LimitOptions:
 PrefixCache = Annotated[
     PrefixCaching,
     typer.Option(
-        help="Whether prompts that begin alike share KV blocks, also those of requests that have "
-        "ended: found by block hashes, as in vLLM, or in a radix tree, as in SGLang.  merged: by "
-        "block hashes, but equal blocks become one, as in vLLM V0."
+        help="Whether prompts with a common prefix share KV blocks, also with requests that have "
+        "ended.  hash finds prefixes by block hashes, as in vLLM; merged does, too, and merges "
+        "equal blocks, as in vLLM V0; radix uses a radix tree, as in SGLang."
     ),
 ]
 PrefixHostTokens = Annotated[
     int,
     typer.Option(
         min=0,
-        help="Tokens in host memory for what --prefix-cache evicts from the device; found again "
-        "they are copied back.",
+        help="Tokens of host memory for KV blocks that --prefix-cache evicts from the device: "
+        "100000.  When a prompt needs them again, they are copied back.",
     ),
 ]
 PrefixHostWrites = Annotated[
     HostWrites,
     typer.Option(
-        help="When --prefix-host-tokens are written: as the device evicts them, or as they are "
-        "computed."
+        help="When blocks are copied to the host memory of --prefix-host-tokens: as the device "
+        "evicts them, or as soon as they are computed."
     ),
 ]
 
@@ -403,7 +442,7 @@ PrefixHostWrites = Annotated[
 def prefix_host(
     prefix_cache: PrefixCaching, num_tokens: int, writes: HostWrites, block_size: int
 ) -> PrefixHost:
-    """The host memory of the prefix cache, if there is one."""
+    """Return the host memory of the prefix cache; ValueError if there is no prefix cache for it."""
     if num_tokens and prefix_cache is PrefixCaching.OFF:
         raise ValueError(
             "--prefix-host-tokens keeps what a prefix cache evicts: choose one with "
@@ -413,12 +452,12 @@ def prefix_host(
 
 
 _MAX_BLOCKS = 2**26
-"""A billion tokens in blocks of 16: no device holds as much, and a list of all its blocks alone
-takes gigabytes."""
+"""A billion tokens in blocks of 16, which is more than any device holds. A list of more blocks
+would take gigabytes."""
 
 
 def _blocks(option: str, num_tokens: int, block_size: int) -> int:
-    """So many KV blocks; ValueError if they are more than could be kept book of."""
+    """Return the whole KV blocks in `num_tokens`; raise ValueError above `_MAX_BLOCKS`."""
     num_blocks = num_tokens // block_size
     if num_blocks > _MAX_BLOCKS:
         raise ValueError(
@@ -430,14 +469,19 @@ def _blocks(option: str, num_tokens: int, block_size: int) -> int:
 
 @dataclass(frozen=True)
 class KVOptions:
-    """How large the KV cache is."""
+    """The options for the size of the KV cache."""
 
     kv_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens that the KV cache holds.  Default: what memory allows."),
+        typer.Option(
+            min=1, help="Tokens that the KV cache holds: 100000.  Default: what memory allows."
+        ),
     ] = None
     host_kv_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens of KV cache in host memory, for preemption by swap.")
+        int,
+        typer.Option(
+            min=0, help="Tokens of KV cache in host memory, for --preemption swap: 100000."
+        ),
     ] = 0
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in one KV block.")] = 16
 
@@ -446,7 +490,7 @@ class KVOptions:
         return _blocks("--host-kv-tokens", self.host_kv_tokens, self.block_size)
 
     def num_blocks(self, default_tokens: int) -> int:
-        """KV blocks of the cache; of `default_tokens` if no size was given."""
+        """Return the number of KV blocks, which hold `default_tokens` if no size was given."""
         tokens = default_tokens if self.kv_tokens is None else self.kv_tokens
         if tokens < self.block_size:
             raise ValueError(
@@ -458,21 +502,28 @@ class KVOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model, and the device that it runs on."""
+    """The options for the model and the device that it runs on."""
 
     model: Annotated[
         str,
         typer.Option(
             "--model",
             "-m",
-            help="smollm2-135m (embedded), tiny-random, a local directory, or a Hugging Face id.",
+            help="smollm2-135m (comes with slosched), tiny-random, a local directory, or a Hugging "
+            "Face id.",
         ),
     ] = "smollm2-135m"
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 …")] = "auto"
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    device: Annotated[
+        str, typer.Option(help="Device that runs the model: auto, cpu, cuda or cuda:1.")
+    ] = "auto"
+    dtype: Annotated[
+        str, typer.Option(help="Type of the weights: auto, float32, bfloat16 or float16.")
+    ] = "auto"
     load_format: Annotated[
-        Format, typer.Option(help="`dummy` builds the architecture with random weights.")
+        Format,
+        typer.Option(help="auto loads the weights; dummy makes random ones of the same shapes."),
     ] = Format.AUTO
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of torch.  Default: torch's own.")
+        int | None,
+        typer.Option(min=1, help="CPU threads that torch uses: 2.  Default: torch's own choice."),
     ] = None

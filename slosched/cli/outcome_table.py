@@ -1,4 +1,4 @@
-"""Replays side by side, as a table for the terminal."""
+"""The table of replays side by side, for the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMNS = (
     "TPOT\np50",
     "TPOT\np99",
 )
-"""Narrow enough for a terminal of 100 columns; a report has every metric."""
+"""The columns of every table. They fit into 100 characters; a report has every metric."""
 BOUND_COLUMN = "÷\nbound"
 CACHED_COLUMN = "prompt\ncached"
 
@@ -29,14 +29,17 @@ CACHED_COLUMN = "prompt\ncached"
 def outcome_table(
     title: str, summaries: Mapping[str, Summary], shares: Mapping[str, float] | None = None
 ) -> Table:
-    """`shares`: of the bound on any scheduler, what each policy reached, where that is known."""
+    """Return a table with a row for each policy.
+
+    `shares` says which share of the bound on any scheduler each policy reached, where it is known.
+    """
     return table(title, columns(summaries, shares), outcome_rows(summaries, shares))
 
 
 def columns(
     summaries: Mapping[str, Summary], shares: Mapping[str, float] | None
 ) -> tuple[str, ...]:
-    """Of `outcome_rows`."""
+    """Return the headings of the columns of `outcome_rows`."""
     cached = (CACHED_COLUMN,) if _any_cached(summaries) else ()
     return (*COLUMNS, *cached, *(() if shares is None else (BOUND_COLUMN,)))
 
@@ -44,7 +47,7 @@ def columns(
 def outcome_rows(
     summaries: Mapping[str, Summary], shares: Mapping[str, float] | None
 ) -> list[tuple[str, ...]]:
-    """The cells of each policy."""
+    """Return the cells of each policy's row."""
     any_cached, rows = _any_cached(summaries), []
     for name, summary in summaries.items():
         row = _outcome_row(name, summary)

@@ -1,4 +1,4 @@
-"""Profiling runs as `profile`, `serve` and `demo` do them: resumable, with a progress bar."""
+"""A profiling run, as `profile` and `serve` do it: resumable and with a progress bar."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from slosched.perfmodel import Measurement, Profile, read_profile, write_profile
 from slosched.perfmodel.measurement import MeasurementError, append_measurement
 
 MIN_ROWS = 24
-"""Enough for a fit and its held-out share; a time limit does not stop before."""
+"""A time limit stops a run only after this many rows, which a fit and its hold-out need."""
 _CHANGES = {"date"}
-"""What may differ between a profile and its continuation."""
+"""The facts that may differ between a profile and the run that continues it."""
 
 
 @dataclass(frozen=True)
 class ProfileRun:
-    """How much is measured."""
+    """The extent of a profiling run."""
 
     num_batches: int = 120
     max_passes: int = 7
@@ -34,24 +34,24 @@ class ProfileRun:
 
 
 class Measured(Protocol):
-    """A model on a device whose steps can be timed, in whatever engine."""
+    """A model on a device, in any engine, whose steps can be timed."""
 
     @property
     def name(self) -> str: ...
     @property
     def executor(self) -> Executor: ...
     def provenance(self) -> dict[str, str]:
-        """What a measurement must say about itself."""
+        """Return the facts about model, device and engine to store with a measurement."""
 
     def profile_limits(self, limits: Limits, max_context_tokens: int | None) -> ProfileLimits:
-        """What a planned batch may need."""
+        """Return the limits that planned batches have to respect."""
 
 
 def run_profile(local: Measured, limits: Limits, out: Path, run: ProfileRun) -> Profile:
-    """Measure a plan of batches; every row is in `out` as soon as it is taken.
+    """Measure a plan of batches, and append every row to `out` as soon as it is measured.
 
-    Goes on where `out` stopped, if that is a profile of the same model, device and plan, and
-    refuses to touch it if it is anything else.
+    If `out` is already a profile of the same model, device and plan, the run continues it. Raise
+    MeasurementError if `out` is a profile of anything else; the file stays as it is.
     """
     shape_limits = local.profile_limits(limits, run.max_context_tokens)
     provenance = {
@@ -71,7 +71,7 @@ def run_profile(local: Measured, limits: Limits, out: Path, run: ProfileRun) -> 
 
 
 def _continued(out: Path, provenance: dict[str, str]) -> list[Measurement]:
-    """The rows that `out` has already; none if there is no such file or it has none."""
+    """Return the rows that `out` already has; none if the file does not exist or is empty."""
     if not out.exists() or out.stat().st_size == 0:
         return []
     found = read_profile(out, may_be_empty=True)
@@ -138,7 +138,7 @@ def _report(done: Progress) -> None:
 
 
 def summary(profile: Profile, block_bytes: int) -> str:
-    """How much was measured, how well, and what a copied block costs."""
+    """Return a sentence on how many steps were measured, their spread, and the swap bandwidth."""
     merged = profile.merged().measurements
     spreads = [100 * m.spread_s / m.seconds for m in merged if m.repeats > 1]
     spread = f", median spread ±{statistics.median(spreads):.1f} %" if spreads else ""
@@ -148,7 +148,7 @@ def summary(profile: Profile, block_bytes: int) -> str:
 
 
 def _swap_rate(merged: tuple[Measurement, ...], block_bytes: int) -> float:
-    """Bytes a second, from the slope of the swaps' times over their sizes; 0 if it is not seen."""
+    """Return bytes/s from the slope of swap times over swap sizes, or 0 if no slope is visible."""
     swaps = [(m.num_swapped_blocks, m.seconds) for m in merged if m.num_swapped_blocks]
     if len({size for size, _ in swaps}) < 2:
         return 0.0

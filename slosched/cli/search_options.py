@@ -1,4 +1,4 @@
-"""What `capacity`, `tune` and `compare` share: which requests are replayed, and where."""
+"""Options of `capacity`, `tune` and `compare`: processes, tuned files, windows of a trace."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from slosched.evaluate.capacity import MakePool
 
 _MADE_UP_FROM_THE_END = 1 << 20
-"""Seeds that count from the end, below zero, are far above any that counts from the start."""
+"""Added to the size of a negative seed of a made-up trace, so that it differs from all others."""
 
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Processes.  Default: one a core.")
+    int | None,
+    typer.Option(
+        "--jobs", "-j", min=1, help="Number of processes: 2.  Default: one for each core."
+    ),
 ]
 RayAddress = Annotated[
     str | None,
@@ -31,16 +34,18 @@ RayAddress = Annotated[
 TunedFiles = Annotated[
     list[Path] | None,
     typer.Option(
-        metavar="FILE", help="Add what `slosched tune` found (tuned.json).  Repeat for each."
+        metavar="FILE",
+        help="Add a tuned policy: the file runs/tune/tuned.json of `slosched tune`.  May be "
+        "repeated.",
     ),
 ]
 Precision = Annotated[
-    float, typer.Option(help="Ratio of neighbouring rates, less one: 0.02 for 2 %.")
+    float, typer.Option(help="How closely the search brackets the rate: 0.02 for 2 %.")
 ]
 
 
 def pool_of(jobs: int | None, ray: str | None) -> MakePool:
-    """This machine's cores, or a cluster."""
+    """Return the pool that runs replays: this machine's cores, or the Ray cluster at `ray`."""
     if ray is None:
         from slosched.evaluate.capacity import local_pool
 
@@ -60,9 +65,9 @@ def windows_of(
     seeds: Sequence[int],
     default_size: int,
 ) -> list[Trace]:
-    """One a seed: runs of a file that follow one another, or made-up traces.
+    """Return one trace for each seed: consecutive windows of a file, or made-up traces.
 
-    Seeds below zero count from the end of the file: -1 is its last run.
+    Negative seeds count from the end of the file: -1 is its last window.
     """
     if arrivals.rate is not None:
         raise ValueError(
@@ -92,7 +97,7 @@ def windows_of(
 
 
 def loosest(configs: Sequence[SimulationConfig]) -> SimulationConfig:
-    """The first replica with the loosest limits that any has, as tuned ones may differ."""
+    """Return the first replica with the loosest limits of all, as tuned ones may differ."""
     every = [config.limits for config in configs]
     limits = replace(
         every[0],

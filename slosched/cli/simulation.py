@@ -1,4 +1,4 @@
-"""The replica that commands simulate, from their options, and replays on it with a progress bar."""
+"""The simulated replica that a command's options describe, and replays on it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from slosched.workload import Trace
 
 @dataclass(frozen=True)
 class Stall:
-    """How long the device stands still at a time, and how long it runs in between."""
+    """A stall of the device: its length, and the mean time between two stalls."""
 
     lasts_s: float
     every_s: float
 
 
 def stall(text: str) -> Stall:
-    """As "200ms/10s"; a complaint that typer shows beside the option's name."""
+    """Return the stall that a text such as "200ms/10s" means; raise BadParameter for any other."""
     lasts, slash, every = text.partition("/")
     if not slash:
         raise typer.BadParameter(f"{text!r} is not TIME/EVERY, as in 200ms/10s")
@@ -44,31 +44,32 @@ def stall(text: str) -> Stall:
 
 
 def schedule_time(text: str) -> ScheduleTime:
-    """As "5ms" or "measured"; a complaint that typer shows beside the option's name."""
+    """Return seconds or MEASURED for "5ms" or "measured"; raise BadParameter for other texts."""
     return MEASURED if text == MEASURED else options.duration(text)
 
 
 @dataclass(frozen=True)
 class ReplicaOptions:
-    """The replica that is simulated."""
+    """The options that describe the simulated replica."""
 
     latency_model: options.LatencyModelName = None
     noise: Annotated[
         float,
-        typer.Option(min=0, help="Sigma of a lognormal factor on every simulated step's time."),
+        typer.Option(
+            min=0, help="Sigma of a lognormal factor on every simulated step's time: 0.1."
+        ),
     ] = 0.0
     drift: Annotated[
         float,
         typer.Option(
-            help="Share by which the simulated device gets slower and faster, over two minutes: "
-            "0.2 for 20 %."
+            help="Share by which the simulated device becomes slower and faster again, in a cycle "
+            "of two minutes: 0.2 for 20 %."
         ),
     ] = 0.0
     tail: Annotated[
         float,
         typer.Option(
-            help="Share of the simulated steps that are slow, from twice as long without a limit: "
-            "0.01 for 1 %."
+            help="Share of the simulated steps that take at least twice as long: 0.01 for 1 %."
         ),
     ] = 0.0
     stall: Annotated[
@@ -76,14 +77,15 @@ class ReplicaOptions:
         typer.Option(
             parser=stall,
             metavar="TIME/EVERY",
-            help="The simulated device stands still at random: 200ms/10s, every 10 s on average.",
+            help="Stalls of the simulated device at random times: 200ms/10s is 200 ms, every 10 s "
+            "on average.",
         ),
     ] = None
     bias: Annotated[
         float,
         typer.Option(
-            help="What simulated steps take over what the policy is told: at 1.2 they take 20 % "
-            "longer. The device stays as it is."
+            help="How wrong the policy's latency model is: at 1.2, simulated steps take 20 % "
+            "longer than it is told.  The simulated device stays the same."
         ),
     ] = 1.0
     swap_bandwidth: Annotated[
@@ -91,8 +93,9 @@ class ReplicaOptions:
         typer.Option(
             min=0.001,
             metavar="GB/s",
-            help="What the link between device and host carries one way, for swapped KV blocks and "
-            "--prefix-host-tokens; inf: free.  Default: as the latency model says.",
+            help="Bandwidth of the link between device and host in each direction, for swapped KV "
+            "blocks and --prefix-host-tokens: 25; inf makes copies free.  Default: that of the "
+            "latency model.",
         ),
     ] = None
     online: Annotated[
@@ -108,15 +111,16 @@ class ReplicaOptions:
         typer.Option(
             parser=schedule_time,
             metavar="TIME|measured",
-            help="What each decision takes: 5ms, or as long as it does here (not reproducible).",
+            help="Time that each scheduling decision takes: 5ms, or `measured` for as long as it "
+            "takes on this machine (not reproducible).",
         ),
     ] = None
     overlap: Annotated[
         bool,
         typer.Option(
             "--overlap",
-            help="Plan each step while the one before it runs: the plan is one step stale, its "
-            "time is hidden.",
+            help="Plan each step while the one before it runs: this hides the time for planning, "
+            "but each plan knows one step less.",
         ),
     ] = False
     max_loras: Annotated[
@@ -128,7 +132,7 @@ class ReplicaOptions:
     prefix_host_writes: options.PrefixHostWrites = HostWrites.BACK
 
     def open(self, limits: Limits, kv: options.KVOptions, seed: int) -> Replica:
-        """With a bundled GPU by default."""
+        """Return the replica. Without --latency-model it is a bundled GPU, `DEFAULT_MODEL`."""
         disturbances = Disturbances(self.noise, self.drift, self.tail)
         if self.stall is not None:
             lasts_s, every_s = self.stall.lasts_s, self.stall.every_s

@@ -1,4 +1,4 @@
-"""Where a trace comes from: a file, a public trace that was fetched, or a kind to make up."""
+"""The sources of a trace: a file, a public trace that was fetched, or a kind to make up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_up(
     cv: float | None,
     seed: int,
 ) -> Trace:
-    """A synthetic trace, of 200 requests unless it is said how many or how long."""
+    """Return a synthetic trace; of 200 requests if neither a number nor a duration is given."""
     if num_requests is None and duration_s is None:
         num_requests = SYNTHETIC_REQUESTS
     return synthesize(
@@ -46,7 +46,10 @@ def read_part(
     skip_bad: bool,
     seed: int,
 ) -> Trace:
-    """A file, or a public trace by its name; what is odd about it is said on the console."""
+    """Return a part of a trace file, or of a public trace by its name.
+
+    Prints a note for everything that had to be mended while reading.
+    """
     path = Path(source)
     if source in PUBLIC_TRACES and not path.exists():
         path = cached_trace(source)
@@ -77,7 +80,7 @@ def read_part(
 
 
 def _oddities(trace: Trace) -> list[str]:
-    """What was done to rows when the file was read, by the trace's provenance."""
+    """Return a text for each way in which rows were changed or left out while reading."""
     noted = trace.provenance
     said = []
     if noted.get("rows_out_of_order"):

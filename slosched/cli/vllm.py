@@ -1,4 +1,4 @@
-"""`--engine vllm`: vLLM in place of our own engine, to be measured or to serve."""
+"""`--engine vllm`: vLLM instead of slosched's own engine, for `profile` and `serve`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _OURS_ALONE = (
     "step_timeout",
     "threads",
 )
-"""Options of commands that mean nothing to vLLM."""
+"""Options for slosched's own engine, which vLLM does not have."""
 
 
 class Engine(StrEnum):
-    """What runs the model."""
+    """The engine that runs the model."""
 
     TORCH = "torch"
     VLLM = "vllm"
@@ -53,31 +53,33 @@ class Engine(StrEnum):
 
 EngineName = Annotated[
     Engine,
-    typer.Option(help="slosched's own engine, or vLLM, which must be installed beside slosched."),
+    typer.Option(
+        help="torch is slosched's own engine; vllm needs vLLM in the same Python environment."
+    ),
 ]
 Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[MODEL] [-- VLLM OPTIONS]",
-        help="The model, in place of --model; with --engine vllm any of vLLM's own options.",
+        help="The model, instead of --model; with --engine vllm, any of vLLM's own options.",
     ),
 ]
 
 
 def split(words: Sequence[str] | None, engine: Engine, model: str) -> tuple[str, tuple[str, ...]]:
-    """The model and vLLM's own options, out of what stands behind a command's options."""
+    """Return the model and vLLM's own options, from the arguments after a command's options."""
     rest = list(words or ())
     if rest and not rest[0].startswith("-"):
         model = rest.pop(0)
     if rest and engine is not Engine.VLLM:
         raise ValueError(
-            f"{' '.join(rest)} is for --engine vllm; this engine has only the options above"
+            f"{' '.join(rest)} is for --engine vllm; slosched's own engine does not know it"
         )
     return model, tuple(rest)
 
 
 def check_vllm(context: typer.Context, *, force: bool) -> None:
-    """Raise unless a vLLM that was tested is installed here; with `force`, any."""
+    """Raise unless a tested version of vLLM is installed; with `force`, any version will do."""
     found = installed_version()
     if found is None:
         raise ExtraMissingError(
@@ -88,7 +90,7 @@ def check_vllm(context: typer.Context, *, force: bool) -> None:
         found.check()
     if given := [name for name in _OURS_ALONE if is_given(context, name)]:
         flag = "--" + given[0].replace("_", "-")
-        raise ValueError(f"{flag} is of slosched's own engine; vLLM's own options go behind --")
+        raise ValueError(f"{flag} is for slosched's own engine; put vLLM's own options after --")
 
 
 def settings_of(
@@ -100,9 +102,9 @@ def settings_of(
     *,
     force: bool,
 ) -> dict[str, Any]:
-    """The `slosched` part of vLLM's --additional-config.
+    """Return the `slosched` part of vLLM's --additional-config.
 
-    Raises SettingsError for what vLLM would refuse after a minute, far up in its log.
+    Raise SettingsError now for what vLLM would refuse only after a minute, deep in its log.
     """
     chosen = {
         "policy": policy,
@@ -115,7 +117,7 @@ def settings_of(
     }
     settings = {name: value for name, value in chosen.items() if value is not None}
     read = read_settings({SECTION: settings})
-    # What the device is called is vLLM's to say.
+    # Only vLLM knows the name of the device.
     model = replace(read, any_device=True).make_model("any")
     make_policy(policy)
     try:
@@ -138,7 +140,7 @@ def serve_command(
     settings: Mapping[str, Any],
     rest: Sequence[str],
 ) -> list[str]:
-    """The long form of `slosched serve --engine vllm`: vLLM's server with our scheduler."""
+    """Return the command that starts vLLM's server with slosched's scheduler."""
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", model_path(model), "--served-model-name", model),
@@ -157,19 +159,19 @@ def serve_command(
 
 @dataclass(frozen=True)
 class VLLMModel:
-    """A model in vLLM, ready for steps."""
+    """A model that is loaded in vLLM and can run steps."""
 
     name: str
     executor: VLLMSteps
     block_bytes: int = 0
-    """Of a block that is copied to the host: vLLM copies none."""
+    """The size of a block that is copied to the host; 0, as vLLM copies none."""
 
     def provenance(self) -> dict[str, str]:
         return self.executor.provenance() | {"model": self.name}
 
     def profile_limits(self, limits: Limits, max_context_tokens: int | None) -> ProfileLimits:
         steps = self.executor
-        # A token must be left that the last step of a request could emit.
+        # Leave room for the token that the last step of a request emits.
         longest = min(steps.max_model_len - 1, steps.num_blocks * steps.block_size)
         return ProfileLimits(
             max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -188,8 +190,8 @@ def open_vllm(
     kv: KVOptions,
     rest: Sequence[str],
 ) -> VLLMModel:
-    """Load the model `name` into a vLLM of this process."""
-    # Its hundred lines of news would push the progress bar around; warnings still come.
+    """Load the model `name` into a vLLM engine in this process."""
+    # A hundred lines of log would break up the progress bar; warnings are still shown.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     with console.status("importing vLLM"):
         from slosched.integrations.vllm.stepping import EngineOptions, VLLMSteps
@@ -209,14 +211,17 @@ def open_vllm(
 
 
 def model_path(name: str) -> str:
-    """What vLLM knows the model by: the embedded one is a directory in the cache."""
+    """Return the name or path by which vLLM finds the model.
+
+    The embedded model is unpacked into a directory of the cache.
+    """
     if name != _EMBEDDED:
         return name
-    from slosched.engine.torch.embedded import embedded_model_dir  # torch is a second
+    from slosched.engine.torch.embedded import embedded_model_dir  # importing torch takes a second
 
     try:
         return str(embedded_model_dir())
-    except ModuleNotFoundError as error:  # slosched was installed for vLLM alone
+    except ModuleNotFoundError as error:  # installed for vLLM only, without the torch extra
         raise ExtraMissingError(
             f"unpacking {_EMBEDDED} needs {error.name}, this once: pip install {error.name}; or "
             "name a model that vLLM knows"
@@ -224,6 +229,6 @@ def model_path(name: str) -> str:
 
 
 def _path_of(latency_model: str) -> str:
-    """Absolute, if it is a file: vLLM's processes may start elsewhere."""
+    """Return the absolute path if it is a file, as vLLM's processes may start elsewhere."""
     path = Path(latency_model)
     return str(path.absolute()) if path.is_file() else latency_model

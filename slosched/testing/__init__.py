@@ -1,12 +1,12 @@
-"""The laws that every policy must obey, for our tests and for those of your own policy.
+"""The laws that every policy must obey, for tests of slosched and of your own policies.
 
     from slosched.testing import check_policy
 
     def test_my_policy_obeys_the_laws() -> None:
         check_policy(MyPolicy)
 
-`check_policy` plays random scenarios (hypothesis) on a simulated device and raises LawBrokenError,
-or the engine's own error, with the smallest scenario that it found.  Needs `hypothesis`.
+`check_policy` plays random scenarios on a simulated device. It raises LawBrokenError, or the
+engine's own error, with the smallest failing scenario. It needs the package `hypothesis`.
 """
 
 from slosched.testing.files import scenario_from_json, scenario_to_json

@@ -1,4 +1,4 @@
-"""The laws: what playing a scenario in several ways must have in common."""
+"""The laws that hold between runs: the same scenario, played in several ways, agrees."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def check_policy(
 ) -> None:
     """Raise if a policy breaks a law on any of `max_examples` random scenarios.
 
-    The same `seed` gives the same scenarios, None others at every call.  A policy that means to
-    leave tokens or seats of a step unused while somebody waits says `conserves_work=False`.
-    Without `shrink` the error is that of the first scenario found, which may be a large one.
+    The same `seed` gives the same scenarios; None gives new ones at every call. A policy that
+    leaves tokens or seats of a step unused on purpose while requests wait needs
+    `conserves_work=False`. Without `shrink`, the error is that of the first scenario on which a law
+    broke, which may be a large one.
     """
 
     @settings(
@@ -50,7 +51,7 @@ def check_policy(
 def check_laws(
     make_policy: Callable[[], Policy], scenario: Scenario, *, conserves_work: bool = True
 ) -> None:
-    """Play one scenario in several ways and compare them."""
+    """Play one scenario in several ways; raise LawBrokenError if a law does not hold."""
     run = play(make_policy(), scenario)
     again = play(make_policy(), scenario)
     require(run.decisions == again.decisions, "the same seed gave other decisions")
@@ -77,7 +78,7 @@ def check_laws(
 
 
 def _backwards(index: int) -> str:
-    """A name that sorts the other way round."""
+    """Return a name for each index, such that names sort in the reverse order of indices."""
     return f"z{999 - index}"
 
 

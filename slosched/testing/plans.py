@@ -1,4 +1,4 @@
-"""What a plan must be, and what must become of every request, whatever the policy."""
+"""The laws for each plan of a policy, and for the end of every request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slosched.kv import KVCache
 
 
 class LawBrokenError(SloschedError, AssertionError):
-    """A policy, or the machinery under it, did what none may do."""
+    """A policy, or the scheduler and engine that run it, broke a law."""
 
 
 def require(condition: bool, law: str) -> None:
@@ -27,14 +27,14 @@ def require(condition: bool, law: str) -> None:
 
 
 PlanLaw = Callable[[SchedulerView, SchedulerOutput], None]
-"""Raises LawBrokenError if the plan is not one for what the policy was shown."""
+"""A function that raises LawBrokenError if a plan breaks a law, given the view that it is for."""
 
 
 class Watched(Policy):
-    """Passes on what the policy decides, after checking it against what the policy saw."""
+    """A policy that wraps another and checks each of its plans against the view that it saw."""
 
     def __init__(self, policy: Policy, kv: KVCache, laws: Sequence[PlanLaw] = ()) -> None:
-        """`laws` are checked of every plan, besides those that hold for all."""
+        """Wrap `policy`; `laws` are checked for every plan, in addition to the general laws."""
         self._policy = policy
         self._kv = kv
         self._laws = laws
@@ -66,7 +66,7 @@ def _check_type(policy: Policy, output: object) -> None:
 
 
 def _picture(view: SchedulerView) -> list[object]:
-    """Everything a policy could have changed."""
+    """Return everything in the view that a policy could have changed."""
     requests = (*view.waiting, *view.running, *view.swapped)
     return [
         view.kv.num_free_blocks,
@@ -78,11 +78,14 @@ def _picture(view: SchedulerView) -> list[object]:
 
 
 def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> None:
-    """A plan is legal: tokens, seats, blocks, 0 < n <= uncomputed.  Independent of Scheduler."""
+    """Raise LawBrokenError unless the plan respects tokens, seats, KV blocks and swaps.
+
+    This does not use the checks of Scheduler, so that it finds errors in them, too.
+    """
     requests = {r.request_id: r for r in (*view.waiting, *view.running, *view.swapped)}
     leaving = {*output.preempted, *output.swapped_out, *output.rejected}
     running = {r.request_id for r in view.running} - leaving
-    # What starters find in the cache counts once they hold it; then the bookkeeping is checked.
+    # Prefix blocks found in the cache count once a request holds them.
     tables = (table for name, table in kv.block_tables.items() if name not in leaving)
     held = len({block for table in tables for block in table})
     for request_id, n in output.num_scheduled_tokens.items():
@@ -110,7 +113,7 @@ def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> No
 
 
 def check_idle(view: SchedulerView) -> None:
-    """Raise if nothing is planned although somebody could run: nothing else may ever wake it."""
+    """Raise if the plan is empty although a request could run, as it might then never run."""
     idle = next(_could_run(view), None)
     if idle is not None:
         raise LawBrokenError(
@@ -119,9 +122,9 @@ def check_idle(view: SchedulerView) -> None:
 
 
 def _could_run(view: SchedulerView) -> Iterator[Request]:
-    """Find requests that KV blocks and swap traffic would let run alone.
+    """Yield the requests that could run alone, within the KV blocks and the swap traffic.
 
-    While others hold blocks, who does not run may wait: for room for one that goes first.
+    While others hold KV blocks, a waiting or swapped request may have to wait for an earlier one.
     """
     kv, most_copied = view.kv, view.limits.max_num_swapped_blocks
 
@@ -140,9 +143,9 @@ def _could_run(view: SchedulerView) -> Iterator[Request]:
 
 
 def check_no_room_is_left(view: SchedulerView, output: SchedulerOutput) -> None:
-    """Raise if a request waits for what the plan leaves over.
+    """Raise if a request waits although the plan leaves tokens and a seat for it.
 
-    For scenarios in which only tokens and seats are short: KV blocks and time are not asked for.
+    This is for scenarios in which only tokens and seats are short; it ignores KV blocks and time.
     """
     planned, limits = output.num_scheduled_tokens, view.limits
     num_left = limits.max_num_batched_tokens - sum(planned.values())
@@ -165,7 +168,7 @@ def check_no_room_is_left(view: SchedulerView, output: SchedulerOutput) -> None:
 
 
 def check_ends(requests: Sequence[Request], ended: Sequence[str], lengths: dict[str, int]) -> None:
-    """Every request ends exactly once, and as it must."""
+    """Raise LawBrokenError unless every request ended exactly once, with the right tokens."""
     require(sorted(ended) == sorted(r.request_id for r in requests), "not every end came once")
     for request in requests:
         times = request.token_times_s

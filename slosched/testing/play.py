@@ -19,7 +19,7 @@ from slosched.testing.scenario import Scenario, ScenarioRequest, device_model
 
 @dataclass
 class Run:
-    """What a scenario came to: every decision, and the requests at their end."""
+    """The result of playing a scenario: every decision, and the requests at their end."""
 
     requests: list[Request]
     decisions: list[tuple[float, SchedulerOutput]] = field(default_factory=list)
@@ -32,7 +32,7 @@ def play(
     kv: KVCache | None = None,
     laws: Sequence[PlanLaw] = (),
 ) -> Run:
-    """Run a scenario to its end and check every step of it, each plan also by `laws`."""
+    """Run a scenario to its end and check every step; `laws` are additional laws for each plan."""
     policy.reset()
     kv = kv or scenario.empty_cache()
     watched = Watched(policy, kv, laws)
@@ -69,7 +69,7 @@ def play(
 
 
 def _most_steps(scenario: Scenario) -> int:
-    """Return more steps than a policy needs that gets on, even if it often starts anew."""
+    """Return more steps than any policy needs that makes progress, even with many preemptions."""
     num_tokens = sum(r.num_prompt_tokens + scenario.max_tokens for r in scenario.requests)
     return 100 + 20 * num_tokens
 

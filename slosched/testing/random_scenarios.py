@@ -1,7 +1,7 @@
-"""Random scenarios, as hypothesis draws them.
+"""The hypothesis strategies that draw random scenarios.
 
-Every number is drawn from a range of less than a hundred, so that one seed gives the same scenarios
-whatever else is imported: into wider ranges hypothesis mixes constants of the modules at hand.
+Every number is drawn from a range of fewer than a hundred. Into wider ranges, hypothesis mixes
+constants of the imported modules, and a seed would not always give the same scenarios.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _ALL_DISTURBANCES = Disturbances(0.1, 0.2, tail=0.1, stall_s=64 * TICK_S, stall_
 
 @st.composite
 def scenarios(draw: st.DrawFn, max_requests: int = 12) -> Scenario:
-    """Random scenarios, many of them short of KV blocks, seats, tokens or time.
+    """Draw a random scenario; many of them are short of KV blocks, seats, tokens or time.
 
-    In two of three the KV cache is too short for the outputs of those that run at once, and in most
-    of these the victims are swapped out, to a host that has room for them.
+    In two of three, the KV cache is too small for the outputs of the requests that run together. In
+    most of these, preempted requests are swapped out, and host memory has room for them.
     """
     tight_mode = draw(st.sampled_from(_TIGHT_MODES))
     is_tight = tight_mode is not None
@@ -62,7 +62,7 @@ def _requests(
     longest_gap = 8 if is_tight else 64
     gap_s = st.just(0.0) | st.integers(1, longest_gap).map(lambda n: n * TICK_S)
     aborts = st.none() | st.integers(min_value=0, max_value=30)
-    # Few different ones: most requests begin like another.
+    # Few different hashes, so that most requests share a prefix with another.
     hashes = st.lists(st.integers(0, 1), max_size=0 if prefix_cache is PrefixCaching.OFF else 6)
     are_kept = st.booleans() if is_tight else st.just(False)
     arrival_s = 0.0
@@ -83,7 +83,7 @@ def _requests(
 
 
 def _num_blocks(longest: int, *, is_tight: bool) -> st.SearchStrategy[int]:
-    """From what is just too few for the longest request to what is enough for some of them."""
+    """Draw a number of KV blocks, from just too few for the longest request to enough for three."""
     if is_tight:
         return st.integers(longest, longest + longest // 4)
     return st.integers(max(1, longest - 1), 3 * longest)
@@ -103,7 +103,7 @@ def _limits(draw: st.DrawFn, longest: int, tight_mode: PreemptionMode | None) ->
 
 
 def prefix_hosts(num_blocks: int, prefix_cache: PrefixCaching) -> st.SearchStrategy[PrefixHost]:
-    """Hosts for what the prefix cache evicts, if there is one: often none, or rather small."""
+    """Return a strategy for the prefix cache's host memory: often none, or a small one."""
     if prefix_cache is PrefixCaching.OFF:
         return st.just(NO_PREFIX_HOST)
     sizes = st.sampled_from((0, 1, num_blocks, 8 * num_blocks))

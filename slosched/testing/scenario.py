@@ -1,4 +1,4 @@
-"""A small workload on a small replica, which the laws are checked on."""
+"""The scenarios that the laws are checked on: a small workload on a small replica."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
 
 TICK_S = 2.0**-12
-"""Every time in a scenario is a multiple of this power of two, so that sums of times are exact and
+"""The unit of all times in a scenario. It is a power of two, so that sums of times are exact and
 shifting all of them changes no comparison."""
 
 
 @dataclass(frozen=True)
 class ScenarioRequest:
+    """A request of a scenario, with the number of tokens that it will emit."""
+
     arrival_s: float
     num_prompt_tokens: int
     num_output_tokens: int
     slo: SLO
     abort_at_step: int | None = None
-    """The step before which its client goes away."""
+    """The index of the step before which its client cancels it; None if it never does."""
     prefix_hashes: tuple[int, ...] = ()
-    """Of blocks of `Scenario.prefix_block_tokens` tokens."""
+    """The hashes of its prompt's blocks of `Scenario.prefix_block_tokens` tokens."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +43,24 @@ class Scenario:
     limits: Limits
     max_tokens: int
     disturbances: Disturbances = UNDISTURBED
-    """Of the simulated device, in `simulated`."""
+    """The disturbances of the simulated device; only `simulated` has them."""
     prefix_cache: PrefixCaching = PrefixCaching.OFF
     prefix_host: PrefixHost = NO_PREFIX_HOST
     prefix_block_tokens: int | None = None
     overlap: bool = False
-    """Whether each step is planned while the one before it runs, in `play`."""
+    """True if `play` has to plan each step while the one before it runs."""
 
     def shifted(self, seconds: float) -> Scenario:
-        """The same scenario, later."""
+        """Return the same scenario with all arrivals later by this many seconds."""
         return replace(
             self,
             requests=tuple(replace(r, arrival_s=r.arrival_s + seconds) for r in self.requests),
         )
 
     def unhurried(self) -> Scenario:
-        """The same arrivals where nothing is promised and KV blocks abound.
+        """Return a scenario with the same arrivals, no SLOs and more KV blocks than needed.
 
-        Only tokens and seats are short; no client goes away, and nothing is shared.
+        Only tokens and seats are short in it. No client cancels, and no prefixes are shared.
         """
         requests = [
             replace(r, slo=NO_SLO, abort_at_step=None, prefix_hashes=()) for r in self.requests
@@ -83,7 +85,7 @@ class Scenario:
     def simulated(
         self, policy: Policy, on_step: Callable[[StepRecord], None] | None = None
     ) -> list[Request]:
-        """What becomes of the requests in the simulator, where no client goes away."""
+        """Return the requests after a run in the simulator, in which no client cancels any."""
         lines = [
             TraceRequest(
                 *(f"r{i}", r.arrival_s, r.num_prompt_tokens, r.num_output_tokens, r.slo),
@@ -102,7 +104,7 @@ class Scenario:
 
 
 def device_model() -> LinearModel:
-    """A device on which a scenario's SLOs are sometimes met and sometimes not."""
+    """Return a latency model with which a scenario's SLOs are sometimes met and sometimes not."""
     return LinearModel(
         LinearCoefficients(
             per_token_s=TICK_S,

@@ -76,4 +76,4 @@ def test_nothing_is_measured_anew_for_a_model_that_is_given(
 ) -> None:
     said = cli("serve", "--recalibrate", *other)
     assert said.status != 0
-    assert f"--recalibrate has nothing to measure for beside {other[0]}" in said.complaint
+    assert f"--recalibrate measures nothing with {other[0]}" in said.complaint

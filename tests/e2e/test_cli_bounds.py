@@ -22,7 +22,7 @@ def test_bounds_prints_all_four_and_the_capacity(cli: Cli) -> None:
     line = " ".join(said.out.split())
     found = re.search(r"90% attainment is impossible above (\S+) requests/s \(L[12].*", line)
     assert found is not None
-    assert re.search(r"and above ([\d.]+) if these requests came for ever", found[0])
+    assert re.search(r"and above ([\d.]+) if such requests never stopped coming", found[0])
 
 
 def test_bounds_of_an_unreliable_device_are_for_reference(cli: Cli) -> None:

@@ -96,7 +96,7 @@ def test_what_vllm_would_refuse_later_is_refused_at_once(cli: Cli, ran: Commands
 def test_options_of_our_own_engine_are_refused(cli: Cli, ran: Commands, flag: str) -> None:
     said = cli(*f"serve --engine vllm org/model {flag}".split())
     assert said.status == 1
-    assert f"{flag.split()[0]} is of slosched's own engine" in said.complaint
+    assert f"{flag.split()[0]} is for slosched's own engine" in said.complaint
     assert not ran
 
 

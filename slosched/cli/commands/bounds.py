@@ -31,7 +31,8 @@ def bounds(
         bool,
         typer.Option(
             "--hindsight/--no-hindsight",
-            help="L3, the slowest and usually the tightest: some 10 s for every 300 requests.",
+            help="Whether to compute the bound L3, which is usually the tightest and always the "
+            "slowest: about 10 s for every 300 requests.",
         ),
     ] = True,
     capacity: Annotated[
@@ -39,12 +40,12 @@ def bounds(
         typer.Option(
             parser=options.share,
             metavar="SHARE",
-            help="Find the highest rate, too, at which that attainment is possible: 0.99.",
+            help="Also find the highest rate at which this attainment is possible: 0.99.",
         ),
     ] = None,
     seed: options.Seed = 0,
 ) -> None:
-    """Print how many requests of a trace any scheduler at all could serve well, by four bounds.
+    """Print four upper bounds on how many requests of a trace any scheduler can serve well.
 
     Example: `slosched bounds --trace azure_code --rate 8 -n 300 --slo-ttft 1s --slo-tpot 50ms
     --latency-model h100/llama-3.1-8b --capacity 0.9`.
@@ -72,7 +73,8 @@ def bounds(
             lasting = pace.capacity(capacity)
         console.print(
             f"{capacity:.0%} attainment is impossible above {_rate(most.rate)} requests/s "
-            f"({most.name}), and above {_rate(lasting)} if these requests came for ever (L5 pace)"
+            f"({most.name}), and above {_rate(lasting)} if such requests never stopped coming (L5 "
+            "pace)"
         )
 
 

@@ -1,4 +1,4 @@
-"""`slosched capacity`: the highest rate that each policy serves well, with its interval."""
+"""`slosched capacity`: the highest rate that each policy serves well, with a 95 % interval."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     from slosched.workload import Trace
 
 _DEFAULT_REQUESTS = 3000
-"""A seed: enough to warm up at 50 ms a token, and two policies take minutes on two cores."""
+"""The default for each seed.
+
+It is long enough to warm up at 50 ms a token, and two policies take minutes on two cores.
+"""
 
 
 @grouped
@@ -41,7 +44,8 @@ def capacity(
             "--policy",
             "-p",
             metavar="NAME[:option=value,…][+WRAPPER…]",
-            help="Repeat for each; ratios are to the first.  Default: sarathi and goodput.",
+            help="A policy to measure, such as edf:drop=expired; ratios are relative to the "
+            "first.  May be repeated.  Default: sarathi and goodput.",
         ),
     ] = None,
     trace: options.TraceSource = "azure_conv",
@@ -57,7 +61,8 @@ def capacity(
         typer.Option(
             parser=options.share,
             metavar="SHARE",
-            help="Share of offered requests that must be good.  Default: 0.9 and 0.99.  Repeat.",
+            help="Share of offered requests that must be good: 0.95.  May be repeated.  Default: "
+            "0.9 and 0.99.",
         ),
     ] = None,
     tuned: TunedFiles = None,
@@ -65,24 +70,28 @@ def capacity(
     max_rate: Annotated[
         float | None,
         typer.Option(
-            help="Requests/s at which the search gives up.  Default: far beyond the device."
+            help="Highest rate in requests/s that is tried: 50.  Default: far more than the device "
+            "can serve."
         ),
     ] = None,
     shared_rates: Annotated[
         int,
         typer.Option(
             min=0,
-            help="For the curves: rates that every policy is played at, from the lowest knee to "
-            "the highest.",
+            help="Number of rates at which every policy is simulated for the curves, from the "
+            "lowest capacity to the highest.",
         ),
     ] = 5,
     seeds: Annotated[
         int,
-        typer.Option(min=1, help="Windows of a trace, or made-up traces; each has -n requests."),
+        typer.Option(
+            min=1,
+            help="Number of windows of the trace, or of made-up traces, with -n requests each.",
+        ),
     ] = 5,
     seed: options.Seed = 0,
     bound: Annotated[
-        bool, typer.Option(help="Whether to compute what no scheduler can exceed.")
+        bool, typer.Option(help="Whether to compute the capacity that no scheduler can exceed.")
     ] = True,
     jobs: Jobs = None,
     ray: RayAddress = None,
@@ -93,8 +102,9 @@ def capacity(
     Example: `slosched capacity -p sarathi -p slo_aware --trace azure_conv --slo-ttft 1s
     --slo-tpot 50ms --latency-model h100/llama-3.1-8b -o runs/capacity`.
 
-    Every policy sees the same requests at the same rates, so that ratios are surer than the
-    capacities themselves.  Stop it with Ctrl-C and run it again: what is done is in the folder.
+    Every policy gets the same requests at the same rates, so the ratios are more certain than the
+    capacities.  After Ctrl-C the same command goes on where it stopped: finished replays are kept
+    in the folder.
     """
     from slosched.cli.capacity_report import leave_results, show  # slow to import
     from slosched.evaluate.capacity import Contender, Plan, Store, Study, Sweep
@@ -104,7 +114,7 @@ def capacity(
         raise ValueError(f"--max-rate must be a positive number of requests/s, not {max_rate}")
     plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate, shared_rates)
     specs = list(dict.fromkeys(policy or ("sarathi", "goodput")))
-    policies = {spec: make_policy(spec) for spec in specs}  # complains before anything is run
+    policies = {spec: make_policy(spec) for spec in specs}  # raises before anything is run
     make_pool = pool_of(jobs, ray)
     device = replica.open(limits.limits(), kv, seed)
     contenders = [Contender(s, s, device.model, device.model_name, device.config) for s in specs]
@@ -146,7 +156,7 @@ def _bounds(
     targets: Sequence[float],
     make_pool: MakePool,
 ) -> dict[float, float]:
-    """By target; none where the device does not take what its model says."""
+    """Return the bound on the capacity by target; none if no bound holds for this device."""
     from slosched.evaluate.bounds import why_no_bound_holds
     from slosched.evaluate.capacity.bound import bound_windows
 
@@ -161,7 +171,7 @@ def _bounds(
 
 
 def _run(sweep: Sweep, make_pool: MakePool) -> bool:
-    """Whether the searches came to their end; Ctrl-C ends them early, and all is kept."""
+    """Run the searches; return False if Ctrl-C ended them early. Finished replays are kept."""
     with progress_bar() as progress:
         task = progress.add_task("replays", total=None)
         try:
@@ -174,7 +184,7 @@ def _run(sweep: Sweep, make_pool: MakePool) -> bool:
 
 
 def _nothing_measured(sweep: Sweep) -> Exception:
-    """What to raise where no policy was played by all seeds at one rate."""
+    """Return the exception to raise if no policy was simulated with all seeds at any rate."""
     errors = [f"{name}: {what(m.error)}" for name, m in sweep.measured.items() if m.error]
     if not errors:
         return typer.Exit(130)

@@ -1,4 +1,4 @@
-"""`slosched compare`: policies side by side on the same arrivals."""
+"""`slosched compare`: several policies on the same arrivals, side by side."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def compare(
             "--policy",
             "-p",
             metavar="NAME[:option=value,…][+WRAPPER…]",
-            help="Repeat for each.  Default: all of them.",
+            help="A policy to simulate, such as edf:drop=expired.  May be repeated.  Default: all "
+            "policies.",
         ),
     ] = None,
     trace: options.TraceSource = "azure_conv",
@@ -53,24 +54,24 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="NAME=FILE",
-            help="Add a replay on record: records.jsonl, or what vllm bench serve "
-            "--save-detailed or sglang.bench_serving --output-details wrote, judged by "
+            help="Add a recorded replay: live=runs/live/records.jsonl, or the result file of vllm "
+            "bench serve --save-detailed or sglang.bench_serving --output-details, judged by "
             "--slo-ttft and --slo-tpot.  May be repeated.",
         ),
     ] = None,
     seed: options.Seed = 0,
     out: options.OutDir = Path("runs/compare"),
 ) -> None:
-    """Simulate policies on the same trace and device; leave a table, figures and an HTML report.
+    """Simulate policies on the same trace and device; write a table, figures and an HTML report.
 
     Examples:
 
     - `slosched compare -p fcfs -p slo_aware -p edf:drop=expired --trace azure_code --rate 2
       -n 500 --slo-ttft 1s --slo-tpot 50ms -o runs/code`
-    - beside a server that somebody else measured: `slosched compare -p fcfs --records
+    - with the measurement of another server: `slosched compare -p fcfs --records
       vllm=result.json --slo-ttft 1s --slo-tpot 50ms`
 
-    A policy that fails, or Ctrl-C, leaves what the others have done.
+    If a policy fails, or after Ctrl-C, the results of the other policies are still written.
     """
     from slosched.evaluate.tuning import Tuned  # slow to import
 
@@ -124,7 +125,10 @@ def _bounds(trace: Trace, model: LatencyModel, config: SimulationConfig) -> Boun
 def _shares(
     outcomes: Mapping[str, Outcome], recorded: Collection[str], bounds: Bounds, rule: DeadlineRule
 ) -> dict[str, float]:
-    """Of the bound, by policy; a replay on record was of another trace or device."""
+    """Return by policy which share of the bound it reached.
+
+    Recorded replays are left out, as they may be of another trace or device.
+    """
     simulated = {name: outcome for name, outcome in outcomes.items() if name not in recorded}
     return {name: bounds.ratio(o.summary(rule).num_good) for name, o in simulated.items()}
 
@@ -142,9 +146,10 @@ def _about(bounds: Bounds) -> str:
 def _read_all(
     texts: Sequence[str], promise: options.TracePromiseOptions, taken: Collection[str]
 ) -> dict[str, Outcome]:
-    """The replays that `--records` names; no name twice, nor one of those `taken`.
+    """Return the replays of `--records` by name.
 
-    `promise` is what those were promised whose file does not say it.
+    `promise` holds for benchmark results, whose files have no SLOs. Raise ValueError for a name
+    that occurs twice or is in `taken`.
     """
     found: dict[str, Outcome] = {}
     for text in texts:
@@ -165,7 +170,7 @@ def _read_all(
 
 
 def _missing(simulated: Comparison) -> dict[str, str]:
-    """Why policies have no row."""
+    """Return, for each policy that has no row in the table, why."""
     why = {name: f"was given up: {what(error)}" for name, error in simulated.failed.items()}
     return why | (
         {"stopped": "by Ctrl-C: policies not yet done are left out"} if simulated.stopped else {}
@@ -173,12 +178,12 @@ def _missing(simulated: Comparison) -> dict[str, str]:
 
 
 def _note_other_promises(outcomes: Mapping[str, Outcome], recorded: Collection[str]) -> None:
-    """Attainments compare only where the same was promised."""
+    """Print a note for recorded replays with other SLOs: their attainments do not compare."""
     promises = {name: {r.slo for r in outcome.records} for name, outcome in outcomes.items()}
     simulated = [promises[name] for name in outcomes if name not in recorded]
     for name in recorded:
         if promises[name] not in simulated[:1]:
             console.print(
-                f"[yellow]note:[/] {escape(name)} was promised other times than the simulated; "
-                "each is judged by its own"
+                f"[yellow]note:[/] {escape(name)} has other SLOs than the simulated "
+                "replays; each is judged by its own"
             )

@@ -1,4 +1,4 @@
-"""`slosched demo`: the whole path on this machine, by the commands that a user would type."""
+"""`slosched demo`: all steps from profile to report, by the commands that a user would type."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ SPECS = {
     "slo_aware": "slo_aware:margin=0.1",
     "goodput": "goodput:margin=0.1",
 }
-"""The policies that are compared, each as one would run it.
+"""The policies that are compared, with the options that a user would choose.
 
-Those that can drop requests do, so that the comparison is not of dropping alone.  The margin leaves
-room for steps that take longer than predicted, as they do on a busy desk.
+All that can drop requests do so, because otherwise the comparison would only show what dropping
+gains. The margin leaves room for steps that take longer than predicted on a busy machine.
 """
 LABELS = {name: f"{name}, {'without' if name == 'vllm_v1' else 'with'} dropping" for name in SPECS}
 BASELINE = "fcfs"
-"""The policy whose capacity decides how much is offered."""
+"""The policy whose capacity determines the offered rate."""
 LIVE = (BASELINE, *OURS)
 LIMITS = Limits(max_num_batched_tokens=256, max_num_seqs=16, deadline_rule=RULE)
 KV_TOKENS, HOST_KV_TOKENS, BLOCK_SIZE = 16_384, 4_096, 16
@@ -76,10 +76,10 @@ REPLICA = SimulationConfig(
 LENGTH_SCALE = 0.125
 PROBE_REQUESTS = 5
 OVERLOAD = 1.5
-"""Offered load over the highest rate at which the baseline keeps 90 % of the promises."""
+"""The offered load, as a multiple of the rate at which the baseline meets 90 % of the SLOs."""
 _TARGET = 0.9
 _PATIENT = SLO(ttft_s=3600.0, tpot_s=3600.0)
-"""A promise under which no policy drops a request, in place of the server's own default."""
+"""An SLO with which no policy drops a request, used instead of the server's default."""
 _START_TIMEOUT_S = 180.0
 
 
@@ -89,25 +89,27 @@ class DemoError(SloschedError):
 
 def demo(
     out: options.OutDir = Path("runs/demo"),
-    model: Annotated[str, typer.Option("--model", "-m", help="As in `serve`.")] = "smollm2-135m",
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The model, as for `serve`: smollm2-135m.")
+    ] = "smollm2-135m",
     num_requests: Annotated[
         int,
-        typer.Option("--num-requests", "-n", min=1, help="Requests of each live replay."),
+        typer.Option("--num-requests", "-n", min=1, help="Number of requests in each live replay."),
     ] = 60,
     profile_time: Annotated[
         float,
         typer.Option(
-            parser=options.duration, metavar="TIME", help="How long the model is measured."
+            parser=options.duration, metavar="TIME", help="How long the model is profiled: 30s."
         ),
     ] = options.Seconds(60),
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of torch.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads that torch uses.")] = 1,
     seed: options.Seed = 0,
 ) -> None:
     """Profile a real model here, fit, serve it, replay a trace live under three policies, compare.
 
-    Every step prints the command that does it, so that you can go on from there.  Leaves a report
-    with plots in the output folder.  Takes a few minutes on two cores, most of it profiling and
-    three live replays.
+    Every step prints the command that it runs, so that you can go on from there.  The output
+    folder gets a report with plots.  It takes a few minutes on two cores, most of it for profiling
+    and three live replays.
 
     Example: `slosched demo -n 30 --profile-time 30s -o runs/demo`.
     """
@@ -157,7 +159,7 @@ def _replay(policy: str, url: str, files: Files) -> None:
 
 @dataclass(frozen=True)
 class Files:
-    """What the demo leaves in its folder."""
+    """The files that the demo writes to its folder."""
 
     folder: Path
 
@@ -194,18 +196,18 @@ class Files:
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked of the machine."""
+    """The SLO and the rate of the requests that the demo sends."""
 
     slo: SLO
     rate: float
     capacity: float
-    """Highest simulated rate at which the baseline keeps 90 % of the promises."""
+    """Highest simulated rate in requests/s at which the baseline meets 90 % of the SLOs."""
 
 
 def as_fast_as_now(model: FittedModel, url: str, seed: int) -> FittedModel:
-    """The model scaled to what a burst of a few requests takes on the server right now.
+    """Return the model, scaled to the time that a burst of requests takes on the server now.
 
-    A desk or a shared machine may have become faster or slower since it was profiled.
+    A machine that others use, too, may be faster or slower now than when it was profiled.
     """
     burst = _azure(PROBE_REQUESTS, seed + 1).scaled_to(1000.0).with_slo(_PATIENT)
     live = replay_live(burst, url, seed)
@@ -222,10 +224,11 @@ def _makespan_s(records: Sequence[RequestRecord]) -> float:
 
 
 def choose_load(model: FittedModel, num_requests: int, seed: int) -> Load:
-    """Promises that the machine can keep when it is not too busy, and a load at which it is.
+    """Return SLOs that the machine meets unless it is overloaded, and a rate that overloads it.
 
-    TPOT: a step with half the seats decoding and a small chunk.  TTFT: three times the prefill of
-    a prompt as long as one in ten, and ten such steps of queueing.
+    The TPOT is the time of a step in which half of `max_num_seqs` decode next to a small chunk.
+    The TTFT is three times the prefill of a prompt at the 90th percentile of lengths, plus ten
+    such steps of queueing.
     """
     trace = _azure(num_requests, seed)
     context = int(trace.prompt_tokens.mean() + trace.output_tokens.mean())
@@ -245,9 +248,9 @@ def _azure(num_requests: int, seed: int) -> Trace:
 
 
 def _capacity(trace: Trace, model: FittedModel) -> float:
-    """Return the highest rate at which the baseline keeps 90 % of the promises, as `capacity` does.
+    """Return the highest rate at which the baseline meets 90 % of the SLOs, as `capacity` does.
 
-    Raises DemoError if no rate is low enough.
+    Raise DemoError if no rate is low enough.
     """
     from slosched.evaluate.capacity import (  # slow to import
         Contender,
@@ -272,7 +275,7 @@ def _capacity(trace: Trace, model: FittedModel) -> float:
 def _server(
     policy: str, latency_model: Path, model: str, threads: int, files: Files
 ) -> Iterator[str]:
-    """A server in a process of its own, ready to answer; stopped and drained at the end."""
+    """Start a server process, yield its URL once it is ready, and drain and stop it at the end."""
     port = _free_port()
     log = files.server_log(policy)
     command = (
@@ -318,7 +321,7 @@ def _free_port() -> int:
 
 
 def _compare(files: Files, model: str) -> None:
-    """Live and simulated outcomes, as tables and as one report."""
+    """Print tables of the live and simulated outcomes, and write one report of both."""
     replica = Replica(load_model(files.model_now), str(files.model_now), REPLICA)
     trace = read_trace(files.trace)
     live = {
@@ -363,7 +366,7 @@ def _heading(text: str) -> None:
 
 
 def _run(command: str) -> None:
-    """Run one slosched command as a user would, its output on this terminal."""
+    """Run one slosched command as a user would, with its output on this terminal."""
     console.print(f"[bold green]$[/] slosched {command}", soft_wrap=True)
     process = subprocess.run([sys.executable, "-m", "slosched", *shlex.split(command)], check=False)
     if process.returncode:

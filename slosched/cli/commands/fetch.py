@@ -1,4 +1,4 @@
-"""`slosched trace fetch`: public traces from where their publishers keep them."""
+"""`slosched trace fetch`: download public traces from their publishers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from slosched.workload import PUBLIC_TRACES, cached_trace, fetch_trace, public_t
 
 def fetch(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Which trace.  Default: list them all.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="The trace to fetch: azure_conv_2023.  Default: list all traces."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -31,15 +34,19 @@ def fetch(
             "--out",
             "-o",
             callback=options.writable,
-            help="File or folder to put it in.  Default: the cache, for --trace NAME.",
+            help="File or folder to write to: traces/.  Default: the cache, where --trace NAME "
+            "finds it.",
         ),
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Another address of the same file.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Another URL of the same file, such as that of a mirror.")
+    ] = None,
     sha256: Annotated[
-        str | None, typer.Option(help="The checksum to insist on, instead of the known one.")
+        str | None,
+        typer.Option(help="The SHA-256 that the file must have, instead of the known one."),
     ] = None,
     anew: Annotated[
-        bool, typer.Option("--anew", help="Fetch it even if it has been fetched before.")
+        bool, typer.Option("--anew", help="Fetch the file even if it is already there.")
     ] = False,
 ) -> None:
     """Fetch a public trace, check it, and say where it comes from; without a name, list them.
@@ -47,7 +54,7 @@ def fetch(
     Examples:
 
     - `slosched trace fetch azure_conv_2023`
-    - and then `slosched replay --trace azure_conv_2023 -n 2000`
+    - then `slosched replay --trace azure_conv_2023 -n 2000`
     """
     if name is None:
         _list()

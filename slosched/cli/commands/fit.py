@@ -1,4 +1,4 @@
-"""`slosched fit`: a latency model from a profile, and how wrong it is."""
+"""`slosched fit`: fit a latency model to a profile and print its error."""
 
 from __future__ import annotations
 
@@ -31,28 +31,31 @@ from slosched.perfmodel.swap import swap_cost
 
 def fit(
     profile: Annotated[Path, typer.Argument(help="CSV file from `slosched profile`.")],
-    out: Annotated[Path, options.out_file("The model, as JSON.")] = Path("model.json"),
+    out: Annotated[Path, options.out_file("JSON file for the fitted model.")] = Path("model.json"),
     form: Annotated[
         str,
-        typer.Option(help=f"What is fitted: {', '.join((AUTO, *FITTERS))}."),
+        typer.Option(help=f"The form to fit: {', '.join((AUTO, *FITTERS))}."),
     ] = AUTO,
     plot: Annotated[
         Path | None,
         typer.Option(
             dir_okay=False,
             callback=options.writable,
-            help="Figure of held-out predictions and residuals by regime (PNG, SVG).",
+            help="Also plot held-out predictions and residuals by regime: fit.png, fit.svg.",
         ),
     ] = None,
     seed: options.Seed = 0,
 ) -> None:
-    """Fit how long a step takes, and say how wrong the fit is on steps it has not seen.
+    """Fit a latency model to a profile, and print its error on steps that were not fitted.
 
-    The forms: `linear`, T = C1(t+Bd) + C2·t2 + C3·t3 + C4·⌈(t+Bd)/64⌉ + C5·[Bd>0] + C6·num_swap +
-    C7, with t2 as exact work (`linear-literal`: the sum of chunk²); `roofline`, weights read or
-    tokens multiplied, whichever is slower; `profiled-separate` and `profiled-joint`, a table of
-    the layers' time and attention kernels that add up or, as FlashAttention-2's, do not.  `auto`
-    fits all of them and takes the one with the least held-out error.
+    The forms are:
+
+    - `linear`: T = C1(t+Bd) + C2·t2 + C3·t3 + C4·⌈(t+Bd)/64⌉ + C5·[Bd>0] + C6·num_swap + C7, where
+      t2 is the exact attention work of the chunks (in `linear-literal` the sum of chunk²)
+    - `roofline`: the slower of reading the weights and multiplying the tokens
+    - `profiled-separate` and `profiled-joint`: a table of the layers' times, plus prefill and
+      decode attention whose times add up (separate) or not, as in FlashAttention-2 (joint)
+    - `auto`: fits all of them and takes the one with the least held-out error
 
     Examples:
 
@@ -64,7 +67,7 @@ def fit(
     save_model(report.model, out)
     print_fit(report)
     if plot is not None:
-        from slosched.cli.figures import plot_fit  # matplotlib takes seconds to import
+        from slosched.cli.figures import plot_fit  # importing matplotlib takes seconds
 
         plot.parent.mkdir(parents=True, exist_ok=True)
         plot_fit(report).savefig(plot, dpi=150)

@@ -1,4 +1,4 @@
-"""`slosched policies`: what there is to choose from."""
+"""`slosched policies`: list all policies with their options."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slosched.policy.spec import policy_fields
 def policies() -> None:
     """List the scheduling policies, their options and defaults.
 
-    - An option is set after a colon: `--policy slo_aware:margin=0.1,cascade=3`
-    - A policy of your own is named by its module: `--policy package.module:Class`
-    - What can stand around any of them follows after a plus: `--policy
+    - Options follow the name after a colon: `--policy slo_aware:margin=0.1,cascade=3`
+    - A policy of your own is named by its module and class: `--policy package.module:Class`
+    - A wrapper around any policy follows after a plus: `--policy
       edf:drop=expired+early_rejection:max_load=0.9`
     """
     _show("Policies", POLICIES)

@@ -1,4 +1,4 @@
-"""`slosched profile`: measure real batches on the model and device at hand."""
+"""`slosched profile`: measure how long real batches take on a model and device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from slosched.cli.vllm import Engine, EngineName, VLLMModel, Words, check_vllm, 
 @grouped
 def profile(
     context: typer.Context,
-    out: Annotated[Path, options.out_file("CSV file with one row a batch.")] = Path("profile.csv"),
+    out: Annotated[Path, options.out_file("CSV file with a row for each measured step.")] = Path(
+        "profile.csv"
+    ),
     model: options.ModelOptions = options.ModelOptions(),
     limits: options.LimitOptions = options.LimitOptions(
         max_num_batched_tokens=512, max_num_seqs=32
@@ -31,21 +33,31 @@ def profile(
     max_context_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Longest context in the plan.  Default: what model and KV cache hold."
+            min=1,
+            help="Longest context in the plan, in tokens: 4096.  Default: what model and KV cache "
+            "allow.",
         ),
     ] = None,
     batches: Annotated[
-        int, typer.Option(min=1, help="Batches in the plan; each is measured in several passes.")
+        int,
+        typer.Option(
+            min=1, help="Number of batches in the plan; each is measured in several passes."
+        ),
     ] = 120,
     passes: Annotated[
-        int, typer.Option(min=1, help="Passes over the plan at most; stable batches need three.")
+        int,
+        typer.Option(
+            min=1, help="Most passes over the plan; batches with stable times need only three."
+        ),
     ] = 7,
     time_limit: Annotated[
         float,
-        typer.Option(parser=options.duration, metavar="TIME", help="Stop measuring after this."),
+        typer.Option(
+            parser=options.duration, metavar="TIME", help="Stop measuring after this time: 2m."
+        ),
     ] = options.Seconds(600),
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew where the file exists already.")
+        bool, typer.Option("--overwrite", help="Start anew even if the file exists.")
     ] = False,
     source: SourceOptions = SourceOptions(),
     record: RecordUrl = None,
@@ -56,19 +68,19 @@ def profile(
 ) -> None:
     """Measure how long batches take: pure prefills, pure decodes, mixes and swaps.
 
-    The plan covers every regime with few batches and is gone through in passes, until the median
+    The plan covers every regime with few batches. It is measured in passes, until the median time
     of each batch is known to 2 %.  Every step is written as soon as it is measured: a run that is
-    interrupted or out of time is still a profile, and the same command goes on where it stopped.
+    interrupted or out of time leaves a valid profile, and the same command continues it.
 
     Examples:
 
     - this device: `slosched profile --model smollm2-135m --time-limit 2m -o profile.csv`, then
       `slosched fit profile.csv`
-    - a GPU that is not here: `slosched profile --from aiconfigurator --system h200_sxm --model
+    - a GPU that you do not have: `slosched profile --from aiconfigurator --system h200_sxm --model
       meta-llama/Meta-Llama-3.1-8B -o h200.csv`
     - the traffic of a running server: `slosched profile --record http://127.0.0.1:8000
       --time-limit 60s -o traffic.csv`
-    - vLLM's own steps, with vLLM's own options behind `--`: `slosched profile --engine vllm
+    - the steps of vLLM, with vLLM's own options after `--`: `slosched profile --engine vllm
       meta-llama/Llama-3.1-8B --max-num-batched-tokens 8192 --max-num-seqs 256 -o vllm.csv --
       --tensor-parallel-size 2`
     """

@@ -1,4 +1,4 @@
-"""`slosched profile --record`: a profile of what a running server really executes."""
+"""`slosched profile --record`: a profile of the steps that a running server executes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ RecordUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Run no model: write every step of the server there, its batch and its time, for as "
-        "long as --time-limit.",
+        help="Run no model: record the batch and the time of every step of the server at this URL, "
+        "for --time-limit: http://127.0.0.1:8000.",
     ),
 ]
 
 
 def record_to(out: Path, url: str, time_limit_s: float, overwrite: bool) -> None:
-    """Write the server's steps to `out` for so long, until it stops, or until Ctrl-C."""
+    """Write the server's steps to `out` until the time is up, the server stops, or Ctrl-C."""
     if out.exists() and not overwrite:
         raise ValueError(f"{out} exists; name another file, or replace it with --overwrite")
     recording = Recording(out)
@@ -39,12 +39,12 @@ def record_to(out: Path, url: str, time_limit_s: float, overwrite: bool) -> None
         console.print(f"[yellow]note:[/] the server ended the recording: {recording.ended}")
     if recording.num_missing:
         console.print(
-            f"[yellow]note:[/] {recording.num_missing} steps are missing, which the server ran "
-            "faster than this could read them"
+            f"[yellow]note:[/] {recording.num_missing} steps are missing: the server ran "
+            "them faster than they could be read"
         )
     if not recording.num_steps:
         raise RecordError(
-            f"nothing was recorded: the server at {url} ran no step meanwhile; "
+            f"nothing was recorded: the server at {url} ran no step in this time; "
             f"send it traffic, as with `slosched replay --url {url}`"
         )
     console.print(f"wrote {_described(recording)} to {out}")

@@ -1,4 +1,4 @@
-"""`slosched replay`: a trace against a running server, or through the simulator."""
+"""`slosched replay`: replay a trace against a running server or in the simulator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slosched.metrics import RequestRecord
 
 _MAX_TRACED = 100_000
-"""Steps and requests; more make a trace of many megabytes, which is written only if asked for."""
+"""The most steps and requests for which --out gets a Perfetto trace; more take many megabytes."""
 
 
 @grouped
@@ -35,7 +35,10 @@ def replay(
     trace: options.TraceSource = "azure_conv",
     url: Annotated[
         str | None,
-        typer.Option(help="A running OpenAI-compatible server.  Without it: the simulator."),
+        typer.Option(
+            help="A running OpenAI-compatible server: http://127.0.0.1:8000.  Default: the "
+            "simulator."
+        ),
     ] = None,
     policy: options.PolicyName = "goodput",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(),
@@ -51,8 +54,8 @@ def replay(
             "-o",
             file_okay=False,
             callback=options.writable,
-            help="Folder for records.jsonl, report.html, figures and, unless it would be large, "
-            "trace.perfetto.json.gz.",
+            help="Folder for records.jsonl, report.html, figures, and trace.perfetto.json.gz "
+            "unless it would be large: runs/live.",
         ),
     ] = None,
     perfetto: Annotated[
@@ -61,12 +64,12 @@ def replay(
             dir_okay=False,
             callback=options.writable,
             metavar="FILE",
-            help="Every step and request as a trace for ui.perfetto.dev or chrome://tracing; "
-            "compressed if the name ends in .gz.",
+            help="Write every step and request as a trace for ui.perfetto.dev or chrome://tracing; "
+            "compressed if the name ends in .gz: trace.json.gz.",
         ),
     ] = None,
 ) -> None:
-    """Replay a trace open loop and score it: requests arrive on time whatever became of others.
+    """Replay a trace open loop and score it: requests are sent on time, however slow the answers.
 
     Examples:
 
@@ -75,13 +78,13 @@ def replay(
     - simulated: `slosched replay --trace AzureLLMInferenceTrace_conv.csv --rate 4 -p edf
       --slo-ttft 1s --slo-tpot 50ms`
 
-    What a server's policy and limits are is the server's business; those options are for the
-    simulator.  Ctrl-C ends a replay against a server early and keeps what it has measured.
+    With --url, the server has its own policy and limits; the options for these are for the
+    simulator.  Ctrl-C ends a replay against a server early and keeps what was measured.
     """
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"--url {url!r} is no address of a server; write http://host:port")
-        # Only to promise multiples of the prefill time; the server has its own.
+        # Only needed to promise multiples of the prefill time.
         model = None if replica.latency_model is None else load_model(replica.latency_model)
         requests = arrivals.open(trace, promise.rule(model, seed), seed)
         name = "the server"
@@ -115,7 +118,7 @@ def replay(
 
 
 def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
-    """The table, why requests were rejected, and whether anything was promised at all."""
+    """Print the table, why requests were rejected, and a note if there were no SLOs."""
     console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
     rejected = [r for r in outcome.records if r.status is RequestStatus.REJECTED]
     if reasons := Counter(record.end_reason for record in rejected):
@@ -123,8 +126,8 @@ def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
         console.print(f"rejected: {said}")
     if all(record.slo == NO_SLO for record in outcome.records):
         console.print(
-            "[yellow]note:[/] nothing was promised, so all that finished is good: promise "
-            "something with --slo-ttft 1s --slo-tpot 50ms, say"
+            "[yellow]note:[/] nothing was promised, so every finished request is good: "
+            "promise something, for example with --slo-ttft 1s --slo-tpot 50ms"
         )
 
 
@@ -136,7 +139,7 @@ def _leave(
     title: str,
     provenance: Mapping[str, object],
 ) -> None:
-    """Records, report, figures and trace of one replay."""
+    """Write records, report, figures and the Perfetto trace of one replay to `out`."""
     from slosched.cli.figures import leave_report  # slow to import
 
     write_records(out / "records.jsonl", outcome.records, provenance)
@@ -151,7 +154,7 @@ def _leave(
 
 
 class ReplayStopped(KeyboardInterrupt):
-    """Ctrl-C, and what had ended until then."""
+    """Ctrl-C during a replay, with the records of the requests that had ended."""
 
     def __init__(self, records: list[RequestRecord]) -> None:
         super().__init__()
@@ -159,7 +162,7 @@ class ReplayStopped(KeyboardInterrupt):
 
 
 def _replay_until_ctrl_c(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
-    """All, or those that had ended; a measurement that took an hour is not thrown away."""
+    """Return the records of all requests, or after Ctrl-C of those that had ended."""
     try:
         return replay_live(trace, url, seed)
     except ReplayStopped as stopped:
@@ -173,9 +176,9 @@ def _replay_until_ctrl_c(trace: Trace, url: str, seed: int) -> list[RequestRecor
 
 
 def replay_live(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
-    """Against a server, with a progress bar; says what the client itself did late.
+    """Replay against a server with a progress bar; print a note if the client sent anything late.
 
-    Ctrl-C raises ReplayStopped.
+    Raise ReplayStopped on Ctrl-C.
     """
     try:
         from slosched.replay.client import ReplayOptions  # aiohttp is an extra

@@ -1,4 +1,4 @@
-"""`slosched serve`: an OpenAI-compatible server that keeps promises."""
+"""`slosched serve`: an OpenAI-compatible server that schedules for SLOs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def _step_timeout(text: str) -> float:
-    """Return seconds; infinitely many if the watchdog is turned off."""
+    """Return seconds; infinity for "off" and "0", which turn the watchdog off."""
     return math.inf if str(text).strip() in ("off", "0") else options.duration(text)
 
 
@@ -49,7 +49,7 @@ def serve(
     latency_model: options.LatencyModelName = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Take a --latency-model of another device or file format."),
+        typer.Option("--force", help="Accept a --latency-model of another device or file format."),
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
@@ -57,7 +57,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="FILE|NAME",
-            help="No weights: answer with filler at the speed of this latency model.",
+            help="Load no model: answer with filler text at the speed of this latency model: "
+            "h100/llama-3.1-8b.",
         ),
     ] = None,
     limits: options.LimitOptions = options.LimitOptions(
@@ -69,12 +70,14 @@ def serve(
         typer.Option(
             parser=options.duration,
             metavar="TIME",
-            help="How long a model without --latency-model is measured on its first start.",
+            help="How long the model is profiled on its first start without --latency-model: 2m.",
         ),
     ] = options.Seconds(60),
     recalibrate: Annotated[
         bool,
-        typer.Option("--recalibrate", help="Measure it anew, whatever was kept from a start."),
+        typer.Option(
+            "--recalibrate", help="Profile the model anew, even if an earlier start has done so."
+        ),
     ] = False,
     overlap: Annotated[
         bool,
@@ -86,7 +89,9 @@ def serve(
     drain_timeout: Annotated[
         float,
         typer.Option(
-            parser=options.duration, metavar="TIME", help="How long a shutdown waits for answers."
+            parser=options.duration,
+            metavar="TIME",
+            help="How long a shutdown waits for running requests: 10s.",
         ),
     ] = options.Seconds(30),
     step_timeout: Annotated[
@@ -94,8 +99,8 @@ def serve(
         typer.Option(
             parser=_step_timeout,
             metavar="TIME|off",
-            help="/health answers 503 while a step takes longer than this, and than 20 times what "
-            "was predicted; the first steps have five minutes.",
+            help="/health answers 503 while a step takes longer than both this and 20 times the "
+            "predicted time: 30s.  The first steps get five minutes.",
         ),
     ] = options.Seconds(10),
     engine: vllm.EngineName = vllm.Engine.TORCH,
@@ -103,20 +108,21 @@ def serve(
 ) -> None:
     """Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
 
-    The promises given here hold for every request that brings none of its own (body fields
+    The SLOs given here hold for every request that has none of its own (body fields
     `slo_ttft_ms`, `slo_tpot_ms`, `slo_e2e_ms`, or headers `x-llm-d-slo-ttft-ms`,
-    `x-llm-d-slo-tpot-ms`).  A request that cannot be served in time is refused with a 429 and the
-    reason.
+    `x-llm-d-slo-tpot-ms`).  A request that cannot be served in time is refused with status 429 and
+    the reason.
 
     Without `--latency-model` the model is profiled for a minute on the first start (`--calibrate`)
-    and the result is kept in the cache.  Every start says how wrong it is; `--recalibrate` measures
+    and the result is kept in the cache.  Every start prints its error; `--recalibrate` measures
     anew.
 
     Examples:
 
-    - a small model, here: `slosched serve --slo-ttft 1s --slo-tpot 100ms`
-    - a GPU's speed, no GPU: `slosched serve --emulate rtx4090/llama-3.1-8b -p edf:drop=expired`
-    - inside vLLM, with vLLM's own options behind `--`: `slosched serve --engine vllm
+    - a small model on this machine: `slosched serve --slo-ttft 1s --slo-tpot 100ms`
+    - at the speed of a GPU, without a GPU: `slosched serve --emulate rtx4090/llama-3.1-8b
+      -p edf:drop=expired`
+    - inside vLLM, with vLLM's own options after `--`: `slosched serve --engine vllm
       meta-llama/Llama-3.1-8B --latency-model h100/llama-3.1-8b --slo-ttft 1s --slo-tpot 50ms --
       --tensor-parallel-size 2`
     """
@@ -137,7 +143,7 @@ def serve(
         ) from error
     if recalibrate and (emulate is not None or latency_model is not None):
         other = "--emulate" if latency_model is None else "--latency-model"
-        raise ValueError(f"--recalibrate has nothing to measure for beside {other}; leave one out")
+        raise ValueError(f"--recalibrate measures nothing with {other}; leave one of them out")
     chosen = make_policy(policy)
     prefix_host = options.prefix_host(
         prefix_cache, prefix_host_tokens, prefix_host_writes, kv.block_size
@@ -182,7 +188,7 @@ def serve(
         app, worker, host, port, drain_timeout_s=drain_timeout, on_ready=announce
     )
     console.print(
-        f"stopped; requests that were cut short, each told so with an error: {num_cut_short}"
+        f"stopped; requests that were cut short, each with an error message: {num_cut_short}"
         if num_cut_short
         else "stopped: every request has had its answer"
     )
@@ -190,7 +196,7 @@ def serve(
 
 @dataclass(frozen=True)
 class _Device:
-    """What runs the steps, and what a server must know of it."""
+    """The executor of a server, with its latency model, tokenizer and sizes."""
 
     name: str
     executor: Executor
@@ -199,7 +205,7 @@ class _Device:
     num_blocks: int
     max_model_len: int
     provenance: Mapping[str, str]
-    """Of the times that its steps take."""
+    """The source of the step times: model, device, engine and so on."""
 
 
 def _emulated(name: str, kv: options.KVOptions) -> _Device:

@@ -1,4 +1,4 @@
-"""`slosched trace`: make traces, look at them, fetch public ones."""
+"""`slosched trace`: make traces, show their statistics, fetch public ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def show(
     arrivals: options.TraceOptions = options.TraceOptions(),
     seed: options.Seed = 0,
 ) -> None:
-    """Show size, rate, burstiness, lengths and sharing of a trace, and what was done to it.
+    """Show the size, rate, burstiness, lengths and prefix sharing of a trace, and its origin.
 
     Examples:
 
@@ -56,14 +56,18 @@ def show(
 @grouped
 def make(
     source: Source,
-    out: Annotated[Path, options.out_file("File to write: .parquet, .jsonl, or else CSV.")],
+    out: Annotated[
+        Path,
+        options.out_file("File to write: .parquet or .jsonl; any other name is written as CSV."),
+    ],
     promise: options.TracePromiseOptions = options.TracePromiseOptions(),
     latency_model: options.LatencyModelName = None,
     arrivals: options.TraceOptions = options.TraceOptions(),
     seed: options.Seed = 0,
 ) -> None:
-    """Write a trace: a synthetic one with the statistics of a public trace, or a file
-    cut, scaled, clipped and given promises.
+    """Write a trace: a synthetic one like a public trace, or a changed copy of a file.
+
+    A file can be cut, scaled, clipped and given SLOs.
 
     Examples:
 

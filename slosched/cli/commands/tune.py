@@ -1,4 +1,4 @@
-"""`slosched tune`: a policy's best hyper-parameters for a workload, judged on other requests."""
+"""`slosched tune`: find a policy's best hyper-parameters, and judge them on other requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from slosched.evaluate.tuning import Tuned, Tuner
 
 _DEFAULT_REQUESTS = 1400
-"""A seed: three of them are what five windows of `capacity` leave of Azure's conversations."""
+"""The default for each seed: five windows of `capacity` leave room for three of these in Azure's
+conversation trace.
+"""
 _MAX_ROWS = 12
 
 
@@ -32,8 +34,9 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE,…",
-            help="Values to try of a hyper-parameter, of max_num_batched_tokens or max_num_seqs.  "
-            "Repeat for each.  Default: what the policy declares.",
+            help="Values to try for a hyper-parameter, max_num_batched_tokens or max_num_seqs: "
+            "token_budget=256,512.  May be repeated.  Default: the values that the policy "
+            "declares.",
         ),
     ] = None,
     target: Annotated[
@@ -41,11 +44,11 @@ def tune(
         typer.Option(
             parser=options.share,
             metavar="SHARE",
-            help="Tune for the capacity at this share of good requests.",
+            help="Tune for the capacity at this share of good requests: 0.9.",
         ),
     ] = 0.99,
     at_rate: Annotated[
-        float | None, typer.Option(help="Tune for good requests/s at this rate instead.")
+        float | None, typer.Option(help="Tune for good requests/s at this offered rate instead: 4.")
     ] = None,
     trace: options.TraceSource = "azure_conv",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(
@@ -57,24 +60,25 @@ def tune(
     replica: ReplicaOptions = ReplicaOptions(),
     precision: Precision = 0.03,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Windows to tune on, and as many others to judge on.")
+        int,
+        typer.Option(min=1, help="Number of windows to tune on, and of other windows to judge on."),
     ] = 3,
     seed: options.Seed = 0,
     jobs: Jobs = None,
     ray: RayAddress = None,
     out: options.OutDir = Path("runs/tune"),
 ) -> None:
-    """Give a policy its best hyper-parameters, so that it is compared at its best.
+    """Find a policy's best hyper-parameters, so that it is compared at its best.
 
     Examples:
 
     - `slosched tune -p sarathi --grid token_budget=256,512,1024 --trace azure_conv --slo-ttft 1s
       --slo-tpot 50ms --latency-model h100/llama-3.1-8b -o runs/tune`
-    - and then `slosched capacity --tuned runs/tune/tuned.json`
+    - then `slosched capacity --tuned runs/tune/tuned.json`
 
-    It is tuned on the end of the trace (or made-up ones of other seeds) and judged on the
-    beginning, as `capacity` has it.  Stop it with Ctrl-C and run it again: what is done is in the
-    folder.
+    The policy is tuned on the end of the trace (or on made-up traces of other seeds) and judged on
+    the beginning, the part that `capacity` uses.  After Ctrl-C the same command goes on where it
+    stopped: finished replays are kept in the folder.
     """
     from slosched.cli.capacity_report import capacity_table  # slow to import
     from slosched.evaluate.capacity import Contender, Plan, Store
@@ -107,7 +111,7 @@ def tune(
 
 
 def _grid(texts: list[str] | tuple[()]) -> dict[str, list[str]]:
-    """Raises ValueError for what is not a name and its values."""
+    """Return the values to try by name; raise ValueError for a text that is not NAME=VALUE,…"""
     found: dict[str, list[str]] = {}
     for text in texts:
         name, _, values = text.partition("=")
@@ -119,7 +123,7 @@ def _grid(texts: list[str] | tuple[()]) -> dict[str, list[str]]:
 
 
 def _run(tuner: Tuner, make_pool: MakePool, num_values: int) -> Tuned:
-    """A round tries each value once; a second one only what is then new."""
+    """Run the tuner with a progress bar, which counts one round: later rounds try little more."""
     with progress_bar() as progress:
         task = progress.add_task("settings", total=1 + num_values)
         return tuner.run(make_pool, lambda _: progress.advance(task))
