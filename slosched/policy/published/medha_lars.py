@@ -1,4 +1,4 @@
-"""Medha's LARS: the prompt whose slack is least, as a share of the time it was promised."""
+"""Medha's LARS: prompts by slack relative to the TTFT of their SLO, the least first."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from slosched.policy.kit.decode_first import StallFree, add_prefills, decodes_un
 from slosched.policy.kit.drop import Drop
 
 _MAX_SHARE_LEFT = 0.5
-"""Of the step's time that a long prompt with slack may leave to others (`MAX_SPACE_SHARE_FRAC`)."""
+"""Largest share of a step that a long prompt leaves to others (`MAX_SPACE_SHARE_FRAC`)."""
 
 
 @dataclass
 class MedhaLARS(StallFree, ForeseesDecodes):
-    """Every decode, then prompts by relative slack, in chunks cut to a time for the step.
+    """Every decode, then prompts by relative slack, in chunks cut to a target time of the step.
 
-    Relative slack = (deadline - now - remaining prefill) / (deadline - arrival): a long prompt
-    that was promised much time counts as urgent when the same share of it is left as of a short
-    one's, so neither does it block the short ones nor do they starve it.
+    Relative slack = (deadline - now - remaining prefill) / (deadline - arrival).  A long prompt
+    with a long TTFT is as urgent as a short one with the same share of its time left, so it neither
+    blocks short prompts nor is starved by them.
 
-    A prompt of more than `long_tokens` that has slack leaves that share of the step to others
-    (space sharing), and a step holds a chunk of one such prompt only.
+    A prompt with more than `long_tokens` computed tokens leaves a share of the step, its relative
+    slack, to others (space sharing).  A step holds a chunk of only one such prompt.
 
     Source: Medha (arXiv 2409.17264), in the code of its authors' Vidur and Vajra:
     `_get_remaining_slack_fraction` → `_relative_slack`, `target_batch_time` → `step_s`,
     `long_request_kv_cache_len_threshold` → `long_tokens`, `MAX_SPACE_SHARE_FRAC` (0.5 in
-    `st_replica_scheduler.py`) → `_MAX_SHARE_LEFT`.  There the promise is `deadline_multiplier`
-    times the prefill's own time; here it is the request's.  Left out: the parallelism (SPP, KVP),
-    which is about many devices, and the tolerance of 10 % on the step's time.
+    `st_replica_scheduler.py`) → `_MAX_SHARE_LEFT`.  There the TTFT is `deadline_multiplier`
+    times the prefill's own time; here it is that of the request's SLO.  Left out: the parallelism
+    (SPP, KVP), which needs many devices, and the tolerance of 10 % on the step's time.
 
-    Needs nothing of output lengths.
+    The policy uses no output lengths.
     """
 
     step_s: float = tunable(0.05, 0.02, 0.03, 0.1)
-    """Predicted time of a step, in seconds, that chunks are cut to."""
+    """Predicted time of a step, in seconds, to which chunks are cut."""
     long_tokens: int = tunable(16_384, 4_096, 65_536)
-    """Prompt tokens computed from which a prompt shares the step."""
+    """Computed tokens from which on a prompt shares the step."""
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class MedhaLARS(StallFree, ForeseesDecodes):
             self._add(batch, begun, [prefills[i] for i in before], self.step_s)
             self._add(batch, begun, [prefills[long[0]]], self.step_s * (1 - left))
             self._add(batch, begun, [prefills[i] for i in after], self.step_s)
-        for i in order:  # a device on which nothing at all fits into the step
+        for i in order:  # if not even one token fits into the time, the first prompt runs
             if batch.shape.num_tokens:
                 break
             self._add(batch, begun, [prefills[i]], math.inf)
@@ -98,7 +98,7 @@ class MedhaLARS(StallFree, ForeseesDecodes):
 
 
 def _relative_slacks(prefills: Sequence[Request], now_s: float, model: LatencyModel) -> list[float]:
-    """Of each: what is left until its deadline beside its prefill, by what it was promised."""
+    """Return each prompt's slack minus the rest of its prefill, divided by its TTFT."""
     predict = model.predict_prefill
     return [
         (due_s - now_s - predict(r.num_tokens - (done := r.num_computed_tokens), done))

@@ -1,4 +1,4 @@
-"""QoServe (Niyama): chunks as large as the decodes' slack, and hopeless prompts at the back."""
+"""QoServe (Niyama): chunks as large as the decodes' slack allows, hopeless prompts last."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _RATE_MEMORY = 0.995
 
 @dataclass
 class QoServe(StallFree, ForeseesDecodes):
-    """Every decode; then as many tokens of prompts as the most urgent decode has slack for.
+    """Every decode, then as many prompt tokens as the slack of the most urgent decode allows.
 
     1. Dynamic chunking: a step holds the largest number of tokens on a grid (128, 256, 512, …,
-       `max_step_tokens`) whose predicted time, taken `safety` times, is within the smallest slack
-       of the decodes; 128 if none is.  The prediction takes the prompts for one, the first.
+       `max_step_tokens`) whose predicted time, times `safety`, is within the smallest slack of the
+       decodes, or 128 if none is.  All prompt tokens are predicted as a chunk of the first prompt.
     2. Hybrid prioritization: prompts in order of deadline + `alpha_s_per_token` · tokens left.
-       Zero is earliest deadline first; very large is shortest remaining prefill first.
-    3. Eager relegation: a prompt that has not begun and would be late even if the device computed
-       nothing else, at the prefill rate seen of late, is served after all others from then on.
+       With 0 this is earliest deadline first; with a large value it is shortest prefill first.
+    3. Eager relegation: a prompt is hopeless if it has not begun and would be late even if the
+       device computed nothing else, at the recent prefill rate.  It goes last from then on.
 
     Source: QoServe, formerly Niyama (ASPLOS '26, arXiv 2503.22562); its code, branch
     `niyama_asplos2026` of microsoft/sarathi-serve at 72339db: `deadline_scheduler.py`,
@@ -36,25 +36,26 @@ class QoServe(StallFree, ForeseesDecodes):
     `TOKEN_SEARCH_SPACE`, `expected_prefill_throughput`, and 1,000 · 32 free tokens for
     `LOW_MEMORY_TOKEN_SEARCH_SPACE`.
 
-    Otherwise here: the run's latency model predicts, not a random forest or the code's linear fit;
-    deadlines are those of the run's `DeadlineRule` (the code counts tokens from the later of the
-    promised and the true first one, and one TBT later than the paper's equation); KV blocks are
-    kept for prompts begun, and decodes are preempted when they run out, where the code fails.
-    Left out: tiers with only an end-to-end deadline, for which it assumes 15 output tokens;
-    `drop`, which it has not, is there so that all are compared with the same options.
+    Differences: the run's latency model predicts, not a random forest or the code's linear fit.
+    Deadlines are those of the run's `DeadlineRule`; the code counts tokens from the later of the
+    due time and the true time of the first one, one TBT later than the paper's equation.  KV blocks
+    are kept for prompts that have begun, and decodes are preempted when blocks run out, where the
+    code fails.  Left out: tiers with only an end-to-end deadline, for which the code assumes 15
+    output tokens.  QoServe has no `drop`; it is here so that all policies can be compared with the
+    same options.
 
-    Nothing is known of output lengths.
+    The policy uses no output lengths.
     """
 
     alpha_s_per_token: float = tunable(0.008, 0.0, 0.001, 0.03)
-    """How much later a prompt counts as due for each token that is left of it."""
+    """Seconds that each token left to compute adds to the deadline by which prompts are sorted."""
     safety: float = tunable(1.2, 1.0, 1.1)
     """Factor on predicted times."""
     max_step_tokens: int = tunable(2552, 4096, 8192)
     """The largest step, where slack allows; `max_num_batched_tokens` may cut it further."""
     relegate: bool = True
     scarce_kv_tokens: int = 32_000
-    """With room for fewer tokens in the KV cache, a step holds 512 tokens at most."""
+    """Free tokens of the KV cache below which a step holds at most 512 tokens."""
     prefill_tokens_per_s: float = 8500.0
     """The prefill rate assumed at the start."""
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
@@ -84,7 +85,7 @@ class QoServe(StallFree, ForeseesDecodes):
         return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
 
     def _observe(self, now_s: float) -> None:
-        """The rate of the last step, if it computed prefills; it has ended by now."""
+        """Update the prefill rate from the last step, which has ended, if it computed prefills."""
         if self._last_prefill_tokens and now_s > self._last_step_s:
             seen = self._last_prefill_tokens / (now_s - self._last_step_s)
             self._rate_tokens_per_s += (1 - _RATE_MEMORY) * (seen - self._rate_tokens_per_s)
@@ -115,12 +116,16 @@ class QoServe(StallFree, ForeseesDecodes):
         self._last_prefill_tokens = batch.shape.num_tokens - num_decodes
 
     def _urgency(self, request: Request) -> float:
+        """Return what prompts are sorted by (hybrid prioritization)."""
         return request.deadline_s + self.alpha_s_per_token * (
             request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
         )
 
     def _hopeless_last(self, prefills: Iterable[Request], now_s: float) -> Iterator[Request]:
-        """Each is asked only when it is its turn, as a step has room for few."""
+        """Yield the prompts, the relegated ones last.
+
+        Each is judged only when it is its turn, since a step has room for few.
+        """
         last = []
         for request in prefills:
             if request.request_id in self._relegated:
@@ -141,7 +146,7 @@ class QoServe(StallFree, ForeseesDecodes):
     def _step_tokens(
         self, batch: BatchBuilder, view: SchedulerView, slack_s: float, num_prior_tokens: int
     ) -> int:
-        """Dynamic chunking: tokens of the step, its decodes included."""
+        """Return the tokens of the step, its decodes included (dynamic chunking)."""
         model, shape = view.model, batch.shape
         sizes = self._grid(batch.num_free_blocks * view.kv.block_size < self.scarce_kv_tokens)
 

@@ -1,4 +1,4 @@
-"""SCORPIO: each decode as often as its TPOT asks for, and only prompts that both promises allow."""
+"""SCORPIO: decodes as often as their TPOTs ask for; guards of TTFT and TPOT choose prompts."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ from slosched.policy.kit.drop import why_late
 from slosched.policy.kit.lengths import OutputLengths
 
 _MAX_ASKED = 256
-"""Prompts that the TTFT guard looks at in one step, the most urgent: a bound on its cost."""
+"""Prompts, the most urgent, that the TTFT guard looks at in one step; it bounds the cost."""
 _LEAST_TRP = 0.05
-"""Of a decode whose TPOT is very long, or that was promised none: it runs in one step of 20."""
+"""TRP of a decode with a very long TPOT or without one: it runs in one of 20 steps."""
 _ROUNDING = 1e-9
 _MAX_REFUSED = 32
-"""Prompts that the TPOT guard refuses in one step, then it lets no more in: a bound on its cost."""
+"""Refusals in one step after which the TPOT guard lets no prompt start; it bounds the cost."""
 
 
 @dataclass
 class Scorpio(PlansBesideDecodes, ForeseesDecodes):
-    """Prompts by deadline, if both guards let them pass; decodes by credit; in a token budget.
+    """Decodes by credit, then the prompts that pass two guards, under a token budget.
 
     1. TTFT guard: prompts in order of deadline.  One that would be late even if the device
-       computed nothing but the prompts before it is rejected.
-    2. TPOT-relative proportionality: TRP = the least TPOT of the running / its own.  In each step
-       a decode earns its TRP as credit; with a credit of 1 it gets a token and pays 1.
-    3. TPOT guard: a prompt starts if a step of the virtual batch, the sum of all TRPs with it,
-       of the mean length with half of its expected output added, is within the least TPOT.  Who
-       may not start waits on, and those behind it are asked.
+       computed only the prompts before it is rejected.
+    2. TPOT-relative proportionality: TRP = smallest TPOT of the running requests / own TPOT.  In
+       each step a decode earns its TRP as credit.  With a credit of 1 it gets a token and pays 1.
+    3. TPOT guard: the virtual batch has as many decodes as the sum of all TRPs, the new prompt's
+       included, each of the mean length plus half of the expected output.  The prompt starts if a
+       step of this batch is within the smallest TPOT.  Else it waits, and the next one is tried.
 
-    Source: SCORPIO (arXiv 2505.23022), from two sets of notes on its text; its code was not to be
-    had.  Equations 4 and 5 (ITL and TPOT of a batch) → the run's latency model and `epsilon`;
+    Source: SCORPIO (arXiv 2505.23022), from two sets of notes on its text; its code was not
+    available.  Equations 4 and 5 (ITL and TPOT of a batch) → the run's latency model and `epsilon`;
     6 and 7 (prefill times and their sum) → `_ttft_guard`; VBS → `_Running.virtual_batch`.
 
     The paper leaves open how prompts and decodes share a step.  Here decodes come first and
-    prompts are cut to what is left of `token_budget`, as in Sarathi.  Otherwise here: prompts that
-    have begun count as running in the TPOT guard; a decode without a TPOT runs in one step of 20.
-    Left out: the predictor of output lengths by a language model of its own.
+    prompts are cut to what is left of `token_budget`, as in Sarathi.  Differences: prompts that
+    have begun count as running in the TPOT guard; a decode without a TPOT runs in one of 20 steps.
+    Left out: the language model that predicts output lengths.
 
-    Output lengths: the mean of the finished requests'.
+    The expected output length is the mean over finished requests.
     """
 
     token_budget: int = tunable(512, 128, 256, 1024, 2048)
@@ -81,7 +81,7 @@ class Scorpio(PlansBesideDecodes, ForeseesDecodes):
     def reset(self) -> None:
         self._lengths = OutputLengths(self.prior_output_tokens)
         self._credits: dict[str, float] = {}
-        """Of the decodes, since several TPOTs were among them."""
+        """Credit of each decode by id, kept while the decodes have different TPOTs."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view, token_budget=self.token_budget)
@@ -106,7 +106,7 @@ class Scorpio(PlansBesideDecodes, ForeseesDecodes):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If all decodes have the same TPOT: then each gets its token in every step."""
+        """Plan the rest if all decodes have the same TPOT: then each gets a token in every step."""
         batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
         if batch.num_free_tokens < 0 or len(decodes.num_by_tpot_s) > 1:
             return None
@@ -122,7 +122,7 @@ class Scorpio(PlansBesideDecodes, ForeseesDecodes):
     def _earned(
         self, decodes: Sequence[Request], tiers: Mapping[float, int]
     ) -> dict[str, float] | None:
-        """The credit of each with this step's; None if all earn the same, so that all run."""
+        """Return each decode's credit after earning; None if all earn the same, so that all run."""
         if len(tiers) <= 1:
             return None
         least_s = min(tiers)
@@ -160,7 +160,7 @@ class Scorpio(PlansBesideDecodes, ForeseesDecodes):
         running: _Running,
         prompts: Iterable[Request],
     ) -> list[Request]:
-        """Those that may go on or start, as far as the step has tokens for them."""
+        """Return the prompts that may continue or start, as far as the step has tokens for them."""
         allowed: list[Request] = []
         half_output = float(self._lengths.expected_left(0)) / 2
         num_free, num_refused = batch.num_free_tokens, 0
@@ -179,6 +179,7 @@ class Scorpio(PlansBesideDecodes, ForeseesDecodes):
         return allowed
 
     def _keeps_tpot(self, model: LatencyModel, running: _Running, half_output: float) -> bool:
+        """Tell whether a step of the virtual batch is within the smallest TPOT."""
         least_s = min(running.tiers)
         if least_s == math.inf:
             return True
@@ -197,7 +198,7 @@ class _Sums(NamedTuple):
 
 
 class _Running:
-    """Those that run or may start: their number by TPOT, and their context."""
+    """Requests that run or may start: their number by TPOT, and the sum of their contexts."""
 
     def __init__(self, num_by_tpot_s: Mapping[float, int], context_tokens: int) -> None:
         self.tiers = Counter(num_by_tpot_s)
@@ -209,28 +210,28 @@ class _Running:
         self.sums = _Sums(num + 1, context + request.num_prompt_tokens + request.num_output_tokens)
 
     def restore(self, request: Request, sums: _Sums) -> None:
-        """As it was before the last request was added."""
+        """Undo the last `add`; `sums` are those from before it."""
         self.tiers[request.slo.tpot_s] -= 1
         if not self.tiers[request.slo.tpot_s]:
             del self.tiers[request.slo.tpot_s]
         self.sums = sums
 
     def virtual_batch(self, least_s: float) -> float:
-        """VBS: how many of them run in a step, on average."""
-        # In a fixed order: sums of floats depend on it.
+        """Return how many of them run in a step, on average (VBS)."""
+        # The order is fixed because a sum of floats depends on it.
         tiers = sorted(self.tiers.items())
         return sum(num * _trp(least_s, tpot_s) for tpot_s, num in tiers)
 
 
 def _trp(least_tpot_s: float, tpot_s: float) -> float:
-    """TPOT-relative proportionality: the share of the steps that a request needs."""
+    """Return the share of the steps that a request needs (TPOT-relative proportionality)."""
     return 1.0 if tpot_s == least_tpot_s else max(least_tpot_s / tpot_s, _LEAST_TRP)
 
 
 def _with_credit(
     decodes: Sequence[Request], credit_of: Mapping[str, float], most: int
 ) -> list[Request]:
-    """Those that can pay for a token; of too many, those with the most credit."""
+    """Return the decodes that can pay for a token; if too many, those with the most credit."""
     able = [r for r in decodes if credit_of[r.request_id] >= 1 - _ROUNDING]
     if len(able) <= most:
         return able
@@ -242,7 +243,7 @@ def _with_credit(
 def _ttft_guard(
     batch: BatchBuilder, view: SchedulerView, model: LatencyModel, begun: Sequence[Request]
 ) -> list[Request]:
-    """Prompts by deadline, without those that are refused for not making theirs."""
+    """Return the prompts by deadline, and reject those that cannot be in time."""
     predict, end_s = model.predict_prefill, view.now_s
     kept = []
     by_deadline = sorted((*begun, *view.waiting), key=attrgetter("deadline_s"))

@@ -1,4 +1,4 @@
-"""SLAI: a decode may wait until the last moment at which its token can still be in time."""
+"""SLAI: a decode may wait until the last time at which its token can still be in time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from slosched.policy.kit.drop import Drop, drop_late
 
 
 class StartOrder(StrEnum):
-    """Which of the prompts that wait starts first."""
+    """Order in which waiting prompts start."""
 
     SHORTEST = "shortest"
     FCFS = "fcfs"
@@ -36,36 +36,36 @@ class StartOrder(StrEnum):
 class SLAI(PlansBesideDecodes):
     """Decodes at their last schedulable time, prompts, then the other decodes, in a token budget.
 
-    1. The last schedulable time of a decode is when its next token is due, less `offset_steps`
-       mean steps; less `full_offset_steps` where `full_kv` of the KV blocks or more are held.
-       From then on it is critical.
-    2. Critical decodes, the most urgent first; then prompts begun, in the order in which they
-       began; then prompts that wait, the shortest first and, with `tiers_first`, those with the
-       smallest TPOT before all others; then the decodes that are not critical, with what is left.
+    1. The last schedulable time of a decode is `offset_steps` mean steps before its next token is
+       due, or `full_offset_steps` of them while a share `full_kv` of the KV blocks or more is held.
+       From then on the decode is critical.
+    2. Critical decodes run first, the most urgent first; then prompts that have begun, in the order
+       in which they began; then waiting prompts, the shortest first and, with `tiers_first`, those
+       with the smallest TPOT before all others; then the other decodes, with the tokens left.
 
     Source: SLAI (SIGMETRICS '26, arXiv 2508.01002); its code, agrimUT/SLAI at 5098a7a:
     `slai_scheduler.py` and `mistral7b_relaxed.yml`, whose fields are `token_budget`,
     `below_memory_limit_offset`, `above_memory_limit_offset`, `memory_limit`, `fcfs` and
     `user_priority`.  The mean is that of all steps so far.
 
-    Otherwise here: the offset follows the present mean and KV use, not those of the step in which
-    the decode last took part; when KV blocks run out, prompts begun are preempted first, the
-    last one first, then the least urgent decodes, where the code preempts the decode that needs
-    the block; KV blocks are kept for prompts begun; its cap on decodes in a step, equal to its
-    seats, is left to `max_num_seqs`; gaps without work are no steps.  Left out: RAD, the paper's
-    throughput-optimal policy, which knows no deadline.  `drop`, which it has not, is there so
-    that all are compared with the same options.
+    Differences: the offset follows the present mean and KV use, not those of the step in which the
+    decode last took part.  When KV blocks run out, prompts that have begun are preempted first, the
+    last one first, then the least urgent decodes; the code preempts the decode that needs the
+    block.  KV blocks are kept for prompts that have begun.  The code's cap on decodes in a step,
+    equal to its seats, is `max_num_seqs`.  Gaps without work are no steps.  Left out: RAD, the
+    paper's throughput-optimal policy, which knows no deadline.  SLAI has no `drop`; it is here so
+    that all policies can be compared with the same options.
 
-    Nothing is known of output lengths, and nothing of how long a step takes but the mean.
+    The policy uses no output lengths, and of step times only the mean.
     """
 
     token_budget: int = tunable(512, 256, 1024, 2048)
     offset_steps: float = tunable(5.0, 2.0, 10.0)
-    """Mean steps before its due time from which on a decode is critical."""
+    """A decode is critical from this many mean steps before its due time on."""
     full_offset_steps: float = 10.0
-    """The same while the KV cache is full: decodes end sooner, which frees blocks."""
+    """The same while the KV cache is full; decodes then end sooner, which frees blocks."""
     full_kv: float = 0.96
-    """Share of the KV blocks that makes the cache full."""
+    """Share of held KV blocks from which on the cache counts as full."""
     start: StartOrder = tunable(StartOrder.SHORTEST, StartOrder.FCFS)
     tiers_first: bool = True
     deadlines: Deadlines = tunable(Deadlines.TBT, Deadlines.RUN)
@@ -101,14 +101,14 @@ class SLAI(PlansBesideDecodes):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If they are alone: then critical or not, all of them run."""
+        """Plan nothing else if there are only decodes: critical or not, all of them run."""
         if not are_alone(decodes, view, self.token_budget):
             return None
         self._observe(view.now_s, has_work=True)
         return SchedulerOutput()
 
     def _observe(self, now_s: float, *, has_work: bool) -> None:
-        """The time since the last decision is that of a step if work was left over from it."""
+        """Update the mean step: the time since the last decision is one if work was left then."""
         if self._last_step_s is not None and has_work:
             self._num_steps += 1
             step_s = now_s - self._last_step_s
@@ -123,7 +123,7 @@ class SLAI(PlansBesideDecodes):
     def _add_prompts(
         self, batch: BatchBuilder, view: SchedulerView, begun: Sequence[Request]
     ) -> None:
-        """None starts or comes back in a step that had to preempt."""
+        """Add prompts; none starts or comes back in a step that had to preempt."""
         prefills = [r for r in begun if not batch.has_left(r)]
         reserved_blocks = batch.blocks_promised(prefills)
         if not (batch.preempted or batch.swapped_out) and batch.num_free_tokens > 0:
@@ -131,6 +131,7 @@ class SLAI(PlansBesideDecodes):
         add_prefills(batch, prefills, reserved_blocks)
 
     def _starting(self, view: SchedulerView) -> list[Request]:
+        """Return the waiting prompts in the order in which they start."""
         waiting = list(view.waiting)
         if self.start == StartOrder.SHORTEST:
             waiting.sort(key=attrgetter("num_prompt_tokens"))

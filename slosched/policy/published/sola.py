@@ -1,4 +1,4 @@
-"""SOLA: whichever of TTFT and TPOT is in more danger is served first, within the other's bounds."""
+"""SOLA: the one of TTFT and TPOT that is in more danger is optimized, within the other's SLO."""
 
 from __future__ import annotations
 
@@ -28,30 +28,31 @@ from slosched.policy.kit.lengths import Floats
 
 @dataclass
 class SOLA(ForeseesDecodes):
-    """Every decode; then prompts, as many as TPOT allows where TTFT is in more danger.
+    """Every decode, then prompts: as many as TPOT allows while TTFT is in more danger.
 
-    The state: p_TTFT, the largest share of a promised TTFT that has passed among the prompts that
-    can still be in time, and p_TPOT, the largest share of a promised TPOT that a decode has taken
-    per token so far.  Prompts go in order of predicted TTFT / promised TTFT, the largest first.
+    The state: p_TTFT is the largest share of its TTFT that has passed, over the prompts that can
+    still be in time.  p_TPOT is the largest mean time per token so far relative to the TPOT, over
+    the decodes.  Prompts are sorted by predicted TTFT / TTFT of the SLO, the largest first.
 
-    1. p_TTFT >= p_TPOT, TTFT is optimized within TPOT: k, the prompt tokens of the step, is the
+    1. If p_TTFT >= p_TPOT, TTFT is optimized within TPOT: k, the prompt tokens of the step, is the
        largest multiple of `tile_tokens` with which no decode's token becomes late.
-    2. p_TTFT < p_TPOT, TPOT is optimized within TTFT: k is what is left of `token_budget`, and
-       prompts are added only as long as the step pushes none of those left out past its TTFT.
+    2. If p_TTFT < p_TPOT, TPOT is optimized within TTFT: k is what is left of `token_budget`, and
+       prompts are added only while the step makes no prompt that is left out miss its TTFT.
 
-    Source: SOLA (MLSys '25), from two sets of notes on its text; its code was not to be had.
-    State monitor → `_tpot_ratio` and `_rated`; the constraint on k, max (t_TPOT + C_p / l_out) <=
-    T_TPOT → `_time_limit_s`, which is the same under the run's deadline rule `mean_tpot`; that on
-    n, max (t_TTFT + C_p(run) + C_d(run) + C_p(r)) <= T_TTFT → `_pushing_none_out`; its two cost
-    models → the run's latency model, and prompts and decodes share a step.
+    Source: SOLA (MLSys '25), from two sets of notes on its text; its code was not
+    available.  State monitor → `_tpot_ratio` and `_rated`.  The constraint on k,
+    max (t_TPOT + C_p / l_out) <= T_TPOT → `_time_limit_s`, which is the same under the run's
+    deadline rule `mean_tpot`.  The constraint on n, max (t_TTFT + C_p(run) + C_d(run) + C_p(r)) <=
+    T_TTFT → `_pushing_none_out`.  The two cost models → the run's latency model; prompts and
+    decodes share a step.
 
-    Where the notes are silent, here: k where TPOT is optimized is a budget as Sarathi's; the
-    relaxation to a percentile, for when a constraint cannot be kept, leaves those out that cannot
-    be in time any more, and such prompts come last.  Left out: the order of decodes (all run), and
-    the prediction of peak memory, for which `sola+past_future` is there.  `drop`, which it has
-    not, is there so that all are compared with the same options.
+    Where the notes are silent: while TPOT is optimized, k is a budget as in Sarathi.  The
+    relaxation to a percentile, for a constraint that cannot be kept, leaves out the prompts that
+    cannot be in time any more; these come last.  Left out: the order of decodes (all run), and the
+    prediction of peak memory (use `sola+past_future`).  SOLA has no `drop`; it is here so that all
+    policies can be compared with the same options.
 
-    Nothing is known of output lengths.
+    The policy uses no output lengths.
     """
 
     tile_tokens: int = tunable(64, 128, 256)
@@ -88,7 +89,7 @@ class SOLA(ForeseesDecodes):
     def _tokens_within(
         self, limit_s: float, batch: BatchBuilder, prompts: Sequence[Request]
     ) -> int:
-        """k: as many prompt tokens as the step has time for, all that there are or whole tiles."""
+        """Return k, the prompt tokens for which there is time: all of them, or whole tiles."""
         most = 0
         for request in prompts:
             most = min(most + request.num_uncomputed_tokens, batch.num_free_tokens)
@@ -110,12 +111,13 @@ class _Prompts(NamedTuple):
 
     requests: list[Request]
     spare_s: Floats
-    """How long each can wait and still be in time; negative if it cannot be."""
+    """Time that each prompt can wait and still be in time; negative if it cannot be."""
     ttft_ratio: float
     """p_TTFT; infinite if none can be in time."""
 
 
 def _rated(requests: Sequence[Request], now_s: float, model: LatencyModel) -> _Prompts:
+    """Sort prompts by predicted TTFT / TTFT, those that cannot be in time last."""
     predict = model.predict_prefill
     prefill_s = _floats(
         predict(r.num_prompt_tokens + r.num_output_tokens - (done := r.num_computed_tokens), done)
@@ -135,7 +137,7 @@ def _floats(values: Iterable[float]) -> Floats:
 
 
 def _tpot_ratio(decodes: Sequence[Request], now_s: float) -> float:
-    """p_TPOT, over those that have emitted two tokens or more."""
+    """Return p_TPOT over the decodes that have emitted two tokens or more."""
     return max(
         (
             (now_s - r.token_times_s[0]) / ((r.num_output_tokens - 1) * r.slo.tpot_s)
@@ -147,9 +149,9 @@ def _tpot_ratio(decodes: Sequence[Request], now_s: float) -> float:
 
 
 def _pushing_none_out(batch: BatchBuilder, model: LatencyModel, prompts: _Prompts) -> list[Request]:
-    """The first n: more would make the step too long for one that is not among them.
+    """Return the first n prompts; more would make one that is left out miss its TTFT.
 
-    Who cannot wait for the decodes alone is no reason to add fewer.
+    A prompt that cannot even wait for the decodes alone does not count.
     """
     shape, num_free = batch.shape.copy(), batch.num_free_tokens
     spare_s = np.where(prompts.spare_s >= model.predict(shape), prompts.spare_s, math.inf)
@@ -168,7 +170,7 @@ def _pushing_none_out(batch: BatchBuilder, model: LatencyModel, prompts: _Prompt
 def _time_limit_s(
     batch: BatchBuilder, now_s: float, model: LatencyModel, decodes: Sequence[Request]
 ) -> float:
-    """Until the first token is due that can be in time; the least TPOT if none can."""
+    """Return the time until the first token is due that can be in time, else the least TPOT."""
     alone_s = model.predict(batch.shape)
     slacks_s = (r.deadline_s - now_s for r in decodes)
     least_tpot_s = min(r.slo.tpot_s for r in decodes)

@@ -1,4 +1,4 @@
-"""VTC: the client who was served least goes first, by a counter of tokens."""
+"""VTC: the client that was served least goes first, by a counter of tokens."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from slosched.policy.kit.drop import Drop
 
 
 class Client(StrEnum):
-    """Whose requests share one counter."""
+    """The requests that share one counter."""
 
     TIER = "tier"
-    """Those that were promised the same TTFT and TPOT."""
+    """Requests with the same TTFT and TPOT in their SLOs."""
     LORA = "lora"
-    """Those that use the same LoRA adapter, as in the paper's code."""
+    """Requests that use the same LoRA adapter, as in the paper's code."""
     PRIORITY = "priority"
-    """Those of the same priority."""
+    """Requests of the same priority."""
 
     @property
     def key(self) -> Callable[[Request], Hashable]:
-        """What is the same for all requests of one client."""
+        """Return the function that gives the client of a request."""
         match self:
             case Client.TIER:
                 return attrgetter("slo.ttft_s", "slo.tpot_s")
@@ -39,23 +39,25 @@ class Client(StrEnum):
 
 @dataclass
 class VTC(StallFree):
-    """Every decode, then prompts of the client whose virtual token counter is least.
+    """Every decode, then prompts of the client with the smallest virtual token counter.
 
-    1. A client that begins to wait has its counter lifted to the least of those that wait, or, if
-       nobody does, to that of the client that stopped waiting last: idling earns no credit.
-    2. While tokens and KV cache last, the earliest request of the client with the least counter
-       starts, and the counter grows by its prompt.  Who does not fit keeps all others out.
-    3. Each output token makes the counter of its client grow, too.
+    1. When a client begins to wait, its counter is lifted to the smallest counter of the waiting
+       clients or, if there are none, to that of the client that stopped waiting last.  A client
+       thus earns no credit while it is idle.
+    2. While tokens and KV cache last, the earliest request of the client with the smallest counter
+       starts, and the counter grows by its prompt.  A request that does not fit keeps all others
+       out.
+    3. The counter also grows with each output token of the client.
 
-    No preemption and no refusal: two clients that always have something waiting never differ by
-    more than 2 * max(prompt price * longest prompt, output price * tokens of a full cache).
+    VTC neither preempts nor rejects.  The counters of two clients that always have requests waiting
+    differ by at most 2 * max(prompt price * longest prompt, output price * tokens of a full cache).
 
     Source: Virtual Token Counter (OSDI '24, arXiv 2401.00588), algorithm 2; code of the authors'
     artifact (`Ying1123/VTC-artifact`, `vtc_req_queue.py` at 14c19b7: `served` → `_counters`,
     `input_price`, `output_price`).  There a client is a LoRA adapter.  Requests carry no user or
-    session here, so by default a client is a tier, that is, a promise; see `client`.  Chunks are
-    Sarathi's: a prompt is paid for when it starts.  Left out: weights of clients, the profiled
-    cost function, and the variants that predict or know the output length (this needs none).
+    session here, so by default a client is a tier, the requests with one SLO; see `client`.  Chunks
+    are Sarathi's, and a prompt is paid for when it starts.  Left out: weights of clients, the
+    profiled cost function, and the variants that predict or know the output length.
     """
 
     client: Client = heeding(Client.TIER, {Client.LORA: "lora_id", Client.PRIORITY: "priority"})
@@ -75,7 +77,7 @@ class VTC(StallFree):
         self._client_of = self.client.key
         self._counters: dict[Hashable, float] = {}
         self._waited: frozenset[Hashable] = frozenset()
-        """Clients of which a request waited when the last step had been planned."""
+        """Clients that still had a waiting request when the last step had been planned."""
         self._last_left: Hashable = None
         """The client that stopped waiting last."""
 
@@ -101,7 +103,7 @@ class VTC(StallFree):
         self._pay(emitting)
 
     def _queues(self, waiting: Sequence[Request]) -> dict[Hashable, deque[Request]]:
-        """What waits, by client; the counters of those that have begun to wait are lifted."""
+        """Return waiting requests by client; lift the counters of clients that begin to wait."""
         queues: dict[Hashable, deque[Request]] = {}
         for request, client in zip(waiting, map(self._client_of, waiting), strict=True):
             queue = queues.get(client)
@@ -124,6 +126,7 @@ class VTC(StallFree):
     def _start(
         self, batch: BatchBuilder, queues: Mapping[Hashable, deque[Request]], reserved_blocks: int
     ) -> list[Request]:
+        """Start requests in turn and charge their prompts; return those that start."""
         started: list[Request] = []
         for client, request in self._in_turn(queues):
             if batch.num_free_tokens <= 0:
@@ -141,13 +144,13 @@ class VTC(StallFree):
     def _in_turn(
         self, queues: Mapping[Hashable, deque[Request]]
     ) -> Iterator[tuple[Hashable, Request]]:
-        """The earliest request of whose counter is least, as the counters are when asked."""
+        """Yield the earliest request of the client whose counter is smallest at that moment."""
         while clients := [client for client, queue in queues.items() if queue]:
             client = min(clients, key=self._counters.__getitem__)
             yield client, queues[client][0]
 
     def _emitting(self, batch: BatchBuilder, requests: Iterable[Request]) -> Counter[Hashable]:
-        """Output tokens that come out of the step, by client."""
+        """Return the number of output tokens of the step by client."""
         scheduled, client_of = batch.num_scheduled_tokens, self._client_of
         return Counter(
             client_of(request)
@@ -156,5 +159,6 @@ class VTC(StallFree):
         )
 
     def _pay(self, emitting: Mapping[Hashable, int]) -> None:
+        """Charge output tokens to their clients."""
         for client, num in emitting.items():
             self._counters[client] = self._counters.get(client, 0.0) + self.output_price * num
