@@ -37,7 +37,7 @@ def make_prompt_request(
 def make_chunk(
     request: Request, block_table: Sequence[int], n: int | None = None
 ) -> ScheduledChunk:
-    """The next `n` tokens of the request (default: all that are left); books them as computed."""
+    """Return a chunk of the next `n` tokens (default: all that are left), and count them as computed."""
     prior = request.num_computed_tokens
     n = request.num_tokens - prior if n is None else n
     request.num_computed_tokens += n
@@ -58,7 +58,7 @@ def make_batch(
 
 
 def book(batch: ScheduledBatch, result: StepResult) -> None:
-    """Append what came out to the requests, as the scheduler would."""
+    """Append the tokens of a result to the requests, as the scheduler does."""
     for chunk in batch.chunks:
         if chunk.emits_token:
             chunk.request.output_token_ids.append(result.token_ids[chunk.request.request_id])

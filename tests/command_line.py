@@ -1,4 +1,4 @@
-"""The command line as a user has it: in this process where that will do, else in one of its own."""
+"""The command line and the server as a user runs them, and what they print."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STOP_TIMEOUT_S = 40
 
 @dataclass(frozen=True)
 class Said:
-    """What a command printed, and its exit status."""
+    """The output of a command, and its exit status."""
 
     status: int
     out: str
@@ -31,18 +31,18 @@ class Said:
 
     @property
     def complaint(self) -> str:
-        """Standard error in one line, without the frame that typer draws around its own."""
+        """Return standard error as one line, without the frame that typer draws around its errors."""
         return " ".join(re.sub("[─│╭╮╰╯]", " ", self.err).split())
 
 
 @dataclass(frozen=True)
 class Server:
-    """`slosched serve` in a process of its own."""
+    """A running `slosched serve` in its own process."""
 
     process: subprocess.Popen[str]
     url: str
     announced: str
-    """All that it said until it was ready."""
+    """Everything that it printed until it was ready."""
 
     def get(self, path: str) -> tuple[int, str]:
         return _ask(urllib.request.Request(self.url + path))
@@ -55,7 +55,7 @@ class Server:
         headers: Mapping[str, str] | None = None,
         **body: Any,
     ) -> tuple[int, Any]:
-        """Status and document."""
+        """Return the status and the JSON document of the answer."""
         status, text = self.post_raw(json.dumps(body).encode(), path, headers)
         return status, json.loads(text)
 
@@ -68,19 +68,19 @@ class Server:
         return _ask(urllib.request.Request(self.url + path, data=body, headers=dict(headers or {})))
 
     def stream(self, path: str = "/v1/completions", /, **body: Any) -> list[Any]:
-        """The events of one stream, up to and without [DONE]."""
+        """Return the events of one stream, without the [DONE] at its end."""
         status, text = self.post_raw(json.dumps({**body, "stream": True}).encode(), path)
         assert status == 200, text
         return parse_events(text)
 
     def metric(self, name: str, labels: str = "") -> float:
-        """The one sample of this name whose labels end so."""
+        """Return the value of the one sample with this name whose labels end with `labels`."""
         pattern = rf"^{re.escape(name)}\{{[^}}]*{re.escape(labels)}\}} (\S+)$"
         (value,) = re.findall(pattern, self.get("/metrics")[1], flags=re.MULTILINE)
         return float(value)
 
     def terminate(self) -> tuple[int, str]:
-        """SIGTERM; the exit status and what it said on its way out."""
+        """Send SIGTERM; return the exit status and what the server printed until it ended."""
         self.process.send_signal(signal.SIGTERM)
         rest, _ = self.process.communicate(timeout=_STOP_TIMEOUT_S)
         return self.process.returncode, rest
@@ -88,7 +88,7 @@ class Server:
 
 @contextmanager
 def serving(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """A server on a free port, ready to answer; killed at the end if nobody stopped it."""
+    """Start a server on a free port, yield it once it is ready, and kill it at the end."""
     process = subprocess.Popen(
         [SLOSCHED, "serve", "--port", "0", *arguments],
         stdout=subprocess.PIPE,

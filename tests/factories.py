@@ -1,4 +1,4 @@
-"""Arrange a test in two lines."""
+"""Short constructors for the models, requests and schedulers of tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_model(
     per_swapped_block_s: float = 2e-5,
     constant_s: float = 6e-3,
 ) -> LinearModel:
-    """A device roughly like an H100 with an 8B model."""
+    """Return the latency model of a device roughly like an H100 with an 8B model."""
     return LinearModel(
         LinearCoefficients(
             per_token_s,

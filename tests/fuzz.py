@@ -31,7 +31,7 @@ from slosched.testing import (
 
 ROOT = Path(__file__).parents[1]
 NUM_SCENARIOS = 10
-"""That each policy plays in a round."""
+"""The number of scenarios that each policy plays in a round."""
 
 BrokenLaw = Callable[[str, Scenario], str | None]
 
@@ -44,20 +44,20 @@ class Find:
     round_seed: int
     error: str
     scenario: str
-    """As JSON."""
+    """The scenario as JSON."""
 
 
 @dataclass
 class Search:
-    """How far the search with one seed has come."""
+    """The progress of the search with one seed."""
 
     num_rounds: int = 0
     finds: list[Find] = field(default_factory=list)
-    """Not yet in `tests/laws`; one a policy."""
+    """Finds that are not yet in `tests/laws`, at most one for each policy."""
 
 
 def load(path: Path) -> Search:
-    """Return the search that was left off there, or a new one."""
+    """Return the search that was saved at `path`, or a new one."""
     if not path.exists():
         return Search()
     fields = json.loads(path.read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ def broken_law(policy: str, scenario: Scenario) -> str | None:
 
 
 def run_round(search: Search, seed: int, policies: Sequence[str], broken: BrokenLaw) -> None:
-    """Let those policies play that nothing was found about yet; enter what they break."""
+    """Let the policies without a find play a round, and add the laws that they break."""
     round_seed = seed * 1_000_000 + search.num_rounds
     found = {find.policy for find in search.finds}
     round_scenarios = drawn(round_seed, NUM_SCENARIOS)
@@ -124,7 +124,7 @@ def run_round(search: Search, seed: int, policies: Sequence[str], broken: Broken
 
 
 class _StillBrokenError(Exception):
-    """Raised for hypothesis, which looks for the smallest scenario that raises it."""
+    """The error for which hypothesis searches the smallest scenario."""
 
 
 def smallest(find: Find, broken: BrokenLaw) -> Scenario:
@@ -143,7 +143,7 @@ def smallest(find: Find, broken: BrokenLaw) -> Scenario:
 
 
 def keep(find: Find, folder: Path, broken: BrokenLaw) -> Path:
-    """Write the smallest scenario like the one found, where the tests play it."""
+    """Write the smallest scenario like the one found to the folder whose files the tests play."""
     name = "".join(c if c.isalnum() else "_" for c in find.policy)
     path = folder / f"fuzz_{name}_{find.round_seed}.json"
     folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def search_for(
     policies: Sequence[str] = tuple(VARIANTS),
     broken: BrokenLaw = broken_law,
 ) -> int:
-    """Play whole rounds until the time is up; how many finds were kept."""
+    """Play whole rounds until the time is up; return how many finds were kept."""
     place = root / ".fuzz" / f"seed-{seed}.json"
     search, ends_s = load(place), time.monotonic() + 60 * minutes
     first = search.num_rounds

@@ -1,4 +1,4 @@
-"""What transformers itself generates: the reference for every token of ours."""
+"""The reference for greedy output: the tokens that transformers itself generates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slosched.engine.torch.attention import ATTENTION_NAME
 
 
 def generated(model: LoadedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """What transformers' own generate says, greedily and past any end of sequence."""
+    """Return the tokens of transformers' own greedy `generate`, which ignores ends of sequence."""
     device = model.model.device
     model.model.set_attn_implementation("sdpa")
     try:

@@ -60,4 +60,4 @@ LEAVES_ROOM: dict[str, str] = {
     "sglang:schedule_policy=hrrn": _PROMPTS_OR_DECODES,
     "sglang:schedule_policy=shortest-prefill-first,chunked_prefill_size=8": _PROMPTS_OR_DECODES,
 }
-"""Who means to leave tokens or seats unused while somebody waits, and why."""
+"""The policies that leave tokens or seats unused on purpose while requests wait, and why."""

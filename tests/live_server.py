@@ -1,4 +1,4 @@
-"""A real server on a loopback port, over a device whose faults and pauses the test controls."""
+"""A real server on a loopback port, with a device whose faults and pauses the test controls."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ T = TypeVar("T")
 
 
 class Device(EmulatedExecutor):
-    """Echoes prompts; steps pass only while `gate` is open, and fail while `fault` is set."""
+    """A device that echoes prompts. Steps wait until `gate` is open, and fail while `fault` is set."""
 
     def __init__(self) -> None:
         super().__init__(FAST)
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
-        """A step has begun."""
+        """Set when a step begins."""
         self.fault: Exception | None = None
         self.release_fault: Exception | None = None
         self.released: queue.Queue[str] = queue.Queue()
-        """Requests that ended, in order; their KV blocks are free by then."""
+        """Requests that have ended, in order; their KV blocks are already free."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         self.entered.set()
@@ -79,7 +79,7 @@ class Live:
         return kv.num_blocks - kv.num_free_blocks
 
     def post(self, path: str = "/v1/completions", /, **body: Any) -> tuple[int, Any, Any]:
-        """Status, document and headers of one request in a client of its own."""
+        """Return the status, document and headers of one request, sent by a new client."""
         return asyncio.run(with_client(self.url, lambda client: post(client, path, **body)))
 
     def get(self, path: str) -> tuple[int, str]:
@@ -90,7 +90,7 @@ class Live:
         return asyncio.run(with_client(self.url, fetch))
 
     def events(self, path: str = "/v1/completions", /, **body: Any) -> list[Any]:
-        """The events of one stream, up to and without [DONE]."""
+        """Return the events of one stream, without the [DONE] at its end."""
         return asyncio.run(with_client(self.url, lambda client: stream(client, path, **body)))
 
 

@@ -1,4 +1,4 @@
-"""Decisions recorded from vLLM 0.33's own schedulers, and the replica that is to decide the same."""
+"""Decisions recorded from vLLM 0.33's schedulers, and the replica that has to decide the same."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Config = dict[str, Any]
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
-    """One workload a line: `config`, `arrivals`, `steps`."""
+    """Return the workloads of a file, each with `config`, `arrivals` and `steps`."""
     with gzip.open(ORACLES / name, "rt") as file:
         return [json.loads(line) for line in file]
 
 
 def options_of(config: Config) -> dict[str, Any]:
-    """Those of `vllm_v1`."""
+    """Return the options of `vllm_v1` for this configuration."""
     return {
         "policy": SchedulingPolicy(config["scheduling_policy"]),
         "long_prefill_token_threshold": config["long_prefill_token_threshold"],
@@ -43,7 +43,7 @@ def limits_of(config: Config) -> Limits:
 
 
 def arriving(workload: dict[str, Any], step: int) -> Iterator[Request]:
-    """The requests that come before this step; one that comes later in the list is younger."""
+    """Yield the requests that arrive before this step, the oldest first."""
     for place, arrival in enumerate(workload["arrivals"]):
         if arrival["step"] == step:
             yield _request(arrival, place, workload["config"]["max_model_len"])
@@ -64,7 +64,7 @@ def _request(arrival: dict[str, Any], place: int, max_model_len: int) -> Request
 
 
 def waiting_names(scheduler: Scheduler, config: Config) -> list[str]:
-    """As vLLM lists them."""
+    """Return the names of the waiting requests in the order in which vLLM lists them."""
     waiting = list(scheduler.queues.waiting.values())
     if config["scheduling_policy"] == "priority":
         waiting.sort(key=lambda r: (r.priority, r.arrival_s))

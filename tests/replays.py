@@ -1,4 +1,4 @@
-"""Records of requests to score: by hand, and as hypothesis finds them."""
+"""Records of requests to score: written by hand, and drawn by hypothesis."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rejected(arrival_s: float, reason: EndReason, prompt: int = 10) -> RequestRe
 
 @st.composite
 def records(draw: st.DrawFn) -> RequestRecord:
-    """A request in any state that emitted at least one token."""
+    """Draw the record of a request, in any state, that emitted at least one token."""
     arrival_s = draw(st.floats(0, 100))
     times = [arrival_s + draw(st.floats(0, 3))]
     for gap in draw(st.lists(st.floats(0, 2), max_size=12)):
@@ -47,7 +47,7 @@ def records(draw: st.DrawFn) -> RequestRecord:
 
 
 def replays() -> st.SearchStrategy[list[RequestRecord]]:
-    """Requests of which some may have got nothing."""
+    """Return a strategy for replays in which some requests may have emitted no token."""
     unserved = st.builds(
         rejected,
         st.floats(0, 100),

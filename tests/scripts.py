@@ -1,4 +1,4 @@
-"""Scripts of the repository, which are in no package, as modules."""
+"""A loader for scripts of the repository that are in no package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def load_script(path: str) -> ModuleType:
-    """`path` is relative to the repository."""
+    """Import the script at `path`, relative to the repository, as a module."""
     name = path.replace("/", "_").removesuffix(".py")
     spec = importlib.util.spec_from_file_location(name, ROOT / path)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""Batches of all kinds, and what a device that follows a known model takes for them."""
+"""Batches of all kinds, and their times on a device that follows a known latency model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_shape(*chunks: Chunk, num_swapped_blocks: int = 0) -> BatchShape:
 
 
 def random_batches(count: int, seed: int = 0, max_prefills: int = 3) -> list[Chunks]:
-    """Decode, prefill and mixed batches in equal parts; prompts are continued at random points."""
+    """Return decode, prefill and mixed batches in equal parts; prompts continue at random points."""
     rng = np.random.default_rng(seed)
 
     def log_uniform(low: int, high: int) -> int:
@@ -50,7 +50,7 @@ def make_measurements(
     noise: float = 0.0,
     swapped_blocks: Sequence[int] = (0,),
 ) -> tuple[Measurement, ...]:
-    """Times by `truth`, each off by a factor whose logarithm spreads by `noise`."""
+    """Return the times that `truth` predicts, times a lognormal factor with sigma `noise`."""
     rng = np.random.default_rng(1)
     measurements = []
     for i, chunks in enumerate(batches):

@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__main__",),
 )
-"""Lowest first (docs/architecture.md).  A module imports from its own part or from lower layers."""
+"""The layers, the lowest first. A module imports only from its own part and from lower layers."""
 
 HEAVY = {"torch", "transformers", "starlette", "uvicorn", "aiohttp", "safetensors", "gguf", "vllm"}
 NOT_FOR_POLICIES = HEAVY | {"time", "random", "os", "datetime", "asyncio", "threading"}
@@ -36,7 +36,7 @@ NOT_FOR_POLICIES = HEAVY | {"time", "random", "os", "datetime", "asyncio", "thre
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of the package: its name without `slosched.`, and its syntax tree."""
+    """Return the syntax tree of every module by name, without `slosched.`."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
@@ -46,7 +46,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports(tree: ast.Module, *, everywhere: bool = True) -> Iterator[str]:
-    """Names of imported modules; with `everywhere=False` only those at import time."""
+    """Yield the names of imported modules; with `everywhere=False` only those of the top level."""
     nodes = ast.walk(tree) if everywhere else iter(tree.body)
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -58,7 +58,7 @@ def imports(tree: ast.Module, *, everywhere: bool = True) -> Iterator[str]:
 
 
 def layer_of(module: str) -> tuple[int, str] | None:
-    """The layer of a module and the part of the house it belongs to; the longest name wins."""
+    """Return the layer and the part that a module belongs to; of several parts the longest name."""
     found = [
         (len(part), layer, part)
         for layer, parts in enumerate(LAYERS)
@@ -89,7 +89,7 @@ def test_imports_point_down(name: str) -> None:
 
 
 def imported_modules(name: str) -> set[str]:
-    """Modules of the package that `name` imports anywhere, types and functions' bodies included."""
+    """Return the modules of the package that `name` imports anywhere, also in functions."""
     found = set()
     for imported in imports(modules()[name]):
         short = imported.removeprefix("slosched.")
@@ -99,7 +99,7 @@ def imported_modules(name: str) -> set[str]:
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules in which each can be reached from each other one."""
+    """Return the groups of modules in which each module reaches every other by imports."""
     reached = {name: {name} for name in arrows}
     for name in arrows:
         pending = list(arrows[name])
@@ -114,7 +114,7 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_imports_run_in_a_circle() -> None:
-    """Nor do they inside a part.
+    """There is no circle inside a part, either.
 
     `from slosched.kv import x` counts as an import of the package `slosched.kv` unless x is a
     module of its own.

@@ -1,4 +1,4 @@
-"""Every limit of a step holds at its edge, and what is granted is all that the limits allow."""
+"""Every limit of a step holds exactly, and the builder grants all that the limits allow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def put(
     status: RequestStatus | None = None,
     lora_id: str | None = None,
 ) -> Request:
-    """A request that knows `num_tokens`; it runs if some are computed, else it waits."""
+    """Return a request of `num_tokens` known tokens, running if some are computed, else waiting."""
     request = Request(name, 0.0, num_tokens, max_tokens=100, lora_id=lora_id)
     request.num_computed_tokens = num_computed_tokens
     request.status = status or (
@@ -300,7 +300,7 @@ def test_a_second_swap_out_sees_what_the_first_took() -> None:
 
 @pytest.mark.parametrize(("max_loras", "served"), [(None, "wxyz"), (1, "wxz"), (2, "wxyz")])
 def test_a_step_uses_at_most_so_many_adapters(max_loras: int | None, served: str) -> None:
-    """Requests without an adapter and more of the same adapter are free."""
+    """Requests without an adapter, and more requests of the same adapter, take no slot."""
     kv = KVCache(8, BLOCK_SIZE)
     adapters = {"w": "l1", "x": "l1", "y": "l2", "z": None}
     requests = [put(kv, name, 2, lora_id=lora) for name, lora in adapters.items()]
@@ -318,7 +318,7 @@ def test_a_step_uses_at_most_so_many_adapters(max_loras: int | None, served: str
 def test_a_chunk_is_the_largest_below_the_time_limit(
     time_limit_s: float, computed: int, rest: int, least: int, num_decodes: int
 ) -> None:
-    # One token alone counts as a decode; it must not cost more than a chunk of two.
+    # A chunk of one token counts as a decode, which must not cost more than a chunk of two.
     model = make_model(2e-4, per_attention_s=1e-6, per_tile_s=4e-3, any_decode_s=0)
     kv = KVCache(200, BLOCK_SIZE)
     decodes = [put(kv, f"d{i}", 8, 7) for i in range(num_decodes)]
@@ -353,7 +353,7 @@ def test_the_time_limit_is_strict() -> None:
 
 
 def test_a_cautious_batch_stays_below_the_limit_by_the_upper_time() -> None:
-    """A quarter more than expected, where a fifth of the time is under-predicted."""
+    """The time is a quarter longer than predicted if the prediction is 20 % too short."""
     expected = make_model(per_token_s=0.25, constant_s=1.0, per_attention_s=0, per_tile_s=0)
     model = LinearModel(expected.coefficients, held_out_error={"under_p99": 20.0})
     kv = KVCache(8, BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""The vocabulary keeps its promises."""
+"""The basic types of `slosched.core`: requests, SLOs, deadlines, plans."""
 
 from __future__ import annotations
 

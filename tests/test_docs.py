@@ -1,4 +1,4 @@
-"""The documents say what is so: their code runs, their commands exist, their links lead somewhere."""
+"""The documents are true: their code runs, their commands exist and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Every `slosched …` in a shell block or between backticks, word by word."""
+    """Yield the words of every `slosched …` command in a shell block or between backticks."""
     text = page.read_text("utf-8")
     shell = [*blocks(page, "sh"), *blocks(page, "")]
     lines = [line for code in shell for line in code.replace("\\\n", " ").splitlines()]
@@ -72,7 +72,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         while hasattr(command, "commands") and words and not words[0].startswith("-"):
             assert words[0] in command.commands, words
             _, command, words = command.resolve_command(None, words)
-        if "--" in words:  # what follows is another program's
+        if "--" in words:  # the options of another program follow
             words = words[: words.index("--")]
         known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
         used = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
@@ -83,7 +83,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
 
 
 def is_of_the_reader(policy: str, page: Path) -> bool:
-    """True of one that the page tells how to write."""
+    """Tell whether the page shows how to write this policy, so that it is in no table."""
     name = policy.partition(":")[0]
     return name.startswith(("mine.", "my_package.")) or f'"{name}": ' in page.read_text("utf-8")
 
@@ -91,10 +91,10 @@ def is_of_the_reader(policy: str, page: Path) -> bool:
 @pytest.mark.e2e
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python_code_runs(page: Path, tmp_path: Path) -> None:
-    """A block whose first line is `# some/file.py` becomes that file; tests among them are run.
+    """A block whose first line is `# some/file.py` becomes that file, and test files are run.
 
-    The others are run as they stand, in the folder of the files, and the policies that they define
-    must obey the laws.
+    Other blocks are run in the folder of these files, and the policies that they define must obey
+    the laws.
     """
     for i, code in enumerate(blocks(page, "python")):
         named = re.match(r"# (\S+\.py)\n", code)

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, and its two files say the same.
+"""Every notebook runs from top to bottom, and its .py and .ipynb files agree.
 
 The `.py` is the source: edit it, then `jupytext --update --to ipynb notebooks/<name>.py`.
 """
@@ -51,7 +51,7 @@ def test_no_output_is_committed(name: str) -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs_and_draws(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # of the kernel's own start
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # the kernel's start warns
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     notebook = read(name)

@@ -1,4 +1,4 @@
-"""The cost of a decision at 256 running + 1,000 waiting requests, of every policy."""
+"""The time of a decision of every policy, with 256 running and 1,000 waiting requests."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ WRAPPED = tuple(f"edf+{name}" for name in WRAPPERS)
 COSTLIER = ("slosserve:admission=dp",)
 """Options that cost more than their policy's defaults."""
 PUBLISHED |= {*WRAPPED, *COSTLIER}
-"""They are what their authors made them: some look at every decode and every waiting prompt."""
+"""Policies of other authors: some of them look at every decode and every waiting prompt."""
 MAX_PUBLISHED_MEDIAN_S = 2e-3
-MODEL = make_model()  # shared: a prompt's own prefill time is predicted once, then remembered
+MODEL = make_model()  # shared: it caches the predicted prefill time of each prompt
 
 
 def busy_scheduler(policy: Policy) -> tuple[Scheduler, float]:
-    """256 decodes of mixed context, a queue of 1,000 prompts that fit into the cache, and now."""
+    """Return a scheduler with 256 decodes and 1,000 waiting prompts that fit, and the time now."""
     limits = Limits(
         max_num_batched_tokens=2048,
         max_num_seqs=NUM_RUNNING + 64,
-        deadline_rule=DeadlineRule.TBT,  # nobody is ahead of its pace, so every decode is served
+        deadline_rule=DeadlineRule.TBT,  # no decode is ahead of its pace, so all are scheduled
     )
     kv = KVCache(num_blocks=40_000, block_size=16)
     scheduler = Scheduler(POLICIES["fcfs"](), kv, limits, MODEL)
@@ -63,7 +63,7 @@ def busy_scheduler(policy: Policy) -> tuple[Scheduler, float]:
     for i in range(NUM_WAITING):
         prompt = 100 + (37 * i) % 3900
         scheduler.add_request(request(f"waiting{i}", prompt, arrival_s=now_s - 1e-3 * (i % 900)))
-    policy.reset()  # these are not the requests of the round before
+    policy.reset()  # forget the requests of the previous round
     scheduler.policy = policy
     return scheduler, now_s + 1e-3
 
@@ -86,7 +86,7 @@ def limit_s(name: str) -> float:
 
 @pytest.mark.parametrize("name", [*POLICIES, *WRAPPED, *COSTLIER])
 def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, name: str) -> None:
-    """`Policy.schedule` alone; those of others' making have two."""
+    """It is the time of `Policy.schedule` alone; policies of other authors get two milliseconds."""
     policy = make_policy(name)
     scheduler, now_s = busy_scheduler(policy)
     view = scheduler.view(now_s)
@@ -97,7 +97,7 @@ def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, n
 
 
 class Timed(Policy):
-    """What each decision of a policy takes."""
+    """A policy that records the time of each decision of another policy."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -111,7 +111,7 @@ class Timed(Policy):
 
 
 def test_vllm_v0_with_chunks_decides_in_less_than_a_millisecond() -> None:
-    """In step after step: it books slots as it plans, so that no step is like the one before."""
+    """It plans step after step, as it reserves slots while planning and no two steps are alike."""
 
     def steps_median_s() -> float:
         scheduler, now_s = busy_scheduler(make_policy("vllm_v0:enable_chunked_prefill=true"))
@@ -127,7 +127,7 @@ def test_vllm_v0_with_chunks_decides_in_less_than_a_millisecond() -> None:
 
 @pytest.mark.parametrize("name", [*POLICIES, *WRAPPED, *COSTLIER])
 def test_a_whole_scheduling_step_stays_cheap(benchmark: BenchmarkFixture, name: str) -> None:
-    """`Scheduler.schedule`: view, decision, check of the plan, block tables, queues."""
+    """It is the time of view, decision, check of the plan, block tables and queues."""
     policy = make_policy(name)
     batch = benchmark.pedantic(
         Scheduler.schedule, setup=lambda: (busy_scheduler(policy), {}), rounds=15

@@ -1,4 +1,4 @@
-"""The laws of `slosched.testing`, for every policy and its options."""
+"""Every policy, with many options, obeys the laws of `slosched.testing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue as a policy sees it is a sequence like any other."""
+"""The queue that a policy sees behaves like any other sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Scheduler: queues, progress and blocks change as a plan says, or not at all."""
+"""The Scheduler: it carries out a plan exactly as it is written, or not at all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BLOCK_SIZE = 4
 
 @dataclass
 class Told(Policy):
-    """Plans what it is told to."""
+    """A policy that returns the plan that the test has set."""
 
     plan: SchedulerOutput = field(default_factory=SchedulerOutput)
 
@@ -45,7 +45,7 @@ class Told(Policy):
 
 
 class Bench:
-    """A scheduler whose every plan is written by hand."""
+    """A scheduler whose plans the test writes by hand."""
 
     def __init__(
         self, num_blocks: int = 8, num_host_blocks: int = 8, limits: Limits | None = None
@@ -66,7 +66,7 @@ class Bench:
         return self.scheduler.schedule(self.now_s)
 
     def step(self, tokens: dict[str, int], *, stopped: str = "", **fates: object) -> ScheduledBatch:
-        """Plan, let a second pass, and book a token for each chunk that emits one."""
+        """Run a plan as a step of one second, with a token for each chunk that emits one."""
         batch = self.plan(tokens, **fates)
         self.now_s += 1.0
         emitted = {c.request.request_id: 7 for c in batch.chunks if c.emits_token}
@@ -121,7 +121,7 @@ def test_stopping_at_the_limit_counts_as_the_models_decision() -> None:
 
 @pytest.mark.parametrize(("max_tokens", "fits"), [(24, True), (25, False)])
 def test_what_can_never_fit_is_rejected_on_arrival(max_tokens: int, fits: bool) -> None:
-    """8 prompt tokens and 24 more fill the 8 blocks of 4."""
+    """8 prompt tokens and 24 output tokens fill the 8 blocks of 4 tokens."""
     bench = Bench()
     request = bench.add("a", 8, max_tokens=max_tokens, arrival_s=3.0)
     if fits:
@@ -396,7 +396,7 @@ TIGHT = Limits(max_num_batched_tokens=9, max_num_seqs=2, max_num_swapped_blocks=
 def test_an_illegal_plan_changes_nothing(
     tokens: dict[str, int], fates: dict[str, object], message: str
 ) -> None:
-    """w waits, r decodes, q is half-way through its prompt, s is swapped out."""
+    """w waits, r decodes, q has computed half of its prompt, and s is swapped out."""
     num_host_blocks = 3 if "host" in message else 5
     bench = Bench(num_blocks=6, num_host_blocks=num_host_blocks, limits=TIGHT)
     for name in "srqw":
@@ -450,7 +450,7 @@ def test_a_plan_uses_no_more_adapters_than_allowed(max_loras: int | None, is_leg
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Clients come and go in any order while a policy, changed at will, schedules."""
+    """Clients come and go in any order, and the policy changes at any time."""
 
     @initialize(
         num_blocks=st.integers(4, 24),
@@ -507,7 +507,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(is_last=st.booleans())
     def step(self, is_last: bool) -> None:
-        """One step; `is_last` makes the model end the first request that emits a token."""
+        """Run a step; with `is_last` the model ends the first request that emits a token."""
         batch = self.scheduler.schedule(self.now_s)
         self.now_s += 0.01
         emitted = {c.request.request_id: 1 for c in batch.chunks if c.emits_token}
@@ -549,7 +549,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert request.num_uncomputed_tokens > 0
 
     def teardown(self) -> None:
-        """Everything ends, exactly once."""
+        """Run until every request has ended, and check that each ended exactly once."""
         if not hasattr(self, "scheduler"):
             return
         self.change_policy("fcfs")

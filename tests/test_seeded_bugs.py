@@ -1,4 +1,4 @@
-"""Bugs planted on purpose are caught by the laws: the laws are not empty."""
+"""The laws catch bugs that are planted on purpose, so they do check something."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from slosched.simulator.decodes import GroupedDecodes
 from slosched.testing import LawBrokenError, Scenario, check_laws, check_policy, scenarios
 
 NOTICED = (LawBrokenError, WrongBlockError)
-"""By the laws, or already by the memory that checks who reads what."""
+"""The errors of the laws, and of `CheckedMemory`, which may find a bug earlier."""
 MAX_EXAMPLES: int = inspect.signature(check_policy).parameters["max_examples"].default
-"""As many as the how-to asks for."""
+"""The number that docs/how-to/add-a-policy.md uses."""
 SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20)))
 
 
 @pytest.fixture(params=SEEDS)
 def seed(request: pytest.FixtureRequest) -> int:
-    """A bug is caught whatever the seed; `make test` looks at the first one."""
+    """Return the seed: bugs are caught with any seed, and `make test` tries the first."""
     return int(request.param)
 
 
@@ -54,7 +54,7 @@ def breaks(
     seed: int,
     says: str = "",
 ) -> Scenario:
-    """A scenario in which the laws notice; fails if there is none."""
+    """Return a scenario in which a law breaks; fail if there is none."""
 
     @cache  # hypothesis asks again about what it found; a bug with a memory may then hide
     def is_noticed(scenario: Scenario) -> bool:
@@ -80,7 +80,7 @@ def breaks(
 
 @dataclass
 class Bent(Policy):
-    """FCFS with its answer bent."""
+    """FCFS whose plans a function changes."""
 
     bend: Callable[[SchedulerView, SchedulerOutput], SchedulerOutput]
 
@@ -156,7 +156,7 @@ def test_a_bad_plan_is_caught(
 
 @dataclass
 class Blind(Policy):
-    """FCFS that is shown a part of what there is."""
+    """FCFS that is shown only a part of the view."""
 
     shown: Callable[[SchedulerView], SchedulerView]
 
@@ -210,7 +210,7 @@ def test_who_starts_prompts_only_when_one_arrives_is_caught(seed: int) -> None:
 
 
 def test_a_pause_is_named(seed: int) -> None:
-    """With a step that still runs, the engine itself would not notice."""
+    """The engine would not notice it while a step is still running."""
 
     @dataclass
     class Resting(Policy):
@@ -271,7 +271,7 @@ def test_who_draws_lots_is_caught(seed: int) -> None:
 
 
 def test_a_policy_with_a_memory_is_caught(seed: int) -> None:
-    """Every second one that is made forgets a request, so that two runs of a scenario differ."""
+    """Every second instance forgets a request, so two runs of a scenario differ."""
     num_made = itertools.count()
 
     def forget_every_second_time() -> Policy:
@@ -292,7 +292,7 @@ def test_a_policy_that_reads_names_is_caught(seed: int) -> None:
 
 def test_a_false_promise_about_decodes_is_caught(seed: int) -> None:
     class OneByOne(ForeseesDecodes):
-        """Of decodes alone the oldest only, though it says that it serves them all."""
+        """Schedule only the oldest of several decodes, although it claims to serve all of them."""
 
         def schedule(self, view: SchedulerView) -> SchedulerOutput:
             tokens = FCFS().schedule(view).num_scheduled_tokens

@@ -1,4 +1,4 @@
-"""What a policy is shown, made up in a line a request."""
+"""Views for a policy under test, with one line of code for each request."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from slosched.perfmodel import LinearCoefficients, LinearModel
 
 @dataclass(frozen=True)
 class R:
-    """One request: a prompt that waits or has begun, or a decode whose next token is due."""
+    """A request in a view: a waiting prompt, a running prompt or a decode."""
 
     name: str
     tokens: int
-    """Known ones: of the prompt, and for a decode of its output, too."""
+    """The number of known tokens: those of the prompt, and those that a decode has emitted."""
     due_s: float
-    """When its next token is due."""
+    """The time at which its next token is due."""
     tpot_s: float = 0.05
     out: int = 0
-    """Tokens that it has emitted; with any it is a running decode."""
+    """The number of tokens that it has emitted; with any it is a running decode."""
     done: int = 0
-    """Prompt tokens computed; with any it is a running prompt."""
+    """The number of computed prompt tokens; with any it is a running prompt."""
     arrival_s: float = 0.0
     priority: int = 0
     lora_id: str | None = None
     max_tokens: int = 100_000
 
     def request(self) -> Request:
-        """As the scheduler would keep it, but for token times: promises begin at `arrival_s`."""
+        """Return the request as the scheduler keeps it, but without token times."""
         request = Request(
             self.name,
             self.arrival_s,
@@ -51,13 +51,13 @@ class R:
 def prompt(
     name: str, tokens: int, slack_ms: float, ttft_s: float = 1.0, tpot_s: float = 0.05
 ) -> Request:
-    """A prompt that waits at time 0, its first token due in `slack_ms`."""
+    """Return a prompt that waits at time 0 and whose first token is due in `slack_ms`."""
     due_s = slack_ms / 1e3
     return Request(name, due_s - ttft_s, tokens, 512, SLO(ttft_s, tpot_s), deadline_s=due_s)
 
 
 def begun(name: str, tokens: int, computed: int, slack_ms: float) -> Request:
-    """A prompt of which so many tokens are in the cache."""
+    """Return a running prompt with `computed` tokens in the KV cache."""
     request = prompt(name, tokens, slack_ms)
     request.num_computed_tokens = computed
     request.status = RequestStatus.RUNNING
@@ -65,7 +65,7 @@ def begun(name: str, tokens: int, computed: int, slack_ms: float) -> Request:
 
 
 def decode(name: str, context: int, slack_ms: float, tpot_s: float = 0.05) -> Request:
-    """A decode whose context, the token to compute included, is `context`; its second is due.
+    """Return a decode with `context` tokens, with the one to compute; its second token is due.
 
     Every deadline rule sees the same slack.
     """
@@ -80,7 +80,7 @@ def decode(name: str, context: int, slack_ms: float, tpot_s: float = 0.05) -> Re
 
 
 def flat_model(constant_s: float = 5e-3, per_token_s: float = 50e-6) -> LinearModel:
-    """T = constant + tokens · per token: times that can be summed by hand."""
+    """Return the model T = constant + tokens · per token, whose times can be summed by hand."""
     return LinearModel(LinearCoefficients(per_token_s, 0, 0, 0, 0, 0, constant_s))
 
 
@@ -96,7 +96,7 @@ def view_of(
     num_blocks: int = 1_000_000,
     block_size: int = 1,
 ) -> SchedulerView:
-    """The view at `now_s` of prompts and running requests, each in the order given."""
+    """Return the view at `now_s` of waiting and running requests, each in the given order."""
     kv = KVCache(num_blocks, block_size)
     made = [r.request() if isinstance(r, R) else r for r in requests]
     for request in made:

@@ -1,4 +1,4 @@
-"""The latency model that a server measures by itself: kept, judged at every start, measured anew."""
+"""The latency model that a server measures by itself: it is kept, judged, and measured anew."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def local() -> LocalModel:
 
 
 def make_poor(path: Path) -> None:
-    """As a start with too short a measurement on a busy machine leaves it."""
+    """Give the stored model the errors of a measurement that was too short on a busy machine."""
     document = json.loads(path.read_text())
     document["held_out_error_percent"] |= {"mape": 21.4, "p99": 77.7}
     path.write_text(json.dumps(document))

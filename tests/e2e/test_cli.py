@@ -1,4 +1,4 @@
-"""Every command as a user would type it; what is typed wrong is in test_cli_errors.py."""
+"""Every command, typed as a user would type it; mistakes are in test_cli_errors.py."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def is_png(path: Path) -> bool:
 
 
 def row(table: str, name: str) -> list[str]:
-    """The cells of the row that begins with `name`."""
+    """Return the cells of the row that begins with `name`."""
     (line,) = [line for line in table.splitlines() if re.match(rf"│ {re.escape(name)}\s+│", line)]
     return [cell.strip() for cell in line.strip("│").split("│")]
 
@@ -108,7 +108,7 @@ def test_policies_lists_every_policy_with_its_options_and_defaults(cli: Cli) -> 
     said = cli("policies")
     assert said.status == 0
     rows = [line.split("│") for line in said.out.splitlines() if line.count("│") == 4]
-    options = "".join(row[3].strip() for row in rows)  # a long one is folded
+    options = "".join(row[3].strip() for row in rows)  # long ones are wrapped
     for name, policy_class in (POLICIES | WRAPPERS).items():
         assert f"│ {name} " in said.out
         for option, default, _ in policy_fields(policy_class):
@@ -179,7 +179,7 @@ def test_a_trace_that_was_made_shows_the_same_statistics(cli: Cli) -> None:
 def test_trace_show_reads_the_public_traces(
     cli: Cli, file_name: str, num_requests: str, mean_prompt: str
 ) -> None:
-    """Sizes and means as the publishers give them."""
+    """Their sizes and means are those that the publishers give."""
     path = TRACES / file_name
     if not path.exists():
         pytest.skip(f"the public trace {path} is not on this machine")
@@ -329,7 +329,7 @@ def test_a_prompt_that_the_kv_cache_cannot_hold_is_rejected(cli: Cli) -> None:
 
 
 def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_path: Path) -> None:
-    """Options, a policy of one's own from the current folder, and a replay on record."""
+    """It takes options, a policy from the current folder, and a recorded replay."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "lifo.py").write_text(LIFO)
     assert cli("replay", "-n", "30", "--policy", "sjf", "-o", "before").status == 0
@@ -349,7 +349,7 @@ def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_pat
     page = Path("out/report.html").read_text()
     for text in (*specs, "before", "mean_tpot", "rtx4090/llama-3.1-8b", "<dt>seed</dt>"):
         assert text in page, text
-    assert page.count("<svg") == 5 + len(specs)  # a replay on record has no steps to draw
+    assert page.count("<svg") == 5 + len(specs)  # a recorded replay has no steps to draw
     assert not re.search(r'(src|href)="(?!#)', page), "it loads from elsewhere"
     assert sum(is_png(path) for path in Path("out").glob("*.png")) == 5 + len(specs)
 
@@ -411,7 +411,7 @@ PROFILE = (
 
 
 def test_profile_then_fit_then_replay_on_the_fitted_device(cli: Cli) -> None:
-    """A model of random weights, measured on this machine in seconds."""
+    """The model has random weights and is measured on this machine in seconds."""
     said = cli(*PROFILE, "--batches", "40", "--passes", "2", "-o", "p.csv")
     assert said.status == 0, said.err
     profile = read_profile(Path("p.csv"))

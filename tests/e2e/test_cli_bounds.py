@@ -1,4 +1,4 @@
-"""`slosched bounds` as a user would type it."""
+"""`slosched bounds`, typed as a user would type it."""
 
 from __future__ import annotations
 

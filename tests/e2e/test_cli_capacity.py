@@ -1,4 +1,4 @@
-"""`slosched capacity` as a user has it: a table, a folder of results, and clear complaints."""
+"""`slosched capacity`: its table, its folder of results, and its error messages."""
 
 from __future__ import annotations
 

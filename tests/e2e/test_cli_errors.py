@@ -1,4 +1,4 @@
-"""What is typed wrong: one clear complaint that names the value, and nothing written."""
+"""Mistakes on the command line: one clear message that names the value, and no file is written."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ FILES = {
     "decodes.csv": "batch,seconds\n" + "".join(f"1@{n}00,0.1{n}\n" for n in range(10, 40)),
     "records.jsonl": '{"format": "slosched-records/1", "provenance": {}}\n{"request_id": 1}\n',
 }
-"""Files to go wrong with."""
+"""The files that the mistakes below use, most of them invalid."""
 
-# What is typed, and what the complaint must say; `-o out` must leave nothing behind.
+# The command typed, and what its message must contain; `-o out` must write nothing.
 MISTAKES: dict[str, tuple[str, ...]] = {
     # traces
     "trace show missing.csv": ("'missing.csv'", "No such file", "azure_conv"),
@@ -163,7 +163,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "profile --passes 0 -o out": ("--passes", "greater than or equal to 1"),
     "profile --time-limit 0 -o out": ("--time-limit", "'0'"),
     "profile --load-format half -o out": ("--load-format", "'half'"),
-    # the line itself
+    # the command and its options
     "simulate": ("'simulate'",),
     "replay --polcy fcfs": ("--polcy", "--policy"),
 }
@@ -248,7 +248,7 @@ def test_a_line_of_ones_own_is_found_where_a_worker_process_ran_it(
 def test_a_fault_of_ours_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "slosched.cli.commands.replay.make_policy", len
-    )  # what it makes cannot schedule
+    )  # it makes policies that cannot schedule
     with pytest.raises(AttributeError, match="'int' object"):
         cli("replay", "-n", "5")
 
@@ -264,7 +264,9 @@ def test_a_fault_of_ours_keeps_its_traceback(cli: Cli, monkeypatch: pytest.Monke
 def test_an_unknown_model_is_named(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, model: str, complaint: str
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # else it tries for long
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # else it tries for a long time
     for command in (("profile", "-o", "out"), ("serve",)):
         said = cli(*command, "-m", model)
         assert said.status == 1

@@ -1,4 +1,4 @@
-"""Priorities and LoRA adapters on the command line, and options that cannot matter."""
+"""Priorities and LoRA adapters on the command line, and notes on options without effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO = ("compare", "-p", "vllm_v0", "-p", "vllm_v0:policy=priority", *TRACE, "-o"
 
 
 def rows(said: Said) -> list[list[str]]:
-    """The figures of each policy, without its name."""
+    """Return the cells of each policy's row, without its name."""
     lines = [line for line in said.out.splitlines() if line.startswith("│ vllm_v0")]
     return [line.strip("│").split("│")[1:] for line in lines]
 
@@ -47,7 +47,7 @@ def test_a_limit_on_adapters_matters_where_the_trace_has_more(cli: Cli) -> None:
 
 def test_marks_go_into_trace_files_and_records(cli: Cli, tmp_path) -> None:
     made = cli("trace", "make", *TRACE[1:2], "-n", "60", "--priority", "0.5:-1", "--loras", "3")
-    assert "--out" in made.complaint  # has to be given
+    assert "--out" in made.complaint  # is required
     marks = ("--priority", "0.5:-1", "--loras", "3")
     said = cli("trace", "make", "azure_conv", "-n", "60", *marks, "-o", "marked.csv")
     assert "│ priorities " in said.out

@@ -23,7 +23,7 @@ SERVE = ("--emulate", GPU, "--policy", "fcfs", "--max-num-batched-tokens", "256"
 
 @contextmanager
 def recording(server: Server, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`slosched profile --record` in a process of its own, which listens by now."""
+    """Start `slosched profile --record` in its own process and yield it once it listens."""
     process = subprocess.Popen(
         [SLOSCHED, "profile", "--record", server.url, *arguments],
         stdout=subprocess.PIPE,
@@ -32,7 +32,7 @@ def recording(server: Server, *arguments: str) -> Iterator[subprocess.Popen[str]
     )
     with process:
         try:
-            # Whether it listens shows in its file alone, so there must be traffic.
+            # Only its file shows whether it listens, so there has to be traffic.
             out = Path(arguments[arguments.index("-o") + 1])
             deadline_s = time.monotonic() + 30
             while not out.exists():
@@ -53,7 +53,7 @@ def test_recorded_traffic_is_fitted_and_simulates(cli: Cli) -> None:
         arrivals = ("-n", "25", "--rate", "12", "--length-scale", "0.3")
         said = cli("replay", "--trace", "azure_conv", *arrivals, "--url", server.url)
         assert said.status == 0, said.err
-        time.sleep(0.5)  # the server tells ten times a second
+        time.sleep(0.5)  # the server sends its steps ten times a second
         one.send_signal(signal.SIGINT)
         said_by_one, _ = one.communicate(timeout=20)
         status, rest = server.terminate()
@@ -84,7 +84,7 @@ def test_recorded_traffic_is_fitted_and_simulates(cli: Cli) -> None:
 
 @pytest.mark.cost
 def test_a_recording_gives_the_emulated_model_again(cli: Cli) -> None:
-    """Each emulated step takes what its model says; on a busy machine it takes longer."""
+    """Each emulated step takes the time that its model predicts; on a busy machine it takes longer."""
     with (
         serving(*SERVE) as server,
         recording(server, "-o", "steps.csv", "--time-limit", "5m") as process,

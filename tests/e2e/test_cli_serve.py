@@ -1,4 +1,4 @@
-"""`slosched serve` in a process of its own, and `slosched replay` against it."""
+"""`slosched serve` in its own process, and `slosched replay` against it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EMULATED = ("--emulate", GPU, "--policy", "edf:drop=infeasible", "--kv-tokens", 
 
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Server]:
-    """An emulated GPU that echoes prompts."""
+    """Yield a server with an emulated GPU that echoes prompts."""
     with serving(*EMULATED, "--slo-ttft", "5s", "--slo-tpot", "200ms") as server:
         yield server
 
@@ -127,7 +127,7 @@ def test_another_model_is_a_404(gpu: Server) -> None:
 
 
 def test_a_client_that_leaves_in_mid_stream_costs_nobody_anything(gpu: Server) -> None:
-    """Its request is aborted and its KV blocks are free again."""
+    """The request is aborted and its KV blocks are free again."""
     aborted = gpu.metric("slosched:requests_ended_total", 'reason="client"')
     client = http.client.HTTPConnection(urlsplit(gpu.url).netloc, timeout=10)
     body = json.dumps({"prompt": "abc", "max_tokens": 1000, "stream": True})
@@ -146,7 +146,7 @@ def test_a_client_that_leaves_in_mid_stream_costs_nobody_anything(gpu: Server) -
 
 
 def test_replay_against_the_server(gpu: Server, cli: Cli) -> None:
-    """Everything ends as it should: served, refused for its promise, or too long for the cache."""
+    """Every request is served, rejected for its SLO, or too long for the KV cache."""
     rows = [f"{0.1 * i:.1f},{50 + i},{4 + i}" for i in range(10)]
     Path("t.csv").write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows, "1,3000,5"]))
     said = cli("replay", "--trace", "t.csv", "--url", gpu.url, "--slo-ttft", "5s", "-o", "live")
@@ -227,7 +227,7 @@ def test_a_latency_model_of_another_device_serves_if_forced() -> None:
 
 
 def test_a_real_model_from_its_first_start_to_sigterm(tmp_path: Path, cli: Cli) -> None:
-    """One test, since the start is what takes long: it imports torch and profiles itself."""
+    """All in one test, as starting takes long: the server imports torch and profiles the model."""
     with serving(
         *("-m", "tiny-random", "--threads", "1", "--kv-tokens", "1024", "--max-num-seqs", "8"),
         *("--slo-ttft", "20s", "--slo-tpot", "2s"),
@@ -250,7 +250,7 @@ def test_a_real_model_from_its_first_start_to_sigterm(tmp_path: Path, cli: Cli) 
 
 
 def check_answers_are_the_same_in_a_crowd(server: Server) -> None:
-    """Whole or streamed, alone or batched: scheduling never changes greedy output."""
+    """Greedy output is the same whole or streamed, alone or in a batch."""
     prompts = [f"The {word} of a step" for word in ("time", "cost", "end", "start", "sum")]
     how = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}
 

@@ -1,4 +1,4 @@
-"""What the command line imports before there is work to do, and what starting it costs."""
+"""The start of the command line: what it imports, and how long it takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAVY = {
     *("aiohttp", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn"),
     *("starlette", "torch", "transformers", "vllm"),
 }
-"""What takes a tenth of a second or more to import, and only some work needs."""
+"""Packages that take 0.1 s or more to import and that only some commands need."""
 _RUN = """
 import json, sys
 from importlib import import_module
@@ -38,7 +38,7 @@ print(json.dumps(sorted({{name.partition(".")[0] for name in sys.modules}})))
 
 
 def imported_by(*arguments: str, modules: tuple[str, ...] = ()) -> set[str]:
-    """Packages that a process has imported which imports `modules` and runs a command."""
+    """Return the packages that a process imports to import `modules` and to run a command."""
     code = _RUN.format(modules=modules, arguments=arguments)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(json.loads(run.stdout.splitlines()[-1]))
@@ -58,7 +58,7 @@ def test_the_list_of_policies_imports_nothing_heavy() -> None:
 
 
 def test_no_command_imports_anything_heavy_before_it_runs() -> None:
-    """For its help, and for a slip in its options."""
+    """Its help, and the message on a mistake in its options, need no heavy package."""
     commands = tuple(f"slosched.cli.commands.{name}" for name in SUMMARIES)
     assert not imported_by("--version", modules=commands) & HEAVY
 
@@ -73,7 +73,7 @@ def test_a_summary_is_the_first_sentence_of_the_command(name: str) -> None:
 @pytest.mark.cost
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_the_command_line_starts_at_once(option: str) -> None:
-    """In processor time of the child, which a busy machine does not change much; best of five."""
+    """It is the best of five processor times, which a busy machine does not change much."""
     assert min(_processor_s(option) for _ in range(5)) <= MOST_S
 
 

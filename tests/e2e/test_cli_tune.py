@@ -1,4 +1,4 @@
-"""`slosched tune`, and `capacity` with what it found."""
+"""`slosched tune`, and `capacity` with the tuned policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--engine vllm`: the command that it stands for, and what is refused; no vLLM is needed here."""
+"""`--engine vllm`: the command that it runs, and what it refuses; the tests need no vLLM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ Commands = list[list[str]]
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> Commands:
-    """The commands in whose place this process would have gone; a tested vLLM seems installed."""
+    """Return the list that gets the commands which would replace this process.
+
+    A tested version of vLLM seems to be installed.
+    """
     commands: Commands = []
     tested = Installed("vllm", TESTED_VERSIONS[-1])
     monkeypatch.setattr(vllm, "installed_version", lambda: tested)

@@ -1,4 +1,4 @@
-"""What the demo compares, and the load that it chooses; the whole of it takes minutes."""
+"""The policies that the demo compares, and the load that it chooses; all of it takes minutes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Scheduling never changes greedy output: in float32 every token equals `generate`'s.
 
-Whatever the policy, however prompts are cut, whoever is preempted, recomputed or swapped, whatever
-is found in a prefix cache, on the device or on the host.
+This holds for every policy, and no matter how prompts are cut into chunks, which requests are
+preempted, recomputed or swapped, and what a prefix cache finds on the device or on the host.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 4
 PATIENT = SLO(ttft_s=3600.0, tpot_s=3600.0)
-"""A promise that this machine keeps, so that no request is rejected."""
+"""An SLO that this machine meets, so that no request is rejected."""
 
 
 @dataclass(frozen=True)
 class Replica:
-    """What decides how the work is cut up."""
+    """All settings that decide which tokens are computed in which step."""
 
     policy: str
     limits: Limits
     num_blocks: int
     num_host_blocks: int
     arrival_steps: tuple[int, ...]
-    """Before which step each request arrives."""
+    """The index of the step before which each request arrives."""
     overlap: bool = False
     prefix_cache: PrefixCaching = PrefixCaching.OFF
     prefix_host: PrefixHost = NO_PREFIX_HOST
@@ -107,7 +107,7 @@ def serve(
 
 
 ADMITTING_ONLY_WHAT_FITS = {"slosserve"}
-"""These refuse whose tokens to come may not all fit into the cache, however patient it is."""
+"""Policies that reject requests whose remaining tokens may not all fit into the KV cache."""
 
 
 def was_refused(request: Request, policy: str) -> bool:
@@ -141,7 +141,7 @@ CHUNKED_TRTLLM = (
     "trtllm:capacity_scheduler_policy=max_utilization"
     ",context_chunking_policy=first_come_first_served"
 )
-"""By default it refuses a prompt that is longer than a step, and preempts nobody."""
+"""TensorRT-LLM with chunks: by default it rejects prompts longer than a step and never preempts."""
 REPLICAS = [*product(OFTEN_USED, (7, 512), PreemptionMode, [False])]
 OTHERS = [name for name in POLICIES if name not in (*OFTEN_USED, "trtllm")]
 REPLICAS += [(spec, 7, PreemptionMode.SWAP, False) for spec in (*OTHERS, CHUNKED_TRTLLM)]
@@ -162,7 +162,7 @@ def test_real_model(
     replica = Replica(
         policy=policy,
         limits=Limits(max_num_batched_tokens=max_num_batched_tokens, preemption_mode=mode),
-        # Prompts of three requests fit, their outputs do not: somebody must go.
+        # The prompts of three requests fit, but not their outputs, so one has to be preempted.
         num_blocks=13,
         num_host_blocks=64,
         arrival_steps=(0, 0, 0, 3, 6),
@@ -194,7 +194,7 @@ def tiny() -> LoadedModel:
 
 @cache
 def tiny_prompt(num_tokens: int, *, alike: bool = False) -> tuple[int, ...]:
-    """A prompt of that length, always the same one; those `alike` begin alike."""
+    """Return the prompt of this length; those that are `alike` share a prefix."""
     first = 0 if alike else 7 * num_tokens
     return tuple((first + 13 * i * i) % 259 for i in range(num_tokens))
 
@@ -206,7 +206,7 @@ def tiny_output(prompt: tuple[int, ...]) -> list[int]:
 
 @st.composite
 def patterns(draw: st.DrawFn) -> tuple[Replica, list[tuple[int, ...]]]:
-    """A replica with a cache for about one and a half requests, and prompts."""
+    """Draw prompts, and a replica whose KV cache holds about one and a half requests."""
     lengths = draw(st.lists(st.sampled_from([1, 2, 5, 11, 17, 30]), min_size=1, max_size=6))
     prompts = [tiny_prompt(length, alike=draw(st.booleans())) for length in lengths]
     longest = -(-(max(lengths) + TINY_MAX_TOKENS) // BLOCK_SIZE)
@@ -294,7 +294,7 @@ def test_what_the_device_has_evicted_comes_back_from_the_host(
 def test_prompts_of_one_step_share_what_the_first_of_them_computes(
     policy: str, overlap: bool
 ) -> None:
-    """In every layer all keys of a step are written before any are read."""
+    """Every layer writes all keys of a step before it reads any."""
     prompts = [tiny_prompt(30), (*tiny_prompt(30)[:20], 5, 6), tiny_prompt(30)]
     replica = Replica(
         *(policy, Limits(), 64, 0, (0, 0, 0)), overlap=overlap, prefix_cache=PrefixCaching.HASH

@@ -1,4 +1,4 @@
-"""`slosched trace`: parts, bursts, promises, public traces, and what is odd about a file."""
+"""`slosched trace`: parts of files, arrivals, SLOs, public traces, and notes on odd files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_file_out_of_order_or_with_bad_rows_is_read_and_said_to_be_so(cli: Cli
     assert "note: odd.csv: 1 rows not in order of time: sorted" in said.out
     assert "note: odd.csv: 2 bad rows skipped (input_tokens: 1, arrival_s: 1)" in said.out
     assert read_trace("mended.csv").prompt_tokens.tolist() == [2, 1, 3]
-    assert cli("trace", "show", "mended.csv").out.count("note:") == 2  # it remembers
+    assert cli("trace", "show", "mended.csv").out.count("note:") == 2  # the file keeps the notes
 
 
 def test_a_window_of_a_file_is_noted(cli: Cli) -> None:

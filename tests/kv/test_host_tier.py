@@ -1,4 +1,4 @@
-"""The prefix cache's host tier against a naive model: lists of prefixes, and what memory holds."""
+"""The prefix cache's host tier, compared with a naive model of prefixes and memory contents."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Running:
 
 
 class HostMachine(RuleBasedStateMachine):
-    """Which block the device evicts is its index's affair; what becomes of it is checked here."""
+    """The index chooses which block the device evicts; this checks what becomes of the block."""
 
     new_index: Callable[[], PrefixIndex] = HashIndex
     writes = HostWrites.BACK
@@ -70,14 +70,14 @@ class HostMachine(RuleBasedStateMachine):
         self.kv = KVCache(NUM_BLOCKS, SIZE, NUM_SWAP_BLOCKS, self.index, host)
         self.requests: dict[str, Request] = {}
         self.waiting: dict[str, int] = {}
-        """How many tokens are said to be cached."""
+        """The number of tokens that the KV cache reports as cached, by waiting request."""
         self.running: dict[str, Running] = {}
         self.on_device: set[Prefix] = set()
         self.on_host: list[Prefix] = []
-        """In the order in which they will go, if they may."""
+        """Prefixes in host memory, in the order in which they are dropped unless pinned."""
         self.pinned: dict[str, list[Prefix]] = {}
         self.launched: list[ScheduledChunk] = []
-        """Of a step that still runs."""
+        """The chunks of the step that is still running."""
         self.memory: dict[int, Prefix] = {}
         self.host_memory: dict[int, Prefix] = {}
 
@@ -142,9 +142,9 @@ class HostMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting or self.running)
     @rule(data=st.data(), overlaps=st.booleans(), aborts=st.sampled_from((False, False, True)))
     def step(self, data: st.DataObject, overlaps: bool, aborts: bool) -> None:
-        """Some start, some go on, one may be preempted, or go away while the step runs.
+        """Let some requests start and some go on; one may be preempted, or end during the step.
 
-        It may be planned while the one before it runs.
+        The step may be planned while the one before it runs.
         """
         preempted = data.draw(st.none() | st.sampled_from(sorted(self.running) or [None]))
         if preempted is not None:
@@ -180,7 +180,7 @@ class HostMachine(RuleBasedStateMachine):
         return chunks
 
     def plan(self, data: st.DataObject, but: str | None) -> dict[str, tuple[int, int]]:
-        """Tokens to compute, and blocks that it takes, by name; checks what the ledger says."""
+        """Return the tokens to compute and the blocks to take, by name, and check the ledger."""
         ledger, num_free = self.kv.ledger(), self.kv.num_free_blocks
         chunks = {}
         names = [name for name in (*self.running, *self.waiting) if name != but]
@@ -226,7 +226,7 @@ class HostMachine(RuleBasedStateMachine):
             self.memory[table[place]] = tokens[: min((place + 1) * SIZE, after)]
 
     def settle(self, chunks: list[ScheduledChunk]) -> None:
-        """A step has ended well; who has computed all leaves."""
+        """End a step successfully; requests with nothing left to compute leave."""
         self.kv.prefixes.note_computed(chunks)
         for request, num_new, prior, _, _ in chunks:
             name = request.request_id
@@ -237,7 +237,7 @@ class HostMachine(RuleBasedStateMachine):
                 self.leave(request.request_id)
 
     def note(self, name: str, num_computed: int) -> None:
-        """Full blocks, copied or computed, are there for others."""
+        """Make full blocks, copied or computed, available to other requests."""
         for prefix in self.running[name].prefixes(num_computed):
             if prefix not in self.on_device:
                 self.on_device.add(prefix)
@@ -319,10 +319,10 @@ TestRadixWriteBack = RadixMachine.TestCase
 
 
 class TierAloneMachine(RuleBasedStateMachine):
-    """The tier itself, where blocks come and go faster than any schedule moves them.
+    """The host tier alone, with blocks that come and go faster than any scheduler moves them.
 
-    A block that somebody is copying from here may come to the device by another's doing, and be
-    evicted there again, before the copy is made.
+    While a request waits for a copy of a block from here, another request may compute the same
+    block on the device, and the device may evict it again.
     """
 
     num_blocks = 2
@@ -336,7 +336,7 @@ class TierAloneMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from("abcd"))
     def come_or_go(self, key: str) -> None:
-        """On the device."""
+        """Put the block on the device, or evict it if it is there."""
         if key in self.device:
             self.device.remove(key)
             lost = self.tier.take_over([(key, ord(key))])

@@ -1,4 +1,4 @@
-"""The KV bookkeeping against a naive model, in any order of operations."""
+"""The KV bookkeeping, compared with a naive model under operations in any order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_BLOCKS, NUM_HOST_BLOCKS, BLOCK_SIZE = 12, 8, 4
 
 
 class KVMachine(RuleBasedStateMachine):
-    """The naive model is a dict of token counts; contents say which copies must be made."""
+    """The naive model is a dict of token counts; block contents show which copies are needed."""
 
     names = Bundle("names")
 

@@ -1,4 +1,4 @@
-"""The prefix cache against a naive model: what each block holds, in any order of operations."""
+"""The prefix cache, compared with a naive model of block contents, in any order of operations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Prefix = tuple[int, ...]
 
 
 def make(name: str, tokens: Prefix, num_prompt: int) -> Request:
-    """With so many of its tokens a prompt, the others its output."""
+    """Return a request whose first `num_prompt` tokens are its prompt and the others its output."""
     request = Request(name, 0.0, num_prompt, 99, prompt_token_ids=tokens[:num_prompt])
     request.output_token_ids = list(tokens[num_prompt:])
     request.num_output_tokens = len(tokens) - num_prompt
@@ -39,18 +39,18 @@ def make(name: str, tokens: Prefix, num_prompt: int) -> Request:
 
 @dataclass
 class Step:
-    """What one request computes; several may be planned before the first has run."""
+    """The chunk of one request in a step; several may be planned before the first has run."""
 
     chunk: ScheduledChunk
     blocks: set[int]
-    """Of these the content is found from now on."""
+    """The blocks whose content the prefix cache finds from now on."""
 
 
 class PrefixMachine(RuleBasedStateMachine):
-    """Few different tokens, so that most requests share a part with others.
+    """Requests of few different tokens, so that most share a prefix with others.
 
-    This is vLLM's cache: a block is found as soon as it is planned, twins are kept, what was left
-    first goes first.
+    This is the cache of vLLM: it finds a block as soon as the block is planned, keeps duplicates,
+    and evicts the block first that was released first.
     """
 
     new_index: Callable[[], PrefixIndex] = HashIndex
@@ -62,18 +62,18 @@ class PrefixMachine(RuleBasedStateMachine):
         self.tokens: dict[str, Prefix] = {}
         self.requests: dict[str, Request] = {}
         self.waiting: dict[str, int] = {}
-        """How many tokens were said to be cached."""
+        """The number of tokens that the KV cache reported as cached, by waiting request."""
         self.running: dict[str, Request] = {}
         self.swapped: dict[str, Request] = {}
         self.cached: dict[int, Prefix] = {}
-        """What can be found where, the oldest first."""
+        """The prefix that ends with each cached block, the oldest block first."""
         self.left: list[int] = []
-        """Of these the blocks that nobody holds, as they were left."""
+        """Cached blocks that no request holds, in the order in which they were released."""
         self.memory: dict[int, Prefix] = {}
-        """What each block holds: its tokens and all before them."""
+        """The content of each block: its tokens and all tokens before them."""
         self.host_memory: dict[int, Prefix] = {}
         self.steps: list[Step] = []
-        """Planned, and not run yet."""
+        """Steps that are planned and have not run yet."""
 
     # The naive model.
 
@@ -90,7 +90,7 @@ class PrefixMachine(RuleBasedStateMachine):
         return NUM_BLOCKS - len(self.held() | self.cached.keys())
 
     def found(self, name: str) -> list[int]:
-        """The blocks that it would share."""
+        """Return the blocks that the request would share."""
         blocks: list[int] = []
         for prefix in self.prefixes(name, len(self.tokens[name]) - 1):
             block = next((b for b, p in self.cached.items() if p == prefix), None)
@@ -100,7 +100,7 @@ class PrefixMachine(RuleBasedStateMachine):
         return blocks
 
     def found_back(self, name: str) -> list[int]:
-        """The blocks that it would share when it is swapped in."""
+        """Return the blocks that the request would share when it is swapped in."""
         return []
 
     def evict(self, count: int) -> None:
@@ -114,13 +114,13 @@ class PrefixMachine(RuleBasedStateMachine):
             step.blocks.discard(block)
 
     def leave(self, name: str) -> None:
-        """Its tail first."""
+        """Release the cached blocks of a request, its last block first."""
         blocks = [b for b in self.kv.block_tables[name] if b in self.cached]
         self.left += [b for b in reversed(blocks) if b not in self.held(name)]
         del self.running[name]
 
     def notice(self, name: str, more: int, prior: int) -> None:
-        """A step is planned, or has run: what is full can be found."""
+        """Note a planned or finished step: its full blocks can be found from now on."""
         request, table = self.requests[name], self.kv.block_tables[name]
         chunk = ScheduledChunk(request, more, prior, False, table)
         self.kv.prefixes.note_planned([chunk])
@@ -148,7 +148,7 @@ class PrefixMachine(RuleBasedStateMachine):
         self.kv.prefixes.watch(request)
 
     def startable(self, queue: dict[str, Any]) -> list[str]:
-        """Nobody is preempted and starts again while a step of it runs."""
+        """Return the requests without a running step, as only these can start."""
         return sorted(queue.keys() - {s.chunk.request.request_id for s in self.steps})
 
     @precondition(lambda self: self.startable(self.waiting))
@@ -212,7 +212,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.steps)
     @rule()
     def fail_a_step(self) -> None:
-        """Who counts on what it was to compute ends, and nobody finds that any more."""
+        """End all requests that rely on the blocks of a failed step; the blocks are no longer found."""
         failed = self.steps[0].chunk.request
         spoilt = self.kv.prefixes.counting_on({failed})
         own = {b for s in self.steps if s.chunk.request is failed for b in s.blocks}
@@ -282,7 +282,7 @@ class PrefixMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.running) + len(self.waiting) > 1)
     @rule(data=st.data())
     def plan(self, data: st.DataObject) -> None:
-        """What a plan does to the free blocks is known before it is carried out."""
+        """Check that the ledger knows the free blocks of a plan before the plan is carried out."""
         leaving = data.draw(st.sets(st.sampled_from(sorted(self.running)))) if self.running else ()
         names = [n for n, cached in self.waiting.items() if cached]
         starting = data.draw(st.sets(st.sampled_from(sorted(names)))) if names else ()
@@ -299,7 +299,7 @@ class PrefixMachine(RuleBasedStateMachine):
     # What is always true.
 
     def forget_what_went(self) -> None:
-        """Here it is known before."""
+        """Do nothing, as this model knows beforehand which blocks are evicted."""
 
     @invariant()
     def blocks_add_up(self) -> None:
@@ -325,12 +325,12 @@ class PrefixMachine(RuleBasedStateMachine):
 
 
 class HashMachine(PrefixMachine):
-    """What is only true of vLLM's cache."""
+    """The rules that hold for the cache of vLLM alone."""
 
     @precondition(lambda self: self.running or self.waiting)
     @rule(data=st.data())
     def plan_in_order(self, data: st.DataObject) -> None:
-        """What waits finds what the plan has left and computed when its turn comes."""
+        """Check that waiting requests find the blocks that earlier parts of the plan compute or free."""
         leaving = data.draw(st.sets(st.sampled_from(sorted(self.running)))) if self.running else ()
         names = [
             n for n in (*sorted(self.running), *self.startable(self.waiting)) if n not in leaving
@@ -369,7 +369,7 @@ class HashMachine(PrefixMachine):
 
 
 class MergedMachine(HashMachine):
-    """What was computed twice is there once: vLLM V0's cache."""
+    """The cache of vLLM V0, which keeps one copy of what was computed twice."""
 
     new_index = MergedIndex
 
@@ -399,7 +399,10 @@ class MergedMachine(HashMachine):
 
 
 class RadixMachine(PrefixMachine):
-    """What is found is computed, once; which leaves go is the tree's to say (test_radix.py)."""
+    """A radix tree, which finds only computed blocks and keeps no duplicates.
+
+    The tree chooses which leaves are evicted; test_radix.py tests that.
+    """
 
     new_index = RadixIndex
 
@@ -408,7 +411,7 @@ class RadixMachine(PrefixMachine):
         self.may_not_go: set[int] = set()
 
     def evict(self, count: int) -> None:
-        """After the fact: here, only what may not go.  What goes may be held at once by others."""
+        """Note the blocks that must not be evicted; others may take the evicted ones at once."""
         self.may_not_go = self.held()
 
     def notice(self, name: str, more: int, prior: int) -> None:
@@ -461,7 +464,7 @@ def test_outputs_have_keys_as_prompts_do_and_a_part_of_a_block_has_none() -> Non
 
 
 def test_an_adapter_and_a_salt_have_keys_of_their_own() -> None:
-    """Of the same name, too."""
+    """This also holds for adapters and salts of the same name."""
     requests = [make(name, tuple(range(8)), 8) for name in "abcd"]
     requests[1].lora_id = requests[2].cache_salt = "styled"
     requests[3].lora_id = requests[3].cache_salt = "styled"
@@ -501,7 +504,7 @@ def test_a_request_without_tokens_and_hashes_shares_nothing() -> None:
 
 
 def test_a_step_of_a_request_that_has_ended_fills_no_blocks_of_its_namesake() -> None:
-    """Overlapped: its client goes away and asks anew, under the same name, while the step runs."""
+    """With overlap, a client may cancel and send the same request id again while the step runs."""
     kv = KVCache(8, 4, 0, HashIndex())
     first, second = make("a", tuple(range(9)), 9), make("a", tuple(range(20, 29)), 9)
     for request in (first, second):
@@ -539,7 +542,7 @@ def test_what_was_left_first_goes_first_and_of_one_request_its_tail() -> None:
 
 
 def test_who_was_planned_first_leaves_first_where_all_end_in_one_step() -> None:
-    """Also among those of which the cache has nothing; names are no order."""
+    """This also holds for requests without cached blocks, and does not depend on names."""
     index = HashIndex()
     scheduler = Scheduler(EDF(), KVCache(16, 4, 0, index), Limits(max_num_batched_tokens=64))
     for place in range(8):

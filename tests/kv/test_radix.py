@@ -1,4 +1,4 @@
-"""The radix tree against a naive model: the set of all cached prefixes, and who locks them."""
+"""The radix tree, compared with a naive model: the set of cached prefixes and their locks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ extra_keys = st.sampled_from((None, "adapter"))
 
 
 class RadixMachine(RuleBasedStateMachine):
-    """The model knows each cached page by the whole prefix that it ends, and its block."""
+    """The naive model is a dict from each cached page's whole prefix to its block."""
 
     page_size = 1
     locks = Bundle("locks")
@@ -33,7 +33,7 @@ class RadixMachine(RuleBasedStateMachine):
         self.num_blocks = 0
 
     def prefixes(self, tokens: list[int], extra_key: Hashable) -> list[Prefix]:
-        """Those that end with a whole page."""
+        """Return the prefixes that end with a whole page."""
         size = self.page_size
         ends = range(size, len(tokens) + 1, size)
         return [(extra_key, tuple(tokens[:end])) for end in ends]
@@ -77,7 +77,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(num_tokens=st.integers(0, 12))
     def evict(self, num_tokens: int) -> None:
-        """Some leaf goes whole; what goes is unlocked, and what stays still hangs together."""
+        """Evict leaves; they must be unlocked, and every page that stays must have its parent."""
         gone = set(chain(*self.tree.evict(num_tokens)))
         assert len(gone) * self.page_size >= min(num_tokens, self.num_unlocked_tokens())
         for prefix in [p for p, block in self.blocks.items() if block in gone]:
@@ -89,7 +89,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule()
     def evict_one_leaf(self) -> None:
-        """The one that was used least recently."""
+        """Evict one leaf, which must be the least recently used one."""
         leaves = [node for node in self.tree if not node.children and not node.num_locks]
         oldest = min(leaves, key=lambda node: node.used_at, default=None)
         expected = [] if oldest is None else oldest.blocks[::-1]

@@ -1,10 +1,10 @@
-"""`radix` with a tier in host memory against what SGLang 0.5.5's own HiRadixCache has decided.
+"""`radix` with a tier in host memory, compared with decisions of SGLang 0.5.5's HiRadixCache.
 
-Two things are done here as SGLang does them: when room is wanted on the device it evicts as much as
-is needed, not as much as is short, and it loads nothing of less than 10 tokens (or what the
-recording says).  Then all agrees as long as the host has room.  When it has none, SGLang drops
-whole nodes there, by when they were looked at last and as much as is needed; slosched drops blocks,
-in the order in which they have left the device, and as few as will do.
+The replay here does two things as SGLang does: when the device is full, it evicts as many blocks as
+are requested, not as many as are missing, and it loads no prefix of fewer than 10 tokens (or the
+number in the recording).  Then all decisions agree as long as the host has room.  When the host is
+full, SGLang drops whole nodes, least recently used first, as many as are requested.  slosched drops
+the blocks that left the device first, and only as many as are missing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ from slosched.kv.prefix.sharing import SharedBlocks
 
 RECORDED = Path(__file__).parents[1] / "oracles" / "sglang055_hicache.jsonl.gz"
 WRITES = {"write_back": HostWrites.BACK, "write_through": HostWrites.THROUGH}
-"""`write_through_selective` writes what was hit twice, which a request does when it ends."""
+"""The modes with an equal in slosched.
+
+`write_through_selective` has none: it writes blocks after two hits, one of which is the request's
+own end.
+"""
 
 
 class EvictingPrefixes(PrefixCache):
-    """Where there is too little room it evicts all that is asked for, as SGLang does."""
+    """A prefix cache that, when there is too little room, evicts all that is requested, as SGLang."""
 
     def take(self, count: int) -> list[int]:
         if self._pool.num_free < count:
@@ -40,7 +44,7 @@ class EvictingPrefixes(PrefixCache):
 
 
 class Replay:
-    """One recorded workload."""
+    """A replay of one recorded workload."""
 
     def __init__(self, workload: dict[str, Any]) -> None:
         config = workload["config"]
@@ -131,7 +135,7 @@ class Replay:
         return bisect_left(keys, True, key=lambda key: key not in self.index) * self.page
 
     def num_anywhere(self, keys: Sequence[Key]) -> int:
-        """Tokens that are cached, of those that have these keys."""
+        """Return how many tokens of these keys are cached on the device or on the host."""
 
         def is_lost(key: Key) -> bool:
             return key not in self.index and key not in self.tier
@@ -141,7 +145,7 @@ class Replay:
 
 @pytest.fixture(scope="module")
 def seen() -> dict[tuple[float, str], Counter[str]]:
-    """By how much larger the host is than the device, and when SGLang writes to it."""
+    """Return the counts by ratio of host to device size and by SGLang's mode of writing."""
     seen: dict[tuple[float, str], Counter[str]] = {}
     with gzip.open(RECORDED, "rt") as file:
         for workload in map(json.loads, file):
@@ -167,7 +171,7 @@ def test_all_agrees_while_the_host_has_room(
 def test_where_the_host_is_full_about_as_much_is_found(
     seen: dict[tuple[float, str], Counter[str]],
 ) -> None:
-    """SGLang drops more than it has to, so a little less is found there."""
+    """SGLang drops more than it has to, so it finds a little less."""
     small = sum((counts for (ratio, _), counts in seen.items() if ratio < 8), Counter[str]())
     assert (small["starts"], small["found as SGLang"]) == (1010, 985)
     assert (small["found"], small["found by SGLang"]) == (11441, 11268)
