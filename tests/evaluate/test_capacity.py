@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -296,16 +297,37 @@ def test_outcomes_come_out_of_the_file_as_they_went_in(tmp_path: Path) -> None:
     assert row["git_hash"]
 
 
+_LATEST_FIRST = """
+from slosched.policy import EDF
+
+class Mine(EDF):
+    def prefill_order(self, view):
+        return lambda request: -request.arrival_s
+"""
+
+
 def test_results_of_other_code_are_not_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = Bench.of([poisson(0)], [MODEL]).run(point(poisson(0)))
+    """A policy is played, its file edited and read again, and the edit taken back."""
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = replace(point(poisson(0)), policy="edited_policy:Mine")
+
+    def write(code: str) -> None:
+        (tmp_path / "edited_policy.py").write_text(code)
+        sys.modules.pop("edited_policy", None)
+        importlib.invalidate_caches()
+
     with Store(tmp_path / "points.sqlite") as store:
-        store.put(point(poisson(0)), outcomes, {"trace": "poisson", "model": "test"})
-        monkeypatch.setattr("slosched.evaluate.capacity.store.code_digest", lambda _: "edited")
-        assert store.get(point(poisson(0))) is None
-        store.put(point(poisson(0)), outcomes, {"trace": "poisson", "model": "test"})
+        for code in (_LATEST_FIRST, _LATEST_FIRST.replace("-request", "request")):
+            write(code)
+            assert store.get(mine) is None
+            outcomes = Bench.of([poisson(0)], [MODEL]).run(mine)
+            store.put(mine, outcomes, {"trace": "poisson", "model": "test"})
+            assert store.get(mine) is not None
         assert len(store.frame()) == 2
+        write(_LATEST_FIRST + "# The order is that of a stack.\n")
+        assert store.get(mine) is not None
 
 
 _LOADED = """
