@@ -1,4 +1,4 @@
-"""JITServe: every frame, the batch that earns the most goodput a second (GMAX)."""
+"""JITServe: in every frame the batch with the most goodput per second (GMAX)."""
 
 from __future__ import annotations
 
@@ -28,36 +28,38 @@ from slosched.policy.kit.drop import Drop, drop_late
 from slosched.policy.kit.lengths import Floats, OutputLengths
 
 _OUTPUT_TOKEN_VALUE = 8.0
-"""What an output token is worth, in prompt tokens (`RequestPhaseWeight` of the artifact)."""
+"""Value of an output token in prompt tokens (`RequestPhaseWeight` of the artifact)."""
 _LEAST_RATIO = 1e-6
 
 
 @dataclass
 class JITServe(PlansBesideDecodes):
-    """Grouped margin goodput maximization: who earns most for the time it still takes, runs.
+    """Grouped margin goodput maximization: requests of the highest value per time still needed run.
 
-    1. At the beginning of a frame each request's density is taken: its value (1 for a prompt
-       token, 8 for an output token, times min(1, promised / predicted end) for what would be late)
-       divided by the time to generate what is left of it, v a token.
-    2. If more are there than a batch holds (B): those with at least `cutoff` of the B-th best
-       density, in order of length; of all B in a row the ones with the largest sum are chosen.
-    3. A running request that was not chosen is preempted for a waiting one that was, if the gain
-       over a frame is more than what the batch earns in the time that the preemption costs.
-    4. In each step of the frame: every running decode, then prompts, those begun, those chosen or
-       come since, then the others, by density, until the token budget is full.
+    1. At the start of a frame each request gets a density: its value divided by the time to
+       generate the rest of it, at v seconds per token.  A prompt token has value 1 and an output
+       token 8; the value of late tokens is multiplied by min(1, due time / predicted time).
+    2. If there are more requests than a batch holds (B), those with at least `cutoff` of the B-th
+       best density are sorted by length.  Of all B neighbours, those with the largest sum of
+       densities are chosen.
+    3. A running request that was not chosen is preempted for a chosen one that waits, if the gain
+       over a frame is more than the batch earns in the time that the preemption costs.
+    4. Each step of the frame holds every running decode, then prompts by density until the token
+       budget is full: first those that have begun, then chosen or new ones, then the others.
 
     Source: JITServe (NSDI '26, arXiv 2504.20068v3, formerly Tempo), its GMAX; the artifact
     (`UIUC-MLSys/JITServe` at 95fc1de: `SLOPolicy.reward_estimation` → `_density`,
     `_recompute_bins_sliding_window` → `_choose`, `schedule_interval` → `frame_steps`,
     `penalty_factor` → `penalty`).  As in its code, the value of a request that has begun includes
-    what it has earned already.  v is predicted for the running decodes where the artifact
-    measures it; the end-to-end deadline of a request without one is TTFT + TPOT * expected output.
-    Left out: compound requests (no trace here has them), the shrinking of B by measured TBT, and
-    the artifact's cap of two prefill tokens a step, which looks like a slip.  The paper does not
-    say how much priority waiting adds; `patience` is ours.
+    the value of its past tokens.  v is predicted for the running decodes; the artifact measures it.
+    The end-to-end deadline of a request without one is TTFT + TPOT * expected output.  Left out:
+    compound requests (no trace here has them), the shrinking of B by measured TBT, and the
+    artifact's cap of two prefill tokens per step, which looks like a slip.  The paper does not say
+    how much priority waiting adds; `patience` is slosched's own.
 
-    Output lengths: a quantile of the finished requests' that were longer than this one is already,
-    for the paper's quantile regression forest over prompts; both begin high and are refined.
+    The expected output length is a quantile over finished requests that were longer than this one
+    is already, instead of the paper's quantile regression forest over prompts.  Both begin high and
+    are refined.
     """
 
     token_budget: int = tunable(512, 128, 256, 1024, 2048)
@@ -65,13 +67,13 @@ class JITServe(PlansBesideDecodes):
     """B, unless there are fewer seats."""
     frame_steps: int = tunable(50, 10, 20)
     cutoff: float = 0.95
-    """p: the share of the B-th best density that is enough to be in the choice."""
+    """p: share of the B-th best density that a request needs to be considered."""
     quantile: float = tunable(0.9, 0.5)
-    """Of the finished requests' lengths, what a request is expected to reach."""
+    """Quantile of the finished requests' lengths that a request is expected to reach."""
     penalty: float = tunable(1.0, 2.0)
-    """Power of the ratio by which late tokens lose value."""
+    """Exponent of the ratio by which late tokens lose value."""
     patience: float = 0.01
-    """Share by which a frame of waiting raises the density, against starvation."""
+    """Share by which each frame of waiting raises the density, against starvation."""
     prior_output_tokens: int = 200
     drop: Drop = tunable(Drop.NEVER, Drop.EXPIRED, Drop.INFEASIBLE)
 
@@ -91,9 +93,9 @@ class JITServe(PlansBesideDecodes):
         self._lengths = OutputLengths(self.prior_output_tokens)
         self._num_steps = 0
         self._densities: dict[str, float] = {}
-        """Of everyone seen since the frame began."""
+        """Densities by id of all requests seen since the frame began."""
         self._passed_over: frozenset[str] = frozenset()
-        """Those that were there when the frame began and were not chosen."""
+        """Ids of the requests that were there when the frame began and were not chosen."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         model = view.model
@@ -110,7 +112,10 @@ class JITServe(PlansBesideDecodes):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """Within a frame, in which every decode runs; unless a prompt with outputs is begun."""
+        """Plan the rest within a frame, in which every decode runs.
+
+        Return None at the start of a frame, or if a running prompt has emitted tokens before.
+        """
         model = view.latency_model
         batch = BatchBuilder(view, beside=decodes, token_budget=self.token_budget)
         if (
@@ -146,7 +151,7 @@ class JITServe(PlansBesideDecodes):
             self._preempt_for_chosen(batch, view, model)
 
     def _choose(self, pending: Sequence[Request], num: int) -> frozenset[str]:
-        """GMAX: of the `num` neighbours in length, the ones of the largest sum of densities."""
+        """Return ids of the `num` neighbours in length with the largest sum of densities (GMAX)."""
         if len(pending) <= num:
             return frozenset(r.request_id for r in pending)
         densities = np.array([self._densities[r.request_id] for r in pending])
@@ -160,7 +165,7 @@ class JITServe(PlansBesideDecodes):
     def _preempt_for_chosen(
         self, batch: BatchBuilder, view: SchedulerView, model: LatencyModel
     ) -> None:
-        """The worst of the running that were passed over, for the best of the chosen that wait."""
+        """Preempt the worst running requests not chosen, for the best chosen ones that wait."""
         density = self._density
         # A prompt that has begun goes on to its next token, so that every seat taken earns one.
         losers = [r for r in view.running if r.is_decode and r.request_id in self._passed_over]
@@ -196,7 +201,7 @@ class JITServe(PlansBesideDecodes):
         waiting: Sequence[Request],
         num_running: int,
     ) -> None:
-        """Those that have begun, in order; then those that wait, the chosen ones first."""
+        """Add prompts that have begun, in order, then waiting ones, the chosen first."""
         batch.num_free_seqs = min(batch.num_free_seqs, self.max_batch - num_running)
         passed_over, densities = self._passed_over, self._densities
         prefills = [
@@ -221,7 +226,7 @@ class JITServe(PlansBesideDecodes):
         model: LatencyModel,
         token_s: float,
     ) -> None:
-        """Value a second of each, until the frame ends."""
+        """Note the density of each request, which is kept until the frame ends."""
         emitted = np.array([r.num_output_tokens for r in requests], dtype=np.float64)
         most = np.array([r.max_tokens for r in requests], dtype=np.float64) - emitted
         left = np.minimum(self._lengths.upper_left(emitted, self.quantile), most)
@@ -250,14 +255,14 @@ class JITServe(PlansBesideDecodes):
         self._densities |= zip((r.request_id for r in requests), density.tolist(), strict=True)
 
     def _worth(self, promised_s: Floats, predicted_s: Floats) -> Floats:
-        """Share of a token's value that is left when it comes at `predicted_s`."""
+        """Return the share of a token's value that is left when it comes at `predicted_s`."""
         ratio = promised_s / np.maximum(predicted_s, _LEAST_RATIO)
         worth: Floats = np.clip(ratio, _LEAST_RATIO, 1.0) ** self.penalty
         return worth
 
 
 def _token_s(view: SchedulerView, model: LatencyModel) -> float:
-    """v: the time of a step of the decodes that run now, or of one."""
+    """Return v, the time of a step of the present decodes, or of one decode."""
     contexts = [r.num_computed_tokens + 1 for r in view.running if r.num_output_tokens]
     shape = BatchShape()
     shape.add_decodes(contexts or [1])
@@ -265,7 +270,7 @@ def _token_s(view: SchedulerView, model: LatencyModel) -> float:
 
 
 def _end_to_end_s(requests: Sequence[Request], num_output: Floats, ttft_s: Floats) -> Floats:
-    """What was promised end to end: e2e, or TTFT and then a TPOT for each expected token."""
+    """Return the end-to-end SLOs: e2e, or TTFT and then a TPOT for each expected token."""
     e2e_s = np.array([r.slo.e2e_s or math.inf for r in requests], dtype=np.float64)
     tpot_s = np.array([r.slo.tpot_s for r in requests], dtype=np.float64)
     paced = np.where(num_output > 1, tpot_s, 0.0) * np.maximum(num_output - 1, 1.0)
@@ -278,7 +283,7 @@ def _last_served_s(request: Request) -> float:
 
 
 def _stall_s(request: Request, view: SchedulerView, model: LatencyModel) -> float:
-    """What preempting it costs the device: copying its blocks twice, or computing them anew."""
+    """Return the time that preempting costs: copying its blocks twice, or computing them again."""
     if view.limits.preemption_mode is PreemptionMode.RECOMPUTE:
         return model.predict_prefill(max(1, request.num_computed_tokens))
     idle, copy = BatchShape(), BatchShape()

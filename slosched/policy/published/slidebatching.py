@@ -1,4 +1,4 @@
-"""SlideBatching (ProServe): by deadline while all can be met, by density where they cannot."""
+"""SlideBatching (ProServe): by deadline while all can be met, by density in overload."""
 
 from __future__ import annotations
 
@@ -33,31 +33,32 @@ _Floats = npt.NDArray[np.float64]
 class SlideBatching(PlansBesideDecodes):
     """One queue of decodes and prompts; the line between urgent and normal slides with the load.
 
-    1. e(r) is what all that is left of r would cost now, without the constant c0 of a step.
-    2. The step may last as long as the least time left among those that can still be in time
-       (at least e(r) + c0 is left), and at least `floor` · the smallest TPOT promised.
-    3. At that pace the whole queue takes Φ = Σe · step / (step - c0).  Who has less than
-       `alpha` · Φ left is urgent: with a short queue nobody is, in overload everybody.
-    4. Urgent decodes, urgent prompts, then all others.  Urgent ones by density 1 / e(r), the
-       cheapest first, but first of all prompts overdue by `starved_after` TTFTs; the others by
-       deadline.
-    5. In that order until one does not fit into the time of the step; prompts are cut to it, but
-       not to chunks below `min_chunk_tokens`.  Who does not fit waits, decodes among them.
+    1. e(r) is the time that the rest of r would take now, without the constant c0 of a step.
+    2. The time limit of the step is the smallest time left over the requests that can still be in
+       time (those with at least e(r) + c0 left), and at least `floor` · the smallest TPOT.
+    3. In steps of this length the whole queue takes Φ = Σe · step / (step - c0).  A request with
+       less than `alpha` · Φ left is urgent: none with a short queue, all in overload.
+    4. The order is urgent decodes, urgent prompts, then all others.  Urgent requests are sorted by
+       density 1 / e(r), the cheapest first, but among prompts those overdue by `starved_after`
+       TTFTs come first.  The others are sorted by deadline.
+    5. Requests are added in this order until one does not fit into the time limit.  Prompts are cut
+       to fit, but not below `min_chunk_tokens`.  Requests that do not fit wait, decodes included.
 
     Source: ProServe (arXiv 2512.12928) and its code in jd-opensource/xllm at 87e8d6e:
     `mix_scheduler.cpp` (there `lambda` is alpha, 0.65 the floor, 50 tokens the smallest cut),
-    `priority_comparator.cpp`, `time_predictor.cpp`, as literature.md 2.4 has them.  At 1054bac,
-    the version read for this file, urgent requests go by density alone (decodes are the cheapest
-    anyhow), and who is starved is noted but not used.
+    `priority_comparator.cpp`, `time_predictor.cpp`.  At 1054bac, the version
+    read for this file, urgent requests go by density alone (decodes are the cheapest anyway), and
+    starved requests are marked but the mark is not used.
 
-    Otherwise here: the run's latency model predicts; its step of one token stands for c0, and a
-    decode's e(r) is its share, by context, in what all decodes cost together; prompts that wait
-    do not evict running requests (decodes do, from the end of the order), so that nothing is
-    computed twice in turns; where the code would run nothing, what runs is served all the same.
-    Left out: weights of tenants, layer by layer reloading, and the router above.  `margin` and
-    `drop`, which it has not, are there so that all are compared with the same options.
+    Differences: the run's latency model predicts.  Its step of one token stands for c0, and a
+    decode's e(r) is its share, by context, of the time of all decodes together.  Waiting prompts
+    do not evict running requests (decodes do, from the end of the order), so that requests do not
+    evict each other in turns.  Where the code would run nothing, running requests are served all
+    the same.  Left out: weights of tenants, layer by layer reloading, and the router above the
+    replicas.  ProServe has no `margin` and no `drop`; they are here so that all policies can be
+    compared with the same options.
 
-    Nothing is known of output lengths.
+    The policy uses no output lengths.
     """
 
     alpha: float = tunable(1.0, 0.8, 0.5)
@@ -65,9 +66,9 @@ class SlideBatching(PlansBesideDecodes):
     floor: float = tunable(0.65, 1.0)
     """Share of the smallest TPOT that a step may always last."""
     starved_after: float = 1.0
-    """TTFTs after which an overdue prompt goes before cheaper ones."""
+    """Number of TTFTs by which a prompt has to be overdue to go before cheaper ones."""
     min_chunk_tokens: int = 51
-    """No prompt is cut to fewer tokens."""
+    """Smallest number of tokens to which a prompt is cut."""
     deadlines: Deadlines = tunable(Deadlines.ENVELOPE, Deadlines.RUN)
     margin: float = tunable(0.0, 0.05, 0.1, 0.2)
     """Share of the step's time that is left unused, against predictions that are too low."""
@@ -90,14 +91,14 @@ class SlideBatching(PlansBesideDecodes):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If they are alone and done in the time that a step may always last."""
+        """Plan nothing else if there are only decodes and they take less than a step always may."""
         limit_s = (1 - self.margin) * (self.floor * min(decodes.num_by_tpot_s))
         if not (are_alone(decodes, view) and all_in_time(decodes, view, limit_s)):
             return None
         return SchedulerOutput()
 
     def _in_order(self, queue: _Queue, urgent_below_s: float) -> npt.NDArray[np.intp]:
-        """Places in the queue, the first to be served first."""
+        """Return the places in the queue in the order in which they are served."""
         left_s = queue.left_s
         is_starved = np.zeros(len(left_s), dtype=bool)
         overdue = np.flatnonzero(left_s[queue.num_decodes :] < 0) + queue.num_decodes
@@ -111,7 +112,7 @@ class SlideBatching(PlansBesideDecodes):
 
 
 class _Queue:
-    """All requests: decodes that run, prompts that have begun, swapped ones, those that wait."""
+    """All requests: running decodes, prompts that have begun, swapped and waiting requests."""
 
     def __init__(self, view: SchedulerView, model: LatencyModel, deadlines: Deadlines) -> None:
         begun = [  # `not r.is_decode`, written out
@@ -126,12 +127,13 @@ class _Queue:
         self.constant_s = model.predict_prefill(1)
         """c0."""
         self.left_s = _array(deadlines.due_s(self.requests)) - view.now_s
-        """Time left, of each."""
+        """Time left until each request is due."""
         costs_s = _array(self._seconds(model, len(view.waiting))) - self.constant_s
         self.cost_s = np.concatenate((self._decode_costs_s(decodes, model), costs_s))
-        """e(r), of each."""
+        """e(r) of each request."""
 
     def _decode_costs_s(self, decodes: Sequence[Request], model: LatencyModel) -> _Floats:
+        """Return e(r) of the decodes: the time of all of them, shared out by context."""
         contexts = [r.num_computed_tokens + 1 for r in decodes]
         if not contexts:
             return _array(())
@@ -141,7 +143,7 @@ class _Queue:
         return _array(contexts) * (together_s / shape.decode_context_tokens)
 
     def _seconds(self, model: LatencyModel, num_waiting: int) -> list[float]:
-        """What is left of each that is no decode would take as a step of its own."""
+        """Return the time of a step with the rest of each request that is no decode."""
         predict, first_waiting = model.predict_prefill, len(self.requests) - num_waiting
         partly = self.requests[self.num_decodes : first_waiting]
         waiting = self.requests[first_waiting:]
@@ -150,14 +152,14 @@ class _Queue:
         return seconds + [predict(r.num_prompt_tokens + r.num_output_tokens) for r in waiting]
 
     def step_s(self, floor: float) -> float:
-        """How long the step may last."""
+        """Return how long the step may last."""
         in_time = self.left_s >= self.cost_s + self.constant_s
         soonest_s = float(self.left_s.min(initial=math.inf, where=in_time))
         tpot_s = min([r.slo.tpot_s for r in self.requests])
         return max(soonest_s, floor * tpot_s)
 
     def time_for_all_s(self, step_s: float) -> float:
-        """Φ: seconds to clear the queue in steps of this length."""
+        """Return Φ, the seconds to clear the queue in steps of this length."""
         total_s = float(self.cost_s.sum())
         if step_s == math.inf:
             return total_s
@@ -167,7 +169,7 @@ class _Queue:
 
 
 def _array(values: Sequence[float]) -> _Floats:
-    """`np.array` in two thirds of its time."""
+    """Return an array of floats, in two thirds of the time of `np.array`."""
     return np.fromiter(values, np.float64, len(values))
 
 
@@ -188,7 +190,7 @@ class _Pack:
         self._may_start = True
 
     def fill(self) -> None:
-        """Until time or tokens are used up."""
+        """Add requests until time or tokens are used up."""
         requests, is_decode = self._queue.requests, self._order < self._queue.num_decodes
         runs = [0, *(np.flatnonzero(np.diff(is_decode)) + 1).tolist(), len(is_decode)]
         for begin, end in pairwise(runs):
@@ -204,7 +206,7 @@ class _Pack:
             serve_something(self._batch, self._running, others)
 
     def _add_decodes(self, decodes: list[Request]) -> bool:
-        """False if one of them has no time or no token left."""
+        """Add decodes; return False if time or tokens are too few for one of them."""
         batch = self._batch
         if batch.preempted or batch.swapped_out:
             decodes = [r for r in decodes if not batch.has_left(r)]
@@ -213,7 +215,7 @@ class _Pack:
         return num_served == len(decodes)
 
     def _add_prompt(self, place: int) -> bool:
-        """False if it has no time or no token left."""
+        """Add a prompt; return False if no time or no token is left for it."""
         batch, request = self._batch, self._queue.requests[place]
         if place < self._queue.num_running:
             if batch.has_left(request):
@@ -226,7 +228,7 @@ class _Pack:
         return n > 0 or batch.blocks_missing(request, 1) > batch.num_free_blocks
 
     def _has_room(self, request: Request) -> bool:
-        """The first that has not keeps those behind it out, too."""
+        """Tell whether the prompt may start; the first that may not keeps later ones out, too."""
         batch = self._batch
         self._may_start = (
             self._may_start

@@ -1,12 +1,13 @@
-"""SLOs-Serve's dynamic program: which new requests to promise, so that most are served in time.
+"""SLOs-Serve's dynamic program: the new requests to admit so that most are served in time.
 
 Source: SLOs-Serve (arXiv 2504.08784) and its first code (`promax_spec_sch.cc` at c9dbc0d).
-Requests are gone through in the order of their prefill deadlines; a state is what a set of them,
-taken so far, costs.  Theirs is (profit, memory, prefill budget left) for each number of requests in
-each TPOT tier; here the budget is seconds of the bank and what is used of it, and a tier is its
-tokens and steps a second.  Who is taken must find its prompt's time in the bank when it is due,
-leave theirs to all that are promised already, fit into the steps of the tightest TPOT beside all
-other decodes, and into KV cache and seats.  As theirs, it knows of no end of the new decodes.
+The program goes through the requests in order of their prefill deadlines.  A state is the cost of
+one set of requests taken so far.  The authors' state is (profit, memory, prefill budget left) for
+each number of requests in each TPOT tier.  Here the budget is the time used of the bank, and a tier
+is its tokens and steps per second.  A request can be taken if the bank holds the time of its prompt
+when it is due, if enough is left for all admitted requests, if it fits into steps of the smallest
+TPOT with all other decodes, and if KV cache and seats suffice.  As in the authors' program, new
+decodes never end.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from slosched.policy.kit.lengths import Floats
 from slosched.policy.published.slosserve.promised_load import Room
 
 _KEPT_OF_A_NUMBER = 4
-"""States that are kept of those that take as many requests: the ones that use the least time.
+"""States that are kept for each number of requests: those that use the least time.
 
-It bounds the cost.  One is enough if all have the same TPOT and memory is no limit.
+This bounds the cost.  One is enough if all have the same TPOT and memory is no limit.
 """
 _NUM, _USED_S, _KV_TOKENS, _TOKENS_PER_S, _STEPS_PER_S, _TAKEN = range(6)
-"""Rows of the states; who is taken is a sum of powers of two."""
+"""Rows of the states; the set of taken requests is a sum of powers of two."""
 
 
 def best_subset(room: Room, new: Floats) -> list[int]:
-    """The most that can be taken, of equals those that use least; indices in order.
+    """Return the indices, in order, of the most requests that can be taken.
 
-    `new` are columns of `PromisedLoad`, 1 to 50, in order of their deadlines.  O(n³) in them.
+    Of sets of the same size the one that uses the least time is returned.  `new` are 1 to 50
+    columns of `PromisedLoad` in order of their deadlines.  O(n³).
     """
     states = np.zeros((6, 1))
     states[_STEPS_PER_S] = room.steps_per_s
@@ -45,7 +47,7 @@ def best_subset(room: Room, new: Floats) -> list[int]:
 
 
 def _passed(room: Room, states: Floats, from_s: float, to_s: float) -> Floats:
-    """The states at `to_s`, without those that broke a promise on the way."""
+    """Return the states at `to_s`, without those that made an admitted prompt late on the way."""
     share = _share(room, states)
     here = (room.promised_at_s >= from_s) & (room.promised_at_s < to_s)
     until_s = room.promised_at_s[here] - from_s
@@ -57,7 +59,7 @@ def _passed(room: Room, states: Floats, from_s: float, to_s: float) -> Floats:
 
 
 def _taking(room: Room, states: Floats, request: Floats, i: int) -> Floats:
-    """The states that take this one as well, as far as it can be."""
+    """Return the states that take request `i` as well, where that is possible."""
     _, work_s, begin_s, end_s, tokens_per_s, context, tpot_s, num = request
     states = states.copy()
     states[_NUM] += num
@@ -76,14 +78,14 @@ def _taking(room: Room, states: Floats, request: Floats, i: int) -> Floats:
 
 
 def _share(room: Room, states: Floats) -> Floats:
-    """Of the time that the new decodes take, those that are taken and have been due."""
+    """Return the share of time that the decodes of the taken requests need."""
     more_steps_per_s = states[_STEPS_PER_S] - room.steps_per_s
     share: Floats = room.decode_s * states[_TOKENS_PER_S] + room.step_s * more_steps_per_s
     return share
 
 
 def _undominated(states: Floats) -> Floats:
-    """Without those that take no more than another and use no less; few of each number."""
+    """Drop states that take no more requests than another and use no less; keep few per number."""
     states = states[:, np.lexsort((states[_USED_S], -states[_NUM]))]
     num, costs = states[_NUM], states[_USED_S:_TAKEN]
     no_worse = num[:, np.newaxis] >= num

@@ -1,4 +1,4 @@
-"""SLOs-Serve: take on only what stays feasible to the end, then keep every promise."""
+"""SLOs-Serve: admit only requests that stay feasible to the end, then keep every SLO."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from slosched.policy.published.slosserve.promised_load import PromisedLoad
 
 _MAX_JUDGED = 6
 _MAX_TOGETHER = 3
-"""Arrivals that are looked at in one step, and of those that have room alone, how many at once.
+"""Arrivals that are judged in one step, and how many of those with room are judged at once.
 
-The others wait for the next step.  It bounds the cost of a step in a burst.
+The others wait for the next step.  This bounds the cost of a step in a burst.
 """
 _MAX_CANDIDATES = 12
-"""Those that the dynamic program looks at in one step: the most urgent ones, for its cost."""
+"""Arrivals, the most urgent, that the dynamic program judges in one step; it bounds the cost."""
 
 
 class Admission(StrEnum):
-    """How new requests are judged."""
+    """Methods of judging new requests."""
 
     SIMULATE = "simulate"
-    """In order of deadline, each if the load stays feasible with it: the later code."""
+    """Admit each, by deadline, if the load stays feasible with it: the authors' later code."""
     DP = "dp"
-    """The largest set that stays feasible: the paper's dynamic program."""
+    """Admit the largest set that stays feasible: the paper's dynamic program."""
 
 
 @dataclass
 class SLOsServe(PlansBesideDecodes):
     """Admission by feasibility of all token deadlines to come; nothing admitted is dropped.
 
-    1. New requests, the most urgent first: admitted if the load that is promised already stays
-       feasible with them (`PromisedLoad`: first-token deadlines, token rate, KV cache, seats),
-       else rejected.  With `admission=dp` as many of them as can be, by the dynamic program.
+    1. New requests, the most urgent first, are admitted if the load that is admitted already stays
+       feasible with them (`PromisedLoad`: first-token deadlines, token rate, KV cache, seats), else
+       rejected.  With `admission=dp` the dynamic program admits as many of them as possible.
     2. The step lasts until the earliest deadline that can still be met.  Decodes whose token falls
        due within a TPOT after it are served first, then prompts by deadline, cut to the time, then
        the decodes that are ahead of their pace.
@@ -64,20 +64,20 @@ class SLOsServe(PlansBesideDecodes):
     `csrc/adm_ctrl_scheduler.cc` at 377ad25): budget line → `PromisedLoad`, `batch_to_time` →
     the run's latency model, `online_slack` and the upper-percentile fit → `margin`.  The bank of
     prefill tokens is kept in seconds, which is the same where a token costs the same anywhere and
-    right where it does not.  The dynamic program is in `_slosserve_dp`.  Left out: profits (all
+    right where it does not.  The dynamic program is in `best_subset.py`.  Left out: profits (all
     requests are worth the same here), speculative decoding, routing to the next replica, and the
-    best-effort tier (what is infeasible is rejected).  Requests that were promised nothing are
-    always admitted.
+    best-effort tier (infeasible requests are rejected).  Requests without an SLO are always
+    admitted.
 
-    Output lengths: the paper gives every system the true ones.  Here a request is expected to
-    last as long as the finished ones that were longer than it is already.
+    The paper gives every system the true output lengths.  Here a request is expected to last as
+    long as the finished requests that were longer than it is already.
     """
 
     admission: Admission = tunable(Admission.SIMULATE, Admission.DP)
     prior_output_tokens: int = 200
     """Expected output of a request before any has finished."""
     margin: float = tunable(0.05, 0.0, 0.1, 0.2)
-    """Share of the time that is neither promised nor planned, against low predictions."""
+    """Share of the time that is left unused, against predictions that are too low."""
 
     def __post_init__(self) -> None:
         check_share(margin=self.margin)
@@ -86,7 +86,7 @@ class SLOsServe(PlansBesideDecodes):
     def reset(self) -> None:
         self._lengths = OutputLengths(self.prior_output_tokens)
         self._admitted: frozenset[str] = frozenset()
-        """Ids of those that wait and were admitted; all that have begun were."""
+        """Ids of the waiting requests that were admitted; all that have begun were, too."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         model = view.model
@@ -101,7 +101,7 @@ class SLOsServe(PlansBesideDecodes):
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If they are alone, and all done before the first is due, which still can be in time."""
+        """Plan nothing else if there are only decodes, and all end before the first is due."""
         model = view.latency_model
         first_slack_s = decodes.first_deadline_s - view.now_s
         if (
@@ -123,7 +123,7 @@ class SLOsServe(PlansBesideDecodes):
         decodes: Sequence[Request],
         begun: Sequence[Request],
     ) -> list[Request]:
-        """Judge the new ones; those that wait and were admitted, now or earlier."""
+        """Judge the new requests; return the waiting ones that were admitted, now or earlier."""
         known = self._admitted
         admitted = [r for r in view.waiting if r.request_id in known or r.num_preemptions]
         if len(admitted) < len(view.waiting):
@@ -192,7 +192,7 @@ class SLOsServe(PlansBesideDecodes):
 
 
 def _by_simulation(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequence[int]]:
-    """Whom to take of those that have room alone, and whom to refuse; the others have to wait."""
+    """Return the places of requests to admit and of those to reject; the others have to wait."""
     # What is feasible together is so one by one; else the first is judged alone.
     together = new.shape[1] if new.shape[1] <= _MAX_TOGETHER else 1
     for num in dict.fromkeys((together, 1)):
@@ -202,13 +202,13 @@ def _by_simulation(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequ
 
 
 def _by_program(load: PromisedLoad, new: Floats) -> tuple[Sequence[int], Sequence[int]]:
-    """The same; nobody has to wait."""
+    """Return the places of requests to admit and of those to reject, which are all others."""
     taken = best_subset(load.room_beside(new), new)
     return taken, sorted({*range(new.shape[1])} - {*taken})
 
 
 class _Queues(NamedTuple):
-    """Who may be in the step."""
+    """The requests that may be in the step."""
 
     decodes: Sequence[Request]
     begun: list[Request]
@@ -221,7 +221,7 @@ def _earliest_s(
     decodes: Sequence[Request],
     prefills: Sequence[Request],
 ) -> float:
-    """Seconds to the earliest deadline that can be met; infinite if there is none."""
+    """Return the seconds to the earliest deadline that can be met; infinite if there is none."""
     now_s = view.now_s
     decode_s = model.predict_prefill(1)
     slacks_s = [s for r in decodes if (s := r.deadline_s - now_s) > decode_s]
@@ -240,7 +240,7 @@ def _serve_any(
     decodes: Sequence[Request],
     prefills: Sequence[Request],
 ) -> None:
-    """Nothing fits into the time: all decodes go on all the same, or else the first prompt."""
+    """Serve all decodes although none fits into the time, or else the first prompt."""
     batch.add_preempting(decodes, victims)
     if not batch.num_scheduled_tokens:
         add_prefills(batch, prefills[:1], reserved_blocks=0)

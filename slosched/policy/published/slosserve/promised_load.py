@@ -1,9 +1,9 @@
-"""Can every promise be kept to the end?  A sweep over the load that is promised, as sums.
+"""A check whether all admitted requests can meet their SLOs to the end, as sums over a sweep.
 
-Source: SLOs-Serve (arXiv 2504.08784; `csrc/adm_ctrl_scheduler.cc`).  A request's demand is its
-prompt, whole by the deadline of its first token, then a token every TPOT until it is expected to
-end.  Between two events (a decode begins or ends) every step of one TPOT leaves the same time over
-beside the decodes; that time is banked, and the prompts due by then have to fit into the bank.
+Source: SLOs-Serve (arXiv 2504.08784; `csrc/adm_ctrl_scheduler.cc`).  A request demands its whole
+prompt by the deadline of its first token, and then a token every TPOT until its expected end.
+Between two events (a decode begins or ends) the decodes leave the same share of every step unused.
+That time is put into a bank, and prompts have to be paid from the bank by the time they are due.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from slosched.core import BatchShape, LatencyModel, Request, SchedulerView
 from slosched.policy.kit.lengths import Floats, OutputLengths
 
 _MAX_DECODES = 64
-"""Decodes that are looked at one by one.  It bounds the cost of a sweep."""
+"""Decodes that are looked at one by one; it bounds the cost of a sweep."""
 
 
 class PromisedLoad:
-    """The requests whose promises are to be kept; `add` refuses what would break any.
+    """The admitted requests; `add` refuses requests that would make one of them miss its SLO.
 
-    All times are seconds from now.  Those that are late already are part of the load, but no
-    reason to refuse another.  Requests without a deadline are no part of it.
+    All times are seconds from now.  Requests that are late already are part of the load, but no
+    reason to refuse another one.  Requests without a deadline are not part of it.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class PromisedLoad:
         self._sweep = _Sweep(self._columns, *self._decode_cost_s, margin)
 
     def columns_of(self, prompts: Sequence[Request]) -> Floats:
-        """What a load knows of prompts, shape (8, prompts).
+        """Return the figures of prompts that a load works with, shape (8, prompts).
 
-        Due, work, decode begins and ends (s), tokens/s, context (tokens), TPOT (s), requests.
+        The rows are due time, prefill time, start and end of the decode (s), tokens per second,
+        context (tokens), TPOT (s), and the number of requests.
         """
         predict = self._predict_prefill
         due_s = np.array([r.deadline_s for r in prompts], dtype=np.float64) - self._view.now_s
@@ -69,7 +70,7 @@ class PromisedLoad:
         return np.concatenate(rows).reshape(len(rows), -1)
 
     def _decode_columns(self, decodes: Sequence[Request]) -> Floats:
-        """The same of requests whose prompt is done; of many, each of a sample stands for some."""
+        """Return the same for decodes; if there are many, each of a sample stands for several."""
         sample = decodes[:: max(1, -(-len(decodes) // _MAX_DECODES))]
         weight = np.full(len(sample), len(decodes) / max(1, len(sample)))
         context = np.array([r.num_computed_tokens for r in sample], dtype=np.float64) + 1
@@ -80,7 +81,7 @@ class PromisedLoad:
         return np.concatenate(rows).reshape(len(rows), -1)
 
     def _pace(self, requests: Sequence[Request]) -> tuple[Floats, Floats]:
-        """TPOT of each, and how long it will emit tokens: 0 if it was promised none."""
+        """Return the TPOT of each, and how long it will emit tokens: 0 if it has no TPOT."""
         emitted = np.array([r.num_output_tokens for r in requests], dtype=np.float64)
         most_left = np.array([r.max_tokens for r in requests], dtype=np.float64) - emitted
         left = np.minimum(self._lengths.expected_left(emitted), most_left)
@@ -88,7 +89,7 @@ class PromisedLoad:
         return tpot_s, left * np.where(tpot_s < math.inf, tpot_s, 0.0)
 
     def room_beside(self, new: Floats) -> Room:
-        """What this load leaves over for `new` requests (columns in order of their deadlines)."""
+        """Return what this load leaves for `new` requests (columns in order of their deadlines)."""
         sweep, kv = self._sweep, self._view.kv
         due_s, end_s = new[0], new[3]
         seats = self._view.limits.max_num_seqs - sweep.num_active_after(due_s)
@@ -103,9 +104,9 @@ class PromisedLoad:
         )
 
     def has_room(self, columns: Floats) -> list[bool]:
-        """False for each that is late alone, or whose prompt alone is more than is banked for it.
+        """Tell for each whether it is in time alone and the bank holds enough for its prompt.
 
-        What must be refused whatever else is added, at a fraction of the cost of `add`.
+        The others have to be refused whatever else is added.  This costs a fraction of `add`.
         """
         due_s, work_s = columns[:2]
         fits = self._sweep.room_s(due_s) >= self._sweep.net_s(work_s)
@@ -113,7 +114,7 @@ class PromisedLoad:
         return has_room
 
     def add(self, new: Floats) -> bool:
-        """Take requests of these columns on if the load stays feasible; else leave it as it was."""
+        """Add requests of these columns if the load stays feasible; else leave it as it was."""
         num_new = new.shape[1]
         columns = np.concatenate((self._columns, new), axis=1)
         sweep = _Sweep(columns, *self._decode_cost_s, self._margin)
@@ -132,30 +133,30 @@ class PromisedLoad:
 
 
 class Room(NamedTuple):
-    """What a load leaves over, of time in seconds."""
+    """Time, seats and KV cache that a load leaves for new requests; times in seconds."""
 
     banked_s: Floats
-    """Of the bank when each new one is due."""
+    """Time in the bank when each new request is due."""
     promised_at_s: Floats
-    """When a prompt of the load is due that is not late already, from the first new one on."""
+    """Due times of the load's prompts that are not late, from the first new request on."""
     promised_room_s: Floats
-    """Of the bank at those times."""
+    """Time in the bank at `promised_at_s`."""
     free_share: Floats
-    """Of each step while each new one emits tokens, at the fullest."""
+    """Smallest free share of a step while each new request emits tokens."""
     num_free_seats: Floats
-    """When each new one is due."""
+    """Free seats when each new request is due."""
     num_free_kv_tokens: float
-    """When all of the load have grown to their ends."""
+    """Free tokens of the KV cache once all requests of the load have reached their ends."""
     steps_per_s: float
-    """That its tightest TPOT asks for; 0 if it is empty."""
+    """Steps per second that the load's smallest TPOT asks for; 0 if the load is empty."""
     step_s: float
-    """Cost of a step apart from its decodes."""
+    """Time of a step without its decodes."""
     decode_s: float
-    """Cost of each decode in a step."""
+    """Time that each decode adds to a step."""
 
 
 def _decode_cost_s(model: LatencyModel, columns: Floats) -> tuple[float, float]:
-    """Seconds of a step apart from its decodes, and of each decode in it."""
+    """Return the seconds of a step without its decodes, and of each decode in it."""
     num_requests = columns[7].sum()
     num = max(2, round(num_requests))
     mean_context = round(columns[5].sum() / num_requests) if num_requests else 1
@@ -165,6 +166,7 @@ def _decode_cost_s(model: LatencyModel, columns: Floats) -> tuple[float, float]:
 
 
 def _decodes(num: int, context_tokens: int) -> BatchShape:
+    """Return the shape of a step of so many decodes, each of this context length."""
     shape = BatchShape()
     shape.num_decodes = num
     shape.decode_context_tokens = num * context_tokens
@@ -173,7 +175,7 @@ def _decodes(num: int, context_tokens: int) -> BatchShape:
 
 
 class _Sweep:
-    """The events of a load in order of time, and what is active between them."""
+    """The events of a load in order of time, and the decodes that are active between them."""
 
     def __init__(self, columns: Floats, step_s: float, decode_s: float, margin: float) -> None:
         self._due_s, self._work_s, self._begin_s, self._end_s = columns[:4]
@@ -184,10 +186,10 @@ class _Sweep:
         self._times_s = times_s[self._order]
         self._gaps_s = self._times_s[1:] - self._times_s[:-1]
         self._tokens_per_s = self._running_sum(self._rate)
-        """Of all decodes that are active from each event to the next."""
+        """Tokens per second of all decodes that are active from each event to the next."""
         fixed_share = step_s / tpot_s.min() if len(tpot_s) else 0.0
         self._free_share = 1 - margin - fixed_share - decode_s * self._tokens_per_s
-        """The share of time that prompts get from each event to the next."""
+        """Share of time that prompts get from each event to the next."""
         self._bank_share = np.maximum(self._free_share, 0.0)
         banked_s = np.cumsum(self._bank_share[:-1] * self._gaps_s)
         self._banked_s = np.concatenate(([0.0], banked_s))
@@ -196,21 +198,21 @@ class _Sweep:
         self._prompts_due_s = self._due_s[prompts]
         self._owed_s = np.concatenate(([0.0], np.cumsum(self.net_s(self._work_s[prompts]))))
         self.surplus_s = np.full(len(self._due_s), math.inf)
-        """Banked time that is left when each prompt is due; infinite for a decode."""
+        """Time left in the bank when each prompt is due; infinite for a decode."""
         self._prompts_surplus_s = self._bank_at(self._prompts_due_s) - self._owed_s[1:]
         self.surplus_s[prompts] = self._prompts_surplus_s
 
     def net_s(self, work_s: Floats) -> Floats:
-        """Prefill work less the cost of a step as such, which the bank has paid already."""
+        """Return the prefill time minus the constant time of a step, which is paid already."""
         return np.maximum(work_s - self._step_s, 0.0)
 
     def room_s(self, due_s: Floats) -> Floats:
-        """Banked time until then that is not owed to prompts due by then."""
+        """Return the time in the bank at `due_s` that prompts due by then do not need."""
         num_due = np.searchsorted(self._prompts_due_s, due_s, side="right")
         return self._bank_at(due_s) - self._owed_s[num_due]
 
     def is_overloaded_by_last(self, num: int) -> bool:
-        """True if decodes alone do not fit into their TPOT while any of the last ones is active."""
+        """Tell whether decodes exceed their TPOT while one of the last `num` requests is active."""
         if self._free_share.min() >= 0:
             return False
         begin_s, end_s = self._begin_s[-num:].min(), self._end_s[-num:].max()
@@ -218,7 +220,7 @@ class _Sweep:
         return bool(np.any(self._free_share[active] < 0))
 
     def outgrows_by_last(self, num: int, num_kv_tokens: int) -> bool:
-        """True if all their KV caches together outgrow that before the last ones have ended."""
+        """Tell whether the KV cache overflows before the last `num` requests have ended."""
         if self.grows_to_tokens.sum() <= num_kv_tokens:
             return False
         grown = self._tokens_per_s * self._times_s - self._running_sum(self._rate * self._begin_s)
@@ -231,37 +233,38 @@ class _Sweep:
 
     @property
     def grows_to_tokens(self) -> Floats:
-        """The KV cache of each when it ends."""
+        """Return the KV cache of each request when it ends, in tokens."""
         grown: Floats = self._rate * (self._end_s - self._begin_s) + self._context
         return grown
 
     def most_seats_of_last(self, num: int) -> float:
-        """Seats that are taken when one of the last ones is due, its own among them."""
+        """Return the most seats taken when one of the last `num` requests is due, with its own."""
         return float(self.num_active_after(self._due_s[-num:]).max())
 
     def num_active_after(self, at_s: Floats) -> Floats:
-        """Seats that are taken then."""
+        """Return the seats that are taken after each of these times."""
         num: Floats = (self._end_s > at_s[:, np.newaxis]) @ self._num
         return num
 
     def promises_from(self, at_s: float) -> tuple[Floats, Floats]:
-        """When the prompts that are not late are due from then on, and the bank left then."""
+        """Return due times from `at_s` on of prompts that are not late, and the time left then."""
         kept = (self._prompts_due_s >= at_s) & (self._prompts_surplus_s >= 0)
         return self._prompts_due_s[kept], self._prompts_surplus_s[kept]
 
     def least_free_share(self, begin_s: float, end_s: float) -> float:
-        """Of the times between; what decodes leave over of each step."""
+        """Return the least share of a step that decodes leave between these times."""
         first = np.searchsorted(self._times_s, begin_s, side="right") - 1
         last = np.searchsorted(self._times_s, end_s, side="left")
         return float(self._free_share[first : max(last, first + 1)].min())
 
     def _bank_at(self, at_s: Floats) -> Floats:
+        """Return the time put into the bank until each of these times."""
         beyond_s = np.maximum(at_s - self._times_s[-1], 0.0)
         banked_s = np.interp(at_s, self._times_s, self._banked_s)
         until_s: Floats = banked_s + beyond_s * self._bank_share[-1]
         return until_s
 
     def _running_sum(self, weights: Floats) -> Floats:
-        """Sum of the weights of the decodes that have begun and not ended, by event."""
+        """Return for each event the sum of the weights of the decodes that are active then."""
         changes: Floats = np.concatenate(([0.0], weights, -weights))
         return np.cumsum(changes[self._order])
