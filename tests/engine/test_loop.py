@@ -1,4 +1,5 @@
-"""The step loop: faults lose nothing, idleness is noticed, everybody is told what they must know."""
+"""The step loop: a fault loses no request, idling is noticed, and clients and models get their
+results."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 
 
 class DeviceError(RuntimeError):
-    """What a broken device raises."""
+    """An error that a broken device raises."""
 
 
 class Device(SimulatedExecutor):
-    """A simulated device that can be broken, and that remembers who was released."""
+    """A simulated device that can break, and that remembers which requests were released."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(make_model(), clock, {})
@@ -59,7 +60,7 @@ class Plans(Policy):
 
 
 class Learner(LinearModel):
-    """A model that keeps what it is shown."""
+    """A model that keeps what it observes."""
 
     def __init__(self) -> None:
         super().__init__(make_model().coefficients)
@@ -222,7 +223,7 @@ def test_a_record_shows_the_queues_as_the_device_ran_the_step() -> None:
 
 
 def test_an_executor_that_forgets_a_token_is_at_fault_before_anything_is_booked() -> None:
-    """Half a step must not be booked: all of its requests end, and exactly once."""
+    """A step must not be accounted for in part: all of its requests end, exactly once."""
 
     class Forgetful(SimulatedExecutor):
         def execute(self, batch: ScheduledBatch) -> StepResult:

@@ -1,7 +1,8 @@
-"""Same seed, another machine: byte-identical results.
+"""The same seed gives byte-identical results on another machine.
 
-Processors differ in what the C library and numpy make of powers, exponentials and sines, in the
-last bit.  Telling both libraries that this one has no AVX and no FMA makes it another machine.
+The last bit of powers, exponentials and sines in the C library and in numpy depends on the
+processor.  Telling both libraries that this processor has no AVX and no FMA makes it behave like
+another machine.
 """
 
 from __future__ import annotations

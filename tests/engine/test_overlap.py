@@ -1,4 +1,5 @@
-"""A step is planned while the one before it runs: what that hides, costs and must never break."""
+"""A step is planned while the previous one runs: what that hides, what it costs, what it must not
+break."""
 
 from __future__ import annotations
 
@@ -46,11 +47,11 @@ def steps_of_a_second() -> LinearModel:
 
 @dataclass
 class Plans(Policy):
-    """Carries out given plans one after the other, and keeps what it was shown."""
+    """Carries out given plans one after the other, and keeps what it saw."""
 
     plans: list[SchedulerOutput] = field(default_factory=list)
     seen: list[dict[str, tuple[float, int, float]]] = field(default_factory=list)
-    """By request: when the step begins, its output tokens, when the next is due."""
+    """For each request: when the step begins, its output tokens, when the next is due."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         requests = (*view.waiting, *view.running, *view.swapped)
@@ -61,11 +62,11 @@ class Plans(Policy):
 
 
 class DeviceError(RuntimeError):
-    """What a broken device raises."""
+    """An error that a broken device raises."""
 
 
 class Device(SimulatedDevice):
-    """Fails at the steps it is told to, and remembers who was released."""
+    """A device that fails at given steps, and remembers which requests were released."""
 
     def __init__(self, executor: SimulatedExecutor, clock: VirtualClock, host: VirtualClock):
         super().__init__(executor, clock, host)
@@ -107,7 +108,7 @@ def make_prompt(name: str, prompt: Sequence[int]) -> Request:
 
 
 def test_who_counts_on_what_a_failed_step_was_to_compute_ends_with_it() -> None:
-    """Its own step was launched already, and would read what was never written."""
+    """Its own step was already launched, and would read what was never written."""
     engine, device = make_engine(
         limits=Limits(max_num_batched_tokens=8), prefix_cache=PrefixCaching.HASH
     )
@@ -178,7 +179,7 @@ def test_the_policy_sees_what_will_be_when_its_step_begins() -> None:
 
 
 def test_a_forecast_that_was_wrong_is_replaced_by_what_came() -> None:
-    """The policy believes in steps of a second, the device takes two."""
+    """The policy predicts steps of one second, but the device takes two."""
     policy = Plans([SchedulerOutput({"a": 8}), SchedulerOutput({"a": 1})])
     host, clock = VirtualClock(), VirtualClock()
     kv = KVCache(num_blocks=16, block_size=4)
@@ -212,7 +213,7 @@ def test_the_schedulers_time_is_hidden_up_to_the_length_of_a_step(
     request = make_request("a", 8, max_tokens=4)
     engine.scheduler.add_request(request)
     run_to_end(engine)
-    # The first decision hides behind nothing; a longer one than its step delays the result, too.
+    # The first decision is not hidden.  One that takes longer than its step delays the result, too.
     first_s = schedule_s + step_s
     assert request.token_times_s[:3] == [first_s, first_s + step_s, first_s + 2 * step_s]
 
@@ -383,9 +384,10 @@ def test_a_plan_may_be_empty_while_a_step_runs() -> None:
 
 @pytest.mark.parametrize("name", ["fcfs", "slo_aware", "goodput"])
 def test_where_nothing_is_a_surprise_overlap_changes_nothing(name: str) -> None:
-    """All are there at once, run to their limits, and need no block of one that ends.
+    """All requests are there at once, run to their limits, and need no block of one that ends.
 
-    Nor do they share blocks: what a step computes is found once it has ended, a plan later.
+    They share no blocks either, since a plan finds what a step computes only after that step has
+    ended.
     """
 
     @settings(max_examples=20, deadline=None, database=None)
@@ -416,5 +418,5 @@ def test_where_nothing_is_a_surprise_overlap_changes_nothing(name: str) -> None:
 
 
 def decided(decisions: list[tuple[float, SchedulerOutput]]) -> list[tuple[float, SchedulerOutput]]:
-    """Without those that found nothing to do."""
+    """Return the decisions that scheduled something."""
     return [(now_s, output) for now_s, output in decisions if not output.is_empty]

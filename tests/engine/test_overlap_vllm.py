@@ -1,4 +1,4 @@
-"""A step planned while one runs, against what vLLM 0.33's asynchronous scheduler decided."""
+"""Overlapped planning against the decisions of vLLM 0.33's asynchronous scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKLOADS = recorded("vllm033_async.jsonl.gz")
 
 
 class SeesFinishing(VLLMV1):
-    """vLLM leaves a request its seat until its last token is known; slosched fills it at once."""
+    """vLLM lets a request keep its seat until its last token is known; slosched fills it at once."""
 
     scheduler: Scheduler
 
@@ -59,7 +59,7 @@ def test_where_seats_are_plenty_nothing_of_vllm_has_to_be_copied() -> None:
 
 
 class Replay:
-    """Each recorded call plans a step while the one of the call before runs."""
+    """A replay in which each recorded call plans a step while that of the previous call runs."""
 
     def __init__(self, workload: dict[str, Any], policy: Policy) -> None:
         self.workload = workload
@@ -70,7 +70,7 @@ class Replay:
             policy.scheduler = self.scheduler
 
     def difference(self) -> str:
-        """The first; empty if there is none."""
+        """Return the first difference; empty if there is none."""
         scheduler = self.scheduler
         running: ScheduledBatch | None = None
         for index, expected in enumerate(self.workload["steps"]):
@@ -113,7 +113,7 @@ def tokens_of(batch: ScheduledBatch | None) -> list[tuple[str, int]]:
 
 
 def finish(scheduler: Scheduler, running: ScheduledBatch | None, now_s: float) -> list[list[Any]]:
-    """What came out, as the recordings have it: sorted by id, with the ends."""
+    """Finish a step; return what came out in the recordings' format: sorted by id, with the ends."""
     if running is None:
         return []
     emitted = {c.request.request_id: 7 for c in running.chunks if c.emits_token}

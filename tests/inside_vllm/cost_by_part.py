@@ -22,7 +22,7 @@ from slosched.integrations.vllm import SLOScheduler
 
 
 class Parts:
-    """Times of calls by what they are for."""
+    """Times of calls, by what the calls are for."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
@@ -43,7 +43,7 @@ class Parts:
 
 
 def by_part(ours: Timed) -> dict[str, float]:
-    """Of one step of slosched's scheduler, vLLM's own part among them."""
+    """Return the parts of one step of slosched's scheduler, including vLLM's own."""
     parts, driver = Parts(), ours.scheduler._driver
     parts.time(driver._mirror, "refresh", "read vLLM's queues")
     parts.time(driver._policy, "schedule", "the policy")

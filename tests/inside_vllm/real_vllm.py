@@ -1,4 +1,4 @@
-"""vLLM's own scheduler classes, and a model that is none: everything up to the runner is real."""
+"""vLLM's own scheduler classes with a stand-in for the model: everything up to the runner is real."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VOCABULARY = 50_000
 @dataclass(frozen=True)
 class Arrival:
     call: int
-    """The call of `Loop.step` before which it arrives."""
+    """The call of `Loop.step` before which the request arrives."""
     request_id: str
     prompt: tuple[int, ...]
     max_tokens: int
@@ -55,7 +55,7 @@ class Workload:
 
 
 def random_workload(seed: int, *, shares_prefixes: bool = False) -> Workload:
-    """Small enough to run out of tokens, of seats and of blocks."""
+    """Return a workload whose engine runs out of tokens, seats and blocks."""
     rng = random.Random(seed)
     block_size = rng.choice([4, 8, 16])
     max_model_len = block_size * rng.choice([6, 10, 16])
@@ -90,7 +90,7 @@ def random_workload(seed: int, *, shares_prefixes: bool = False) -> Workload:
 
 @cache
 def model_dir() -> str:
-    """A model's description, without weights or tokenizer."""
+    """Return the folder of a model's description, without weights or tokenizer."""
     directory = Path(tempfile.mkdtemp(prefix="slosched-vllm-"))
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -137,7 +137,7 @@ def make_config(
         device_config=DeviceConfig("cpu"),
         additional_config={} if settings is None else {"slosched": settings},
     )
-    # The CPU platform forces it off, though the scheduler and its loop work there, too.
+    # The CPU platform switches it off, though the scheduler and its loop work there, too.
     config.scheduler_config.async_scheduling = is_async
     config.cache_config.num_gpu_blocks = workload.num_blocks
     return config
@@ -179,7 +179,7 @@ def make_request(arrival: Arrival, block_size: int, arrival_s: float) -> Request
 
 @dataclass
 class Step:
-    """What one call planned, and what the queues were after it."""
+    """The plan of one call, and the queues after it."""
 
     scheduled: list[tuple[str, int]]
     preempted: list[str]
@@ -187,7 +187,7 @@ class Step:
     waiting: list[str]
     num_free_blocks: int
     outputs: list[tuple[str, tuple[int, ...], str | None, Any]]
-    """Request, tokens, how it finished, stop reason."""
+    """Request, tokens, finish reason, stop reason."""
 
 
 @dataclass
@@ -257,7 +257,7 @@ class Loop:
         )
 
     def _token(self, request_id: str) -> int:
-        """The same for the same place in the same request, whoever schedules it."""
+        """Return a token that depends only on the request and its position, not on the scheduling."""
         request = self.scheduler.requests.get(request_id)
         place = 0 if request is None else request.num_output_tokens
         chance = random.Random(f"{self.workload.seed} {request_id} {place}")

@@ -22,7 +22,7 @@ _ENVIRONMENT = (
     *("--overrides", str(_HERE / "overrides.txt"), "--compile-bytecode"),
 )
 _NUM_TRIED = 3
-"""Of the newest versions, until one installs."""
+"""How many of the newest versions to try until one installs."""
 
 
 def main(wanted: str, folder: Path) -> None:
@@ -42,10 +42,13 @@ def _install_cpu_build(folder: Path, version: str) -> bool:
 
 
 def _install_sources(folder: Path, version: str) -> bool:
-    """Without its dependencies first: PyPI says those of the CUDA build, what is built its own."""
+    """Install vLLM from its sources, first without dependencies; tell whether that worked.
+
+    PyPI lists the dependencies of the CUDA build; those of the built package are its own.
+    """
     build = {
         "VLLM_TARGET_DEVICE": "empty",
-        "VLLM_VERSION_OVERRIDE": f"{version}+cpu",  # by this it knows its platform
+        "VLLM_VERSION_OVERRIDE": f"{version}+cpu",  # vLLM recognizes its platform by this
         "CARGO": "false",  # a front end in Rust would take minutes, and is optional
     }
     sources = ("--no-deps", "--no-build-isolation", "--no-cache", "--no-binary", "vllm")
@@ -57,7 +60,7 @@ def _install_sources(folder: Path, version: str) -> bool:
 
 
 def _newest() -> list[str]:
-    """The newest versions of vLLM that PyPI lists, newest first."""
+    """Return the newest versions of vLLM that PyPI lists, newest first."""
     words = [sys.executable, "-m", "pip", "index", "versions", "vllm"]
     said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     [listed] = re.findall(r"^Available versions: (.*)$", said, re.MULTILINE)
@@ -65,13 +68,13 @@ def _newest() -> list[str]:
 
 
 def _installed(folder: Path) -> str | None:
-    """Which vLLM an environment has."""
+    """Return the version of vLLM in an environment; None if it has none."""
     found = (folder / "lib").glob("python3*/site-packages/vllm*-*.dist-info")
     return next((path.name.split("-")[1].partition("+")[0] for path in found), None)
 
 
 def _uv(folder: Path, *words: str, environment: dict[str, str] | None = None) -> bool:
-    """Whether `uv pip install` of this succeeds."""
+    """Run `uv pip install` with these words; tell whether it succeeds."""
     python = str(folder / "bin" / "python")
     command = ("-m", "uv", "pip", "install", "--python", python, *words)
     return _run(folder, *command, environment=environment)

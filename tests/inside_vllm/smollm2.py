@@ -1,4 +1,4 @@
-"""The one model with real weights that is at hand without a hub."""
+"""The one model with real weights that is available without a hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from slosched.engine.torch.embedded import ModelUnavailableError, embedded_model
 vllm_is_installed = pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed here: run `make test-vllm`"
 )
-"""For tests that start servers: to import vLLM here as well would take as long as a server."""
+"""Tests that start servers use this name instead of vLLM, whose import takes as long as a server.
+"""
 
 vllm_has_kernels = pytest.mark.skipif(
     find_spec("vllm") is None or find_spec("vllm._C") is None,
@@ -21,7 +22,7 @@ vllm_has_kernels = pytest.mark.skipif(
 
 
 def smollm2() -> Path:
-    """Its directory; the test is skipped where it can not be had."""
+    """Return the model's directory; skip the test if it is not available."""
     try:
         return embedded_model_dir()
     except ModelUnavailableError as error:

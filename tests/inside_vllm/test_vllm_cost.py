@@ -1,4 +1,5 @@
-"""What a decision costs inside vLLM, beside vLLM's own, at 256 running + 1,000 waiting requests."""
+"""The cost of a decision inside vLLM, relative to vLLM's own, at 256 running and 1,000 waiting
+requests."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from slosched.integrations.vllm import SLOScheduler
 NUM_RUNNING, NUM_WAITING = 256, 1000
 NUM_STEPS = 60
 MOST = 1.5
-"""Times vLLM's own."""
+"""The limit as a multiple of vLLM's own time."""
 
 SETTINGS = {
     "profile": "h100/llama-3.1-8b",
@@ -28,11 +29,12 @@ SETTINGS = {
     "slo_ttft_s": 100,
     "slo_tpot_s": 1,
 }
-"""Promises that all can be kept, so that no queue gets shorter."""
+"""An SLO that every request can meet, so that no queue gets shorter."""
 
 
 def make_workload() -> Workload:
-    """Everybody at once; prompts fit into a step together, so that decodes alone are left."""
+    """Return requests that arrive at once, with prompts that fit into one step, so that only
+    decodes follow."""
     arrivals = tuple(
         Arrival(0, f"r{i}", tuple(range(100 + i, 116 + i)), max_tokens=500)
         for i in range(NUM_RUNNING + NUM_WAITING)
@@ -68,7 +70,7 @@ class Timed:
 
 
 def times_of(ours: Timed, theirs: Timed, *names: str) -> float:
-    """Of steps taken in turns, as a median: both had the machine as it was then."""
+    """Return the median ratio of steps taken in turns, so that both had the same machine speed."""
     own, others = (
         [
             sum(step)
@@ -96,7 +98,7 @@ def test_a_decision_costs_little_more_than_vllms_own(
 ) -> None:
     theirs = Timed(AsyncScheduler if is_async else Scheduler, {}, is_async=is_async)
     ours = Timed(SLOScheduler, {"policy": policy, **SETTINGS}, is_async=is_async)
-    for _ in range(NUM_STEPS + 5):  # in turns, so that a slow second hits both
+    for _ in range(NUM_STEPS + 5):  # in turns, so that a slow second affects both
         theirs.loop.step()
         ours.loop.step()
     for side in (theirs, ours):

@@ -1,4 +1,5 @@
-"""LoRA, structured output and speculation under slosched's scheduler: answered as without it.
+"""LoRA, structured output and speculation give the same answers with slosched's scheduler as
+without.
 
 vLLM runs in this process, with a small model of random weights and a real tokenizer.
 """
@@ -42,7 +43,7 @@ PROMPTS = (
     "Water boils at",
 )
 POLICIES = ("sjf:token_budget=16", "fcfs")
-"""One that orders and cuts as vLLM would not, and one that does as vLLM."""
+"""One policy that orders and cuts differently from vLLM, and one that decides as vLLM does."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ def greedy(**options: Any) -> SamplingParams:
 
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process() -> Iterator[None]:
-    # What vLLM does to its kernels once a process it would do again for the next model, and stumble
-    # over a module of llvmlite's, which speculation has imported by then.
+    # vLLM patches its kernels once per process, and would do so again for the next model.  That
+    # would fail on a module of llvmlite that speculation has imported by then.
     platform = type(current_platform)
     register = cache(platform.register_triton_kernel_overrides)
     with pytest.MonkeyPatch.context() as patch:
@@ -101,7 +102,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
 
 
 def make_adapter(folder: Path, seed: int) -> Path:
-    """Random, and strong enough to be seen in the answers."""
+    """Write a random adapter, strong enough to change the answers, and return its folder."""
     random = torch.Generator().manual_seed(seed)
     tensors = {}
     for layer in range(NUM_LAYERS):
@@ -127,13 +128,13 @@ class Run:
     tokens: list[tuple[int, ...]]
     texts: list[str]
     truth: Truth | None
-    """Of slosched's scheduler, if it was there."""
+    """The truth of slosched's scheduler, if it was used."""
     num_drafts: int
-    """Tokens that vLLM scheduled in the hope that the model would say so."""
+    """Draft tokens that vLLM scheduled."""
 
 
 def run(model: Path, asks: Sequence[Ask], policy: str | None, **options: Any) -> Run:
-    """All at once, by a vLLM of their own."""
+    """Run all requests at once in a new vLLM."""
     if policy is not None:
         options["scheduler_cls"] = "slosched.integrations.vllm.SLOScheduler"
         settings = {"policy": policy, "slo_ttft_s": 60, "slo_tpot_s": 60}
@@ -173,7 +174,7 @@ def run(model: Path, asks: Sequence[Ask], policy: str | None, **options: Any) ->
 
 
 def count_drafts(scheduler: Any) -> list[int]:
-    """Of every step, as the steps come."""
+    """Return a list that gets the number of draft tokens of every step as it comes."""
     counts: list[int] = []
     schedule = scheduler.schedule
 
@@ -187,7 +188,7 @@ def count_drafts(scheduler: Any) -> list[int]:
 
 
 def check(model: Path, asks: Sequence[Ask], **options: Any) -> Run:
-    """Every policy has the same answers as vLLM alone, which are returned."""
+    """Check that every policy gives the same answers as vLLM alone, and return those."""
     alone = run(model, asks, None, **options)
     assert alone.truth is None
     for policy in POLICIES:
@@ -202,7 +203,7 @@ def check(model: Path, asks: Sequence[Ask], **options: Any) -> Run:
 
 
 def test_lora(model: Path, adapters: list[LoRARequest]) -> None:
-    # None without an adapter: in a batch with others, vLLM's CPU build gives it one of theirs.
+    # Every request has an adapter: in vLLM's CPU build, one without would get another request's.
     asks = [Ask(prompt, greedy(), lora) for prompt in PROMPTS[:2] for lora in adapters]
     found = check(model, asks, enable_lora=True, max_loras=1, max_lora_rank=RANK)
     assert len(set(found.tokens)) == len(asks), "every adapter has a voice of its own"

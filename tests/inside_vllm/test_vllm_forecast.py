@@ -1,4 +1,4 @@
-"""What a plan says that a new request will find in the prefix cache, against what it found."""
+"""What a plan predicts that a new request will find in the prefix cache, against what it found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def workload(*prompts: tuple[int, ...], num_blocks: int = 32, calls: tuple[int, 
 
 
 def run(given: Workload) -> list[Step]:
-    """Every step, after it was seen that it was planned to the token."""
+    """Return every step, after checking that it ran as planned to the token."""
     config = make_config(given, caches_prefixes=True, settings={"policy": "fcfs"})
     scheduler = make_scheduler(SLOScheduler, config)
     steps = Loop(scheduler, given, is_async=False).run()
@@ -52,8 +52,8 @@ def test_a_chunk_shares_no_more_than_it_computes() -> None:
 
 @pytest.mark.parametrize(("num_taken", "num_found"), [(8, 2), (9, 1), (10, 0)])
 def test_blocks_that_the_plan_takes_are_not_found_any_more(num_taken: int, num_found: int) -> None:
-    # r0 and r1 leave two and six cached blocks, of which vLLM takes r0's first, from their end;
-    # eight more are empty.  r2 shares nothing with anybody, and takes from both.
+    # r0 and r1 leave two and six cached blocks. vLLM takes r0's first, from their end; eight more
+    # are empty. r2 shares nothing with the others, and takes from both.
     other, stranger = range(1000, 1000 + 6 * BLOCK), range(2000, 2000 + num_taken * BLOCK)
     given = workload(
         *(prompt(500), tuple(other), tuple(stranger), prompt(600)),

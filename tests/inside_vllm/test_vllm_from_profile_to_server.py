@@ -1,4 +1,4 @@
-"""As a user would: profile vLLM's steps, fit a latency model, serve with it, ask over HTTP."""
+"""The way of a user: profile vLLM's steps, fit a latency model, serve with it, ask over HTTP."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ENVIRONMENT = {
 
 
 def slosched(*words: str) -> str:
-    """What the command printed."""
+    """Run the command and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "slosched", *words],
         env=ENVIRONMENT,
@@ -57,7 +57,7 @@ def slosched(*words: str) -> str:
 
 @pytest.fixture(scope="module")
 def latency_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fitted to a few seconds of vLLM's own steps."""
+    """Return a latency model fitted to a few seconds of vLLM's own steps."""
     smollm2()
     folder = tmp_path_factory.mktemp("profile")
     profile, fitted = folder / "vllm.csv", folder / "vllm.json"
@@ -73,7 +73,7 @@ def latency_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(latency_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server that `slosched serve --engine vllm` became."""
+    """Yield the URL of a server that `slosched serve --engine vllm` has become."""
     log = tmp_path_factory.mktemp("serve") / "log.txt"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -53,7 +53,8 @@ def test_fcfs_decides_every_step_as_vllm_does(
 
 
 def test_fcfs_decides_as_vllm_does_in_a_pipeline() -> None:
-    """Two steps are under way at once, of other requests each: a synchronous scheduler's pipeline."""
+    """Two steps with different requests are in flight at once, as in a synchronous scheduler's
+    pipeline."""
     num_steps = num_preemptions = 0
     for seed in range(NUM_WORKLOADS // 2):
         workload = random_workload(seed)
@@ -85,7 +86,7 @@ def test_what_a_policy_plans_is_what_vllm_runs(policy: str, caches_prefixes: boo
 
 
 def run(policy: str, seed: int, *, caches_prefixes: bool):  # type: ignore[no-untyped-def]
-    """One workload to its end; each request must have had its answer."""
+    """Run one workload to its end; each request must have been answered."""
     is_async = bool(seed % 2)
     workload = random_workload(1000 + seed, shares_prefixes=caches_prefixes)
     settings = {

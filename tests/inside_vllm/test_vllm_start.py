@@ -1,4 +1,4 @@
-"""What is refused at start, and what happens where a policy or a request is at fault."""
+"""What is refused at start, and what happens if a policy or a request is at fault."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def start(settings: dict[str, Any], workload: Workload | None = None, **options:
 
 
 def finished(steps: list[Any]) -> dict[str, Any]:
-    """How each request ended, and its stop reason."""
+    """Return how each request ended, and its stop reason."""
     return {
         name: (reason, stop_reason)
         for step in steps
@@ -115,7 +115,7 @@ def test_options_that_decide_in_the_policys_place_are_refused(option: dict[str, 
 def test_this_vllm_is_among_those_that_are_called_tested() -> None:
     found = installed_version()
     assert found is not None
-    found.check()  # all other files pass with it?  Then add it to hooks.TESTED_VERSIONS
+    found.check()  # if all other files pass with this version, add it to hooks.TESTED_VERSIONS
 
 
 def test_a_vllm_without_a_hook_is_refused() -> None:
@@ -138,7 +138,7 @@ def test_a_vllm_without_a_hook_is_refused() -> None:
 
 @dataclass
 class Raises(FCFS):
-    """fcfs, that fails at every third step."""
+    """fcfs that raises at every third step."""
 
     num_calls: int = 0
 
@@ -151,7 +151,7 @@ class Raises(FCFS):
 
 @dataclass
 class Greedy(Raises):
-    """fcfs, that plans more than a step may hold at every third one."""
+    """fcfs that plans more than a step may hold at every third one."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         try:
@@ -163,7 +163,7 @@ class Greedy(Raises):
 
 @dataclass
 class Idle(Policy):
-    """Never runs anything."""
+    """A policy that never runs anything."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         return SchedulerOutput()
@@ -171,7 +171,7 @@ class Idle(Policy):
 
 @dataclass
 class RejectsLong(FCFS):
-    """Rejects every prompt of more than `most` tokens."""
+    """A policy that rejects every prompt of more than `most` tokens."""
 
     most: int = 8
 
@@ -184,7 +184,7 @@ class RejectsLong(FCFS):
 
 @dataclass
 class Remembers(RejectsLong):
-    """Keeps everybody it was ever shown."""
+    """A policy that keeps every request that it saw."""
 
     seen: dict[str, Request] = field(default_factory=dict)
 
@@ -237,7 +237,7 @@ def test_who_remembers_a_request_sees_how_it_ended(
     for step in steps:
         for name, tokens, *_ in step.outputs:
             num_tokens[name] += len(tokens)
-    scheduler.schedule()  # ends are seen when the next step is planned
+    scheduler.schedule()  # ends are noticed when the next step is planned
     seen = scheduler._driver._policy.seen
     assert seen.keys() == {arrival.request_id for arrival in workload.arrivals}
     reasons = set()

@@ -1,6 +1,7 @@
-"""vllm_v1 in slosched's own scheduler against vLLM's, step by step, on random workloads and options.
+"""vllm_v1 in slosched's own scheduler against vLLM's, step by step, on random workloads and
+options.
 
-The one side is what a simulation runs, the other vLLM itself; they share the arrivals alone.
+One side is what a simulation runs, the other is vLLM itself; they share only the arrivals.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ from slosched.scheduler import Scheduler
 NUM_SYNC, NUM_ASYNC = 300, 150
 NUM_LORAS = 3
 HAS_NEW_RULES = Version(vllm.__version__) >= Version("0.33")
-"""Since then vLLM goes on behind a request that, as the least urgent, preempted itself; and an
-adapter takes its place while its request waits for the last token.  `vllm_v1` knows neither."""
+"""The first version with two new rules, which `vllm_v1` does not follow. vLLM goes on behind a
+request that, as the least urgent, preempted itself; and an adapter keeps its place while its
+request waits for the last token."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A workload, the options that both sides get, and what vLLM's arrivals do not say."""
+    """A workload, the options of both sides, and what vLLM's arrivals do not contain."""
 
     workload: Workload
     options: dict[str, Any]
@@ -62,13 +64,13 @@ def is_under_new_rules(case: Case, *, is_async: bool) -> bool:
 
 
 def random_case(seed: int, *, is_roomy: bool = False) -> Case:
-    """Each option is its default in half of the cases or more."""
+    """Return a case in which each option has its default with a chance of at least one half."""
     rng = random.Random(f"options {seed}")
     workload = random_workload(seed)
     if is_roomy:
         workload = replace(workload, num_blocks=2000)
     may_chunk = rng.random() < 0.8
-    if not may_chunk:  # vLLM insists
+    if not may_chunk:  # vLLM requires this
         tokens = max(workload.max_num_batched_tokens, workload.max_model_len)
         workload = replace(workload, max_num_batched_tokens=tokens)
     has_adapters = rng.random() < 0.2
@@ -112,7 +114,8 @@ def run_vllm(case: Case, *, is_async: bool) -> list[Step]:
 
 
 class Cadence:
-    """Whose turn it is: in vLLM the engines count it, here as `vllm_v1` says."""
+    """The steps in which prompts have their turn: vLLM's engines count them, here `vllm_v1` says
+    so."""
 
     def __init__(self, host: Any, interval: int) -> None:
         self._host = host
@@ -128,7 +131,7 @@ class Cadence:
 
 
 class SeesFinishing(VLLMV1):
-    """vLLM leaves a request its seat until its last token is known; slosched fills it at once."""
+    """vLLM lets a request keep its seat until its last token is known; slosched fills it at once."""
 
     scheduler: Scheduler
 
@@ -148,14 +151,14 @@ class SeesFinishing(VLLMV1):
 
 
 class Ours:
-    """The same calls, on slosched's side."""
+    """slosched's side of the same calls."""
 
     def __init__(self, case: Case) -> None:
         workload = case.workload
         self.case = case
         options = case.options | {"policy": SchedulingPolicy(case.options["policy"])}
         policy = SeesFinishing(**options, prefill_schedule_interval=case.interval)
-        # Block 0 of vLLM's holds nothing.
+        # vLLM's block 0 holds nothing.
         self.kv = KVCache(workload.num_blocks - 1, workload.block_size)
         limits = Limits(
             workload.max_num_batched_tokens, workload.max_num_seqs, max_loras=case.max_loras
@@ -166,7 +169,7 @@ class Ours:
         self._running: ScheduledBatch | None = None
 
     def call(self, *, is_async: bool) -> dict[str, Any]:
-        """What is decided and what comes out, in the words of `Step`."""
+        """Return what is decided and what comes out, in the terms of `Step`."""
         for arrival in self.case.workload.arrivals:
             if arrival.call == self.num_calls:
                 self.scheduler.add_request(self._request(arrival))
@@ -218,7 +221,7 @@ class Ours:
         return sorted((name, token, name in ended) for name, token in tokens.items())
 
     def _token(self, request: Request) -> int:
-        """As `Loop` draws it."""
+        """Return the token that `Loop` gives at this position."""
         place = request.num_output_tokens - request.num_output_placeholders
         workload = self.case.workload
         chance = random.Random(f"{workload.seed} {request.request_id} {place}")
@@ -271,7 +274,8 @@ def test_every_step_is_decided_as_vllm_decides_it(
 def test_every_step_planned_while_one_runs_is_decided_as_vllm_decides_it(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """With blocks to spare: else vLLM takes those of a request whose last token is on its way."""
+    """Uses blocks to spare, since vLLM otherwise takes those of a request whose last token is on
+    its way."""
     seen: Counter[str] = Counter()
     for seed in range(NUM_ASYNC):
         compare(random_case(seed, is_roomy=True), is_async=True, seen=seen)

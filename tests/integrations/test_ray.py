@@ -1,4 +1,4 @@
-"""A sweep on a real Ray cluster, of this machine alone, and what is said where there is none."""
+"""A sweep on a real Ray cluster on this machine, and the errors if there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slosched.workload import synthesize
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # what Ray itself warns of
+@pytest.mark.filterwarnings("ignore")  # warnings from Ray itself
 def test_a_cluster_finds_what_this_process_finds() -> None:
     model = load_model("h100/llama-3.1-8b")
     windows = [

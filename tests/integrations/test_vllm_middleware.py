@@ -20,7 +20,7 @@ REJECTION = (
 
 
 class App:
-    """Notes the request, then answers with `chunks`."""
+    """An app that notes the request, then answers with `chunks`."""
 
     def __init__(self, *chunks: bytes, status: int = 200) -> None:
         self.chunks, self.status = chunks, status
@@ -39,7 +39,7 @@ class App:
 
 
 def ask(app: App, document: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
-    """What was sent to the client, message by message; the request comes in two pieces."""
+    """Return the messages sent to the client; the request comes in two pieces."""
     body = json.dumps(document).encode()
     pieces = [
         {"type": "http.request", "body": body[:5], "more_body": True},

@@ -1,4 +1,4 @@
-"""What needs no vLLM of the part that runs inside it: settings, promises, times, counts."""
+"""The parts of the vLLM integration that need no vLLM: settings, SLOs, times, counts."""
 
 from __future__ import annotations
 

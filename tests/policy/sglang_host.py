@@ -1,9 +1,9 @@
-"""SGLang's own KV cache around our radix tree, for replaying what SGLang decided.
+"""SGLang's own KV cache around slosched's radix tree, to replay SGLang's decisions.
 
-slosched's prefix cache keeps and drops other prefixes than SGLang's: it knows blocks by hash, keeps
-those of decodes that were retracted, evicts only as much as is short.  Which prefixes are there
-decides what SGLang admits.  So here is a cache that does as SGLang's does, at the times at which it
-does it; queues, plans and their check are those of the real Scheduler.
+slosched's prefix cache keeps and drops other prefixes than SGLang's.  It identifies blocks by hash,
+keeps those of retracted decodes, and evicts only as much as is missing.  SGLang's admission depends
+on which prefixes are cached.  So this cache does what SGLang's does, at the times at which SGLang
+does it.  Queues, plans and their check are those of the real Scheduler.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ BY_PREFIX = (
 
 
 class Step(NamedTuple):
-    """One that runs."""
+    """A running step."""
 
     prompts: frozenset[str]
     wasted: list[int]
 
 
 class RadixKV(KVCache):
-    """A block is a page; `SGLangHere` and `settle` tell it when SGLang would do what."""
+    """A KV cache whose blocks are pages; `SGLangHere` and `settle` tell it when SGLang would act."""
 
     def __init__(self, num_tokens: int, page_size: int = 1) -> None:
         super().__init__(num_tokens // page_size, page_size)
         self.prefixes = RadixPrefixes(self)
         self.tree = RadixTree(page_size)
         self.kept: list[Request] = []
-        """Decodes of which some may be retracted, or driven out, in this step."""
+        """Decodes of which some may be retracted or preempted in this step."""
         self._requests: dict[str, Request] = {}
         self._node: dict[str, Node] = {}
         self._num_in_tree: dict[str, int] = {}
         self.launched = Step(frozenset(), [])
         self._in_flight: list[int] = []
-        """Slots of tokens that somebody who was retracted is about to emit."""
+        """Slots of tokens that retracted requests are about to emit."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -68,13 +68,13 @@ class RadixKV(KVCache):
         request.num_computed_tokens = 0
 
     def match(self, request: Request, num_tokens: int) -> None:
-        """Look for its first tokens, as SGLang does when it sorts and when it tries."""
+        """Look up the request's first tokens, as SGLang does when it sorts and when it tries it."""
         ids = content(request)[0][:num_tokens]
         request.num_computed_tokens, node = self.tree.match(ids, request.lora_id)
         self._node[request.request_id] = node
 
     def nodes_of(self, requests: Iterable[Request]) -> list[Node]:
-        """Where the prefixes end that were found last."""
+        """Return the nodes where the last found prefixes end."""
         return [self._node[request.request_id] for request in requests]
 
     def num_ready_blocks(self, request_id: str) -> int:
@@ -93,7 +93,8 @@ class RadixKV(KVCache):
         return None
 
     def start(self, request_id: str) -> None:
-        """Called when the plan admits it, and again when the plan is carried out."""
+        """Start the request; called when the plan admits it, and again when the plan is carried
+        out."""
         if request_id not in self._tables:
             num_tokens, node = (
                 self._requests[request_id].num_computed_tokens,
@@ -104,7 +105,7 @@ class RadixKV(KVCache):
             self._num_in_tree[request_id] = num_tokens // self.block_size
 
     def leave(self, request_id: str) -> int:
-        """Retract or drive out: nothing of it is kept that was not in the tree before."""
+        """Retract or preempt the request; keep nothing of it that was not in the tree before."""
         if request_id not in self._tables:
             return 0
         before = self.num_free_blocks
@@ -116,32 +117,32 @@ class RadixKV(KVCache):
         return self.num_free_blocks - before
 
     def need(self, num_tokens: int, num_taken: int = 0) -> None:
-        """Evict as many as are needed, not as many as are short."""
+        """Evict as many tokens as are needed, not as many as are missing."""
         if self.num_empty_tokens - num_taken < num_tokens:
             self._device.give_back(chain(*self.tree.evict(num_tokens)))
 
     def need_for_prompts(self, num_tokens: int, num_prompts: int) -> None:
-        """Where pages are longer, as if each prompt took one more."""
+        """Evict for prompts; with longer pages, as if each took one page more."""
         self.need(num_tokens + (num_prompts * self.block_size if self.block_size > 1 else 0))
 
     def need_for_decodes(self) -> None:
-        """Of those that are kept, each that begins a page."""
+        """Evict for the kept decodes, for each one that begins a page."""
         starts = [r for r in self.kept if r.num_computed_tokens % self.block_size == 0]
         self.need(len(starts) * self.block_size)
 
     def launch(self, prompts: Iterable[Request], num_wasted: int) -> None:
-        """A step begins; some of its slots are for tokens that nobody wants any more."""
+        """Begin a step; `num_wasted` of its slots are for tokens that are not needed any more."""
         names = frozenset(request.request_id for request in prompts)
         self.launched = Step(names, self._device.take(num_wasted))
 
     def free(self, request_id: str) -> None:
-        """Whoever ends is released by `settle`, whoever is retracted was by `leave`."""
+        """Do nothing: `settle` releases ended requests, and `leave` has released retracted ones."""
 
     def forget(self, request_id: str) -> None:
         pass
 
     def settle(self, batch: ScheduledBatch, step: Step) -> None:
-        """What SGLang does with the results of a step, request by request."""
+        """Do what SGLang does with the results of a step, request by request."""
         for request, num_new, num_prior, emits_token, _ in batch.chunks:
             request_id = request.request_id
             if request.status.is_ended:
@@ -157,7 +158,7 @@ class RadixKV(KVCache):
         self._in_flight = []
 
     def keep(self, request: Request, num_tokens: int) -> None:
-        """Its first tokens are cached from now on, and of two copies one is dropped."""
+        """Cache the request's first tokens, and drop one of two copies."""
         request_id, ids = request.request_id, content(request)[0][:num_tokens]
         table, num_before = self._tables[request_id], self._num_in_tree[request_id]
         num_known = self.tree.insert(ids, table, request.lora_id) // self.block_size
@@ -193,7 +194,7 @@ class RadixPrefixes(NoPrefixCache):
 
 
 class MatchingAdder(PrefillAdder):
-    """Looks for a prompt's prefix when it is tried; all but its last token may be cached."""
+    """Looks up a prompt's prefix when it is tried; all but its last token may be cached."""
 
     kv: RadixKV
 
@@ -203,17 +204,17 @@ class MatchingAdder(PrefillAdder):
 
 
 class SGLangHere(SGLang):
-    """The policy, which tells the cache what SGLang's own steps do to it besides the plan."""
+    """The policy, which also tells the cache what SGLang's steps do to it besides the plan."""
 
     kv: RadixKV
     finishing: dict[str, Request]
-    """Of the scheduler: their last token is coming."""
+    """Requests of the scheduler whose last token is coming."""
     retracted: list[str]
-    """In the last step."""
+    """The same in the last step."""
     lost: list[Request]
-    """Of those, they had been finishing: SGLang throws that token away and computes them anew."""
+    """Those retracted while finishing: SGLang discards the token and recomputes it."""
     sorted: Counter[str]
-    """How often `dfs-weight` found SGLang's order, which sorts what is equal by its own tree."""
+    """How often `dfs-weight` gave SGLang's order, in which equal weights follow its own tree."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         self.retracted, self.lost = [], []
@@ -231,7 +232,7 @@ class SGLangHere(SGLang):
         self.sorted = Counter()
 
     def prompts(self) -> list[Request]:
-        """Of the step that was planned last."""
+        """Return the prompts of the step that was planned last."""
         last = self._queues.last
         mixed = set(map(id, self._mixed))
         return [r for r in last.requests if last.is_prefill and id(r) not in mixed]

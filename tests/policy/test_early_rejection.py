@@ -24,9 +24,9 @@ def refused(policy: EarlyRejection, waiting: list[R], now_s: float = 0.0) -> set
 
 
 def decoding(policy: EarlyRejection, num: int, slowdown: float = 1.0) -> list[Request]:
-    """Requests that the policy took on at 0, and that got their first token as it predicted.
+    """Return requests that were admitted at 0 and got their first token as predicted.
 
-    That is 5.5 ms after the one before; or so many times as late.
+    Each takes 5.5 ms after the one before it, times `slowdown`.
     """
     view = view_of([R(f"d{i}", 1, due_s=1.0, tpot_s=0.01) for i in range(num)], MODEL)
     assert not policy.schedule(view).rejected
@@ -38,13 +38,14 @@ def decoding(policy: EarlyRejection, num: int, slowdown: float = 1.0) -> list[Re
 
 @pytest.mark.parametrize(("tokens", "is_taken"), [(189, True), (191, False)])
 def test_a_prompt_must_be_done_in_the_time_promised(tokens: int, is_taken: bool) -> None:
-    """5 + 190 / 2 = 100 ms."""
+    """The prompt takes 5 + 190 / 2 = 100 ms."""
     policy = EarlyRejection(Sarathi())
     assert refused(policy, [R("p", tokens, due_s=0.1)]) == (set() if is_taken else {"p"})
 
 
 def test_those_before_it_come_first_and_the_refused_do_not_count() -> None:
-    """55 ms, then 110 ms is too long, then 55 + 44.5 = 99.5 ms is not."""
+    """The first takes 55 ms; the next would end at 110 ms, too late; the last ends at 55 + 44.5 =
+    99.5 ms."""
     policy = EarlyRejection(Sarathi())
     waiting = [R(name, tokens, due_s=0.1) for name, tokens in (("a", 100), ("b", 100), ("c", 79))]
     output = policy.schedule(view_of(waiting, MODEL))
@@ -70,7 +71,7 @@ def test_the_load_may_be_up_to_what_is_said(max_load: float, is_taken: bool) -> 
 def test_a_step_of_all_decodes_must_keep_the_tightest_tpot(
     num_decodes: int, is_taken: bool
 ) -> None:
-    """With the new one 10 ms, or 10.5 ms; its own TPOT is not the tightest."""
+    """With the new request a step takes 10 ms, or 10.5 ms; its own TPOT is not the tightest."""
     policy = EarlyRejection(Sarathi())
     decoding(policy, num_decodes)
     new = R("p", 100, due_s=1.1, tpot_s=0.1, arrival_s=0.1)
@@ -110,7 +111,7 @@ def test_who_was_taken_on_is_not_refused_any_more() -> None:
 
 
 def test_a_burst_is_judged_a_part_at_a_time() -> None:
-    """The others are held back, not refused."""
+    """The other requests are held back, not rejected."""
     policy = EarlyRejection(Sarathi(token_budget=10_000))
     burst = [R(f"r{i}", 1, due_s=100.0, tpot_s=1.0) for i in range(100)]
     output = policy.schedule(view_of(burst, MODEL))

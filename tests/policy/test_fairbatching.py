@@ -26,7 +26,7 @@ def plan(*requests: Request, **options: object) -> SchedulerOutput:
 
 
 def d(name: str, slack_ms: float, tpot_ms: float = 50.01) -> Request:
-    """A decode of 1,000 tokens of context: 1.05 ms."""
+    """Return a decode with 1,000 tokens of context, which takes 1.05 ms."""
     return decode(name, 1000, slack_ms, tpot_ms / 1e3)
 
 
@@ -38,13 +38,14 @@ def test_a_decode_that_is_ahead_lends_its_step_to_a_prompt() -> None:
 
 
 def test_it_is_served_last_where_time_is_left() -> None:
-    """7.1 + 100 · 0.05 = 12.1 ms, and d3 makes it 13.15 ms."""
+    """The others take 7.1 + 100 · 0.05 = 12.1 ms, and d3 makes it 13.15 ms."""
     output = plan(d("d3", 200), d("d2", 80), d("d1", 40), prompt("p", 100, 500))
     assert list(output.num_scheduled_tokens) == ["d1", "d2", "p", "d3"]
 
 
 def test_the_time_is_the_slack_where_that_is_more_than_the_tpot() -> None:
-    """Budget 120.01 ms; d2 is urgent below 170.02: only d1 is, 6.05 ms; 113.96 / 0.05 = 2,279."""
+    """The budget is 120.01 ms.  Only d1 is urgent (below 170.02 ms) and takes 6.05 ms; 113.96 /
+    0.05 = 2,279."""
     output = plan(d("d1", 120.01), d("d2", 300), prompt("p", 5000, 500))
     assert output.num_scheduled_tokens == {"d1": 1, "p": 2279}
 
@@ -60,7 +61,8 @@ def test_without_decodes_only_tokens_are_a_limit() -> None:
 
 
 def test_more_urgent_decodes_than_there_is_time_for() -> None:
-    """All late: the budget is the TPOT; 5 + 42 · 1.05 = 49.1 ms, 43 take 50.15. The first go.
+    """All are late, so the budget is the TPOT.  5 + 42 · 1.05 = 49.1 ms fit, but 43 take 50.15 ms.
+    The first ones run.
 
     A prompt gets the 0.91 ms that are left.
     """
@@ -70,20 +72,21 @@ def test_more_urgent_decodes_than_there_is_time_for() -> None:
 
 
 def test_a_step_too_short_for_anybody_serves_decodes_all_the_same() -> None:
-    """A TPOT of 4 ms, and a step takes 6.05."""
+    """The TPOT is 4 ms, but a step takes 6.05 ms."""
     output = plan(d("d1", -5, tpot_ms=4), prompt("p", 100, 500))
     assert output.num_scheduled_tokens == {"d1": 1}
 
 
 def test_a_margin_is_left_unused() -> None:
-    """0.9 · 50.01 = 45.009 ms, less 7.1: 758 tokens."""
+    """0.9 · 50.01 = 45.009 ms, minus 7.1 ms: 758 tokens."""
     output = plan(d("d2", 80), d("d1", 40), prompt("p", 5000, 500), margin=0.1)
     assert output.num_scheduled_tokens == {"d1": 1, "d2": 1, "p": 758}
 
 
 @pytest.mark.parametrize(("deadlines", "is_served"), [("envelope", False), ("run", True)])
 def test_an_early_first_token_banks_slack_in_the_envelope(deadlines: str, is_served: bool) -> None:
-    """Arrived at -0.26 s, first token at -10 ms: due at 40 ms, in the envelope at 790 ms."""
+    """It arrived at -0.26 s, with its first token at -10 ms.  Its next is due at 40 ms, or at 790
+    ms in the envelope."""
     early = d("early", 40)
     early.arrival_s = -0.26
     other = d("other", 30)
@@ -92,7 +95,7 @@ def test_an_early_first_token_banks_slack_in_the_envelope(deadlines: str, is_ser
 
 
 def test_a_decode_that_is_not_urgent_makes_room_for_one_that_is() -> None:
-    """Both hold 62 blocks, there is no other, and each needs a new one."""
+    """Both hold 62 blocks, there are no others, and each needs a new one."""
     requests = (decode("ahead", 993, 900), decode("urgent", 993, 10))
     output = FairBatching().schedule(view_of(requests, model=MODEL, num_blocks=124, block_size=16))
     assert output.num_scheduled_tokens == {"urgent": 1}

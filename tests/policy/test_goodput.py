@@ -1,4 +1,4 @@
-"""goodput against examples worked by hand, and its order against every order there is."""
+"""goodput against examples worked by hand, and its order against every possible order."""
 
 from __future__ import annotations
 
@@ -45,14 +45,15 @@ def names(requests: Iterable[Request]) -> list[str]:
 
 
 def test_moore_and_hodgson_send_the_longest_back() -> None:
-    """10 ms due at 12, 30 due at 40, 20 due at 45: all three end at 60, without the 30 at 30."""
+    """Prompts of 10 ms due at 12, 30 due at 40, 20 due at 45: all three end at 60, without the 30
+    at 30."""
     view = view_of([R("a", 100, 0.012), R("b", 500, 0.040), R("c", 300, 0.045)])
     order = most_in_time(timed(view.waiting), Supply(0.0))
     assert (names(order.in_time), names(order.late)) == (["a", "c"], ["b"])
 
 
 def test_fairness_sends_back_who_takes_longest_for_its_length() -> None:
-    """10 ms for 100 tokens and 40 for 700, both due at 45: 0.10 and 0.057 ms a token."""
+    """10 ms for 100 tokens and 40 ms for 700, both due at 45: 0.10 and 0.057 ms a token."""
     view = view_of([R("short", 100, 0.045), R("long", 700, 0.045)])
     assert names(most_in_time(timed(view.waiting), Supply(0.0)).late) == ["long"]
     assert names(most_in_time(timed(view.waiting), Supply(0.0), fairness=1.0).late) == ["short"]
@@ -66,7 +67,7 @@ def test_fairness_sends_back_who_takes_longest_for_its_length() -> None:
 def test_more_fairness_never_makes_a_safe_prompt_unsafe(
     jobs: list[tuple[int, int]], one: float, other: float
 ) -> None:
-    """Nobody that is safe goes while somebody is left that is not."""
+    """No safe prompt is sent back while an unsafe one is left."""
     requests = make_waiting(jobs)
     fairness, more = sorted((one, other))
     drawn = {r.request_id: crc32(r.request_id.encode()) / 2**32 for r in requests}
@@ -80,7 +81,8 @@ def test_more_fairness_never_makes_a_safe_prompt_unsafe(
 
 
 def make_waiting(jobs: list[tuple[int, int]]) -> list[Request]:
-    """(prompt tokens, milliseconds until its first token is due) of each."""
+    """Return requests made from pairs of prompt tokens and milliseconds until the first token is
+    due."""
     requests = [make_request(f"r{i}", tokens) for i, (tokens, _) in enumerate(jobs)]
     for request, (_, due_ms) in zip(requests, jobs, strict=True):
         request.deadline_s = due_ms / 1e3
@@ -88,14 +90,15 @@ def make_waiting(jobs: list[tuple[int, int]]) -> list[Request]:
 
 
 def test_a_prompt_that_gets_no_seat_in_time_is_late() -> None:
-    """10 and 20 ms due at 45; the free seat is for the first, and the next comes after 20 ms."""
+    """Prompts of 10 and 20 ms are due at 45.  The first gets the free seat, and the next seat comes
+    after 20 ms."""
     view = view_of([R("a", 100, 0.045), R("b", 300, 0.045)])
     assert not most_in_time(timed(view.waiting), Supply(0.0, 1.0, 1, 0.015)).late
     assert names(most_in_time(timed(view.waiting), Supply(0.0, 1.0, 1, 0.020)).late) == ["b"]
 
 
 def test_where_seats_are_scarce_prompts_go_by_length() -> None:
-    """All fit into the time, and only two find a seat before they are due."""
+    """There is time for all, but only two find a seat before they are due."""
     view = view_of([R("long", 500, 0.2), R("short", 100, 0.21), R("middle", 300, 0.22)])
     order = best_order(timed(view.waiting), Supply(0.0, 1.0, 1, 0.1))
     assert (names(order.in_time), names(order.late)) == (["short", "middle"], ["long"])
@@ -104,7 +107,7 @@ def test_where_seats_are_scarce_prompts_go_by_length() -> None:
 
 
 def test_while_few_are_late_for_want_of_seats_prompts_go_by_deadline() -> None:
-    """Three seats are free and one more comes in time: the longest of five finds none."""
+    """Three seats are free and one more comes in time, so the longest of five finds none."""
     lengths = [300, 100, 200, 100, 500]
     view = view_of([R(f"r{i}", n, 0.2 + i / 1e3) for i, n in enumerate(lengths)])
     order = best_order(timed(view.waiting), Supply(0.0, 1.0, 3, 0.1))
@@ -112,7 +115,8 @@ def test_while_few_are_late_for_want_of_seats_prompts_go_by_deadline() -> None:
 
 
 def test_seats_come_free_as_often_as_decodes_that_follow_one_another_end() -> None:
-    """100 of them, each two tokens ahead of the next, stay for 200: one ends every other step."""
+    """100 decodes, each two tokens ahead of the next, stay for 200 tokens: one ends every other
+    step."""
     decodes = [R(f"d{i}", 2 + 2 * i, 1.0, out=1 + 2 * i) for i in range(100)]
     pace = Pace.of(view_of(decodes).running, MODEL, 0.0)
     assert pace.seat_s(view_of(decodes).running) == pytest.approx(2 * pace.all_s)
@@ -127,7 +131,7 @@ def test_a_prompt_that_has_begun_has_its_seat() -> None:
 
 
 def num_in_time(ordered: list[Request], supply: Supply) -> int:
-    """One after the other; who would be late is passed over."""
+    """Return how many are in time one after the other; those that would be late are skipped."""
     prefill_s, num = 0.0, 0
     for request in ordered:
         after_s = prefill_s + MODEL.predict_prefill(request.num_prompt_tokens)
@@ -159,27 +163,28 @@ def test_the_punctual_are_in_time_and_no_order_has_more(
 
 
 def test_what_cannot_be_in_time_even_alone_is_rejected() -> None:
-    """100 tokens take 10 ms; 9 are left.  The other has 11."""
+    """100 tokens take 10 ms; one prompt has 9 ms left, the other 11."""
     output = Goodput().schedule(view_of([R("late", 100, 0.009), R("timely", 100, 0.011)]))
     assert output.rejected == {"late": EndReason.INFEASIBLE}
     assert dict(output.num_scheduled_tokens) == {"timely": 100}
 
 
 def test_a_cut_chunk_ends_with_a_whole_tile() -> None:
-    """45 ms less 5 % of the TPOT of 50 are time for 749 tokens, of which 704 are eleven tiles."""
+    """45 ms minus 5 % of the TPOT of 50 leave time for 749 tokens, of which 704 are eleven tiles."""
     decode = R("decode", 11, 0.045, out=1)
     assert tokens_of(decode, R("long", 1000, 9.0)) == {"decode": 1, "long": 703}
 
 
 def test_a_step_always_has_time_for_a_share_of_the_tpot() -> None:
-    """The decode has 6 ms; 65 % of 50 are 32.5, time for 549 tokens; 90 % for 799."""
+    """The decode has 6 ms.  65 % of 50 ms are 32.5 ms, time for 549 tokens; 90 % leave time for
+    799."""
     decode = R("decode", 11, 0.006, out=1)
     assert tokens_of(decode, R("long", 1000, 9.0)) == {"decode": 1, "long": 511}
     assert tokens_of(decode, R("long", 1000, 9.0), shortest=0.9)["long"] == 767
 
 
 def test_a_late_decode_shortens_the_step_to_its_least() -> None:
-    """So that it catches up: a mean TPOT forgives a slow step."""
+    """The short step lets it catch up, since a mean TPOT forgives a slow step."""
     late, other = R("late", 11, -0.1, out=1), R("other", 11, 0.045, out=1)
     tokens = tokens_of(late, other, R("long", 1000, 9.0))
     assert tokens == {"late": 1, "other": 1, "long": 510}
@@ -192,17 +197,18 @@ def test_a_step_is_never_longer_than_a_tpot() -> None:
 
 
 def test_a_step_ends_before_the_prompts_that_it_finishes_are_due() -> None:
-    """ "first" ends after 15.05 ms, due at 30: until then there is time for 298 tokens more."""
+    """The prompt "first" ends after 15.05 ms and is due at 30, so there is time for 298 tokens
+    more."""
     decode, first = R("decode", 11, 1.0, out=1), R("first", 200, 0.030)
     tokens = tokens_of(decode, first, R("second", 900, 9.0))
     assert tokens == {"decode": 1, "first": 200, "second": 247}
 
 
 def test_decodes_leave_prefills_a_share_of_the_device() -> None:
-    """A step of the decode alone, 5.05 ms, is due every 10: prefills have half the device.
+    """A step of only the decode, 5.05 ms, is due every 10 ms, so prefills have half of the device.
 
-    Then "first", 10 ms alone, ends after 5.05 + 20.2 ms and is late; with the whole device it
-    would not be.  "second" goes in its place, in time.
+    Then "first", which takes 10 ms alone, ends after 5.05 + 20.2 ms and is late; with the whole
+    device it would not be.  "second" goes in its place, in time.
     """
     decode = R("decode", 11, 0.010, tpot_s=0.010, out=1)
     first, second = R("first", 100, 0.024), R("second", 100, 0.040)
@@ -212,7 +218,8 @@ def test_decodes_leave_prefills_a_share_of_the_device() -> None:
 
 
 def test_decodes_that_are_ahead_give_way_if_prompts_would_be_late() -> None:
-    """Together 5.05, 34.4 and 55.6 ms: "b" would be late.  "a" alone takes 30.95, due at 31.
+    """Together they take 5.05, 34.4 and 55.6 ms, so "b" would be late.  "a" alone takes 30.95 and
+    is due at 31.
 
     The decode is not due in the next two steps of 50 ms, so it may wait; the other may not.
     """
@@ -224,7 +231,7 @@ def test_decodes_that_are_ahead_give_way_if_prompts_would_be_late() -> None:
 
 
 def test_the_most_urgent_decodes_go_where_there_is_no_time_for_all() -> None:
-    """9.5 ms are time for 89 of 100."""
+    """9.5 ms are time for 89 of 100 decodes."""
     decodes = [R(f"d{i}", 11, 0.010 + i / 1e6, tpot_s=0.010, out=1) for i in range(100)]
     assert list(tokens_of(*reversed(decodes))) == [f"d{i}" for i in range(89)]
 
@@ -238,13 +245,13 @@ def test_seats_and_memory_bound_it() -> None:
 
 
 class Halves(PromptPack):
-    """Ends the prompt that has to be cut with half a tile of 64."""
+    """A packing that ends the prompt to be cut at half a tile of 64."""
 
     tile_tokens = 32
 
 
 class LastFirst(Goodput):
-    """Serves the prompt that is due last, and only then decodes."""
+    """A policy that serves the prompt that is due last, and only then decodes."""
 
     pack_class = Halves
 
@@ -267,10 +274,10 @@ def test_a_subclass_may_replace_the_order_the_giving_way_and_the_packing() -> No
 
 
 def test_a_subclass_may_replace_the_pace() -> None:
-    """45 ms less 2.5 are time for 749 tokens; with 10 ms less, 32.5 of 50 are time for 549."""
+    """45 ms minus 2.5 are time for 749 tokens; with 10 ms less, 32.5 of 50 are time for 549."""
 
     class Hasty(Pace):
-        """Thinks that the first decode is due 10 ms earlier."""
+        """A pace that takes the first decode to be due 10 ms earlier."""
 
         @classmethod
         def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> Self:
@@ -301,7 +308,7 @@ def test_it_needs_a_latency_model() -> None:
 
 
 class Unsteady(LinearModel):
-    """One step in a hundred takes 10 % more."""
+    """A model in which one step in a hundred takes 10 % more."""
 
     def predict_upper(self, shape: BatchShape) -> float:
         return 1.1 * self.predict(shape)
@@ -313,7 +320,7 @@ class Unsteady(LinearModel):
 def test_where_every_gap_counts_a_step_is_as_long_as_it_hardly_ever_exceeds(
     rule: DeadlineRule, tokens: int
 ) -> None:
-    """42.5 ms are time for 749 tokens in all; for 672 if a slow one is to end by then."""
+    """42.5 ms are time for 749 tokens in all, or for 672 if a slow step has to end by then."""
     requests = R("decode", 11, 0.045, out=1), R("long", 1000, 9.0)
     limits = Limits(100_000, 100_000, deadline_rule=rule)
     view = view_of(requests, Unsteady(MODEL.coefficients), limits=limits)

@@ -28,7 +28,8 @@ def densities(requests: list[R], now_s: float = 0.0, **options: object) -> dict[
 
 
 def test_density_is_value_by_the_time_that_is_left() -> None:
-    """Prompt: 1,000 + 8 * 100 for 1 s.  Decode with 60 of 100: 200 + 8 * 100 for 0.4 s."""
+    """The prompt: 1,000 + 8 * 100 for 1 s.  The decode with 60 of 100 tokens: 200 + 8 * 100 for 0.4
+    s."""
     prompt, decode = R("p", 1000, due_s=1.0), R("d", 260, due_s=1.0, out=60)
     assert densities([prompt, decode]) == pytest.approx({"p": 1800, "d": 2500})
 
@@ -42,13 +43,13 @@ def test_late_tokens_lose_value(penalty: float) -> None:
 
 
 def test_waiting_raises_the_density() -> None:
-    """Frames of 50 * 10 ms: two in a second; 1 % each."""
+    """Frames of 50 * 10 ms: two in a second, with 1 % each."""
     found = densities([R("p", 1000, due_s=2.0)], now_s=1.0, patience=0.01)
     assert found["p"] == pytest.approx(1.02 * 1800)
 
 
 def test_gmax_takes_neighbours_in_length_that_are_nearly_the_best() -> None:
-    """B = 2: within 95 % of the second best, 10, are all but e; windows 19.8, 19.4, 19.6."""
+    """B = 2: all but e are within 95 % of the second best, 10; the windows are 19.8, 19.4, 19.6."""
     policy = make()
     policy._densities = {"a": 10.0, "b": 9.6, "c": 9.8, "d": 10.0, "e": 1.0}
     lengths = {"a": 100, "b": 5000, "c": 110, "d": 6000, "e": 105}
@@ -60,7 +61,7 @@ def test_gmax_takes_neighbours_in_length_that_are_nearly_the_best() -> None:
 
 @pytest.mark.parametrize(("tokens", "is_preempted"), [(5000, True), (230, False)])
 def test_a_preemption_must_earn_more_than_it_costs(tokens: int, is_preempted: bool) -> None:
-    """The decode earns 1,000 / 0.99 s; computing it anew takes 9.95 + 10 ms, worth 20.2.
+    """The decode earns 1,000 / 0.99 s; recomputing it takes 9.95 + 10 ms, worth 20.2.
 
     Over a frame of 0.5 s a prompt of 5,000 gains (5800 - 1010) / 2 = 2395, one of 230 gains 10.
     """
@@ -79,7 +80,7 @@ def test_the_choice_stands_until_the_frame_ends() -> None:
 
 
 def test_within_a_frame_prompts_run_by_density() -> None:
-    """(p + 800) / 1 s each: the longest earns most."""
+    """Each has the density (p + 800) / 1 s, so the longest earns most."""
     queue = [R("short", 100, due_s=1.0), R("long", 300, due_s=1.0), R("mid", 200, due_s=1.0)]
     output: SchedulerOutput = make(token_budget=450).schedule(view_of(queue, MODEL))
     assert dict(output.num_scheduled_tokens) == {"long": 300, "mid": 150}

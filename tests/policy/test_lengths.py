@@ -1,4 +1,4 @@
-"""What is learnt of output lengths."""
+"""What is learned about output lengths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_expected_tokens_are_those_of_the_requests_that_were_longer() -> None:
     for request in (ended("a", 30), ended("b", 20)):
         lengths.watch(request)
     lengths.update()
-    # 10, 20, 30: mean 20; of those above 10: 25; above 20: 30; none is above 30.
+    # 10, 20, 30: the mean is 20; of those above 10 it is 25; above 20 it is 30; none is above 30.
     assert lengths.expected_left([0, 10, 15, 20, 29, 30, 90]).tolist() == [20, 15, 10, 10, 1, 1, 1]
 
 

@@ -18,10 +18,10 @@ def decide(requests: list[R], now_s: float = 0.0, **options: object) -> Schedule
 
 @pytest.mark.parametrize(("short_arrived_s", "first"), [(0.6, "long"), (0.5, "short")])
 def test_the_least_relative_slack_goes_first(short_arrived_s: float, first: str) -> None:
-    """At 1 s, half of 10,000 tokens to go: (2.525 - 1 - 0.255) / 2.525 = 0.503.
+    """At 1 s, half of 10,000 tokens are left: (2.525 - 1 - 0.255) / 2.525 = 0.503.
 
-    The short one takes 10 ms of the second it was promised: 0.59 after 0.4 s, 0.49 after 0.5 s.
-    Its deadline is the earlier one either way.
+    The short one takes 10 ms of its TTFT of 1 s: 0.59 after 0.4 s, 0.49 after 0.5 s.  Its deadline
+    is the earlier one in both cases.
     """
     queue = [
         R("long", 10_000, due_s=2.525, done=5000),
@@ -39,9 +39,10 @@ def test_chunks_are_cut_to_the_time_of_the_step() -> None:
 
 
 def test_a_long_prompt_with_slack_leaves_its_share_of_the_step() -> None:
-    """15,000 tokens take 755 ms of the 1.51 s it was promised: half is slack, so 25 ms of 50.
+    """15,000 tokens take 755 ms of its TTFT of 1.51 s.  Half is slack, so it gets 25 ms of 50.
 
-    Of these 5 are the step's own: 400 tokens.  500 are left for the short one behind it.
+    5 ms of these are the step's own, which leaves 400 tokens.  500 are left for the short one
+    behind it.
     """
     queue = [R("long", 20_000, due_s=1.51, done=5000), R("short", 5000, due_s=100.0)]
     shared = decide(queue, step_s=0.05001, long_tokens=5000).num_scheduled_tokens

@@ -1,4 +1,4 @@
-"""past_future against peaks of the KV cache computed by hand."""
+"""past_future against peaks of KV use computed by hand."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from slosched.workload import synthesize
 @pytest.mark.parametrize(
     ("known", "left", "peak"),
     [
-        ([100, 200, 300], [30, 20, 10], 630),  # 10 steps on, when the shortest ends: 600 + 3 · 10
-        ([300, 10, 10], [1, 400, 500], 820),  # when only two are left, 400 on: 20 + 2 · 400
-        ([10, 300], [500, 1], 510),  # at the end of the last
+        # after 10 steps, when the shortest ends: 600 + 3 · 10
+        ([100, 200, 300], [30, 20, 10], 630),
+        # when only two are left, after 400 steps: 20 + 2 · 400
+        ([300, 10, 10], [1, 400, 500], 820),
+        ([10, 300], [500, 1], 510),  # at the end of the last one
         ([7], [5], 12),
     ],
 )
 def test_the_peak_is_just_before_one_ends(known: list[int], left: list[int], peak: int) -> None:
-    """k longest to go: left_k · k + their known tokens, the most over k."""
+    """The peak is the largest, over k, of left_k · k + known tokens of the k requests with most
+    left."""
     known_tokens, tokens_left = np.array(known, float), np.array(left, float)
     assert peak_tokens(known_tokens, tokens_left) == peak
     emptier = np.zeros(len(known))
@@ -38,7 +41,8 @@ def test_the_peak_is_just_before_one_ends(known: list[int], left: list[int], pea
 
 
 def through(num_blocks: int, waiting: list[R], **options: float) -> list[str]:
-    """Who starts beside a decode of 100 tokens, one of them put out; all outputs are 50 long."""
+    """Return the requests that start next to a decode of 100 tokens, which has emitted one; outputs
+    have 50."""
     policy = PastFuture(FCFS(), prior_output_tokens=50, **options)  # type: ignore[arg-type]
     view = view_of([R("d", 100, due_s=1.0, out=1), *waiting], num_blocks=num_blocks)
     assert policy.schedule(view).num_scheduled_tokens.keys() == {
@@ -49,7 +53,7 @@ def through(num_blocks: int, waiting: list[R], **options: float) -> list[str]:
 
 
 def test_a_request_starts_if_the_cache_will_hold_both_at_their_fullest() -> None:
-    """49 and 50 tokens to go, of 100 and 200: (100 + 49) + (200 + 49) = 398."""
+    """49 and 50 tokens are left, of 100 and 200: (100 + 49) + (200 + 49) = 398."""
     waiting = [R("p", 200, due_s=1.0)]
     assert through(399, waiting, reserve=0) == ["p"]
     assert through(398, waiting, reserve=0) == []
@@ -64,7 +68,7 @@ def test_the_first_that_does_not_fit_holds_up_those_behind_it() -> None:
 
 
 def test_an_output_limit_bounds_what_is_expected() -> None:
-    """At most 5 tokens: (100 + 5) + (200 + 5), and 49 more of the one alone is less."""
+    """At most 5 tokens: (100 + 5) + (200 + 5); 49 more for the one alone is less."""
     waiting = [R("p", 200, due_s=1.0, max_tokens=5)]
     assert through(311, waiting, reserve=0) == ["p"]
     assert through(310, waiting, reserve=0) == []
@@ -77,7 +81,7 @@ def test_with_nobody_there_the_first_starts_whatever_it_may_become() -> None:
 
 
 def test_it_spares_preemptions_and_learns_the_lengths() -> None:
-    """Outputs of 300 where 10 were expected; the cache holds a dozen requests."""
+    """Outputs have 300 tokens where 10 were expected; the cache holds a dozen requests."""
     trace = synthesize(
         "poisson", num_requests=120, prompt=100, output=300, slo=SLO(5.0, 0.5), rate=20.0, seed=3
     )

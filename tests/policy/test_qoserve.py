@@ -62,13 +62,13 @@ def test_the_chunk_is_the_largest_that_the_slack_has_time_for(slack_ms: float, c
 
 
 def test_the_context_of_the_first_prompt_counts() -> None:
-    """10,000 tokens before it cost 7.55 ms: 512 tokens take 68.1, times 1.2 81.7 > 75 ms."""
+    """10,000 tokens before it cost 7.55 ms: 512 tokens take 68.1 ms, times 1.2 81.7 > 75 ms."""
     requests = (*decodes(75), begun("p", 15_000, 10_000, 6000))
     assert QoServe().schedule(view_of(requests, model=A100())).num_scheduled_tokens["p"] == 224
 
 
 def test_without_safety_the_prediction_is_taken_as_it_is() -> None:
-    """60.6 ms for 512 tokens: within 62 ms, and without the factor of 1.2 only."""
+    """512 tokens take 60.6 ms, which is within 62 ms only without the factor of 1.2."""
     view = view_of([*decodes(62), prompt("p", 5000, 6000)], model=A100())
     assert QoServe(safety=1.0).schedule(view).num_scheduled_tokens["p"] == 480
 

@@ -52,7 +52,7 @@ def test_who_was_promised_no_tpot_still_runs_in_one_step_of_twenty() -> None:
 
 
 def test_of_too_many_with_credit_those_with_most_run() -> None:
-    """Budget for two: the one that was left out has more credit in the next step."""
+    """There is budget for two; the one that was left out has more credit in the next step."""
     policy = Scorpio(token_budget=2)
     queue = [R(name, 10, 1.0, 0.03, out=1) for name in "abc"] + [R("d", 10, 1.0, 0.06, out=1)]
     assert list(decide(queue, policy).num_scheduled_tokens) == ["a", "b"]
@@ -70,7 +70,7 @@ def test_prompts_go_by_deadline_and_the_unattainable_are_rejected() -> None:
 
 
 def test_a_prompt_that_has_begun_is_before_it_and_is_not_rejected() -> None:
-    """50 tokens are left of it: 30 ms, and 55 of the new one's own."""
+    """It has 50 tokens left, which take 30 ms; the new one's own take 55 ms."""
     begun = R("begun", 100, 0.01, done=50)
     for due_s, is_rejected in ((0.0845, True), (0.0855, False)):
         output = decide([begun, R("new", 100, due_s)])
@@ -85,7 +85,8 @@ def test_a_prompt_that_has_begun_is_before_it_and_is_not_rejected() -> None:
 def test_a_prompt_starts_if_the_virtual_batch_keeps_the_least_tpot(
     tpot_s: float, *, starts: bool
 ) -> None:
-    """8 decodes at 10 ms and 3 at 20 ms are a virtual batch of 9.5: 10 ms with another 20 ms one.
+    """8 decodes at 10 ms and 3 at 20 ms are a virtual batch of 9.5; another at 20 ms makes it 10
+    ms.
 
     One more at 10 ms makes it 10.5: 10.25 ms for 10.  One at 5 ms is a batch of 1 + 8/2 + 3/4.
     """
@@ -113,7 +114,7 @@ def test_who_may_not_start_waits_and_those_behind_it_are_asked() -> None:
 
 
 def test_half_of_the_expected_output_is_added_to_the_length() -> None:
-    """T = 5 ms + 10 us a token of context: of two 145 long 7.9 ms, of two 200 long 9 ms."""
+    """T = 5 ms + 10 us a token of context: two with 145 take 7.9 ms, two with 200 take 9 ms."""
     model = LinearModel(LinearCoefficients(0, 0, 10e-6, 0, 0, 0, constant_s=5e-3))
     queue = [R("d", 100, 1.0, 0.008, out=1), R("p", 100, 1.0, 0.008)]
     for prior, starts in ((90, True), (200, False)):

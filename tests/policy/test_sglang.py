@@ -1,7 +1,4 @@
-"""sglang against runs of SGLang 0.5.5 that were written down by hand, and where it differs.
-
-The scenarios are those of `../shared/oracles/scenarios/sglang055.txt`.
-"""
+"""sglang against runs of SGLang 0.5.5 that were written down by hand, and where it differs."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def req(
     priority: int = 0,
     lora_id: str | None = None,
 ) -> Request:
-    """Token ids that no other has, behind those that are `shared`."""
+    """The request's own token ids follow those that are `shared`."""
     ids = [*shared, *(next(NEW) for _ in range(num_prompt_tokens - len(shared)))]
     return Request(
         *(name, 0.0, num_prompt_tokens, max_tokens),
@@ -42,7 +39,7 @@ def req(
 
 
 class Run:
-    """A scenario, step by step."""
+    """A scenario, played step by step."""
 
     def __init__(
         self,
@@ -62,7 +59,7 @@ class Run:
         self.now_s = 0.0
 
     def step(self, *arrivals: Request) -> list[tuple[str, int]]:
-        """Who computes how many tokens."""
+        """Return which requests compute how many tokens."""
         for request in arrivals:
             request.arrival_s = self.now_s
             self.scheduler.add_request(request)
@@ -79,7 +76,7 @@ class Run:
         return [self.step(*arrivals.get(index, ())) for index in range(count)]
 
     def to_the_end(self) -> int:
-        """How many steps it takes."""
+        """Return how many steps it takes."""
         count = 0
         while self.scheduler.num_unfinished:
             assert self.step() or self.preempted
@@ -121,7 +118,7 @@ def test_mixed_chunks_hold_the_decodes_too() -> None:
 
 
 def test_who_is_admitted_depends_on_what_the_running_will_want() -> None:
-    """b fits once a's first step is over, because "full" is forgotten; c has to wait."""
+    """b fits after a's first step, because SGLang then forgets "full"; c has to wait."""
     run = Run(SGLang(), 100)
     got = run.steps(4, {0: [req("a", 30, 60), req("b", 10, 10), req("c", 5, 5)]})
     assert got == [[("a", 30)], [("b", 10)], decodes("a", "b"), decodes("a", "b")]
@@ -134,7 +131,7 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
 
 
 def test_retracted_is_the_last_of_those_with_the_fewest_outputs() -> None:
-    """Then its whole known text is computed anew, when the others are done."""
+    """Then all its known tokens are recomputed, when the others are done."""
     policy = SGLang(schedule_conservativeness=0.1)
     run = Run(policy, 100)
     for index, name in enumerate("abc"):
@@ -255,7 +252,7 @@ def test_depth_first_goes_where_most_requests_wait() -> None:
 
 
 def test_the_highest_response_ratio_first() -> None:
-    """What has been computed since they came, over what is not cached of them: 2, 4 and 2."""
+    """Tokens computed since they came, divided by their own uncached tokens: 2, 4 and 2."""
     order, waiting = Order(SchedulePolicy.HRRN), [req("a", 300, 1)]
     order.follow(waiting)
     order.num_prefilled += 200
@@ -281,19 +278,20 @@ def test_what_comes_back_to_the_queue_has_waited_for_nothing_yet() -> None:
 
 
 def test_the_fewest_tokens_that_are_not_cached_first() -> None:
-    """Whoever begins like an earlier one goes last, however short; equals go as they came."""
+    """A prompt that shares a prefix with an earlier one goes last, however short; equals keep their
+    order."""
     order = Order(SPF)
     waiting = [req("a", 100, 1), req("b", 90, 1), req("c", 60, 1), req("d", 40, 1)]
     waiting += [req("e", 45, 1, shared=SEED), req("f", 50, 1, shared=SEED)]
     waiting[0].num_computed_tokens = 60
     order.follow(waiting)
-    waiting.reverse()  # f stands before e now
+    waiting.reverse()  # f is before e now
     order.sort(waiting)
     assert [r.request_id for r in waiting] == ["a", "d", "f", "c", "b", "e"]
 
 
 def test_the_cut_prompt_leaves_room_to_shorter_ones() -> None:
-    """Of 32 tokens b and c take 10 and 12; what is left would cut d, but only one may be cut."""
+    """b and c take 10 and 12 of 32 tokens; the rest would cut d, but only one prompt may be cut."""
     run = Run(SGLang(schedule_policy=SPF, chunked_prefill_size=32), 1000)
     assert run.step(req("a", 100, 9)) == [("a", 32)]
     arrivals = [req("d", 40, 9), req("c", 12, 9), req("b", 10, 9)]
@@ -357,7 +355,7 @@ def test_a_prompt_longer_than_a_step_is_computed_in_chunks() -> None:
 
 
 def test_a_chunk_is_of_whole_pages() -> None:
-    """Beside one decode 7 tokens are left of the chunk, which hold one page of 4."""
+    """Besides one decode, 7 tokens are left of the chunk, which hold one page of 4."""
     policy = SGLang(enable_mixed_chunk=True, chunked_prefill_size=8)
     run = Run(policy, KVCache(100, block_size=4))
     run.step(req("a", 4, 30))
@@ -366,7 +364,7 @@ def test_a_chunk_is_of_whole_pages() -> None:
 
 
 def test_it_takes_over_from_another_policy_in_the_middle() -> None:
-    """Of several prompts that have begun one goes on after the other."""
+    """Of several prompts that have begun, one goes on after the other."""
     run = Run(FCFS(), 1000, max_num_batched_tokens=16)
     run.step(req("a", 4, 9))
     run.step(req("b", 40, 9), req("c", 40, 9))
@@ -389,7 +387,7 @@ def test_it_takes_over_from_another_policy_in_the_middle() -> None:
 def test_who_finds_the_queue_full_is_refused_or_drives_out_the_least_urgent(
     spec: str, refused: str
 ) -> None:
-    """SGLang says so of what waits and what it is sent, before it starts anybody."""
+    """SGLang decides this about the waiting and the new requests before it starts any."""
     run = Run(make_policy(spec), 1000, max_num_seqs=1)
     priorities = {"a": 5, "b": 1, "c": 3, "d": 1, "e": 3}
     arrivals = [req(name, 10, 30, priority=priority) for name, priority in priorities.items()]

@@ -1,9 +1,9 @@
 """sglang against decisions recorded from the real SGLang 0.5.5 scheduler, step by step.
 
-The plans are made, checked and carried out by the real Scheduler; see `sglang_host` for the cache.
-One thing is the engine's and done here in its place: SGLang's overlap loop throws away the token on
-its way of a request that it retracts, be it the last, and computes it anew.  In slosched a token
-that comes has come.
+The real Scheduler makes, checks and carries out the plans; see `sglang_host` for the cache.  One
+thing that SGLang's engine does is done here in its place.  Its overlap loop discards the token in
+flight of a request that it retracts, even if it is the last, and recomputes it. slosched keeps such
+a token.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def recorded(name: str) -> list[dict[str, Any]]:
 
 
 def replayed(name: str, replay: type[Replay] | type[OverlapReplay]) -> Counter[str]:
-    """What was seen in all recordings of a file."""
+    """Return counts of what was seen in all recordings of a file."""
     seen: Counter[str] = Counter()
     for workload in recorded(name):
         seen += replay(workload).run()
@@ -50,7 +50,7 @@ def test_every_recorded_step_where_requests_are_retracted() -> None:
 
 
 def test_every_step_with_driving_out_adapters_and_long_prefixes() -> None:
-    """Recorded by `record_sglang055.py`: what the first recordings lack."""
+    """Recorded by `record_sglang055.py`, for what the first recordings lack."""
     seen: Counter[str] = Counter()
     for workload in recorded("sglang055_more"):
         replay = Replay(workload)
@@ -60,19 +60,19 @@ def test_every_step_with_driving_out_adapters_and_long_prefixes() -> None:
 
 
 def test_every_step_with_pages_of_more_tokens() -> None:
-    """Recorded by `record_sglang055.py` without a prefix cache, so slosched's own serves here."""
+    """Recorded by `record_sglang055.py` without a prefix cache, so slosched's own is used here."""
     seen = replayed("sglang055_paged", PagedReplay)
     assert (seen["workloads"], seen["steps"]) == (35, 2924)
 
 
 def test_every_step_with_pages_of_more_tokens_and_prefixes() -> None:
-    """What is found, kept and evicted are whole pages."""
+    """Whole pages are found, kept and evicted."""
     seen = replayed("sglang055_pages", Replay)
     assert (seen["workloads"], seen["steps"], seen["hits"]) == (60, 5643, 1408)
 
 
 def test_every_step_in_the_orders_of_sglang_0_5_23() -> None:
-    """Its functions that sort, in the scheduler of 0.5.5: see `sglang0523_orders.py`."""
+    """Its sorting functions in the scheduler of 0.5.5: see `sglang0523_orders.py`."""
     seen = replayed("sglang055_newer", Replay)
     assert (seen["workloads"], seen["steps"], seen["hits"]) == (60, 6067, 1923)
 
@@ -89,7 +89,7 @@ def test_every_recorded_call_of_the_overlap_loop_where_requests_are_retracted() 
 
 
 class Replay:
-    """One recorded workload, played with the policy."""
+    """A replay of one recorded workload with the policy."""
 
     policy: Any
 
@@ -100,7 +100,7 @@ class Replay:
         self.seen = Counter(workloads=1)
 
     def make_host(self, config: dict[str, Any]) -> None:
-        """With SGLang's own cache."""
+        """Return a scheduler with SGLang's own cache."""
         self.policy = SGLangHere(**options(config))
         self.kv = RadixKV(config["kv"], config.get("page", 1))
         limits = Limits(NO_LIMIT, config["max_running"], max_loras=config.get("max_loras"))
@@ -108,7 +108,7 @@ class Replay:
         self.policy.kv, self.policy.finishing = self.kv, self.scheduler.queues.finishing
 
     def run(self) -> Counter[str]:
-        """Compare every step; how many there were of what."""
+        """Compare every step; return counts of what was seen."""
         for index, expected in enumerate(self.workload["steps"]):
             self.where = f"seed {self.workload['seed']}, step {index}"
             for request in arrivals(self.workload, index):
@@ -117,11 +117,11 @@ class Replay:
                 self.compare(self.step(float(index)), expected)
             elif expected["waiting"]:
                 self.idle(expected)
-            self.seen["steps"] += 1  # where nobody is left an engine does not ask
+            self.seen["steps"] += 1  # an engine without requests does not ask
         return self.seen
 
     def idle(self, expected: dict[str, Any]) -> None:
-        """A turn of SGLang's loop without a batch."""
+        """Compare a turn of SGLang's loop without a batch."""
         view = self.scheduler.view(0.0)
         if view.waiting:
             assert not self.policy._queues.follow(view), self.where
@@ -154,7 +154,7 @@ class Replay:
         self.compare_state(expected)
 
     def num_prior(self, entry: list[Any], batch: ScheduledBatch) -> int:
-        """Of a prompt what the recording says, of a decode what must be."""
+        """Return the prior tokens: as recorded for a prompt, as they must be for a decode."""
         if entry[1] == "extend":
             return int(entry[4])
         chunk = next(c for c in batch.chunks if c.request.request_id == entry[0])
@@ -181,7 +181,7 @@ class Replay:
 
 
 class PagedReplay(Replay):
-    """In slosched's own KV cache, without prefixes."""
+    """A replay in slosched's own KV cache, without prefixes."""
 
     def make_host(self, config: dict[str, Any]) -> None:
         page = config["page"]
@@ -198,7 +198,7 @@ class PagedReplay(Replay):
 
 
 class OverlapReplay(Replay):
-    """Each recorded call plans a step while the one of the call before runs."""
+    """A replay in which each recorded call plans a step while that of the previous call runs."""
 
     running: tuple[ScheduledBatch, Step] | None = None
 
@@ -225,12 +225,12 @@ class OverlapReplay(Replay):
         self.idle(expected) if is_idle else self.compare_state(expected)
 
     def has_only_waiting(self) -> bool:
-        """SGLang still has the slots to wait for that it wasted on the requests that have ended."""
+        """Tell whether SGLang still waits for slots that it wasted on requests that have ended."""
         queues = self.scheduler.queues
         return not (queues.running or queues.finishing)
 
     def launch(self, now_s: float, follows: bool, expected: dict[str, Any]) -> None:
-        """Plan a step, which is SGLang's but for those who will have ended before it."""
+        """Plan a step, which must be SGLang's except for requests that will have ended before it."""
         finishing = self.scheduler.queues.finishing
         batch = self.scheduler.schedule(now_s, now_s if follows else None)
         assert [
@@ -247,7 +247,7 @@ class OverlapReplay(Replay):
             self.running = batch, self.kv.launched
 
     def queue_again(self, request: Request) -> None:
-        """As SGLang does to one that it retracts although its last token comes."""
+        """Queue the request again, as SGLang does when it retracts one whose last token is coming."""
         queues = self.scheduler.queues
         queues.waiting[request.request_id] = queues.finishing.pop(request.request_id)
         request.status = RequestStatus.WAITING
@@ -259,7 +259,7 @@ class OverlapReplay(Replay):
     def finish(self, running: tuple[ScheduledBatch, Step], now_s: float) -> None:
         batch, step = running
         emitted = {c.request.request_id: 7 for c in batch.chunks if c.emits_token}
-        for request in self.policy.lost:  # the scheduler passes over who has ended
+        for request in self.policy.lost:  # the scheduler skips requests that have ended
             request.end_reason = EndReason.FAULT
         self.scheduler.update(batch, StepResult(emitted), now_s + 1)
         for request in self.policy.lost:
@@ -272,7 +272,7 @@ class OverlapReplay(Replay):
 
 
 def options(config: dict[str, Any]) -> dict[str, Any]:
-    """Of the policy."""
+    """Return the policy's options."""
     return {
         "schedule_policy": SchedulePolicy(config["policy"]),
         "schedule_conservativeness": config["conserv"],
@@ -286,14 +286,15 @@ def options(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_last_token(request: Request) -> None:
-    """As SGLang does to one that was retracted while it came out; slosched keeps it."""
+    """Drop the last token of a request, as SGLang does if it was retracted meanwhile; slosched
+    keeps it."""
     request.num_output_tokens -= 1
     request.output_token_ids.pop()
     request.token_times_s.pop()
 
 
 def arrivals(workload: dict[str, Any], step: int) -> list[Request]:
-    """With the recordings' token ids: those of a family share their first ones."""
+    """Return requests with the recordings' token ids; those of a family share their first ones."""
     return [
         Request(
             a["id"],

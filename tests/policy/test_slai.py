@@ -13,7 +13,7 @@ from slosched.policy.spec import make_policy
 
 
 def after_steps(*steps_ms: float, **options: object) -> SLAI:
-    """The policy at time 0 after steps of these lengths."""
+    """Return the policy at time 0 after steps of these lengths."""
     policy = SLAI(**options)
     now_s = -sum(steps_ms) / 1e3
     for step_ms in steps_ms:
@@ -89,7 +89,7 @@ def test_prompts_begun_come_first_then_the_strict_tier_then_the_shortest() -> No
 
 @pytest.mark.parametrize(("deadlines", "is_served"), [("tbt", True), ("run", False)])
 def test_tokens_out_early_bank_nothing_under_tbt(deadlines: str, is_served: bool) -> None:
-    """Its last token came 40 ms ago, TPOT 50 ms; by the run's rule it is due in 900 ms."""
+    """Its last token came 40 ms ago, TPOT 50 ms; by the run's rule, the next is due in 900 ms."""
     early = decode("early", 100, 10)
     early.deadline_s = 0.9
     policy = after_steps(20, 20, deadlines=Deadlines(deadlines))

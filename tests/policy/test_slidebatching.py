@@ -77,10 +77,10 @@ def test_a_step_always_lasts_a_share_of_the_tpot() -> None:
 
 
 def test_who_cannot_be_in_time_does_not_shrink_the_step() -> None:
-    """`hopeless` needs 49.949 + 5.051 = 55 ms and has 40; `late` is due 3 ms before it can be.
+    """`hopeless` needs 49.949 + 5.051 = 55 ms and has 40; `late` is due 3 ms before it can be done.
 
     The step is that of `d`: 60.01 ms.  After the decodes, 7.1 ms, it has time for 1,000 tokens,
-    57.1 ms, but for a cut of more than 50 tokens of `p` it has not.
+    57.1 ms, but not for a cut of more than 50 tokens of `p`.
     """
     requests = (prompt("hopeless", 1000, 40), prompt("p", 2000, 5000))
     output = plan(decode("late", 1000, 3), decode("d", 1000, 60.01), *requests)
@@ -93,7 +93,7 @@ def test_who_cannot_be_in_time_does_not_shrink_the_step() -> None:
 
 
 def test_small_cuts_are_not_made() -> None:
-    """As before; 58 tokens of `p` are a cut below 59."""
+    """As before, but 58 tokens of `p` are a cut below 59."""
     requests = (prompt("hopeless", 1000, 40), prompt("p", 2000, 5000))
     decodes = (decode("late", 1000, 3), decode("d", 1000, 60.01))
     output = plan(*decodes, *requests, min_chunk_tokens=59)
@@ -113,7 +113,7 @@ def test_a_starved_prompt_goes_before_cheaper_ones(starved_after: float, served_
 
 
 def test_the_end_of_the_order_is_evicted_for_a_decode() -> None:
-    """Both hold 62 blocks, there is no other, and each needs a new one."""
+    """Both hold 62 blocks, there are no others, and each needs a new one."""
     requests = (decode("ahead", 993, 900), decode("urgent", 993, 40))
     output = SlideBatching().schedule(view_of(requests, model=MODEL, num_blocks=124, block_size=16))
     assert output.num_scheduled_tokens == {"urgent": 1}
@@ -128,7 +128,8 @@ def test_a_prompt_without_room_waits_and_those_behind_it() -> None:
 
 
 def test_a_step_too_short_for_anybody_serves_decodes_all_the_same() -> None:
-    """In time within 7 ms, but with a margin of a half the step is too short for its 6.05 ms."""
+    """It is in time within 7 ms, but with a margin of one half the step is too short for its 6.05
+    ms."""
     output = plan(decode("d", 1000, 7, tpot_s=0.001), prompt("p", 100, 5000), margin=0.5)
     assert output.num_scheduled_tokens == {"d": 1}
 

@@ -30,7 +30,7 @@ from slosched.policy.slo_aware import EarlyReject, Pack
 from slosched.policy.spec import tried_values
 
 WHOLE_PROMPTS = 10**6
-"""As `min_chunk_tokens`: a prompt runs as a whole or not at all."""
+"""A value of `min_chunk_tokens` with which a prompt runs as a whole or not at all."""
 
 EXAMPLE_MODEL = LinearModel(
     LinearCoefficients(50e-6, 10e-9, 1e-6, 500e-6, 2e-3, 1e-3, 5e-3), AttentionWork.LITERAL
@@ -162,7 +162,6 @@ def test_cautious_leaves_room_for_the_steps_that_take_longer(cautious: bool) -> 
 
 
 def test_an_expired_prompt_is_rejected() -> None:
-    """E3."""
     output = decide([Q("p1", "P", 100, -1), Q("p2", "P", 100, 500)])
     assert output.rejected == {"p1": EndReason.EXPIRED}
     assert set(output.num_scheduled_tokens) == {"p2"}
@@ -170,7 +169,7 @@ def test_an_expired_prompt_is_rejected() -> None:
 
 @pytest.mark.parametrize(("surplus_ms", "tokens"), [(-1e-6, 63), (1e-6, 64)])
 def test_the_limit_is_strict_and_a_prompt_is_cut_to_it(surplus_ms: float, tokens: int) -> None:
-    """E8: T = slack is refused, so the largest chunk is one token shorter; it stays in its tile."""
+    """A predicted time equal to the slack is refused, so the largest chunk is one token shorter."""
     time_ms = 5 + 0.05 * 64 + 1e-5 * 64**2 + 0.5
     output = decide([Q("p1", "P", 64, time_ms + surplus_ms)], min_chunk_tokens=8)
     assert output.num_scheduled_tokens == {"p1": tokens}
@@ -357,7 +356,7 @@ def test_packing_decodes_first_is_what_evicting_and_retrying_comes_to(
 ) -> None:
     """The docstring's claim that no retry is needed, held against a loop that retries.
 
-    Where not even the decodes fit together no prefill runs in either, so those are left out here.
+    If not even the decodes fit together, no prefill runs in either; those cases are left out here.
     """
     model = make_model()
     limit_s = min(q.slack_ms for q in queue) / 1e3

@@ -1,7 +1,7 @@
 """slosserve against budgets counted by hand, in the paper's unit: prefill tokens banked.
 
-With T = 5 ms + 50 µs a token, a step of one TPOT of 50 ms has (50 - 5) / 0.05 = 900 tokens.  Beside
-100 decodes it banks 800 of them for prompts: 8,000 until 0.5 s from now.
+With T = 5 ms + 50 µs a token, a step of one TPOT of 50 ms has (50 - 5) / 0.05 = 900 tokens.  With
+100 decodes, it banks 800 of them for prompts: 8,000 until 0.5 s from now.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_a_prompt_must_fit_into_the_bank_until_it_is_due(tokens: int, is_admitte
 
 @pytest.mark.parametrize(("tokens", "is_admitted"), [(2990, True), (3000, False)])
 def test_a_prompt_must_not_break_the_promise_to_another(tokens: int, is_admitted: bool) -> None:
-    """Both would fit alone; the first was promised its tokens first.
+    """Both would fit alone, but the first was admitted with its tokens first.
 
     From 0.25 s on the newcomer is one more decode, so the bank until 0.5 s is 5 * 800 + 5 * 799 =
     7,995 tokens, of which 5,000 are promised.
@@ -69,7 +69,7 @@ def test_a_seat_must_be_free_when_it_is_due(max_num_seqs: int, is_admitted: bool
 
 
 def test_the_margin_is_not_promised() -> None:
-    """A tenth of 0.5 s is 1,000 tokens less."""
+    """The margin, a tenth of 0.5 s, is 1,000 tokens."""
     for tokens, is_admitted in ((6999, True), (7001, False)):
         output = SLOsServe(margin=0.1).schedule(view_of([*DECODES, R("p", tokens, due_s=0.5)]))
         assert ("p" not in output.rejected) == is_admitted
@@ -86,7 +86,7 @@ def test_a_decode_ahead_of_its_pace_gives_way_to_a_prompt_that_is_due() -> None:
     ahead = R("d", 100, due_s=0.3, out=1)
     assert decide([ahead, R("p", 1001, 0.05502, done=1)]).num_scheduled_tokens == {"p": 1000}
     assert decide([ahead, R("p", 1001, 0.0552, done=1)]).num_scheduled_tokens == {"p": 1000, "d": 1}
-    due = R("d", 100, due_s=0.1, out=1)  # one TPOT after the step: it has to be in it
+    due = R("d", 100, due_s=0.1, out=1)  # due one TPOT after the step, so it has to be in it
     tokens = decide([due, R("p", 1001, 0.05502, done=1)]).num_scheduled_tokens
     assert tokens["d"] == 1
     assert tokens["p"] < 1000
@@ -110,7 +110,7 @@ def test_who_was_promised_nothing_is_admitted() -> None:
 
 
 def test_every_promise_that_was_made_is_kept() -> None:
-    """Twice the load that can be served, times as predicted, all outputs as long as expected."""
+    """Twice the load that can be served, step times as predicted, all outputs as long as expected."""
     slo = SLO(ttft_s=1.0, tpot_s=0.05)
     lines = [TraceRequest(f"r{i}", i / 40, 500 + 97 * i % 1000, 50, slo) for i in range(400)]
     policy = SLOsServe(prior_output_tokens=50)

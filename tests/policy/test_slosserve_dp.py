@@ -1,7 +1,7 @@
-"""slosserve's dynamic program against sets counted by hand, and against trying them all.
+"""slosserve's dynamic program against sets counted by hand, and against all possible sets.
 
-As in `test_slosserve.py`: a step of 50 ms banks 800 tokens for prompts beside 100 decodes, 16,000 a
-second, and every decode more takes one token of each step.
+As in `test_slosserve.py`, a step of 50 ms with 100 decodes banks 800 tokens for prompts, 16,000 a
+second, and every further decode takes one token of each step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_two_later_prompts_are_worth_more_than_an_early_long_one() -> None:
 def test_who_uses_least_is_taken_where_no_more_than_one_can_be(
     tokens: int, refused: set[str]
 ) -> None:
-    """Early leaves 8,000 - 3,001 tokens to late."""
+    """Early leaves 8,000 - 3,001 tokens for late."""
     assert set(decide([*DECODES, LONG, EARLY, R("late", tokens, 0.5)]).rejected) == refused
 
 
@@ -60,7 +60,7 @@ def test_who_uses_least_is_taken_where_no_more_than_one_can_be(
 def test_a_promise_made_is_kept_whoever_else_could_be_served(
     due_s: float, is_admitted: bool
 ) -> None:
-    """`old` leaves 500 tokens of the 8,000 until 0.5 s; then 16,000 a second are banked."""
+    """`old` leaves 500 of the 8,000 tokens until 0.5 s; after that, 16,000 a second are banked."""
     old = R("old", 7501, due_s=0.5, done=1)
     new = [R(f"n{i}", 300, due_s) for i in range(2)]
     assert len(decide([*DECODES, old, *new]).rejected) == (0 if is_admitted else 1)
@@ -68,10 +68,10 @@ def test_a_promise_made_is_kept_whoever_else_could_be_served(
 
 
 def test_no_more_decodes_than_a_step_of_the_tightest_tpot_holds() -> None:
-    """(10.02 - 5) / 0.05 = 100.4 tokens in a step; of five that come beside 98, two are taken."""
+    """(10.02 - 5) / 0.05 = 100.4 tokens in a step; of five that come to 98 decodes, two are taken."""
     decodes = [R(f"d{i}", 100, 0.05, 0.05, out=1) for i in range(98)]
     new = [R(f"n{i}", 10, 1.0, 0.01002) for i in range(5)]
-    # Theirs is one token a step, of the others one in five: 98 / 4.99 + 80.7 = 100.4.
+    # They have one token a step, the others one in five: 98 / 4.99 + 80.7 = 100.4.
     policy = SLOsServe(Admission.DP, prior_output_tokens=5000, margin=0)
     assert not policy.schedule(view_of([*decodes, *new])).rejected
     decodes = [R(f"d{i}", 100, 0.01002, 0.01002, out=1) for i in range(98)]
@@ -81,7 +81,7 @@ def test_no_more_decodes_than_a_step_of_the_tightest_tpot_holds() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "num_refused"), [(449, 1), (448, 2)])
 def test_kv_cache_is_promised_whole(num_blocks: int, num_refused: int) -> None:
-    """149 tokens of the decode, 150 of each prompt, when each has emitted its 50."""
+    """The decode needs 149 tokens and each prompt 150, when each has emitted its 50."""
     queue = [R("d", 100, 0.05, out=1), *(R(f"n{i}", 100, 0.5) for i in range(3))]
     policy = SLOsServe(Admission.DP, prior_output_tokens=50, margin=0)
     output = policy.schedule(view_of(queue, num_blocks=num_blocks))
@@ -106,7 +106,7 @@ PROMPTS = st.lists(
 def test_no_set_that_is_feasible_is_larger(
     prompts: list[tuple[int, float, float]], old_tokens: int, num_decodes: int
 ) -> None:
-    """Trying all of them, with the simulation as the judge; outputs that outlast the prompts."""
+    """Tries all sets with the simulation as the judge; outputs outlast the prompts."""
     base = [R(f"d{i}", 100, due_s=0.05, out=1) for i in range(num_decodes)]
     base.append(R("old", old_tokens + 2, due_s=0.4, done=1))
     new = [R(f"n{i}", n, due_s, tpot_s) for i, (n, due_s, tpot_s) in enumerate(prompts)]
@@ -130,7 +130,8 @@ def _is_feasible(load: PromisedLoad, new: Floats) -> bool:
 
 
 def test_more_of_a_burst_are_promised_than_one_by_one_and_all_promises_are_kept() -> None:
-    """Twelve at once, 18,000 tokens until they are due: three long prompts and all the short."""
+    """Twelve arrive at once, with 18,000 tokens until they are due: three long prompts and all
+    short ones."""
     slo = SLO(ttft_s=1.0, tpot_s=0.05)
     lines = [TraceRequest(f"r{i}", 0.0, 400 if i % 2 else 5000, 50, slo) for i in range(12)]
     served = {}

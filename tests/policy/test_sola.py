@@ -1,6 +1,6 @@
 """sola against states and constraints computed by hand, with T = 5 ms + 50 us a token.
 
-It is 1 s.  The decode has taken 250 ms for 10 tokens of 50 ms: p_TPOT is a half.
+The time is 1 s.  The decode has taken 250 ms for 10 tokens of 50 ms, so p_TPOT is one half.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from slosched.workload import synthesize
 
 NOW_S = 1.0
 DECODE = R("d", 100, due_s=1.055, out=11)
-"""Due in 55 ms: a step of 1,000 tokens, its own among them."""
+"""A decode that is due in 55 ms: a step of 1,000 tokens, its own among them."""
 
 
 def decide(requests: list[R], *, began_s: float = 0.75, **options: object) -> SchedulerOutput:
-    """`began_s` is when the decodes got their first token."""
+    """Return the plan; `began_s` is when the decodes got their first token."""
     view = view_of(requests, now_s=NOW_S)
     for request in view.running:
         request.token_times_s += [began_s] * request.num_output_tokens
@@ -36,7 +36,7 @@ def waiting(name: str, tokens: int, passed_s: float, ttft_s: float = 1.0) -> R:
 
 @pytest.mark.parametrize(("passed_s", "chunk"), [(0.51, 960), (0.49, 511)])
 def test_the_promise_in_more_danger_is_optimized(passed_s: float, chunk: int) -> None:
-    """999 tokens fit before the decode is due, that is 15 tiles; else the budget is 512."""
+    """999 tokens fit before the decode is due, that is 15 tiles; otherwise the budget is 512."""
     planned = decide([DECODE, waiting("p", 2000, passed_s)]).num_scheduled_tokens
     assert planned == {"d": 1, "p": chunk}
 
@@ -60,7 +60,8 @@ def test_prompt_tokens_are_whole_tiles_unless_they_are_all_that_is_left() -> Non
 
 
 def test_decodes_that_are_late_do_not_limit_the_step() -> None:
-    """998 tokens beside both, 15 tiles.  If all are, the least TPOT does: 899 tokens, 14 tiles."""
+    """998 tokens fit besides both, 15 tiles.  If all are late, the least TPOT limits: 899 tokens,
+    14 tiles."""
     late, prompt = R("late", 100, due_s=0.9, out=11), waiting("p", 2000, 0.6)
     assert decide([late, DECODE, prompt]).num_scheduled_tokens["p"] == 960
     assert decide([late, prompt]).num_scheduled_tokens["p"] == 896
@@ -83,9 +84,10 @@ def test_the_largest_share_of_a_promised_ttft_goes_first_and_the_hopeless_last()
 def test_where_tpot_is_optimized_nobody_is_pushed_out(
     spare_s: float, planned: dict[str, int]
 ) -> None:
-    """A step of 512 tokens takes 30.6 ms.  Who cannot wait for the decode's 5.05 ms is lost.
+    """A step of 512 tokens takes 30.6 ms.  A prompt that cannot wait for the decode's 5.05 ms is
+    lost.
 
-    Of what the other was promised more is gone: 9 s of 10, not 5.05 ms of at most 36.
+    The other one has used more of its TTFT: 9 s of 10, instead of 5.05 ms of at most 36.
     """
     first = waiting("a", 2000, passed_s=9.0, ttft_s=10.0)
     other = waiting("b", 1, passed_s=0.0, ttft_s=0.00505 + spare_s)
@@ -116,7 +118,7 @@ def _timed(requests: list[R]) -> SchedulerView:
 
 @pytest.mark.parametrize("token_budget", [512, 1024])
 def test_it_serves_more_in_time_than_the_fixed_budget_it_stands_on(token_budget: int) -> None:
-    """Beyond the knee of the fixed budget: 14 and 82 % with 512 and 1024 tokens."""
+    """The load is beyond the knee of the fixed budget: 14 and 82 % with 512 and 1024 tokens."""
     model = load_model("h100/llama-3.1-8b")
     trace = synthesize(
         "poisson", num_requests=500, prompt=1000, output=100, slo=SLO(0.5, 0.03), rate=36.0, seed=5

@@ -24,7 +24,7 @@ from slosched.policy.spec import (
 
 @dataclass
 class Mine(Policy):
-    """A policy of one's own."""
+    """A user's own policy."""
 
     margin: float = 0.0
 
@@ -34,7 +34,7 @@ class Mine(Policy):
 
 @dataclass
 class Optional(Mine):
-    """Options that need not be set, and one that cannot."""
+    """A policy with options that need not be set, and one that cannot be."""
 
     limit: int | None = None
     pair: tuple[int, ...] = (1, 2)
@@ -42,7 +42,7 @@ class Optional(Mine):
 
 @dataclass
 class Open(Wrapper):
-    """A wrapper of one's own."""
+    """A user's own wrapper."""
 
     width: int = 1
 
@@ -51,7 +51,7 @@ class Open(Wrapper):
 
 
 class NotADataclass(Policy):
-    """Has no fields to set."""
+    """A policy without fields to set."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         raise NotImplementedError

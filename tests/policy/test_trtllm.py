@@ -1,4 +1,4 @@
-"""trtllm beyond the engine's numbers: what it refuses, where it goes on, schedulers of one's own."""
+"""trtllm beyond the engine's numbers: what it refuses, where it goes on, schedulers of your own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Played(NamedTuple):
 
 
 def play(policy: TRTLLM, requests: Sequence[Request], kv: KVCache, limits: Limits) -> Played:
-    """What each step computed, until all have ended."""
+    """Return what each step computed, until all requests have ended."""
     scheduler = Scheduler(policy, kv, limits)
     steps: list[dict[str, int]] = []
     reasons: dict[str, EndReason | None] = {}
@@ -94,7 +94,7 @@ def test_a_step_smaller_than_a_unit_still_moves() -> None:
 
 
 def test_a_paused_one_that_has_grown_longer_than_a_step_still_ends() -> None:
-    """Without chunking the engine never gets it into a step again."""
+    """Without chunking, the engine would never get it into a step again."""
     requests = [Request(name, at, 10, 80) for at, name in enumerate("ab")]
     played = play(TRTLLM("max_utilization"), requests, KVCache(10, 10), Limits(20))
     assert {"b": 20} in played.steps
@@ -118,12 +118,12 @@ def test_no_evict_reserves_what_may_be_emitted_and_max_utilization_does_not() ->
         )
         return max(seen)
 
-    assert most_at_once("guaranteed_no_evict") == 2  # of 12 blocks each
+    assert most_at_once("guaranteed_no_evict") == 2  # 12 blocks each
     assert most_at_once("max_utilization") >= 4
 
 
 class Everyone:
-    """A micro-batch scheduler of one's own: all that fit, with all that they have to compute."""
+    """A user's micro-batch scheduler: all that fit, with all that they have to compute."""
 
     def schedule(self, fitting: Sequence[ActiveRequest], room: Room) -> list[Part]:
         del room
@@ -131,7 +131,7 @@ class Everyone:
 
 
 class OneAtATime:
-    """A capacity scheduler of one's own, with a state."""
+    """A user's capacity scheduler that has state."""
 
     def __init__(self) -> None:
         self.num_asked = 0

@@ -1,8 +1,9 @@
 """trtllm against the numbers that NVIDIA's own unit tests of both schedulers assert.
 
 `capacitySchedulerTest.cpp`, `microBatchSchedulerTest.cpp`: ten tokens a block, requests as (prompt,
-output limit).  What slosched's requests have is played through the whole policy and the Scheduler;
-drafted tokens and prefix reuse, which they have not, through the capacity schedulers themselves.
+output limit).  What slosched's requests support is played through the whole policy and the
+Scheduler.  Draft tokens and prefix reuse, which they lack, go through the capacity schedulers
+themselves.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ FCFS, EQUAL = ContextChunking.FIRST_COME_FIRST_SERVED, ContextChunking.EQUAL_PRO
 
 
 class Step(NamedTuple):
-    """One iteration: who runs, who is paused."""
+    """One iteration: the requests that run, and those that are paused."""
 
     running: list[tuple[int, int, int, int]]
-    """Request, output limit, prompt, generated: as the engine has them after a pause."""
+    """For each request: output limit, prompt and generated tokens, as the engine has them after a
+    pause."""
     paused: list[int]
 
     @property
@@ -58,12 +60,12 @@ class Job:
     max_new: int
     at: int = 0
     priority: float = 0.5
-    """As in the engine: higher is earlier."""
+    """The priority as in the engine, where higher numbers come first."""
     lora: str | None = None
 
 
 class ChunksOf20:
-    """A micro-batch scheduler of one's own: everyone that fits, contexts in chunks of one size."""
+    """A micro-batch scheduler that runs all that fit, with contexts in chunks of one size."""
 
     size = 20
 
@@ -81,7 +83,7 @@ class ChunksOf40(ChunksOf20):
 
 
 class Shown(MaxUtilization):
-    """Keeps the order in which requests were last shown to it."""
+    """A capacity scheduler that keeps the order in which it last saw the requests."""
 
     order: ClassVar[list[int]] = []
 
@@ -98,7 +100,7 @@ class Replica:
     num_tokens: int
     max_requests: int
     chunk: int | None = None
-    """20 or 40: what the test says that a request's chunks have, until it is paused."""
+    """The chunk size, 20 or 40, that the test gives a request until it is paused."""
     max_loras: int | None = None
     max_num_active: int = 0
     queue: WaitingQueue = WaitingQueue.FCFS
@@ -115,7 +117,7 @@ class Replica:
         )
 
     def play(self, *jobs: Job) -> int:
-        """How many iterations it takes; `steps` keeps each."""
+        """Play the jobs and return the number of iterations; `steps` keeps each."""
         limits = Limits(10_000, self.max_requests, max_loras=self.max_loras)
         kv = KVCache(-(-self.num_tokens // 10), 10)
         scheduler = Scheduler(self.policy(), kv, limits)
@@ -270,12 +272,14 @@ WORKLOADS = recorded("trtllm_workloads.jsonl.gz")
 def test_random_workloads_are_decided_as_by_the_model_behind_the_numbers(
     workload: dict[str, Any],
 ) -> None:
-    """Who runs and who is paused in every iteration; the model gives all the numbers above."""
+    """Compares which requests run and pause in every iteration; the model also gives the numbers
+    above."""
     jobs = [Job(*values) for values in workload["jobs"]]
     queue = WaitingQueue.PRIORITY if workload["by_priority"] else WaitingQueue.FCFS
     limits = (workload["seats"], workload["chunk"], workload["max_loras"], 99, queue)
     for capacity, steps in workload["steps"].items():
-        in_time = [j for j in jobs if j.at < len(steps)]  # the model ends as soon as nobody is left
+        # the model ends as soon as no request is left
+        in_time = [j for j in jobs if j.at < len(steps)]
         ours = Replica(capacity, 10 * workload["num_blocks"], *limits)
         ours.play(*in_time)
         assert [[step.ids, step.paused] for step in ours.steps] == steps
@@ -283,7 +287,7 @@ def test_random_workloads_are_decided_as_by_the_model_behind_the_numbers(
 
 @dataclass
 class Prompted:
-    """A request with what slosched's own have not: drafted tokens, and a text to reuse."""
+    """A request with what slosched's own lack: draft tokens, and a text to reuse."""
 
     request: Request
     text: Sequence[Hashable]
@@ -292,7 +296,7 @@ class Prompted:
     num_held_blocks: int = 0
 
     def blocks(self) -> list[Hashable]:
-        """Full blocks of the prompt; its last token is never reused."""
+        """Return the full blocks of the prompt; its last token is never reused."""
         return [tuple(self.text[: 10 * i]) for i in range(1, (len(self.text) - 1) // 10 + 1)]
 
     def as_active(self, stored: set[Hashable]) -> ActiveRequest:
@@ -307,7 +311,7 @@ class Prompted:
 
 @dataclass
 class ReusingReplica:
-    """Carries out what a capacity scheduler says; a context is stored once it is computed."""
+    """Carries out what a capacity scheduler decides; a context is stored once it is computed."""
 
     capacity: str
     num_blocks: int
@@ -315,10 +319,10 @@ class ReusingReplica:
     stored: set[Hashable] = field(default_factory=set)
     num_reused: int = 0
     steps: list[list[tuple[int, int]]] = field(default_factory=list)
-    """Who ran, with the tokens that it had generated before."""
+    """The requests that ran, with the tokens that each had generated before."""
 
     def play(self, *jobs: Prompted) -> int:
-        """How many iterations it takes."""
+        """Play the jobs and return the number of iterations."""
         scheduler, left = CAPACITY_SCHEDULERS[self.capacity](), list(jobs)
         cache, limits = KVCache(self.num_blocks, 10), Limits(10_000, self.max_requests)
         while left:
@@ -369,7 +373,7 @@ def test_max_utilization_keeps_blocks_for_drafted_tokens() -> None:
 
 
 def test_a_context_that_comes_from_elsewhere_takes_the_same_blocks() -> None:
-    """A disaggregated generation: to the capacity scheduler it is a first chunk."""
+    """A disaggregated generation looks like a first chunk to the capacity scheduler."""
     replica = ReusingReplica(MAX_UTIL, 10, 2)
     assert replica.play(drafting(0, 0), drafting(1, 0)) == 119
 
@@ -406,7 +410,7 @@ def series(
     most: float = math.inf,
     longest: float = math.inf,
 ) -> list[list[int]]:
-    """Context computed after each iteration, until all is or nothing moves."""
+    """Return the context computed after each iteration, until all is computed or nothing moves."""
     done, history = [0] * len(lengths), []
     while any(left := [n - d for n, d in zip(lengths, done, strict=True)]):
         open_ = [i for i, n in enumerate(left) if n]

@@ -15,7 +15,7 @@ from slosched.testing import check_policy
 
 
 class Player:
-    """A scheduler in which a step can be read: `a8 b4* c1` are its chunks, `*` emits no token.
+    """A scheduler whose steps can be read: `a8 b4* c1` are its chunks, `*` emits no token.
 
     Then, if there are any: `-b` preempted, `>b` swapped out, `<b` swapped in, `!b` rejected.
     """
@@ -51,7 +51,7 @@ class Player:
         lora_id: str | None = None,
         begins: int = 0,
     ) -> Request:
-        """Prompts that begin with the same number go on alike."""
+        """Prompts that begin with the same number are equal from there on."""
         self.num_requests += 1
         arrival_s = float(self.num_requests) if arrival_s is None else arrival_s
         request = Request(
@@ -128,7 +128,7 @@ class TestWholePrompts:
         assert player.steps(4) == ["a31", "a1", "a1", "b12 c4"]
 
     def test_preemption_by_recompute(self) -> None:
-        """It even preempts itself, with room in its last block, for want of a free one."""
+        """For lack of a free block it even preempts itself, though its last block has room."""
         player = of_lengths(Player(blocks=4), "ab", (7, 7))
         expected = ["a7 b7", "a1 -b", "b8", "a1 -b", "a1", "a1", "a1", "a1", "-a"]
         assert player.steps(9) == expected
@@ -136,7 +136,7 @@ class TestWholePrompts:
         assert player.steps(3) == ["a14", "b9", "b1"]
 
     def test_preemption_by_swap(self) -> None:
-        """As long as somebody is swapped out no prompt starts."""
+        """No prompt starts while a request is swapped out."""
         player = of_lengths(Player(blocks=4, host_blocks=8, swap=True), "abc", (7, 7, 3))
         expected = ["a7 b7", "a1 >b", "a1", "a1", "a1", "a1", "a1", ">a"]
         assert player.steps(8) == expected
@@ -211,7 +211,7 @@ class TestPriority:
         assert player.steps(3) == ["b10", "c1 -b", "b11"]
 
     def test_a_victim_of_priority_is_computed_anew_under_swap_too(self) -> None:
-        """vLLM dies of an assertion here."""
+        """vLLM fails an assertion here."""
         priority = VLLMV0(policy=SchedulingPolicy.PRIORITY)
         player = Player(priority, seqs=1, host_blocks=8, swap=True)
         player.add("a", 4, priority=5)
@@ -257,7 +257,7 @@ class TestChunks:
 
 
 class TestWhereItDiffers:
-    """vLLM drops a request that has emitted tokens, dies, or never comes to an end."""
+    """Cases in which vLLM drops a request that has emitted tokens, dies, or never ends."""
 
     def test_what_has_outgrown_the_longest_prompt_is_computed_in_parts(self) -> None:
         vllm = VLLMV0(max_model_len=8)
@@ -328,7 +328,7 @@ class TestPrefixCaching:
         assert player.steps(4) == ["a3*", "a3*", "a2", "a1"]
 
     def test_blocks_that_are_booked_for_the_same_are_booked_once(self) -> None:
-        """Admitted together; but a prompt starts only where all of it would fit."""
+        """They are admitted together; but a prompt starts only where all of it would fit."""
         player = Player(blocks=7, caches_prefixes=True)
         for name in "abc":
             player.add(name, 9, max_tokens=2, begins=1)

@@ -23,7 +23,8 @@ from slosched.scheduler import Scheduler
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 HANGS = {226: 34, 395: 33}
-"""By seed, from which step on vLLM never finishes what is left: see the policy's docstring."""
+"""For each seed, the step from which vLLM never finishes what is left; see the policy's docstring.
+"""
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
@@ -32,7 +33,7 @@ def recorded(name: str) -> list[dict[str, Any]]:
 
 
 def replayed(name: str) -> Counter[str]:
-    """What was seen in all recordings of a file."""
+    """Return counts of what was seen in all recordings of a file."""
     seen: Counter[str] = Counter()
     for workload in recorded(name):
         seen += Replay(workload).run()
@@ -40,7 +41,7 @@ def replayed(name: str) -> Counter[str]:
 
 
 def left_out_for(workload: dict[str, Any]) -> str | None:
-    """Why a recording is not replayed, if it is not."""
+    """Return why a recording is not replayed; None if it is."""
     config = workload["config"]
     capacity = config["blocks"] * config["bs"]
     if any(a["len"] + a["max_tokens"] > capacity for a in workload["arrivals"]):
@@ -68,7 +69,7 @@ def test_every_recorded_step_is_decided_as_vllm_decides_it() -> None:
 
 
 def test_every_step_with_prefix_caching() -> None:
-    """Recorded by `record_vllm063.py`: longer answers, fewer blocks, more that is shared."""
+    """Recorded by `record_vllm063.py`: longer answers, fewer blocks, more shared prefixes."""
     seen = replayed("vllm063_prefix.jsonl.gz")
     assert (seen["workloads"], seen["steps"]) == (150, 6887)
     assert (seen["preempted"], seen["swapped in"], seen["forced"]) == (100, 40, 24)
@@ -77,7 +78,7 @@ def test_every_step_with_prefix_caching() -> None:
 
 
 def test_every_step_with_watermark_delay_lookahead_and_adapters() -> None:
-    """Recorded by `record_vllm063.py`: what the first recordings lack."""
+    """Recorded by `record_vllm063.py`, for what the first recordings lack."""
     seen = replayed("vllm063_more.jsonl.gz")
     assert (seen["workloads"], seen["steps"]) == (120, 19355)
     assert (seen["died"], seen["hung"]) == (5, 1)
@@ -85,7 +86,7 @@ def test_every_step_with_watermark_delay_lookahead_and_adapters() -> None:
 
 
 class Replay:
-    """One recorded workload, played with the policy."""
+    """A replay of one recorded workload with the policy."""
 
     def __init__(self, workload: dict[str, Any]) -> None:
         self.workload = workload
@@ -110,10 +111,10 @@ class Replay:
         self.where = ""
         self.seen = Counter(workloads=1)
         self.num_scheduled: Counter[str] = Counter()
-        """Tokens by request, as vLLM counts them: those that it finds in the cache, too."""
+        """Tokens by request as vLLM counts them, including those that it finds in the cache."""
 
     def run(self) -> Counter[str]:
-        """Compare every step; how many there were of what."""
+        """Compare every step; return counts of what was seen."""
         for index, expected in enumerate(self.workload["steps"]):
             self.where = f"seed {self.workload['seed']}, step {index}"
             for place, arrival in enumerate(self.workload["arrivals"]):
@@ -153,7 +154,7 @@ class Replay:
 
     def compare_chunks(self, batch: ScheduledBatch, expected: dict[str, Any]) -> None:
         chunks, theirs = in_vllms_order(batch), expected["batch"]
-        if self.shares_prefixes:  # who comes back stands first
+        if self.shares_prefixes:  # a request that comes back stands first
             theirs = sorted(theirs, key=lambda chunk: chunk[0] not in batch.output.swapped_in)
         assert [(c.request.request_id, c.emits_token) for c in chunks] == [
             (b[0], "nosample" not in b) for b in theirs
@@ -169,7 +170,8 @@ class Replay:
             del self.num_scheduled[name]
 
     def compare_found(self, num_tokens: int, words: list[str]) -> None:
-        """Who starts finds as much as vLLM's, and also what the same step computes for others."""
+        """Check that a starting request finds as much as vLLM's, and what the same step computes
+        for others."""
         theirs = sum(int(w.removeprefix("computed_blocks=")) for w in words if w != "nosample")
         num_more = num_tokens // self.kv.block_size - theirs
         self.seen["found"] += theirs > 0 and num_more == 0
@@ -177,13 +179,14 @@ class Replay:
         self.seen["found less"] += num_more < 0
 
     def compare_progress(self, chunk: ScheduledChunk, num_scheduled: int, *, repeats: bool) -> None:
-        """Each gets as far as vLLM's; of one that is cached as a whole a token is computed anew."""
+        """Check that each gets as far as vLLM's; a fully cached one recomputes one token."""
         end = chunk.num_prior_tokens + chunk.num_new_tokens
         assert num_scheduled == end or (repeats and num_scheduled < end), self.where
         self.seen["repeated"] += repeats
 
     def compare_order(self, expected: dict[str, Any]) -> None:
-        """The queues as the next step will see them; with priorities the policy keeps its own."""
+        """Compare the queues as the next step will see them; with priorities the policy has its
+        own."""
         queues = self.scheduler.queues
         is_kept = self.policy.policy is SchedulingPolicy.PRIORITY
         waiting = self.policy._waiting if is_kept else list(queues.waiting)
@@ -192,14 +195,14 @@ class Replay:
         assert running == expected["running"], self.where
 
     def compare_blocks(self, swapped_out: tuple[str, ...], expected: dict[str, Any]) -> None:
-        """As vLLM books them, which is before they are needed."""
+        """Compare blocks as vLLM allocates them, which is before they are needed."""
         tables, view = self.policy._tables, self.scheduler.view(0.0)
         assert self.policy._blocks(view, tables).num_free_blocks == expected["free"], self.where
         moved = sum(tables[name].num_blocks for name in swapped_out)
         assert moved == expected["swap_out"], self.where
 
     def go_on_where_vllm_dies(self, batch: ScheduledBatch) -> None:
-        """For want of host memory, or of blocks for lookahead slots that are swapped in."""
+        """Go on where vLLM dies for lack of host memory, or of lookahead blocks for a swap-in."""
         output = batch.output
         assert output.preempted or output.swapped_out or output.swapped_in, self.where
         self.seen["died"] += 1
@@ -212,7 +215,7 @@ class Replay:
 
 
 def in_vllms_order(batch: ScheduledBatch) -> list[ScheduledChunk]:
-    """With adapters vLLM sorts what it has decided by them and by name, which no law allows."""
+    """Return the chunks sorted by adapter and name, as vLLM does with adapters after deciding."""
     chunks = list(batch.chunks)
     if any(chunk.request.lora_id for chunk in chunks):
         chunks.sort(key=lambda chunk: (chunk.request.lora_id or "", chunk.request.request_id))

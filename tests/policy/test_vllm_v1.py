@@ -1,4 +1,4 @@
-"""vllm_v1 against scenarios that were run on vLLM 0.33 (engines.md 2.7), and its other options."""
+"""vllm_v1 against scenarios that were run on vLLM 0.33, and its other options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ PRIORITY = SchedulingPolicy.PRIORITY
 
 
 class Replica:
-    """Blocks of four tokens; arrivals as (name, prompt, output limit) or with a priority."""
+    """A replica with blocks of four tokens; arrivals are (name, prompt, output limit), also with
+    priority."""
 
     def __init__(
         self,
@@ -59,19 +60,19 @@ class Replica:
         return [self.step() for _ in range(count)]
 
 
-def test_a_prompt_fills_the_step_and_goes_on_in_the_next() -> None:  # V1-1
+def test_a_prompt_fills_the_step_and_goes_on_in_the_next() -> None:
     replica = Replica(64)
     replica.add(("a", 60, 5), ("b", 60, 5))
     assert replica.steps(3) == [{"a": 60, "b": 4}, {"a": 1, "b": 56}, {"a": 1, "b": 1}]
 
 
-def test_running_requests_are_served_in_their_order_not_decodes_first() -> None:  # V1-3
+def test_running_requests_are_served_in_their_order_not_decodes_first() -> None:
     replica = Replica(8)
     replica.add(("a", 20, 5), ("b", 3, 5))
     assert replica.steps(4) == [{"a": 8}, {"a": 8}, {"a": 4, "b": 3}, {"a": 1, "b": 1}]
 
 
-def test_the_youngest_is_preempted_and_nobody_starts_beside() -> None:  # V1-4
+def test_the_youngest_is_preempted_and_nobody_starts_beside() -> None:
     replica = Replica(64, num_blocks=4)
     replica.add(("a", 7, 8), ("b", 7, 8), ("c", 3, 8))
     assert replica.steps(3) == [{"a": 7, "b": 7}, {"a": 1, "b": 1}, {"a": 1}]
@@ -79,7 +80,7 @@ def test_the_youngest_is_preempted_and_nobody_starts_beside() -> None:  # V1-4
     assert replica.steps(6) == [{"a": 1}] * 5 + [{"b": 9, "c": 3}]
 
 
-def test_priority_orders_the_queue_and_picks_the_victim() -> None:  # V1-5
+def test_priority_orders_the_queue_and_picks_the_victim() -> None:
     replica = Replica(64, num_blocks=4, policy=PRIORITY)
     replica.add(("a", 7, 8, 5), ("b", 7, 8, 1))
     assert list(replica.step().items()) == [("b", 7), ("a", 7)]
@@ -87,7 +88,7 @@ def test_priority_orders_the_queue_and_picks_the_victim() -> None:  # V1-5
     assert replica.preempted == ("a",)
 
 
-def test_priority_takes_no_seat_from_a_running_request() -> None:  # V1-6
+def test_priority_takes_no_seat_from_a_running_request() -> None:
     replica = Replica(64, seats=1, policy=PRIORITY)
     replica.add(("a", 4, 3, 5))
     replica.step()
@@ -95,7 +96,7 @@ def test_priority_takes_no_seat_from_a_running_request() -> None:  # V1-6
     assert replica.steps(3) == [{"a": 1}, {"a": 1}, {"b": 4}]
 
 
-def test_a_long_prompt_is_cut_only_if_it_is_not_alone() -> None:  # V1-8
+def test_a_long_prompt_is_cut_only_if_it_is_not_alone() -> None:
     alone = Replica(64, long_prefill_token_threshold=16)
     alone.add(("a", 50, 2))
     assert alone.step() == {"a": 50}
@@ -110,7 +111,7 @@ def test_a_long_prompt_is_cut_only_if_it_is_not_alone() -> None:  # V1-8
 
 
 @pytest.mark.parametrize("reserve", [True, False])
-def test_a_prompt_that_does_not_fit_whole_waits_unless_told_not_to(reserve: bool) -> None:  # V1-9
+def test_a_prompt_that_does_not_fit_whole_waits_unless_told_not_to(reserve: bool) -> None:
     replica = Replica(8, num_blocks=8, scheduler_reserve_full_isl=reserve)
     replica.add(("a", 20, 9))
     replica.steps(3)
@@ -123,7 +124,7 @@ def test_a_prompt_that_does_not_fit_whole_waits_unless_told_not_to(reserve: bool
         assert replica.step() == {"a": 1, "b": 7}
 
 
-def test_prompts_are_computed_in_every_fourth_step_while_decodes_run() -> None:  # V1-11
+def test_prompts_are_computed_in_every_fourth_step_while_decodes_run() -> None:
     replica = Replica(64, prefill_schedule_interval=4)
     replica.add(("a", 4, 20))
     replica.steps(2)
@@ -134,25 +135,25 @@ def test_prompts_are_computed_in_every_fourth_step_while_decodes_run() -> None: 
 def test_prompts_do_not_wait_for_their_turn_if_that_was_too_short_for_all() -> None:
     replica = Replica(8, prefill_schedule_interval=4)
     replica.add(("a", 4, 20), ("b", 10, 20), ("c", 10, 20))
-    # b and c are left over from step 0; in step 2 nobody is, so the rest of c waits for step 4.
+    # b and c are left over from step 0; none is in step 2, so the rest of c waits for step 4.
     assert replica.steps(3) == [{"a": 4, "b": 4}, {"a": 1, "b": 6, "c": 1}, {"a": 1, "b": 1}]
     assert replica.steps(2) == [{"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 6}]
 
 
-def test_nobody_overtakes_the_head_of_the_queue() -> None:  # V1-12
+def test_nobody_overtakes_the_head_of_the_queue() -> None:
     replica = Replica(64, num_blocks=8)
     replica.add(("a", 23, 3), ("b", 12, 9), ("c", 3, 9))
     assert replica.steps(4) == [{"a": 23}, {"a": 1}, {"a": 1}, {"b": 12, "c": 3}]
 
 
-def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it() -> None:  # B9
+def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it() -> None:
     replica = Replica(64, enable_chunked_prefill=False)
     replica.add(("a", 40, 3), ("b", 30, 9), ("c", 4, 9))
     assert replica.steps(2) == [{"a": 40}, {"a": 1, "b": 30, "c": 4}]
 
 
 def test_without_chunks_what_no_step_holds_has_steps_for_itself() -> None:
-    """Where vLLM would refuse to be set up so."""
+    """vLLM would refuse such a configuration."""
     replica = Replica(64, enable_chunked_prefill=False)
     replica.add(("a", 4, 2), ("b", 100, 9), ("c", 4, 9))
     assert replica.steps(4) == [{"a": 4}, {"a": 1}, {"b": 64}, {"b": 36, "c": 4}]
@@ -189,8 +190,8 @@ def test_who_finds_no_adapter_slot_is_overtaken_and_stays_first_in_line() -> Non
 def test_a_victim_of_priority_may_have_its_part_in_the_step_already() -> None:
     """a, the first of the running ones, is the least urgent; its token of the step goes to c.
 
-    Of five blocks a and b hold two each, c one.  b's token needs a third, so a has to go, and the
-    step's five tokens, of which a had one, are enough for all of c's.
+    Of five blocks, a and b hold two each, c one. b's token needs a third block, so a is preempted.
+    The step's five tokens, of which a had one, then suffice for all of c's.
     """
     queue = [R("a", 6, 1.0, out=1, priority=9), R("b", 9, 1.0, out=1), R("c", 8, 1.0, done=4)]
     policy = VLLMV1(policy=PRIORITY)
@@ -201,7 +202,7 @@ def test_a_victim_of_priority_may_have_its_part_in_the_step_already() -> None:
 
 
 def test_who_has_to_go_itself_ends_the_search() -> None:
-    """As in vLLM: c is not looked at, though its block has room."""
+    """As in vLLM, c is not looked at, though its block has room."""
     queue = [
         R("a", 5, 1.0, out=1),
         R("b", 9, 1.0, out=1, priority=9),

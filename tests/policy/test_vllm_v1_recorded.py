@@ -1,4 +1,4 @@
-"""vllm_v1, and fcfs, against decisions recorded from the real vLLM 0.33 scheduler, step by step."""
+"""vllm_v1 and fcfs against decisions recorded from the real vLLM 0.33 scheduler, step by step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKLOADS = recorded("vllm033.jsonl.gz")
 
 
 def test_every_recorded_step_is_decided_as_vllm_decides_it() -> None:
-    """With and without prefix caching, in both policies."""
+    """With and without prefix caching, and with both policies."""
     seen: Counter[str] = Counter()
     for workload in WORKLOADS:
         replay = Replay(workload, VLLMV1(**options_of(workload["config"])))
@@ -39,7 +39,7 @@ def test_fcfs_is_vllm_v1_with_its_defaults() -> None:
 
 
 class Replay:
-    """One recorded workload, played with the policy until it differs."""
+    """A replay of one recorded workload with the policy, until it differs."""
 
     def __init__(self, workload: dict[str, Any], policy: Policy) -> None:
         self.workload = workload
@@ -52,7 +52,7 @@ class Replay:
         self.differs_in: list[str] = []
 
     def first_difference(self) -> list[str]:
-        """In what the first step that differs does so; nothing if none does."""
+        """Return how the first differing step differs; empty if none does."""
         for index, expected in enumerate(self.workload["steps"]):
             self.expected = expected
             self.where = f"seed {self.workload['seed']}, step {index}"
@@ -84,7 +84,7 @@ class Replay:
         self.seen.update(steps=1, preempted=len(batch.output.preempted))
 
     def _found_cached(self, batch: ScheduledBatch) -> dict[str, int]:
-        """Of those that are new in this step, the tokens that need not be computed."""
+        """Return, for the requests that start in this step, the tokens that need not be computed."""
         found = {c.request.request_id: c.num_prior_tokens for c in batch.chunks}
         new = [name for name in self.expected["new"] if found[name]]
         self.seen["found cached"] += len(new)

@@ -13,7 +13,7 @@ from slosched.testing import check_policy
 from slosched.workload import Trace, TraceRequest
 
 A, B = (1.0, 0.05), (2.0, 0.05)
-"""Two clients: two promises of a TTFT and a TPOT."""
+"""Two clients, which have two different SLOs of TTFT and TPOT."""
 
 
 def a(name: str, tokens: int, **fields: int) -> R:
@@ -51,7 +51,7 @@ def test_outputs_are_paid_for_and_a_prompt_only_once() -> None:
 
 
 def test_who_idled_has_no_credit() -> None:
-    """B comes when A has been served 602 and waits: lifted to 602, not ahead by 602."""
+    """B comes when A has been served 602 and waits: it is lifted to 602, not ahead by 602."""
     policy = VTC(token_budget=512)
     policy.schedule(view_of([a("a1", 300), a("a2", 300), a("a3", 300)]))
     assert policy._counters == {A: 602}

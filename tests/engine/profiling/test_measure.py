@@ -1,4 +1,4 @@
-"""What is measured is the device's time, whatever the machine does in between."""
+"""Measurements contain only the device's time, whatever the machine does in between."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAN = plan_batches(LIMITS, num_batches=60)
 
 
 class Machine:
-    """A device whose time is a model's times a factor that may depend on when it is asked."""
+    """A device whose step time is a model's, times a factor that may depend on when it is asked."""
 
     def __init__(self, factor: Callable[[int, float], float] = lambda _count, _now_s: 1.0) -> None:
         self._factor = factor
@@ -74,7 +74,8 @@ def test_each_pass_runs_the_batches_in_another_order() -> None:
 
 
 def test_drift_of_the_machine_is_taken_out() -> None:
-    """Half as fast again for minutes at a time: raw times are 20 % off, merged ones are not."""
+    """The machine is 1.5 times as fast for minutes at a time: raw times are 20 % off, merged ones
+    are not."""
     machine = Machine(lambda _count, now_s: 1.25 + 0.25 * math.sin(now_s / 60))
     rows = tuple(measure(machine, LIMITS, PLAN, max_passes=3))
     raw = Profile(tuple(r.__class__(r.chunks, r.seconds, r.num_swapped_blocks) for r in rows))
@@ -83,7 +84,7 @@ def test_drift_of_the_machine_is_taken_out() -> None:
 
 
 def error(profile: Profile) -> float:
-    """Mean relative error around the best constant factor."""
+    """Return the mean relative error around the best constant factor."""
     ratios = np.array([m.seconds / DEVICE.predict(m.shape) for m in profile.measurements])
     return float(np.abs(ratios / np.median(ratios) - 1).mean())
 
@@ -115,7 +116,7 @@ def test_a_run_goes_on_where_another_stopped() -> None:
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named as torch's, which is told by its name."""
+    """An error with the name of torch's, by which it is recognized."""
 
 
 class Small(Machine):

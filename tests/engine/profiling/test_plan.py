@@ -77,7 +77,7 @@ def test_the_plan_reaches_the_ends_of_every_size() -> None:
 
 
 def test_mixes_fill_their_space_evenly() -> None:
-    """Cut each of three sizes into thirds, on a log scale: no corner is empty."""
+    """Each of three sizes is cut into thirds on a log scale, and no combination may be empty."""
     plan = plan_batches(LIMITS, num_batches=400)
     shapes = [measured(b).shape for b in plan if measured(b).regime == "mixed"]
     sizes = np.log(

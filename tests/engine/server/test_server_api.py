@@ -289,12 +289,12 @@ def test_what_is_not_a_json_object(server: Live, body: bytes) -> None:
 def send_for_ever(
     server: Live, header: str, part: bytes
 ) -> tuple[http.client.HTTPResponse, Any, int]:
-    """The answer to a client that sends and sends, and how many bytes it got rid of before it."""
+    """Return the response to a client that sends without end, and the bytes sent before it came."""
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port), timeout=30) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % header.encode())
         num_sent = 0
-        with suppress(OSError):  # it may hang up between our looking and our sending
+        with suppress(OSError):  # it may close the connection between the check and the next send
             while not select.select([client], [], [], 0)[0]:
                 client.sendall(part)
                 num_sent += len(part)
@@ -391,7 +391,7 @@ def test_a_priority_that_is_none_is_a_400(server: Live, value: object) -> None:
 
 
 def test_lower_priorities_are_served_first_by_a_policy_that_looks_at_them() -> None:
-    """One seat, which is taken while four more requests come."""
+    """One seat is taken while four more requests come."""
 
     async def scenario(client: aiohttp.ClientSession) -> None:
         asks = []
@@ -426,7 +426,7 @@ def test_a_wrong_slo_header_is_named_with_its_value(header: str, value: str) -> 
 
 
 def test_metrics_tell_promises_and_which_were_kept(server: Live) -> None:
-    """An end-to-end time that nobody can keep makes a request that finishes no good one."""
+    """An end-to-end time that cannot be met: the request finishes but does not count as good."""
 
     def counts() -> dict[str, float]:
         return {

@@ -1,4 +1,4 @@
-"""A handler that the server cancels still has the last word."""
+"""A handler that the server cancels still sends a last answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def streams(media_type: str) -> ASGIApp:
 
 
 def cancelled(app: ASGIApp) -> list[Message]:
-    """What the client gets of an app that is cancelled once it has said what it has to say."""
+    """Return what the client gets from an app that is cancelled after its first messages."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:

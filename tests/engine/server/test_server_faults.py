@@ -53,7 +53,7 @@ def test_a_rejection_is_a_429_in_both_modes(is_streaming: bool) -> None:
 
 @contextmanager
 def raw_request(server: Live, body: dict[str, Any]) -> Iterator[socket.socket]:
-    """A client that can go away whenever it likes."""
+    """Yield the connection of a client that can disconnect at any time."""
     address = urlsplit(server.url)
     content = json.dumps(body).encode()
     with socket.create_connection((address.hostname, address.port), timeout=30) as client:
@@ -88,7 +88,7 @@ def test_a_client_that_goes_away_before_its_answer_frees_its_blocks(is_streaming
         body = {"prompt": "abc", "max_tokens": 500, "stream": is_streaming}
         with raw_request(server, body):
             assert server.device.entered.wait(10)
-            with raw_request(server, body):  # waits in the queue behind it
+            with raw_request(server, body):  # waits in the queue behind the first one
                 pass
         server.device.gate.set()
         for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_hundred_clients_at_once() -> None:
         ]
         return list(zip(prompts, await asyncio.gather(*asks), strict=True))
 
-    with live(num_blocks=128) as server:  # less than all of them need
+    with live(num_blocks=128) as server:  # fewer blocks than all requests need
         answers = asyncio.run(with_client(server.url, many))
         for prompt, answer in answers:
             if isinstance(answer, list):
@@ -124,7 +124,7 @@ def test_a_hundred_clients_at_once() -> None:
 
 @dataclass
 class Stubborn(Policy):
-    """FCFS, until it is told to break."""
+    """FCFS, until it is told to raise."""
 
     how: str = ""
 
@@ -139,7 +139,7 @@ class Stubborn(Policy):
 
 
 async def read_until_text(response: aiohttp.ClientResponse) -> str:
-    """The first bytes of a stream: it is under way."""
+    """Return the text of a stream up to its first token."""
     data, _ = await response.content.readchunk()
     return data.decode()
 
@@ -307,7 +307,7 @@ async def health(client: aiohttp.ClientSession) -> int:
 
 @contextmanager
 def server_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of its own with its URL, which needs 10 ms a token."""
+    """Yield a server in a process of its own, with its URL; it needs 10 ms for each token."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER_PROGRAM],
         stdout=subprocess.PIPE,
@@ -352,7 +352,7 @@ def test_a_second_signal_answers_at_once_and_says_how_many_were_cut_short() -> N
             async with client.post("/v1/completions", json=body) as response:
                 text = await read_until_text(response)
                 process.send_signal(signal.SIGINT)
-                while await health(client) == 200:  # two signals at once would be one
+                while await health(client) == 200:  # two signals at once would count as one
                     await asyncio.sleep(0.01)
                 process.send_signal(signal.SIGINT)
                 return text + await response.text(), await whole

@@ -1,4 +1,4 @@
-"""What /metrics tells of the latency model."""
+"""What /metrics shows of the latency model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server with a step planned while one runs: the same answers, and nobody is lost."""
+"""A server that plans a step while one runs gives the same answers, and loses no request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def reasons(server: Live) -> list[EndReason | None]:
 
 
 def test_a_hundred_clients_get_their_own_text_and_no_token_more() -> None:
-    """Half of them are ended by a stop token while their next one is already being computed."""
+    """A stop token ends half of the requests while their next token is already being computed."""
 
     async def many(client: aiohttp.ClientSession) -> list[Any]:
         asks = [
@@ -28,7 +28,7 @@ def test_a_hundred_clients_get_their_own_text_and_no_token_more() -> None:
         ]
         return list(await asyncio.gather(*asks))
 
-    with live(num_blocks=128, overlap=True) as server:  # less than all of them need
+    with live(num_blocks=128, overlap=True) as server:  # fewer blocks than all requests need
         answers = asyncio.run(with_client(server.url, many))
         for i, answer in enumerate(answers):
             if i % 2:

@@ -1,4 +1,4 @@
-"""GET /steps tells everyone of every step, and costs the step loop nothing."""
+"""GET /steps shows every reader every step, and costs the step loop nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def steps_of(lines: Sequence[Line]) -> list[Measurement]:
 def listen_while_one_is_served(
     server: Live, max_tokens: int, until: Callable[[list[Line]], bool], num_listeners: int = 1
 ) -> list[list[Line]]:
-    """What each listener was told of one request for `PROMPT`."""
+    """Return what each listener received about one request for `PROMPT`."""
     others = server.worker.steps.num_listeners
 
     async def use(client: aiohttp.ClientSession) -> list[list[Line]]:
@@ -107,7 +107,7 @@ def test_a_step_without_work_for_the_device_is_none() -> None:
 
 
 def test_listeners_come_and_go_while_steps_are_published() -> None:
-    """From several threads; everyone gets an unbroken run of steps."""
+    """Listeners run in several threads, and each gets an unbroken sequence of steps."""
     feed = StepFeed(max_waiting=1_000_000)
     over = threading.Event()
 
@@ -175,7 +175,7 @@ def test_who_cannot_keep_up_is_told_how_many_steps_are_missing() -> None:
 
 
 def test_a_client_that_does_not_read_loses_steps_and_hears_so_when_it_does() -> None:
-    """Straight on ASGI, where a client that does not read is a `send` that does not return."""
+    """Uses ASGI directly, where a client that does not read is a `send` that does not return."""
     feed = StepFeed(max_waiting=8)
     sent = b""
 
@@ -188,7 +188,8 @@ def test_a_client_that_does_not_read_loses_steps_and_hears_so_when_it_does() -> 
             sent += message.get("body", b"")
 
         async def receive() -> Message:
-            return await asyncio.get_running_loop().create_future()  # it does not go away
+            # the client does not disconnect
+            return await asyncio.get_running_loop().create_future()
 
         response = StepsResponse(feed, {"model": "m"}, lambda: why_over)
         task = asyncio.create_task(response({"type": "http"}, receive, send))
@@ -234,7 +235,7 @@ def test_an_idle_stream_shows_that_it_lives() -> None:
 
 
 def test_a_shutdown_ends_the_stream_after_the_last_step() -> None:
-    """The listener hears of what was still running when the drain began."""
+    """The listener gets the steps that were still running when the drain began."""
     lines: list[Line] = []
 
     async def use(client: aiohttp.ClientSession) -> None:

@@ -18,13 +18,13 @@ TOKENIZER = ByteTokenizer()
 def test_pieces_are_whole_characters_and_join_to_the_text(text: str) -> None:
     detokenizer = Detokenizer(TOKENIZER.decode)
     ids = TOKENIZER.encode(text)
-    clean = TOKENIZER.decode(ids)  # without half surrogates
+    clean = TOKENIZER.decode(ids)  # without half surrogate pairs
     so_far = ""
     for i, token_id in enumerate(ids):
         so_far += detokenizer.add(token_id)
         assert clean.startswith(so_far)
         if "\ufffd" not in clean:
-            # No more is held back than the character that is incomplete.
+            # At most one incomplete character may be held back.
             assert so_far == bytes(ids[: i + 1]).decode(errors="ignore")
     assert so_far + detokenizer.flush() == clean
 
@@ -33,7 +33,7 @@ def test_pieces_are_whole_characters_and_join_to_the_text(text: str) -> None:
 def test_bytes_that_are_no_text_come_out_as_the_decoder_has_them(data: bytes) -> None:
     detokenizer = Detokenizer(TOKENIZER.decode)
     pieces = [detokenizer.add(byte) for byte in data]
-    # The window may move in the midst of garbage, so only the good characters are sure.
+    # The window may move within invalid bytes, so only complete characters are certain.
     joined = "".join(pieces) + detokenizer.flush()
     assert joined.replace("\ufffd", "") == data.decode(errors="replace").replace("\ufffd", "")
 
@@ -54,7 +54,7 @@ def test_work_per_token_is_bounded() -> None:
 
 
 def test_a_word_piece_decoder_keeps_the_spaces_between_words() -> None:
-    """Such decoders drop the space in front of the first word they are given."""
+    """Such decoders drop the space in front of the first word that they get."""
     words = [f"▁w{i}" for i in range(100)]
     detokenizer = Detokenizer(lambda ids: "".join(words[i] for i in ids).replace("▁", " ")[1:])
     pieces = [detokenizer.add(i) for i in range(100)]
@@ -62,7 +62,7 @@ def test_a_word_piece_decoder_keeps_the_spaces_between_words() -> None:
 
 
 def until_stop(text: str, stops: list[str]) -> tuple[str, bool]:
-    """By definition: cut before the stop string that is the first to be complete."""
+    """Return the text cut before the stop string that is complete first: the definition."""
     for end in range(1, len(text) + 1):
         starts = [end - len(s) for s in stops if text[:end].endswith(s)]
         if starts:

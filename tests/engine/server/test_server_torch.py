@@ -99,7 +99,7 @@ def test_a_prompt_that_comes_again_is_found_in_the_cache_by_who_knows_its_salt(u
 
 
 def plain(model: LoadedModel) -> LoadedModel:
-    """The same weights with transformers' own attention, apart from the server's model."""
+    """Return a copy of the model with transformers' own attention, apart from the server's model."""
     from copy import deepcopy
     from dataclasses import replace
 

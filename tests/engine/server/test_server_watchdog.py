@@ -1,7 +1,7 @@
 """A device that hangs makes the server unhealthy, for as long as it hangs.
 
-The device really blocks, the server is a real one; only the engine's clock is the test's, so that
-no step takes too long by accident.
+The device really blocks, and the server is a real one.  Only the engine's clock is the test's, so
+that no step takes too long by accident.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def hands() -> Hands:
 
 @contextmanager
 def warm(hands: Hands, policy: Policy | None = None, **options: Any) -> Iterator[Live]:
-    """A server that has its first steps behind it."""
+    """Yield a server that has its first steps behind it."""
     with live(policy, clock=hands, **options) as server:
         assert server.post(prompt="x", max_tokens=2 * StepLimit().num_warmup_steps)[0] == 200
         yield server
@@ -51,7 +51,7 @@ def warm(hands: Hands, policy: Policy | None = None, **options: Any) -> Iterator
 
 @contextmanager
 def hanging(server: Live) -> Iterator[Callable[[], tuple[int, Any, Any]]]:
-    """A request whose first step blocks in the device; call for its answer once it is free."""
+    """Yield a function that returns the answer to a request whose first step blocks in the device."""
     server.device.entered.clear()
     server.device.gate.clear()
     with ThreadPoolExecutor(1) as pool:
@@ -166,7 +166,7 @@ def test_nothing_hangs_while_there_is_nothing_to_do(hands: Hands) -> None:
 
 @dataclass
 class Pensive(Policy):
-    """FCFS that thinks until it may go on."""
+    """FCFS that takes its time to plan until it may go on."""
 
     begun: threading.Event
     may_go_on: threading.Event

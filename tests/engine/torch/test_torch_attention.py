@@ -1,4 +1,4 @@
-"""Paged, chunked, mixed and shuffled: the logits are those of eager attention all the same."""
+"""With paged, chunked, mixed and shuffled KV, the logits are still those of eager attention."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ FITTING = {
 
 
 def build(config_name: str, **changes: Any) -> Any:
-    """A small model with random weights and our attention."""
+    """Return a small model with random weights and slosched's attention."""
     config = getattr(transformers, config_name)(**{**SMALL, **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -92,7 +92,7 @@ def eager_logits(model: Any, token_ids: Tensor) -> Tensor:
 def paged_logits(
     model: Any, sequences: Sequence[Tensor], block_size: int, rng: random.Random
 ) -> list[Tensor]:
-    """Every sequence's logits from passes over random mixtures of decodes and chunks."""
+    """Return every sequence's logits from passes over random mixtures of decodes and chunks."""
     num_blocks = sum(-(-len(ids) // block_size) for ids in sequences) + 3
     cache = PagedKVCache(probe_geometry(model), num_blocks=num_blocks, block_size=block_size)
     free = rng.sample(range(num_blocks), num_blocks)
@@ -165,7 +165,7 @@ def test_models_that_need_more_are_refused(
 
 
 class _BlindToWindows(SdpaBackend):
-    """A backend with the bug that made gemma3 silently wrong."""
+    """A backend with a bug that made gemma3 silently wrong: it ignores windows."""
 
     def plan(self, spans: Sequence[TokenSpan], cache: PagedKVCache) -> AttentionPlan:
         return _Windowless(super().plan(spans, cache))
@@ -180,7 +180,7 @@ class _Windowless:
 
 
 class _ReadsWrongBlocks(SdpaBackend):
-    """A backend that mistakes the order of the blocks."""
+    """A backend that confuses the order of the blocks."""
 
     def plan(self, spans: Sequence[TokenSpan], cache: PagedKVCache) -> AttentionPlan:
         reversed_spans = [s._replace(block_table=s.block_table[::-1]) for s in spans]

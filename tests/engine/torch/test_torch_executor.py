@@ -47,7 +47,7 @@ def test_chunks_and_decodes_give_the_tokens_of_generate(
     long, short = make_prompt_request("long", PROMPT), make_prompt_request("short", OTHER_PROMPT)
     long_table, short_table = [7, 3, 30, 12, 1], [2, 29, 0, 8]
     assert run(executor, make_chunk(short, short_table)).keys() == {"short"}
-    # The first chunks of the long prompt share their steps with decodes and emit nothing.
+    # The first chunks of the long prompt share their steps with decodes and emit no token.
     for n in (5, 1, 3):
         emitted = run(
             executor, make_chunk(long, long_table, n), make_chunk(short, short_table)
@@ -77,7 +77,7 @@ def test_swap_out_and_in(tiny: LoadedModel, executor: TorchExecutor, restore: bo
     out = [
         BlockCopy(device, host) for device, host in zip([0, 1, 2, 3], [9, 4, 0, 15], strict=True)
     ]
-    # Its blocks are given to another request in the very step that swaps them out.
+    # Another request gets its blocks in the same step that swaps them out.
     other = make_prompt_request("other", OTHER_PROMPT * 3)
     executor.execute(make_batch(make_chunk(other, [3, 2, 1, 0]), swap_out=out))
     table = [20, 6, 11, 25, 5]
@@ -85,7 +85,7 @@ def test_swap_out_and_in(tiny: LoadedModel, executor: TorchExecutor, restore: bo
     batch = make_batch(make_chunk(request, table), swap_in=back if restore else ())
     book(batch, executor.execute(batch))
     decode(executor, request, table, 4)
-    # Without the copy the output must change, or the test could not fail.
+    # Without the copy the output has to change; otherwise the test could not fail.
     assert (request.output_token_ids == generated(tiny, PROMPT, 8)) is restore
 
 
@@ -127,7 +127,7 @@ def test_lora_is_refused(executor: TorchExecutor) -> None:
 
 
 def stopped_with(executor: TorchExecutor, sampling: SamplingParams, num_tokens: int) -> list[int]:
-    """Output positions at which the executor reports a stop."""
+    """Return the output positions at which the executor reports a stop."""
     request = make_prompt_request("r", PROMPT, sampling)
     stops = []
     for position in range(num_tokens):
@@ -157,7 +157,7 @@ def test_stop_tokens_end_of_sequence_and_min_tokens(tiny: LoadedModel) -> None:
 
 
 def sampled(executor: TorchExecutor, sampling: SamplingParams, *, crowded: bool) -> list[int]:
-    """Ten tokens, alone or with another sampling request in every batch."""
+    """Return ten tokens, sampled alone or with another sampling request in every batch."""
     request = make_prompt_request("r", PROMPT, sampling)
     other = make_prompt_request("o", OTHER_PROMPT, SamplingParams(temperature=1.0, seed=99))
     for _ in range(10):

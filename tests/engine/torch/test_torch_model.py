@@ -1,4 +1,4 @@
-"""Loading models: names, options, caches, and errors that say how to mend them."""
+"""Loading models: names, options, caches, and errors that say what to do."""
 
 from __future__ import annotations
 

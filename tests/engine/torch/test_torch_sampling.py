@@ -1,4 +1,4 @@
-"""The distribution that a token is drawn from, against numbers worked out by hand."""
+"""The distribution from which a token is drawn, against numbers worked out by hand."""
 
 from __future__ import annotations
 
