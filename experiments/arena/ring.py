@@ -12,7 +12,7 @@ from typing import Any, Self
 from experiments.arena.contenders import Entry
 from experiments.arena.scenarios import Scale, Scenario
 from slosched.evaluate.capacity import Bench, Contender, Plan, Store, Sweep, local_pool
-from slosched.evaluate.capacity.pool import start
+from slosched.evaluate.capacity.pool import give
 from slosched.perfmodel import FittedModel
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
@@ -40,7 +40,7 @@ class Ring:
             *self.bound_windows,
         ]
         bench = Bench.of(every, [self.model])
-        self._executor = local_pool(self.jobs)(partial(start, bench))
+        self._executor = local_pool(self.jobs)(partial(give, bench))
         return self
 
     def __exit__(

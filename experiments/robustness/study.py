@@ -25,7 +25,7 @@ from slosched.evaluate.capacity import (
     local_pool,
 )
 from slosched.evaluate.capacity.point import model_digest, trace_digest
-from slosched.evaluate.capacity.pool import run_point, start
+from slosched.evaluate.capacity.pool import give, run_point
 from slosched.perfmodel import FittedModel
 from slosched.simulator.disturbances import UNDISTURBED
 from slosched.simulator.simulate import SimulationConfig
@@ -200,7 +200,7 @@ class WorkloadStudy:
         left = {key: point for key, point in wanted.items() if key not in self._outcomes}
         bench = Bench.of(self._traces.values(), [self._model])
         names = {"trace": self._name, "model": self.workload.scenario.model}
-        pool = local_pool(self.jobs)(partial(start, bench))
+        pool = local_pool(self.jobs)(partial(give, bench))
         try:
             running: dict[Future[bytes], str] = {
                 pool.submit(run_point, point): key for key, point in left.items()

@@ -141,14 +141,12 @@ def serve_command(
     rest: Sequence[str],
 ) -> list[str]:
     """Return the command that starts vLLM's server with slosched's scheduler."""
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", model_path(model), "--served-model-name", model),
-        *("--host", address[0], "--port", str(address[1])),
-        *("--scheduler-cls", f"{_PLUGIN}.SLOScheduler"),
-        *("--middleware", f"{_PLUGIN}.SLOMiddleware"),
-        *("--additional-config", json.dumps({SECTION: settings})),
-    ]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", model_path(model), "--served-model-name", model]
+    command += ["--host", address[0], "--port", str(address[1])]
+    command += ["--scheduler-cls", f"{_PLUGIN}.SLOScheduler"]
+    command += ["--middleware", f"{_PLUGIN}.SLOMiddleware"]
+    command += ["--additional-config", json.dumps({SECTION: settings})]
     if "emulate" in settings:
         command += ["--distributed-executor-backend", f"{_PLUGIN}.EmulatedExecutor"]
     for name in ("max_num_batched_tokens", "max_num_seqs", "dtype", "load_format", "block_size"):

@@ -74,9 +74,12 @@ def simulate(
     config = config or SimulationConfig()
     policy.reset()
     clock = VirtualClock()
-    index = config.prefix_cache.new_index()
     kv = KVCache(
-        *(config.num_blocks, config.block_size, config.num_host_blocks, index, config.prefix_host)
+        num_blocks=config.num_blocks,
+        block_size=config.block_size,
+        num_host_blocks=config.num_host_blocks,
+        prefix_index=config.prefix_cache.new_index(),
+        prefix_host=config.prefix_host,
     )
     predictor = _biased(scheduler_model or model, config.bias)
     if config.online:

@@ -77,9 +77,12 @@ class Scenario:
         )
 
     def empty_cache(self) -> KVCache:
-        index = self.prefix_cache.new_index()
         return KVCache(
-            *(self.num_blocks, self.block_size, self.num_host_blocks, index, self.prefix_host)
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            num_host_blocks=self.num_host_blocks,
+            prefix_index=self.prefix_cache.new_index(),
+            prefix_host=self.prefix_host,
         )
 
     def simulated(
@@ -88,13 +91,20 @@ class Scenario:
         """Return the requests after a run in the simulator, in which no client cancels any."""
         lines = [
             TraceRequest(
-                *(f"r{i}", r.arrival_s, r.num_prompt_tokens, r.num_output_tokens, r.slo),
+                request_id=f"r{i}",
+                arrival_s=r.arrival_s,
+                num_prompt_tokens=r.num_prompt_tokens,
+                num_output_tokens=r.num_output_tokens,
+                slo=r.slo,
                 prefix_hashes=r.prefix_hashes,
             )
             for i, r in enumerate(self.requests)
         ]
         config = SimulationConfig(
-            *(self.limits, self.num_blocks, self.block_size, self.num_host_blocks),
+            limits=self.limits,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            num_host_blocks=self.num_host_blocks,
             prefix_cache=self.prefix_cache,
             prefix_host=self.prefix_host,
             disturbances=self.disturbances,

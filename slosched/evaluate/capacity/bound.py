@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 
 from slosched.evaluate.bounds import Demand, demand_of, fluid_bound, on_time_bound
-from slosched.evaluate.capacity.pool import MakePool
+from slosched.evaluate.capacity.pool import MakePool, give, given
 from slosched.evaluate.capacity.rates import Lattice, Search
 from slosched.perfmodel import FittedModel
 from slosched.simulator.simulate import SimulationConfig
@@ -15,8 +16,6 @@ from slosched.workload.trace import Trace
 _PRECISION = 0.03
 _HIGHEST = 1000.0
 """The search's reach from the guess, as a factor; an SLO that allows more is no limit."""
-
-_setup: tuple[Sequence[Trace], FittedModel, SimulationConfig] | None = None
 
 
 def bound_windows(
@@ -38,7 +37,7 @@ def bound_windows(
     searches = {t: Search(lattice, t, lattice.nearest(guess), margin=0) for t in targets}
     offered = sum(len(window) for window in windows)
     known: dict[int, float] = {}
-    with make_pool(partial(_start, windows, model, config)) as pool:
+    with make_pool(partial(give, _Windows(windows, model, config))) as pool:
         while places := {k for search in searches.values() for k in search.next_places(known)}:
             asked = {
                 k: [pool.submit(_num_possible, i, lattice.rate(k)) for i in range(len(windows))]
@@ -54,22 +53,28 @@ def bound_windows(
     return bounds
 
 
-def _start(windows: Sequence[Trace], model: FittedModel, config: SimulationConfig) -> None:
-    global _setup
-    _setup = windows, model, config
-    _demand.cache_clear()
+@dataclass
+class _Windows:
+    """The windows of a sweep in a worker process, and the device that serves them."""
 
+    windows: Sequence[Trace]
+    model: FittedModel
+    config: SimulationConfig
+    demands: dict[int, Demand] = field(default_factory=dict)
+    """Demands of windows at their own rates, kept because they take longer than a bound."""
 
-@cache
-def _demand(index: int) -> Demand:
-    """Return the demand of a window at its own rate, cached: it takes longer than a bound."""
-    assert _setup is not None, "the worker was not started"
-    windows, model, config = _setup
-    return demand_of(windows[index], model, config.limits, config.num_blocks * config.block_size)
+    def demand(self, index: int) -> Demand:
+        """Return the demand of a window at its own rate."""
+        if index not in self.demands:
+            config = self.config
+            num_tokens = config.num_blocks * config.block_size
+            window = self.windows[index]
+            self.demands[index] = demand_of(window, self.model, config.limits, num_tokens)
+        return self.demands[index]
 
 
 def _num_possible(index: int, rate: float) -> int:
     """Return the number of a window's requests that any scheduler could serve well at this rate."""
-    assert _setup is not None, "the worker was not started"
-    demand = _demand(index).at_speed(rate / _setup[0][index].rate)
+    setup = given(_Windows)
+    demand = setup.demand(index).at_speed(rate / setup.windows[index].rate)
     return min(fluid_bound(demand).num_good, on_time_bound(demand).num_good)

@@ -12,26 +12,34 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, TypeVar
 
 from slosched.evaluate.capacity.point import Bench, Point
 
 MakePool = Callable[[Callable[[], None]], Executor]
 """A function that makes a pool whose workers have called the function that it is given."""
 
-_bench: Bench | None = None
+T = TypeVar("T")
+
+_given: dict[type, Any] = {}
+"""What this worker process was given, by type: an executor has no other place to keep it."""
 
 
-def start(bench: Bench) -> None:
-    """Give this worker process the traces and models that all points share."""
-    global _bench  # executors give their workers no other place for it
-    _bench = bench
+def give(thing: object) -> None:
+    """Keep in this worker process what all of its tasks share, for `given`."""
+    _given[type(thing)] = thing
+
+
+def given(kind: type[T]) -> T:
+    """Return what this worker process was given last of this type."""
+    thing = _given.get(kind)
+    assert isinstance(thing, kind), f"the worker was given no {kind.__name__}"
+    return thing
 
 
 def run_point(point: Point) -> bytes:
     """Return the packed outcomes of one replay, run on this worker's bench."""
-    assert _bench is not None, "the worker was given no bench"
-    return _bench.run(point).pack()
+    return given(Bench).run(point).pack()
 
 
 def local_pool(jobs: int | None = None) -> MakePool:

@@ -21,7 +21,7 @@ from slosched.evaluate.capacity.point import (
     model_digest,
     trace_digest,
 )
-from slosched.evaluate.capacity.pool import MakePool, run_point, start
+from slosched.evaluate.capacity.pool import MakePool, give, run_point
 from slosched.evaluate.capacity.rates import Lattice
 from slosched.evaluate.capacity.store import Store
 from slosched.workload.trace import Trace
@@ -84,7 +84,7 @@ class Sweep:
 
         Raises CapacityError if a worker process dies.
         """
-        with make_pool(partial(start, self._bench)) as pool:
+        with make_pool(partial(give, self._bench)) as pool:
             try:
                 self._run(pool, on_progress or (lambda _done, _expected: None))
             except BrokenProcessPool as error:

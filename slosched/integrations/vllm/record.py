@@ -17,8 +17,12 @@ from slosched.perfmodel.device import cpu_name
 from slosched.perfmodel.measurement import append_measurement
 
 _SAME = (
-    *("model", "device", "engine", "dtype"),
-    *("tensor_parallel_size", "pipeline_parallel_size"),
+    "model",
+    "device",
+    "engine",
+    "dtype",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
 )
 """The facts in which a profile and its continuation must agree."""
 

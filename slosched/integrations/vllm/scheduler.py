@@ -14,19 +14,22 @@ from slosched.integrations.vllm.settings import read_settings
 from slosched.integrations.vllm.truth import Truth
 
 
-class _Scheduling:
-    """A policy of slosched in front of one of vLLM's schedulers."""
+class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
+    """A slosched policy in vLLM; where vLLM schedules asynchronously, an `AsyncSLOScheduler`."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG004
+        is_async = vllm_config.scheduler_config.async_scheduling
+        return super().__new__(AsyncSLOScheduler if is_async else cls)
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         """Raises SettingsError or UnsupportedVLLMError rather than start half-way."""
         settings = read_settings(vllm_config.additional_config)
         check_class(Scheduler)
         check_config(vllm_config)
-        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]  # vLLM's
+        super().__init__(vllm_config, *args, **kwargs)
         check_instance(self)
         device = device_name()
-        num_blocks = self.kv_cache_config.num_blocks  # type: ignore[attr-defined]  # vLLM's
-        facts = provenance(vllm_config, device, num_blocks)
+        facts = provenance(vllm_config, device, self.kv_cache_config.num_blocks)
         record = recorder(settings, facts, vllm_config.parallel_config.data_parallel_index)
         self._driver = Driver(self, settings, device, record)
 
@@ -36,13 +39,11 @@ class _Scheduling:
         return self._driver.truth
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        vllm_schedule = super().schedule  # type: ignore[misc]  # of the class behind this one
+        vllm_schedule = super().schedule
         return self._driver.schedule(lambda: vllm_schedule(*args, **kwargs))
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        outputs = super().update_from_output(  # type: ignore[misc]
-            scheduler_output, model_runner_output
-        )
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._driver.returned(scheduler_output, outputs)
         return outputs
 
@@ -50,7 +51,7 @@ class _Scheduling:
         self, request: Any, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
         """The last thing that vLLM asks for each request, after all caps of its own."""
-        num_new_tokens = super()._reserve_prefill_lookahead(  # type: ignore[misc]
+        num_new_tokens = super()._reserve_prefill_lookahead(
             request, num_computed_tokens, num_new_tokens
         )
         if num_new_tokens <= 1:  # hundreds of decodes, that no plan cuts
@@ -58,14 +59,8 @@ class _Scheduling:
         return self._driver.caps(request, num_computed_tokens, num_new_tokens)
 
 
-class AsyncSLOScheduler(_Scheduling, AsyncScheduler):  # type: ignore[misc]
-    """Plans each step while the one before it runs, as vLLM does by default on GPUs."""
+class AsyncSLOScheduler(SLOScheduler, AsyncScheduler):  # type: ignore[misc]
+    """An `SLOScheduler` that plans each step while the one before it runs, vLLM's default on GPUs.
 
-
-class SLOScheduler(_Scheduling, Scheduler):  # type: ignore[misc]
-    """A slosched policy in vLLM; where vLLM schedules asynchronously, an `AsyncSLOScheduler`."""
-
-    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        if vllm_config.scheduler_config.async_scheduling:
-            return AsyncSLOScheduler(vllm_config, *args, **kwargs)
-        return super().__new__(cls)
+    Its base classes make `super()` of `SLOScheduler` mean vLLM's `AsyncScheduler`.
+    """

@@ -19,8 +19,13 @@ from slosched.workload.request import TraceError, TraceRequest
 from slosched.workload.trace import Provenance, Trace
 
 COLUMNS = (
-    *("request_id", "arrival_s", "num_prompt_tokens", "num_output_tokens"),
-    *("slo_ttft_s", "slo_tpot_s", "slo_e2e_s"),
+    "request_id",
+    "arrival_s",
+    "num_prompt_tokens",
+    "num_output_tokens",
+    "slo_ttft_s",
+    "slo_tpot_s",
+    "slo_e2e_s",
 )
 _SHARING_COLUMNS = ("session_id", "prefix_hashes")
 _MARKS = ("priority", "lora_id")

@@ -53,7 +53,7 @@ class TokenBudget:
         sizes = wanted
         if sum(wanted) + sum(drafts) > left or max(wanted, default=0) > self.max_context_length:
             sizes = chunk_sizes(
-                *(self.context_chunking_policy, wanted, unit, left, self.max_context_length)
+                self.context_chunking_policy, wanted, unit, left, self.max_context_length
             )
             drafts = drafts_kept(drafts, wanted, sizes, unit, left, self.max_context_length)
         chunks = map(Part, contexts, sizes, drafts)

@@ -207,8 +207,10 @@ class VLLMV0(PlansBesideDecodes):
             step.schedule_swapped()
         self._prefill(step, view)
         return (
-            *(step.swapped_decodes, step.swapped_prefills),
-            *(step.running_decodes, step.running_prefills),
+            step.swapped_decodes,
+            step.swapped_prefills,
+            step.running_decodes,
+            step.running_prefills,
         )
 
     def _prefill(self, step: Step, view: SchedulerView) -> None:
