@@ -345,7 +345,7 @@ def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_pat
     assert float(row(said.out, "fcfs")[-1].removesuffix("%")) <= 100
     assert row(said.out, "before")[-1] == "-", "it may have been another trace"
     assert "No scheduler serves more than" in said.out
-    assert "before was promised other times" in said.out
+    assert "before has other SLOs than the simulated" in said.out
     page = Path("out/report.html").read_text()
     for text in (*specs, "before", "mean_tpot", "rtx4090/llama-3.1-8b", "<dt>seed</dt>"):
         assert text in page, text
@@ -399,7 +399,8 @@ def test_compare_gives_no_bound_that_luck_could_beat(cli: Cli) -> None:
 def test_compare_takes_all_policies_by_default(cli: Cli) -> None:
     said = cli("compare", "-n", "10", "--trace", "poisson")
     assert said.status == 0
-    assert [name for name in POLICIES if row(said.out, name)] == list(POLICIES)
+    firsts = [line.split("│")[1].strip() for line in said.out.splitlines() if line[:1] == "│"]
+    assert "".join(firsts) == "".join(POLICIES)  # a long name is folded
     assert Path("runs/compare/report.html").is_file()
 
 
