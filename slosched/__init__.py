@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slosched.core import SLO as SLO
     from slosched.core import BatchShape as BatchShape
     from slosched.core import DeadlineRule as DeadlineRule
+    from slosched.core import DecodeGroup as DecodeGroup
     from slosched.core import EndReason as EndReason
     from slosched.core import LatencyModel as LatencyModel
     from slosched.core import Limits as Limits
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from slosched.perfmodel import load_model as load_model
     from slosched.policy import POLICIES as POLICIES
     from slosched.policy import WRAPPERS as WRAPPERS
+    from slosched.policy.kit import DecodeFirst as DecodeFirst
+    from slosched.policy.kit import Gate as Gate
+    from slosched.policy.kit import Wrapper as Wrapper
+    from slosched.policy.kit import reject_expired as reject_expired
+    from slosched.policy.kit import reject_hopeless as reject_hopeless
     from slosched.policy.spec import make_policy as make_policy
     from slosched.simulator.simulate import SimulationConfig as SimulationConfig
     from slosched.simulator.simulate import simulate as simulate
@@ -50,6 +56,7 @@ _NAMES_BY_MODULE = {
         "SLO",
         "BatchShape",
         "DeadlineRule",
+        "DecodeGroup",
         "EndReason",
         "LatencyModel",
         "Limits",
@@ -64,6 +71,13 @@ _NAMES_BY_MODULE = {
     "slosched.metrics": ("RequestRecord", "Summary", "summarize"),
     "slosched.perfmodel": ("load_model",),
     "slosched.policy": ("POLICIES", "WRAPPERS"),
+    "slosched.policy.kit": (
+        "DecodeFirst",
+        "Gate",
+        "Wrapper",
+        "reject_expired",
+        "reject_hopeless",
+    ),
     "slosched.policy.spec": ("make_policy",),
     "slosched.simulator.simulate": ("SimulationConfig", "simulate"),
     "slosched.testing": ("check_policy",),
