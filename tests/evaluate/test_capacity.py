@@ -392,6 +392,17 @@ def test_a_policys_code_is_its_own_and_that_of_its_parts() -> None:
     assert "slosched.policy.goodput" not in wrapped
 
 
+def test_a_policy_that_imports_from_the_top_depends_on_what_it_takes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from slosched import DecodeFirst\n\n\nclass Mine(DecodeFirst):\n    pass\n"
+    (tmp_path / "mine_from_the_top.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = replay_modules(policy_classes("mine_from_the_top:Mine"))
+    edf = replay_modules(policy_classes("edf"))
+    assert modules - edf == {"mine_from_the_top"}
+
+
 def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     windows = [poisson(seed) for seed in range(2)]
     straight = study([contender()], windows, QUICK)

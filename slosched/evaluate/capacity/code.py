@@ -24,6 +24,9 @@ _REPLAY = "slosched.evaluate.capacity.point"
 _TABLE = "slosched.policy"
 """The table of all policies.  It is not followed: a result depends on its own policy alone."""
 
+_BY_NAME = ("slosched", "slosched.policy.kit")
+"""Packages that only hand out names; a module that takes one depends on where that is defined."""
+
 
 def code_digest(policy: str) -> str:
     """Return a digest of all code that a replay of this policy runs.
@@ -110,12 +113,19 @@ def _imported(name: str) -> Iterator[str]:
         module = f"{package}.{imported}"
         if module not in ours and module not in sys.modules:
             module = package
+        while module in _BY_NAME and imported in (origins := _origins(module)):
+            module = origins[imported]
         if module == _TABLE:
             continue
         if module in ours and ours[module].name == "__init__.py":
             yield from (m for m in ours if m.startswith(f"{module}."))
         elif module in ours or (module.partition(".")[0] == own and module in sys.modules):
             yield module
+
+
+def _origins(package: str) -> dict[str, str]:
+    """Map each name that a package hands out to the module that the package takes it from."""
+    return {name: module for module, name in _imports(_source(package))}
 
 
 @cache
