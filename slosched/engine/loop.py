@@ -1,4 +1,4 @@
-"""One step loop for simulation and reality: schedule, execute, update."""
+"""The step loop for simulation and real devices alike: schedule, execute, update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ExecutorFaultError(SloschedError):
 
 
 class MonotonicClock:
-    """Real seconds; what zero means is nobody's business."""
+    """A clock of real seconds with an arbitrary zero."""
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -44,7 +44,7 @@ class Queued(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What happened in one step; everything that is ever asked about a run is a query over these.
+    """The events of one step, from which all statistics of a run are computed.
 
     Queue lengths and cache use are those right after the plan was carried out, before the device
     ran it.
@@ -61,7 +61,7 @@ class StepRecord:
     kv_used_fraction: float
 
     def row(self) -> StepRow:
-        """What timelines and statistics keep of it."""
+        """Return the row that timelines and statistics keep of the step."""
         shape = self.batch.shape
         return StepRow(
             start_s=self.start_s,
@@ -78,28 +78,29 @@ class StepRecord:
 
 
 class Engine:
-    """Scheduler, executor and clock, joined by `step`."""
+    """A scheduler, an executor and a clock, joined by `step`."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self.num_faults = 0
-        """Steps at which the executor failed."""
+        """The number of steps at which the executor failed."""
         self.waits_for: tuple[ScheduledBatch | None, float] = (None, 0.0)
-        """The batch that the device runs, and since when; None while it is not waited for."""
+        """The batch for which the loop waits, and since when; None while it waits for none."""
         self._num_idle_steps = 0
 
     @property
     def has_work(self) -> bool:
-        """True if there is a step to run, or to wait for."""
+        """Tell whether there is a step to run or to wait for."""
         return self.scheduler.num_unfinished > 0
 
     def step(self) -> StepRecord:
-        """Run one step.
+        """Run one step and return its record.
 
         If the executor raises, every request whose KV cache it may have spoilt is aborted as a
-        fault before the error goes on to the caller: nothing is lost, the queues stay usable.
+        fault before the error goes on to the caller.  The other requests are kept, and the queues
+        stay usable.
         """
         start_s = self.clock.now_s()
         batch = self.scheduler.schedule(start_s)
@@ -114,7 +115,7 @@ class Engine:
         return StepRecord(start_s, end_s, batch, result, self.take_ended(), *queued)
 
     def take_ended(self) -> list[Request]:
-        """Requests that ended since the last call; the executor forgets them."""
+        """Return the requests that ended since the last call, and release them in the executor."""
         ended = self.scheduler.take_ended()
         for request in ended:
             self.executor.release(request.request_id)
@@ -130,7 +131,7 @@ class Engine:
         )
 
     def _book(self, batch: ScheduledBatch, result: StepResult) -> float:
-        """Book a step that ends now; when that is."""
+        """Account for a step that ends now; return the time on the clock."""
         scheduler, end_s = self.scheduler, self.clock.now_s()
         scheduler.update(batch, result, end_s)
         if scheduler.latency_model is not None and batch.chunks:
@@ -154,7 +155,7 @@ class Engine:
             self.waits_for = None, self.clock.now_s()
 
     def _note_idle_step(self, batch: ScheduledBatch) -> None:
-        """A step may run nothing if it changed the queues, but not for ever."""
+        """Count an idle step; raise StalledError if requests are unfinished and nothing changes."""
         num_unfinished = self.scheduler.num_unfinished
         self._num_idle_steps += 1
         if num_unfinished and (

@@ -1,12 +1,13 @@
-"""vLLM V0's block manager (version 2): which blocks it would hold.
+"""vLLM V0's block manager (version 2): the blocks that vLLM would hold for each request.
 
-It books a prompt's blocks as a whole when the prompt is admitted, and lookahead slots beyond the
-known tokens; the KV cache of slosched holds blocks for computed tokens only.  So what vLLM believes
-to be free is never more than what is, and its decisions are carried out as they are.
+It allocates all blocks of a prompt when the prompt is admitted, and lookahead slots beyond the
+known tokens.  The KV cache of slosched holds blocks for computed tokens only.  So vLLM never counts
+more blocks as free than there are, and its decisions can be carried out unchanged.
 
-With prefix caching it books full blocks of equal content once, whether or not they are computed.
-In slosched's KV cache (`--prefix-cache merged`) two that compute the same have a block each until
-the end of the step: only within one can vLLM believe in more free blocks than there are.
+With prefix caching, vLLM allocates full blocks of equal content once, whether or not they are
+computed.  In slosched's KV cache (`--prefix-cache merged`), two requests that compute the same
+block have one each until the end of the step.  Only within a step can vLLM therefore count more
+blocks as free than there are.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from slosched.core.merged_blocks import BlockNames
 
 
 class AllocStatus(Enum):
-    """Whether a prompt gets its blocks."""
+    """The answer to a prompt that asks for its blocks: now, later or never."""
 
     OK = auto()
     LATER = auto()
@@ -31,17 +32,17 @@ class AllocStatus(Enum):
 
 @dataclass(slots=True)
 class BlockTable:
-    """What vLLM holds for one request, on the device or in host memory."""
+    """The blocks that vLLM holds for one request, on the device or in host memory."""
 
     num_slots: int
-    """Tokens that were given a slot: all known ones of a prompt, of a decode those computed."""
+    """Tokens that have a slot: all known ones of a prompt, the computed ones of a decode."""
     num_blocks: int
     num_found_tokens: int = 0
-    """Tokens that it found in the prefix cache, and has not scheduled yet."""
+    """Tokens that the request found in the prefix cache and has not scheduled yet."""
 
 
 class BlockManager:
-    """Free blocks and block tables in one step; `tables` are to be handed to that of the next."""
+    """The free blocks and block tables of one step; the next step gets its `tables`."""
 
     def __init__(
         self,
@@ -51,21 +52,22 @@ class BlockManager:
         watermark: float,
         num_lookahead_slots: int,
     ) -> None:
-        """`tables` as the step before left them; what is unknown is derived, what is gone goes."""
+        """Take over the last step's `tables`; derive missing ones, drop those of ended requests."""
         kv = view.kv
         self._block_size = kv.block_size
         self._num_blocks = kv.num_blocks
         self._num_held_blocks = kv.num_held_blocks
         self._num_watermark_blocks = int(watermark * kv.num_blocks)
         self._num_lookahead_slots = num_lookahead_slots
-        # vLLM asks that a step's tokens be whole blocks then; not with fewer than one.
+        # vLLM then requires that a step's tokens be whole blocks, which is impossible with fewer
+        # than one.
         caches = view.limits.max_num_batched_tokens >= kv.block_size
         ledger = kv.ledger()
         self._block_names = ledger if caches and isinstance(ledger, BlockNames) else None
         self.caches_prefixes = self._block_names is not None
         """True if requests share blocks as V0's do."""
         self._more: Counter[Hashable] = Counter()
-        """Holders by name that vLLM would have booked, and the KV cache has not, or fewer."""
+        """Holders by block name: those that vLLM counts minus those in the KV cache."""
         self.tables = _tables_of(view.running, tables, kv)
         self.num_free_blocks = kv.num_free_blocks
         for request, (request_id, table) in zip(view.running, self.tables.items(), strict=True):
@@ -75,7 +77,7 @@ class BlockManager:
         self.tables |= _tables_of(view.swapped, tables, kv)
 
     def num_left(self, request: Request) -> int:
-        """Tokens that vLLM has not scheduled: also those that it will find in the cache."""
+        """Return the tokens that vLLM has not scheduled, including those it will find cached."""
         if not self.caches_prefixes:
             return request.num_uncomputed_tokens
         if request.status is RequestStatus.WAITING:
@@ -83,18 +85,18 @@ class BlockManager:
         return request.num_uncomputed_tokens + self.tables[request.request_id].num_found_tokens
 
     def is_prefill(self, request: Request) -> bool:
-        """True until all tokens are computed that were known when `request` was admitted."""
+        """Tell whether some tokens are not computed that were known when `request` was admitted."""
         return self.tables[request.request_id].num_slots == request.num_tokens
 
     def holds_all(self, request: Request) -> bool:
-        """True if there is no other block in the cache."""
+        """Tell whether the request holds all blocks of the cache."""
         return self.tables[request.request_id].num_blocks >= self._num_blocks
 
     def can_allocate(self, request: Request) -> AllocStatus:
-        """Whether the blocks of all its tokens can be had and the watermark be left free.
+        """Return whether the blocks of all its tokens are free with the watermark left free.
 
-        vLLM drops a request that has grown until it can never get them; one that has emitted
-        tokens is not dropped here, but may go below the watermark.
+        vLLM drops a request that has grown so long that it can never get them.  Here, a request
+        that has emitted tokens is not dropped, and may go below the watermark.
         """
         need = self._blocks_for(request.num_tokens)
         watermark = self._num_watermark_blocks
@@ -106,23 +108,24 @@ class BlockManager:
         return AllocStatus.OK if enough else AllocStatus.LATER
 
     def allocate(self, request: Request) -> None:
-        """Book the blocks of all its known tokens."""
+        """Allocate the blocks of all tokens that the request has so far."""
         need = self._blocks_for(request.num_tokens)
         table = self.tables[request.request_id] = BlockTable(request.num_tokens, need)
         self._book(request.request_id, table)
 
     def can_append_slots(self, request: Request) -> bool:
-        """Whether every block that is touched could be a new one, also where it has room."""
+        """Tell whether a new block is free for each to be written, even if the last has room."""
         table = self.tables[request.request_id]
         return self._num_touched(request, table) <= self.num_free_blocks
 
     def append_slots(self, request: Request) -> None:
-        """Book a slot for the newest token, and the lookahead slots after it."""
+        """Allocate a slot for the newest token, and the lookahead slots after it."""
         table = self.tables[request.request_id]
         slots = request.num_tokens + self._lookahead(request, table)
         missing = self._blocks_for(slots) - table.num_blocks
         if missing > 0:
-            # Fewer only for lookahead slots, of which `can_swap_in` does not see all.
+            # There can be fewer only for lookahead slots, which `can_swap_in` does not count in
+            # full.
             missing = max(0, min(missing, self.num_free_blocks))
             table.num_blocks += missing
             self.num_free_blocks -= missing
@@ -131,10 +134,11 @@ class BlockManager:
             self._merge_filled(request.request_id, table, before // self._block_size)
 
     def append_to_decodes(self, requests: Iterable[Request], most: int) -> list[Request]:
-        """`append_slots` for as many from the front as are plain decodes, `most` at most.
+        """Append slots for the plain decodes at the front, `most` at most, and return them.
 
-        Hundreds pass here in every step; they are booked without a further call.  Left to
-        `append_slots` are lookahead slots, and a block that is full now and may be shared.
+        Hundreds pass here in every step, so this avoids a call for each.  It stops at a request
+        that needs `append_slots`: for lookahead slots, or for a block that becomes full and may be
+        shared.
         """
         decodes: list[Request] = []
         tables, size, num_free = self.tables, self._block_size, self.num_free_blocks
@@ -160,10 +164,10 @@ class BlockManager:
         return decodes
 
     def leave(self, request: Request, num_freed_blocks: int) -> None:
-        """Give a victim's blocks back, of which the KV cache frees `num_freed_blocks`.
+        """Free a victim's blocks, of which the KV cache frees `num_freed_blocks`.
 
-        Swapped out it keeps its table.  Where equal blocks have no names, the others are held by
-        somebody else, or were booked and never taken.
+        A request that is swapped out keeps its table.  If equal blocks have no names, the remaining
+        ones are held by other requests, or were allocated here and never taken from the KV cache.
         """
         table = self.tables[request.request_id]
         if not self.caches_prefixes:
@@ -176,14 +180,14 @@ class BlockManager:
         self.num_free_blocks += table.num_blocks - num_still_held
 
     def forget(self, request: Request) -> None:
-        """It has no part in the step after all; what it holds is derived in the next."""
+        """Drop the table of a request that leaves this step's plan; the next step derives it."""
         del self.tables[request.request_id]
 
     def can_swap_in(self, request: Request) -> bool:
-        """Whether its full blocks and those to be touched are free above the watermark.
+        """Tell whether its full blocks and those to be written are free above the watermark.
 
-        vLLM waits for ever for more than the whole cache can give, or drops the request; here it
-        comes back when nobody else holds a block.
+        vLLM waits forever if that is more than the whole cache has, or drops the request.  Here the
+        request comes back when no other request holds a block.
         """
         table = self.tables[request.request_id]
         full = table.num_slots // self._block_size
@@ -195,17 +199,17 @@ class BlockManager:
         return self.num_free_blocks - need >= watermark
 
     def swap_in(self, request: Request) -> None:
-        """Book its table on the device again."""
+        """Allocate the blocks of its table on the device again."""
         self._book(request.request_id, self.tables[request.request_id])
 
     def _book(self, request_id: str, table: BlockTable, first: int = 0) -> None:
-        """The blocks of a table from this one on, those that others have booked but once."""
+        """Allocate a table's blocks from index `first` on; those that others hold are shared."""
         names = self._names(request_id, table.num_slots)[first:]
         self.num_free_blocks -= table.num_blocks - first - sum(map(self._is_held, names))
         self._more.update(names)
 
     def _book_what_is_not_held(self, request: Request, table: BlockTable, num_held: int) -> None:
-        """Of a prompt what is not computed yet, and lookahead slots."""
+        """Allocate what the KV cache lacks: a prompt's uncomputed blocks, lookahead slots."""
         if not self.caches_prefixes:
             self.num_free_blocks += num_held - table.num_blocks
             return
@@ -214,7 +218,7 @@ class BlockManager:
         self._book(request.request_id, table, num_shared)
 
     def _merge_filled(self, request_id: str, table: BlockTable, first: int) -> None:
-        """Blocks of its own that are full now, and given back where others have the same."""
+        """Free the request's own blocks that are full now and equal to blocks of others."""
         names = self._names(request_id, table.num_slots)[first:]
         self.num_free_blocks += sum(map(self._is_held, names))
         self._more.update(names)
@@ -253,6 +257,6 @@ def _tables_of(
 
 
 def _derived(request: Request, kv: KVView) -> BlockTable:
-    """Of a request that another policy has admitted, or a decode that was one of a group since."""
+    """Return a table for a request of another policy, or for a decode that was in a group since."""
     slots = request.num_computed_tokens if request.is_decode else request.num_tokens
     return BlockTable(slots, -(-slots // kv.block_size))

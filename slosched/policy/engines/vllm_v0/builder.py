@@ -1,4 +1,4 @@
-"""A step in the making in which a request may compute its last token again."""
+"""A batch builder with which a request may compute its last token again."""
 
 from __future__ import annotations
 

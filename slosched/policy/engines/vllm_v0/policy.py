@@ -22,7 +22,7 @@ from slosched.policy.engines.vllm_v0.step import Step
 
 
 class SchedulingPolicy(StrEnum):
-    """Which request is the more urgent one."""
+    """The order in which requests are more urgent."""
 
     FCFS = "fcfs"
     PRIORITY = "priority"
@@ -33,54 +33,58 @@ class VLLMV0(PlansBesideDecodes):
     """vLLM 0.6.3, decision by decision, with the names and defaults of its own options.
 
     By default a step holds either prompts or decodes.  Prompts come first: as many whole ones, in
-    order of arrival, as tokens, seats and blocks allow, unless a request is swapped out.  Only if
-    none starts the decodes run, and behind them those swapped in.  With `enable_chunked_prefill`
-    what runs goes first, prompts in chunks, then those swapped in, then new prompts, even where
-    somebody was preempted.  When blocks run out the last of the running ones is preempted; a
-    decode wants a free block for its token even where its last one has room.
+    order of arrival, as tokens, seats and blocks allow, unless a request is swapped out.  If none
+    starts, the decodes run, and behind them those swapped in.  With `enable_chunked_prefill`,
+    running requests go first (prompts in chunks), then those swapped in, then new prompts, even if
+    a request was preempted.  When blocks run out, the last running request is preempted.  A decode
+    needs a free block for its token even if its last block has room.
 
-    Tokens, seats, LoRA adapters and the mode of preemption are the host's `Limits`.  vLLM asks that
-    a step hold `max_num_seqs` tokens and, unless it chunks, a prompt of `max_model_len`; where that
-    is not said a longer one is computed in parts here, each a step of its own.
+    Tokens, seats, LoRA adapters and the mode of preemption are the host's `Limits`. vLLM requires
+    that a step hold `max_num_seqs` tokens and, unless it chunks, a prompt of `max_model_len`.  If
+    that limit is not set, a longer prompt is computed in parts here, each in a step of its own.
 
-    With the KV cache that is V0's own (`--prefix-cache merged`), requests of equal content book its
-    blocks once.  What is cached counts against the step's tokens all the same, and chunks are whole
-    blocks; one that is cached as a whole computes a single token, again, for its place in the step.
+    With the KV cache that is V0's own (`--prefix-cache merged`), requests of equal content allocate
+    its blocks once.  Cached tokens still count against the step's tokens, and chunks are whole
+    blocks.  A chunk that is fully cached recomputes a single token, for its place in the step.
 
     Source: vLLM 0.6.3 `core/scheduler.py`, `core/block_manager_v2.py`, one sequence a request.
     Left out: several steps in one (`num_scheduler_steps`), encoders, and the asynchronous output
-    processor.  Otherwise here, because a request that has emitted tokens is
-    never dropped and the engine never dies or hangs:
+    processor.  Differences, because a request that has emitted tokens is never dropped and the
+    engine never dies or hangs:
 
-    * vLLM drops a preempted request that has outgrown the longest prompt or the watermark; here it
-      is computed in such parts, and may go below the watermark.
+    * vLLM drops a preempted request that has outgrown the longest prompt or the watermark.  Here it
+      is computed in parts, and may go below the watermark.
     * vLLM dies when host memory is full, and when a swapped request's lookahead slots find no
-      blocks; here the victim is computed anew, and comes back without those slots.
-    * vLLM waits for ever for a swapped request that needs more than the cache's blocks above the
-      watermark or more than a step's tokens; here it comes back when nobody is in its way.
-    * vLLM begins a chunked prompt again and again that fills the whole cache up to a part of its
-      last block, for want of a free one that it does not need; here it goes on.
-    * Where blocks become equal while a step is planned, vLLM gives the room to the next in the same
-      step; here it is there in the next one, and a request may have to skip a step for it.
+      blocks.  Here the victim is recomputed, and the swapped request comes back without those
+      slots.
+    * vLLM waits forever for a swapped request that needs more than the cache's blocks above the
+      watermark, or more than a step's tokens.  Here it comes back when no other request is in its
+      way.
+    * vLLM begins a chunked prompt again and again if it fills the whole cache up to a part of its
+      last block, for lack of a free one that it does not need.  Here it goes on.
+    * If blocks become equal while a step is planned, vLLM gives the room to the next request in the
+      same step.  Here the room is there in the next step, and a request may have to skip a step for
+      it.
     * vLLM shares blocks in host memory, too, and marks a begun prompt's blocks as computed before
-      they are; here a victim has a copy of its own, and nobody builds on what is not there.
+      they are.  Here a victim has a copy of its own, and no request builds on blocks that are not
+      computed.
     * With `priority` and preemption by swap, vLLM breaks after a forced preemption, whose mode it
-      ignores; here such a victim is computed anew, as its code asks.
+      ignores.  Here such a victim is recomputed, as its code asks.
     """
 
     enable_chunked_prefill: bool = tunable(False, True)
     policy: SchedulingPolicy = heeding(
         SchedulingPolicy.FCFS, {SchedulingPolicy.PRIORITY: "priority"}
     )
-    """`priority`: lower numbers, then earlier arrivals, drive out others; not when chunked."""
+    """With `priority`, lower numbers, then earlier arrivals, preempt others; not when chunked."""
     delay_factor: float = tunable(0.0, 0.5, 1.0)
-    """Prompts wait until the first of them has waited so many times the last prompt step's time."""
+    """Prompts wait until the first has waited this many times the last prompt step's time."""
     watermark: float = 0.01
-    """Share of the KV blocks that admitting a prompt or swapping in leaves free."""
+    """The share of the KV blocks that admitting a prompt or swapping in leaves free."""
     num_lookahead_slots: int = 0
     """KV slots that every decode holds beyond its tokens, for speculation."""
     max_model_len: int = 0
-    """The longest prompt in tokens, and no longer than a step without chunks; 0 for no limit."""
+    """The longest prompt in tokens, and without chunks at most a step's; 0 for no limit."""
 
     def __post_init__(self) -> None:
         for name in ("delay_factor", "watermark", "num_lookahead_slots", "max_model_len"):
@@ -91,11 +95,11 @@ class VLLMV0(PlansBesideDecodes):
     def reset(self) -> None:
         self._tables: dict[str, BlockTable] = {}
         self._running: list[str] = []
-        """In vLLM's order, which is not that of admission when prompts are chunked."""
+        """Running requests in vLLM's order, which differs from the admission order with chunks."""
         self._waiting: list[str] = []
-        """In vLLM's order, as the last step left it; kept under `priority` alone."""
+        """Waiting requests in vLLM's order after the last step; used only with `priority`."""
         self._is_recomputing = False
-        """What looks like a decode may be the end of a prompt with outputs, as vLLM sees it."""
+        """True if what looks like a decode may, to vLLM, be the end of a recomputed prompt."""
         self._delay = _PromptDelay(self.delay_factor)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
@@ -113,9 +117,9 @@ class VLLMV0(PlansBesideDecodes):
         return self._planned(step)
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """While decodes stand first, no prompt drives them out of the step and blocks abound.
+        """Return a plan while decodes come first, none of them is preempted, and blocks abound.
 
-        What is booked for a decode is what the KV cache holds for it, so nothing of it is kept.
+        The tables of these decodes equal what the KV cache holds for them, so none are kept.
         """
         if (
             self._is_recomputing
@@ -129,7 +133,7 @@ class VLLMV0(PlansBesideDecodes):
         return self._decodes_only(decodes, view)
 
     def _decodes_only(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If no prompt runs in this step, and none is refused."""
+        """Return an empty plan if no prompt runs in this step and none is refused."""
         blocks = self._blocks(view, self._tables)
         head = next(iter(view.waiting), None)
         if (
@@ -150,13 +154,14 @@ class VLLMV0(PlansBesideDecodes):
         return status is AllocStatus.LATER or (status is AllocStatus.OK and not has_seat)
 
     def _chunked_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """If every prompt that has begun stands behind the decodes, and nobody is preempted."""
+        """Return a plan if all begun prompts stand behind the decodes and none is preempted."""
         num_before = len(self._running) - len(view.running)
         before, behind = self._running[:num_before], self._running[num_before:]
         others = _in_order_of(behind, view.running)
         if [r.request_id for r in others] != behind:
             return None
-        # Copies: who is planned in vain here is planned again by `schedule`.
+        # These are copies, because `schedule` plans the same requests again if this plan is
+        # dropped.
         booked = {request_id: replace(table) for request_id, table in self._tables.items()}
         step = Step(view, others, view.waiting, self._blocks(view, booked), decodes)
         if not step.has_room_to_spare:
@@ -183,7 +188,7 @@ class VLLMV0(PlansBesideDecodes):
         )
 
     def _default(self, step: Step, view: SchedulerView) -> tuple[list[Request], ...]:
-        """Prompts or decodes; the running ones that are in the step, as they are to stand next."""
+        """Plan prompts or decodes; return the step's running ones, in their next order."""
         step.count_loras(step.running)
         if begun := next(filter(step.blocks.is_prefill, step.running), None):
             step.resume(begun)
@@ -198,7 +203,7 @@ class VLLMV0(PlansBesideDecodes):
         return step.running_prefills, step.running_decodes, step.swapped_decodes
 
     def _chunked(self, step: Step, view: SchedulerView) -> tuple[list[Request], ...]:
-        """Everything in one step; the running ones in it, as they are to stand next."""
+        """Plan everything in one step; return its running ones, in their next order."""
         step.schedule_running()
         return self._behind_running(step, view)
 
@@ -229,13 +234,13 @@ class VLLMV0(PlansBesideDecodes):
 
 
 class _PromptDelay:
-    """Holds prompts back for a share of the time that the last step with new prompts took."""
+    """Holds prompts back for a multiple of the time that the last step with new prompts took."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
         self._last_prompt_latency_s = 0.0
         self._before_s = 0.0
-        """When it was asked last, in this step or in the one before."""
+        """The time of the last call, in this step or the one before."""
         self.was_prompt = False
 
     def has_passed(self, now_s: float, step: Step) -> bool:
@@ -253,7 +258,7 @@ def _urgency(request: Request) -> tuple[int, float]:
 
 
 def _in_order_of(names: list[str], requests: Iterable[Request]) -> list[Request]:
-    """The requests in the order of their names; behind them those that are not named."""
+    """Return the requests in the order of `names`, and behind them those that are not named."""
     by_name = {request.request_id: request for request in requests}
     named = [by_name.pop(name) for name in names if name in by_name]
     return [*named, *by_name.values()]

@@ -1,4 +1,4 @@
-"""One step of vLLM V0 in the making: its three deques, and what it does to each of them."""
+"""One step of vLLM V0 while it is planned: its three queues, and the operations on each."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from slosched.policy.engines.vllm_v0.builder import RepeatingBuilder
 
 
 class Step:
-    """`running`, `waiting` and `swapped` hold what has not been looked at yet.
+    """The plan of one step.  `running`, `waiting` and `swapped` hold requests not yet looked at.
 
-    Decisions are entered into the `RepeatingBuilder` at the end, in the order in which they run.
-    Every call is O(1) a request, and with prefix caching a block of a prompt.
+    Decisions go into the `RepeatingBuilder` at the end, in the order in which they run.  Every call
+    takes O(1) per request, and with prefix caching O(1) per block of a prompt.
     """
 
     def __init__(
@@ -34,22 +34,22 @@ class Step:
         blocks: BlockManager,
         beside: DecodeGroup | None = None,
     ) -> None:
-        """`beside` are decodes that have their slots before anybody here is looked at."""
+        """Start a plan; the decodes of `beside` have their slots before any of these requests."""
         self.running = deque(running)
         self.waiting = deque(waiting)
         self.swapped = deque(view.swapped)
         self.blocks = blocks
         self.prefills: list[Request] = []
-        """Those that start in this step."""
+        """Prompts that start in this step."""
         self.running_prefills: list[Request] = []
         self.running_decodes: list[Request] = []
         self.swapped_prefills: list[Request] = []
         self.swapped_decodes: list[Request] = []
         self.victims: list[Request] = []
-        """Whom `schedule_running` has preempted, in that order."""
+        """Requests that `schedule_running` preempted, in that order."""
         self._batch = RepeatingBuilder(view, beside=beside)
         self._num_tokens: dict[str, int] = {}
-        """By request: what vLLM's `SchedulingBudget` counts, also tokens that are cached."""
+        """Tokens by request as vLLM's `SchedulingBudget` counts them, including cached ones."""
         self._num_free_tokens = self._batch.num_free_tokens
         self._num_seats_taken = self._num_swap_blocks_taken = 0
         if beside is not None:
@@ -60,11 +60,11 @@ class Step:
         self._loras: set[str | None] = set()
 
     def count_loras(self, requests: Iterable[Request]) -> None:
-        """Their adapters are taken, whether or not they are in this step."""
+        """Count the requests' adapters as used, whether or not the requests are in this step."""
         self._loras.update(request.lora_id for request in requests)
 
     def schedule_running(self) -> None:
-        """In order, as far as there are tokens; where blocks run out the last one goes."""
+        """Schedule running requests in order while tokens last; preempt the last ones for blocks."""
         while self.running:
             self._schedule_decodes()
             num_new_tokens = self._chunk(self.running[0]) if self.running else 0
@@ -75,7 +75,7 @@ class Step:
                 self._add(request, num_new_tokens, self.running_prefills, self.running_decodes)
 
     def _schedule_decodes(self) -> None:
-        """The plain ones at the front."""
+        """Schedule the plain decodes at the front of the queue."""
         decodes = self.blocks.append_to_decodes(self.running, most=max(0, self._num_free_tokens))
         for _ in decodes:
             self.running.popleft()
@@ -85,12 +85,12 @@ class Step:
         self._num_free_tokens -= len(decodes)
 
     def resume(self, request: Request) -> None:
-        """A running prompt alone goes on."""
+        """Continue a running prompt alone."""
         self.running.remove(request)
         self._add(request, self._tokens_left(request), self.running_prefills, self.running_decodes)
 
     def schedule_swapped(self) -> None:
-        """In order, until one cannot come back."""
+        """Swap requests in, in order, until one cannot come back."""
         passed_over: list[Request] = []
         while self.swapped and self.blocks.can_swap_in(self.swapped[0]):
             request = self.swapped[0]
@@ -102,7 +102,7 @@ class Step:
             )
             if num_swap_blocks > self._batch.num_free_swap_blocks:
                 break
-            # A prompt of which more is left than a step can hold waits for ever in vLLM.
+            # vLLM waits forever with a prompt that has more tokens left than a step can hold.
             n = min(self.blocks.num_left(request), self._limits.max_num_batched_tokens)
             if not self._can_schedule(n):
                 break
@@ -117,7 +117,7 @@ class Step:
         prompt_limit: float,
         may_go_on: Callable[[Step], bool],
     ) -> None:
-        """Waiting requests in order, until one does not fit; what never will is rejected."""
+        """Start waiting requests in order until one does not fit; reject those that never will."""
         passed_over: list[Request] = []
         while may_go_on(self) and self.waiting:
             request = self.waiting[0]
@@ -132,7 +132,7 @@ class Step:
             if not self._has_lora_slot(request):
                 passed_over.append(self.waiting.popleft())
                 continue
-            # Where vLLM would drop it, or refuse to run, it is computed in parts.
+            # A prompt that vLLM would drop, or refuse to run, is computed in parts.
             n = min(n, self._limits.max_num_batched_tokens)
             if not self._can_schedule(n):
                 break
@@ -142,9 +142,9 @@ class Step:
         self.waiting.extendleft(reversed(passed_over))
 
     def preempt_for_priority(self, key: Callable[[Request], tuple[int, float]]) -> None:
-        """The head of the queue drives out who is less urgent; then the queue is sorted.
+        """Preempt less urgent requests for the head of the queue, then sort the queue.
 
-        It looks at the head before it sorts, and the room made is used by the next step.
+        As in vLLM, the head is the one before sorting, and the next step uses the room.
         """
         self.running = deque(sorted(self.running, key=key))
         if self.waiting:
@@ -161,7 +161,7 @@ class Step:
 
     @property
     def is_recomputing(self) -> bool:
-        """True if some of those looked at had emitted tokens before they were computed anew."""
+        """Tell whether a request seen in this step recomputes output tokens after a preemption."""
         seen = (self.running, self.running_prefills, self.swapped_prefills, self.prefills)
         return any(
             r.num_preemptions and r.num_output_tokens and self.blocks.is_prefill(r)
@@ -170,14 +170,14 @@ class Step:
 
     @property
     def has_room_to_spare(self) -> bool:
-        """Whether those it was made beside have a token each, and a block more than they fill."""
+        """Tell whether `beside`'s decodes have a token each, and a block more than they fill."""
         return self._num_free_tokens >= 0 and self.blocks.num_free_blocks > 0
 
     def build(self) -> SchedulerOutput:
-        """Prompts stand before decodes.
+        """Return the plan, with prompts before decodes.
 
-        But with prefix caching whoever comes back stands first: its blocks are taken first, and
-        what had to be evicted for them is no longer found.
+        With prefix caching, requests that are swapped in come first.  Their blocks are taken first,
+        and content that had to be evicted for them is no longer found.
         """
         if self.blocks.caches_prefixes:
             self._enter_what_is_not_cached(self.swapped_prefills, self.swapped_decodes)
@@ -195,7 +195,7 @@ class Step:
             self._batch.add(request, self._num_tokens[request.request_id])
 
     def _enter_what_is_not_cached(self, *several: Iterable[Request]) -> None:
-        """vLLM's device computes one token of a chunk that is cached as a whole, too."""
+        """Add requests without cached tokens; vLLM recomputes one of a fully cached chunk."""
         batch = self._batch
         for request in chain.from_iterable(several):
             table = self.blocks.tables[request.request_id]
@@ -206,11 +206,11 @@ class Step:
             table.num_found_tokens -= num_found
             n = num_new_tokens - num_found
             if not (batch.add(request, n, min_new_tokens=n) if n else batch.repeat(request)):
-                # It wants room that vLLM has made in this step, of two blocks that become equal.
+                # It needs room that vLLM gains in this step because two blocks become equal.
                 self.blocks.forget(request)
 
     def _make_room(self, request: Request) -> bool:
-        """Preempt from the back until `request` has its slots; False if it went itself."""
+        """Preempt from the back until `request` has its slots; return False if it went itself."""
         while not self.blocks.can_append_slots(request):
             victim = self.running.pop() if self.running else request
             if victim is request and self._would_start_over_for_ever(request):
@@ -227,7 +227,7 @@ class Step:
         self.blocks.leave(victim, num_freed_blocks=self._batch.num_free_blocks - before)
 
     def _would_start_over_for_ever(self, request: Request) -> bool:
-        """True for a chunked prompt that holds the whole cache, so that no block can be free."""
+        """Tell whether a chunked prompt holds the whole cache, so that no block can become free."""
         blocks = self.blocks
         fills_cache = blocks.is_prefill(request) and blocks.holds_all(request)
         return fills_cache and not self._batch.would_swap_out(request)
@@ -251,7 +251,7 @@ class Step:
         return min(self.blocks.num_left(request), self._num_free_tokens)
 
     def _chunk(self, request: Request) -> int:
-        """What is left; of what may be cached, if that is too much, whole blocks."""
+        """Return all tokens left, or those that fit; of what may be cached, whole blocks."""
         num_left, num_free = self.blocks.num_left(request), self._num_free_tokens
         if num_left <= num_free:
             return num_left
