@@ -22,7 +22,10 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
         return super().__new__(AsyncSLOScheduler if is_async else cls)
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        """Raises SettingsError or UnsupportedVLLMError rather than start half-way."""
+        """Start vLLM's scheduler and the policy's driver.
+
+        Raises SettingsError or UnsupportedVLLMError if the policy cannot run in this vLLM.
+        """
         settings = read_settings(vllm_config.additional_config)
         check_class(Scheduler)
         check_config(vllm_config)
@@ -35,7 +38,7 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
 
     @property
     def truth(self) -> Truth:
-        """What was planned against what was executed, so far."""
+        """Return the counts of what was executed as planned and what was not, so far."""
         return self._driver.truth
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,11 +53,14 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
     def _reserve_prefill_lookahead(
         self, request: Any, num_computed_tokens: int, num_new_tokens: int
     ) -> int:
-        """The last thing that vLLM asks for each request, after all caps of its own."""
+        """Return how many tokens the request may compute: vLLM's number, limited by the plan.
+
+        vLLM calls this last for each request, after all limits of its own.
+        """
         num_new_tokens = super()._reserve_prefill_lookahead(
             request, num_computed_tokens, num_new_tokens
         )
-        if num_new_tokens <= 1:  # hundreds of decodes, that no plan cuts
+        if num_new_tokens <= 1:  # a decode, of which there are hundreds, and which no plan cuts
             return num_new_tokens
         return self._driver.caps(request, num_computed_tokens, num_new_tokens)
 

@@ -64,7 +64,7 @@ class Step:
         self._loras.update(request.lora_id for request in requests)
 
     def schedule_running(self) -> None:
-        """Schedule running requests in order while tokens last; preempt the last ones for blocks."""
+        """Schedule running requests in order while tokens last; preempt from the back."""
         while self.running:
             self._schedule_decodes()
             num_new_tokens = self._chunk(self.running[0]) if self.running else 0
