@@ -144,7 +144,7 @@ def test_worked_examples(queue: list[Q], scheduled: set[str], milliseconds: floa
 
 @pytest.mark.parametrize("cautious", [False, True])
 def test_cautious_leaves_room_for_the_steps_that_take_longer(cautious: bool) -> None:
-    """A decode with a slack of 32 ms beside a prompt; one step in a hundred takes 25 % longer than predicted."""
+    """A decode has 32 ms of slack; one step in a hundred takes 25 % longer than predicted."""
     model = LinearModel(
         EXAMPLE_MODEL.coefficients, AttentionWork.LITERAL, held_out_error={"under_p99": 20.0}
     )
@@ -230,7 +230,7 @@ def test_a_subclass_may_replace_the_packing() -> None:
 
 
 def test_if_nobody_can_be_in_time_the_decodes_go_on_without_prefills() -> None:
-    """The progress rule: a prompt that cannot make it either must not hold the late ones up."""
+    """The progress rule: a prompt that would be late, too, must not delay the late decodes."""
     queue = [Q("d1", "D", 100, -5), Q("p1", "P", 2000, 20)]
     output = SLOAware().schedule(make_view(queue))
     assert set(output.num_scheduled_tokens) == {"d1"}
@@ -354,7 +354,7 @@ def queues(draw: st.DrawFn) -> list[Q]:
 def test_packing_decodes_first_is_what_evicting_and_retrying_comes_to(
     queue: list[Q], least_tokens: int
 ) -> None:
-    """The docstring's claim that no retry is needed, held against a loop that retries.
+    """Checks the docstring's claim that no retry is needed against a loop that retries.
 
     If not even the decodes fit together, no prefill runs in either; those cases are left out here.
     """

@@ -82,7 +82,7 @@ def test_who_is_late_already_is_no_reason_to_refuse_another() -> None:
 
 
 def test_a_decode_ahead_of_its_pace_gives_way_to_a_prompt_that_is_due() -> None:
-    """1,000 tokens take 55 ms alone and 55.05 ms beside the decode, which is due in 300 ms."""
+    """1,000 tokens take 55 ms alone and 55.05 ms with the decode, which is due in 300 ms."""
     ahead = R("d", 100, due_s=0.3, out=1)
     assert decide([ahead, R("p", 1001, 0.05502, done=1)]).num_scheduled_tokens == {"p": 1000}
     assert decide([ahead, R("p", 1001, 0.0552, done=1)]).num_scheduled_tokens == {"p": 1000, "d": 1}

@@ -74,8 +74,7 @@ def test_each_pass_runs_the_batches_in_another_order() -> None:
 
 
 def test_drift_of_the_machine_is_taken_out() -> None:
-    """The machine is 1.5 times as fast for minutes at a time: raw times are 20 % off, merged ones
-    are not."""
+    """Speed varies by a factor of 1.5 over minutes: raw times are 20 % off, merged ones not."""
     machine = Machine(lambda _count, now_s: 1.25 + 0.25 * math.sin(now_s / 60))
     rows = tuple(measure(machine, LIMITS, PLAN, max_passes=3))
     raw = Profile(tuple(r.__class__(r.chunks, r.seconds, r.num_swapped_blocks) for r in rows))
