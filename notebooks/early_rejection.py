@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Early rejection in a burst
 #
-# For some seconds more is asked than the device can serve in time. What becomes of the requests if
-# all are kept, and what if some are turned away at once?
+# For a few seconds, more requests arrive than the device can serve in time. What happens if all of
+# them are kept, and what if some are rejected at once?
 
 # %%
 # %matplotlib inline
@@ -39,8 +39,8 @@ RULE = DeadlineRule.MEAN_TPOT
 # %% [markdown]
 # ## A burst
 #
-# Calm Poisson arrivals, and for a few seconds in the middle four times as many. Every request is
-# promised its first token within a second, and 50 ms for each further one.
+# Requests arrive as a Poisson process, and for a few seconds in the middle there are four times as
+# many. Every request has a TTFT of one second and a TPOT of 50 ms.
 
 # %%
 CALM, BURST, BURST_AT_S, BURST_S, LASTS_S = 12.0, 36.0, 15.0, 6.0, 45.0
@@ -64,14 +64,14 @@ gpu = load_model("h100/llama-3.1-8b")
 replica = SimulationConfig(num_blocks=int(gpu.provenance["kv_capacity_tokens"]) // 16)
 
 # %% [markdown]
-# ## Four ways to take it
+# ## Four policies
 #
-# `edf` serves the prompt that is due soonest and turns nobody away. With `drop=expired` it gives up
-# what has missed its deadline while it waited. `early_rejection`, after Mooncake, predicts on
-# arrival when a request would begin to decode and refuses it if the promise would be broken by
-# then; it is a wrapper that any policy can take. `goodput` plans all waiting prompts in the time
-# that decodes leave, rejects those that even at once could not be in time, and lets those wait that
-# do not fit.
+# `edf` serves the prompt that is due soonest and rejects no request. With `drop=expired` it rejects
+# requests that missed their deadline while they waited. `early_rejection`, after Mooncake, predicts
+# on arrival when a request would begin to decode, and rejects it if it would miss its SLO by then.
+# It is a wrapper around any policy. `goodput` plans all waiting prompts in the time that decodes
+# leave. It rejects prompts that would be late even if they started at once, and lets prompts wait
+# that do not fit.
 
 # %%
 POLICIES = ["edf", "edf:drop=expired", "edf+early_rejection", "goodput"]
@@ -91,8 +91,8 @@ pd.DataFrame(scores).T[columns].astype(float).round(3)
 # %% [markdown]
 # ## Attainment over time
 #
-# Of the requests that arrived in each two seconds, the share that was served well. The grey band is
-# the burst.
+# The share of good requests among those that arrived in each interval of two seconds. The grey band
+# is the burst.
 
 # %%
 from slosched.evaluate.plots.style import look
@@ -115,16 +115,16 @@ axes.legend(frameon=False, fontsize=8)
 plt.show()
 
 # %% [markdown]
-# Who is kept for ever is kept too long. Without rejection the queue outlives the burst: requests
-# that arrive when the load is calm again wait behind others whose promises are broken already, so
-# the loss goes on long after its cause. Dropping what has expired ends that, but late: until its
-# deadline a doomed request takes turns, and in order of deadline it is always the most nearly late
-# that is served. Refusing on arrival leaves the time to those who can be served.
+# Without rejection, the queue outlives the burst. Requests that arrive after it wait behind others
+# that have already missed their SLOs, so the loss goes on long after the burst has ended. Dropping
+# expired requests ends that, but late: a request that cannot be in time still takes device time
+# until its deadline, and in order of deadline such requests are served first. Rejecting on arrival
+# leaves the time to requests that can be in time.
 #
 # ## What the device did
 #
-# Batches, queue, cache, and the slack of the most urgent request; first without rejection, then
-# with.
+# The figures show batches, queue, KV cache, and the slack of the most urgent request: first without
+# rejection, then with it.
 
 # %%
 timeline(steps["edf"], replays["edf"], RULE)
@@ -133,15 +133,15 @@ timeline(steps["edf"], replays["edf"], RULE)
 timeline(steps["edf+early_rejection"], replays["edf+early_rejection"], RULE)
 
 # %% [markdown]
-# While the burst lasts the device is as busy in both. What differs is the queue, and with it for
-# whom it works: without rejection it goes on long after, for requests that are late already.
+# During the burst the device is equally busy in both. The difference is the queue: without
+# rejection, the device works long after the burst for requests that are already late.
 #
-# ## Who pays
+# ## Which requests lose
 #
-# Attainment by prompt length. In order of arrival, or of deadlines that are alike for all, who is
-# lost is a matter of bad luck: long and short alike. A policy that counts requests gives up the
-# long ones, of which each costs several short ones. Whether that is right is no question of
-# scheduling, but it must be seen.
+# The figure shows attainment by prompt length. In order of arrival, or of equal deadlines, prompts
+# of all lengths are lost alike. A policy that counts requests gives up long prompts, as each costs
+# as much as several short ones. Scheduling cannot say whether that is right, but it must be
+# visible.
 
 # %%
 decile_lines(replays, RULE)

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Goodput curves
 #
-# What a policy makes of more and more load: good requests a second, how sure that is, and what no
-# scheduler at all could exceed. Everything here is a small version of `slosched capacity`; the
-# large one, of all policies in many scenarios, is in `docs/arena.md`.
+# How many good requests a second does a policy serve as the load grows, how certain is that, and
+# what can no scheduler exceed? This is a small version of `slosched capacity`. The large one, with
+# all policies in many scenarios, is in `docs/arena.md`.
 
 # %%
 # %matplotlib inline
@@ -41,9 +41,9 @@ from slosched.workload.lengths import Lognormal
 # %% [markdown]
 # ## The same requests for all
 #
-# A measured latency model stands for the GPU. Four windows of bursty requests with short answers
-# are made up, each from a seed of its own: their spread is what the intervals will be made of.
-# Every request is promised its first token in half a second and 25 ms for each further one.
+# A bundled latency model stands for the GPU. Four windows of bursty requests with short answers are
+# made up, each with its own seed. The spread between them gives the intervals. Every request has a
+# TTFT of half a second and a TPOT of 25 ms.
 
 # %%
 gpu = load_model("h100/llama-3.1-8b")
@@ -65,11 +65,11 @@ pd.DataFrame([window.summary() for window in windows])
 # %% [markdown]
 # ## Search
 #
-# Three policies: decodes first and prompts in order of arrival (`sarathi`); the prompt that is due
-# soonest, with those rejected that can no longer be in time (`edf`); and `goodput`. A sweep looks
-# for the highest rate at which each still serves a target share of the *offered* requests well. A
-# rejected request is a miss like a late one. All are played at the same rates, on the same
-# requests.
+# There are three policies. `sarathi` schedules decodes first, and prompts in order of arrival.
+# `edf` here rejects prompts that can no longer be in time, and runs the one that is due soonest
+# first. The third is `goodput`. A sweep searches the highest rate at which each still serves a
+# target share of the *offered* requests well. A rejected request is a miss, like a late one. All
+# policies get the same requests at the same rates.
 
 # %%
 policies = ["sarathi", "edf:drop=infeasible", "goodput"]
@@ -98,16 +98,17 @@ rows = [capacity_row(policy, target) for target in plan.targets for policy in po
 pd.DataFrame(rows).set_index(["target", "policy"]).round(2)
 
 # %% [markdown]
-# Look at the widths. A capacity alone is not known well: bursts differ from window to window, and
-# four windows are few. A *ratio* is resampled in pairs, both policies in the same windows, so that
-# what the windows have in common cancels. Wherever its interval holds 1, nothing has been shown.
+# Look at the widths of the intervals. A capacity alone is uncertain: bursts differ from window to
+# window, and four windows are few. A *ratio* is resampled in pairs, with both policies in the same
+# windows, so the differences between windows cancel. If its interval contains 1, the two policies
+# do not differ significantly.
 #
 # ## What no scheduler can exceed
 #
-# Two bounds count requests whose work cannot fit into the device's time, whatever the order: L1
-# over the whole window, L2 between each arrival and its deadlines. They know all lengths and
-# arrivals in advance, which no scheduler does. (They count all requests of a window; the curves
-# leave out its warm-up.)
+# Two bounds count requests whose work cannot fit into the device's time in any order: L1 over the
+# whole window, L2 between each arrival and its deadlines. They know all lengths and arrivals in
+# advance, unlike any scheduler. (They count all requests of a window; the curves leave out its
+# warm-up.)
 
 # %%
 limits, kv_tokens = replica.limits, replica.num_blocks * replica.block_size
@@ -118,7 +119,7 @@ demands = [demand_at(prices, shortest_step_s(gpu), window, limits, kv_tokens) fo
 
 
 def most_good_per_s(rate: float) -> float:
-    """Of all windows, played at this rate."""
+    """Return the bound on good requests/s over all windows at this rate."""
     faster = [d.at_speed(rate / w.rate) for d, w in zip(demands, windows, strict=True)]
     possible = [min(fluid_bound(d).num_good, on_time_bound(d).num_good) for d in faster]
     return rate * sum(possible) / sum(d.num_offered for d in demands)
@@ -133,17 +134,18 @@ curve = curve.assign(bound_requests_per_s=bound, bound_name="L1, L2")
 goodput_curves(curve)
 
 # %% [markdown]
-# On the left all curves lie on the dotted line: everything that is offered is served well. Then
-# they part. A policy that never gives up (`sarathi`) goes over a cliff: once the queue is longer
-# than the promise, every prompt that it finishes is late already, and goodput falls although the
-# device is as busy as before. Policies that reject keep what they have, and which requests they
-# reject decides how much more they gain. How far the dashed line lies above the best possible,
-# nobody knows; between it and the best curve is all that is left to be won.
+# On the left all curves lie on the dotted line: all offered requests are served well. Then the
+# curves separate. The goodput of a policy that never rejects (`sarathi`) falls steeply: once the
+# queue takes longer than the TTFT, every prompt that it finishes is late, although the device is as
+# busy as before. Policies that reject keep their goodput, and their choice of requests to reject
+# decides how much more they gain. The dashed line is the bound. How far it lies above the best
+# possible is unknown, but no policy can gain more than the distance to it.
 
 # %%
 attainment_curves(curve)
 
 # %% [markdown]
-# The same as a share of what was offered. Where a curve crosses a dashed line is a capacity of the
-# table. The order of the policies at 99 % need not be that at 90 %: a policy that gives up the
-# longest prompts first looks best where a tenth may be lost, and 99 % leaves it no such way out.
+# This figure shows the same as a share of the offered requests. The point where a curve crosses a
+# dashed line is a capacity in the table. The order of the policies at 99 % can differ from that at
+# 90 %: a policy that gives up the longest prompts first looks best if a tenth may be lost, but not
+# if only one in a hundred may be.

@@ -15,9 +15,9 @@
 #
 # From a measurement to a scheduling policy of your own, on a CPU, in about a minute:
 # what a step is · measure steps · fit a latency model · a trace · simulate two policies ·
-# who pays for the difference · write a policy.
+# which requests lose · write a policy.
 #
-# `slosched demo` walks the same path with a real model behind a real server.
+# `slosched demo` does the same with a real model behind a real server.
 
 # %%
 # %matplotlib inline
@@ -34,13 +34,13 @@ RULE = DeadlineRule.MEAN_TPOT
 # ## A step
 #
 # An engine runs *steps*: one forward pass over a batch of requests. There is no prefill phase and
-# no decode phase. A request has tokens that are known (its prompt, and what came out so far), of
-# which some are computed, that is, in the KV cache; a step computes some of the rest. One token is
-# a decode; more are a chunk of a prefill.
+# no decode phase. A request has known tokens: its prompt, and its output so far. Some of them are
+# computed, that is, in the KV cache, and a step computes some of the rest. One token is a decode;
+# more are a chunk of a prefill.
 #
 # How long a step takes depends on a few sums over its batch, its *shape*. Here are two decodes
-# with 300 and 800 tokens of context, their own included, and a chunk of 128 tokens of a prompt
-# whose first 256 are computed already.
+# with 300 and 800 tokens of context, including the token to compute, and a chunk of 128 tokens of a
+# prompt whose first 256 are already computed.
 
 # %%
 shape = BatchShape()
@@ -53,8 +53,8 @@ shape
 # ## Measure
 #
 # A plan of batches (a grid of prefills, decodes and swaps, and random mixes) is run on a model.
-# `tiny-random` is a llama of random weights that loads in no time: its text is noise, its steps are
-# real. `slosched profile -m smollm2-135m` does the same with a real model.
+# `tiny-random` is a llama with random weights that loads at once: its text is noise, but its steps
+# are real. `slosched profile -m smollm2-135m` does the same with a real model.
 
 # %%
 from slosched.engine.profiling import ProfileLimits, measure, plan_batches
@@ -79,11 +79,11 @@ steps.groupby("regime")["ms"].describe().round(2)
 # %% [markdown]
 # ## Fit
 #
-# Five forms, from the formula T = C1(t+Bd) + C2·t2 + C3·t3 + C4·⌈(t+Bd)/64⌉ + C5·[Bd>0] +
+# There are five forms, from the formula T = C1(t+Bd) + C2·t2 + C3·t3 + C4·⌈(t+Bd)/64⌉ + C5·[Bd>0] +
 # C6·num_swap + C7 to a table of the layers' times with a model of the attention kernel
 # ([which is which](../docs/how-to/profile-and-fit.md)). All are fitted to the *relative* error, and
-# the one with the least error on steps that it has not seen is taken. On a machine that does other
-# things at the same time errors are larger.
+# the one with the least error on held-out steps is taken. The errors are larger on a machine that
+# is busy with other work.
 
 # %%
 from slosched.evaluate.plots import decile_lines, fit_plot, latency_cdfs, outcome_bars
@@ -119,10 +119,11 @@ fit_plot(
 # %% [markdown]
 # ## A trace
 #
-# Real GPUs come bundled as latency models; `bundled_models()` names them. We take an RTX 4090 with
-# an 8B model, and ask of it the mix of Azure's conversations: lengths and bursts are drawn from
-# tables fitted to the public trace, whose own statistics stand beside those of our sample. Every
-# request is promised its first token within a second (TTFT) and 50 ms for each further one (TPOT).
+# Latency models of real GPUs come with slosched; `bundled_models()` lists them. We take an RTX 4090
+# with an 8B model and send it requests like Azure's conversations. Their lengths and bursts are
+# drawn from tables fitted to the public trace; the table below compares the statistics of both.
+# Every request has a TTFT of one second (time to the first token) and a TPOT of 50 ms (time for
+# each further token).
 
 # %%
 from slosched.perfmodel import load_model
@@ -136,9 +137,10 @@ pd.DataFrame({"this trace": trace.summary(), "Azure, 2023": fitted_summary("azur
 # %% [markdown]
 # ## Simulate
 #
-# The simulator runs the scheduler that serves: only the device and the clock are exchanged. `fcfs`
-# is what vLLM does by default; `slo_aware` packs each step up to the tightest deadline and rejects
-# early what would make others late. The rate is more than this GPU can serve in time.
+# The simulator runs the same scheduler as the server; only the device and the clock differ. `fcfs`
+# schedules as vLLM does by default. `slo_aware` packs each step up to the tightest deadline, and
+# rejects requests early that would make others late. The rate is higher than this GPU can serve in
+# time.
 
 # %%
 from slosched.metrics import RequestRecord, summarize
@@ -163,8 +165,8 @@ replays = {"fcfs": replay(FCFS()), "slo_aware": replay(SLOAware())}
 scores(replays)
 
 # %% [markdown]
-# A request is *good* if it finished and kept both promises; *attainment* is the share of good ones
-# among all that were offered, so that rejecting is no way to look better.
+# A request is *good* if it finished and met both SLOs. *Attainment* is the share of good requests
+# among all that were offered, so rejecting requests does not make a policy look better.
 
 # %%
 outcome_bars({name: summarize(records, RULE) for name, records in replays.items()})
@@ -173,8 +175,9 @@ outcome_bars({name: summarize(records, RULE) for name, records in replays.items(
 latency_cdfs(replays)
 
 # %% [markdown]
-# Who pays? Attainment by prompt length, a tenth of the requests each. A policy that counts requests
-# can raise its total by giving up long prompts, and this is where it shows.
+# Which requests lose? This is the attainment by prompt length, with a tenth of the requests in each
+# group. A policy that counts requests can raise its total by giving up long prompts, and this
+# figure shows it.
 
 # %%
 decile_lines(replays, RULE)
@@ -183,7 +186,8 @@ decile_lines(replays, RULE)
 # ## Your own policy
 #
 # A policy turns a view into a plan, and `BatchBuilder` keeps the plan legal: call it in order of
-# priority. This one serves what runs, gives up what is late, and starts what is due soonest.
+# priority. This one continues running requests, rejects late ones, and starts the one that is due
+# soonest.
 
 # %%
 from slosched.batch import BatchBuilder
@@ -192,7 +196,7 @@ from slosched.core import SchedulerOutput, SchedulerView
 
 @dataclass
 class DueSoonest(Policy):
-    """What runs goes on; then those in time start, the one due soonest first."""
+    """Running requests continue; then others start, the one that is due soonest first."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = BatchBuilder(view)
@@ -206,9 +210,9 @@ class DueSoonest(Policy):
 
 
 # %% [markdown]
-# `check_policy` plays random scenarios against the laws that every policy must hold: plans are
-# legal, every request ends exactly once, no KV block is lost, nothing stalls, the same seed gives
-# the same decisions. It raises with the smallest scenario that breaks one.
+# `check_policy` plays random scenarios and checks the laws that every policy must obey: plans are
+# legal, every request ends exactly once, no KV block is lost, no run stalls, and the same seed
+# gives the same decisions. It raises an error with the smallest scenario that breaks a law.
 
 # %%
 from slosched.testing import check_policy
@@ -223,6 +227,6 @@ scores(replays)
 decile_lines(replays, RULE)
 
 # %% [markdown]
-# In a file, `mine/due.py` say, it is at once a policy of the command line:
-# `slosched compare -p slo_aware -p mine.due:DueSoonest`. To make it one of the house, see
-# `docs/how-to/add-a-policy.md`.
+# Saved in a file, for example `mine/due.py`, it can be used on the command line:
+# `slosched compare -p slo_aware -p mine.due:DueSoonest`. `docs/how-to/add-a-policy.md` describes
+# how to add it to slosched.
