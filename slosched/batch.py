@@ -1,4 +1,4 @@
-"""BatchBuilder: turns a policy's wishes into one legal step.
+"""BatchBuilder: a builder that turns a policy's wishes into one legal step.
 
 A policy calls `add`, `admit` and `preempt` in its order of priority; the builder grants what
 tokens, seats, KV blocks, swap traffic, LoRA slots and predicted time allow.  What `build` returns
@@ -28,7 +28,7 @@ _SWAPPED = RequestStatus.SWAPPED
 
 
 class BatchBuilder:
-    """One step in the making.  Every call is O(1) unless it says otherwise."""
+    """A step in the making.  Every call is O(1) unless it says otherwise."""
 
     __slots__ = (
         "_block_size",
@@ -63,7 +63,7 @@ class BatchBuilder:
         time_limit_s: float = math.inf,
         cautious: bool = False,
     ) -> None:
-        """`beside` are decodes that the step serves apart from what is added here.
+        """Begin a step that also serves the decodes `beside`, if given.
 
         `cautious` predicts the time that a step hardly ever exceeds, not the expected one.
         """
@@ -79,7 +79,7 @@ class BatchBuilder:
         self._loras: set[str] = set()
         self._out: set[str] = set()
         self._found: dict[str, int] = {}
-        """Tokens by waiting request that `find` was called for."""
+        """Cached tokens by waiting request for which `find` was called."""
         self._num_lent = 0 if beside is None else beside.num_new_blocks
         self.num_free_tokens = limits.max_num_batched_tokens
         if token_budget is not None:
@@ -91,7 +91,7 @@ class BatchBuilder:
             math.inf if limits.max_num_swapped_blocks is None else limits.max_num_swapped_blocks
         )
         self.time_limit_s = time_limit_s
-        """The predicted time of the step stays below this, strictly."""
+        """Limit below which the predicted time of the step stays, strictly."""
         self.shape = BatchShape()
         if beside is not None:
             self.shape = group_shape(beside)
@@ -108,11 +108,11 @@ class BatchBuilder:
         return request.request_id in self.num_scheduled_tokens
 
     def has_left(self, request: Request) -> bool:
-        """True if this step preempts, swaps out or rejects the request."""
+        """Tell whether this step preempts, swaps out or rejects the request."""
         return request.request_id in self._out
 
     def has_lora_slot(self, request: Request) -> bool:
-        """True if the request needs no adapter, or one for which there is room in this step."""
+        """Tell whether the request needs no adapter, or one for which this step has room."""
         lora_id, max_loras = request.lora_id, self._view.limits.max_loras
         if lora_id is None or max_loras is None or lora_id in self._loras:
             return True
@@ -120,11 +120,11 @@ class BatchBuilder:
 
     @property
     def predicted_s(self) -> float | None:
-        """Predicted time of the step so far; None without a latency model."""
+        """Return the predicted time of the step so far; None without a latency model."""
         return None if self._predict is None else self._predict(self.shape)
 
     def predict_with_rest_of(self, request: Request) -> float:
-        """Predicted time of the step if it computed all that is left of `request` as well."""
+        """Return the predicted time of the step with all that is left of `request`; add nothing."""
         prior = self._num_prior_tokens(request)
         return self.predict_with(request.num_tokens - prior, prior)
 
@@ -155,11 +155,12 @@ class BatchBuilder:
         return predicted_s
 
     def find(self, request: Request) -> int:
-        """How many tokens of a waiting request are uncomputed, if it starts after all in the step.
+        """Return the uncomputed tokens of a waiting request that starts next in this step.
 
-        Others that start later in the step are then no longer sure of what is cached of them, but
-        find what the step computes for those before them; ask for each of them.  Nobody may leave
-        the step's requests from now on.  O(log), and O(1) for each that was added since.
+        Use it for each request that starts from now on: what is cached of these may be evicted by
+        requests before them in the step, and they find what the step computes for those.  From now
+        on no request may be preempted or rejected.  O(log), and O(1) for each request that was
+        added since the last call.
         """
         return self._find(request, self.num_scheduled_tokens)
 
@@ -177,7 +178,7 @@ class BatchBuilder:
         return self._found.get(request.request_id, request.num_computed_tokens)
 
     def blocks_missing(self, request: Request, num_new_tokens: int) -> int:
-        """Device blocks that computing `num_new_tokens` more would take from the free ones."""
+        """Return the free device blocks that computing `num_new_tokens` more would take."""
         tokens = self._num_prior_tokens(request) + num_new_tokens
         return -(-tokens // self._block_size) - self._num_ready_blocks(request.request_id)
 
@@ -186,9 +187,9 @@ class BatchBuilder:
     ) -> int:
         """Schedule up to `max_new_tokens` (default: all uncomputed) tokens of `request`.
 
-        Returns how many were granted: as many as every limit allows, or 0 if KV blocks or time cut
-        it below `min_new_tokens` (the last tokens of the step may be fewer).  A swapped request is
-        brought back first; a waiting one takes a seat.
+        Return how many were granted: as many as every limit allows, or 0 if KV blocks or time allow
+        fewer than `min_new_tokens`.  What is left of the step's tokens may be fewer and is granted.
+        A swapped request is brought back first; a waiting one takes a seat.
         """
         n = self._tokens_wanted(request, max_new_tokens)
         if n <= 0 or not self._may_run(request):
@@ -209,7 +210,7 @@ class BatchBuilder:
         return n
 
     def largest_chunk(self, request: Request, min_new_tokens: int = 1) -> int:
-        """How many tokens of `request` time and tokens would allow now; nothing is booked."""
+        """Return how many tokens of `request` time and tokens would allow now; add nothing."""
         n = self._tokens_wanted(request, None)
         if n <= 0 or self.time_limit_s == math.inf:
             return max(n, 0)
@@ -223,10 +224,10 @@ class BatchBuilder:
         min_new_tokens: int = 1,
         reserved_blocks: int = 0,
     ) -> int:
-        """`add` for a request without device blocks, if all its known tokens fit into the cache.
+        """`add` a request without device blocks if the free blocks can hold all its known tokens.
 
-        Starting a prompt that cannot be finished only takes memory from those that can (vLLM's
-        `scheduler_reserve_full_isl`).  `reserved_blocks` are left for others; see
+        To start a prompt that cannot be finished only takes memory from those that can (vLLM's
+        `scheduler_reserve_full_isl`).  `reserved_blocks` are left for others: see
         `blocks_promised`.
         """
         if not self.fits_whole(request, reserved_blocks):
@@ -234,13 +235,13 @@ class BatchBuilder:
         return self.add(request, max_new_tokens, min_new_tokens=min_new_tokens)
 
     def fits_whole(self, request: Request, reserved_blocks: int = 0) -> bool:
-        """True if the free blocks hold all the request's known tokens and `reserved_blocks`."""
+        """Tell whether the free blocks hold all known tokens of `request` and the reserved ones."""
         num_left = request.num_tokens - self._num_prior_tokens(request)
         missing = self.blocks_missing(request, num_left)
         return missing <= self.num_free_blocks - reserved_blocks
 
     def blocks_promised(self, requests: Iterable[Request]) -> int:
-        """Blocks that running `requests` still need for the prompts they have begun.  O(n)."""
+        """Return the blocks that running `requests` need to finish begun prompts.  O(n)."""
         promised, size = 0, self._block_size
         for request in requests:
             request_id, computed = request.request_id, request.num_computed_tokens
@@ -254,8 +255,9 @@ class BatchBuilder:
     def make_room(self, request: Request, num_new_tokens: int, victims: list[Request]) -> bool:
         """Preempt from the back of `victims` until `num_new_tokens` of `request` have blocks.
 
-        `victims` holds every running request that may go, `request` among them, the dearest
-        first; those that go are removed from it.  False if `request` went itself.
+        `victims` holds every running request that may be preempted, `request` among them, the most
+        important first; those that are preempted are removed from it.  Return False if `request`
+        itself was preempted.
         """
         while self.blocks_missing(request, num_new_tokens) > self.num_free_blocks:
             victim = victims.pop()
@@ -272,12 +274,12 @@ class BatchBuilder:
     ) -> None:
         """Add running `requests` in order; where KV blocks run out, preempt from the back.
 
-        `requests` is a subsequence of `victims`, so that the first one is always served and
+        `requests` must be a subsequence of `victims`, so that the first one is always served and
         something always runs.  A chunk, of `max_new_tokens` at most, gets all its blocks or none,
         and time is no limit.  O(n).
         """
-        # Hundreds of decodes pass here in every step, nearly all of them into a block that they
-        # hold already; those are booked without a further call, and their sums in one go.
+        # Hundreds of decodes pass here in every step, and nearly all have room in a block that they
+        # hold already.  Those are added without a further call, and their sums all at once.
         scheduled, out, block_size = self.num_scheduled_tokens, self._out, self._block_size
         contexts: list[int] = []
         for request in requests:
@@ -309,7 +311,7 @@ class BatchBuilder:
             self._take(request, n, missing)
 
     def _book_decodes(self, contexts: list[int]) -> None:
-        """The tokens and the shape of decodes that need no new block."""
+        """Count the tokens and the shape of decodes that need no new block."""
         if contexts:
             self.num_free_tokens -= len(contexts)
             self.shape.add_decodes(contexts)
@@ -317,8 +319,8 @@ class BatchBuilder:
     def preempt(self, request: Request, mode: PreemptionMode | None = None) -> None:
         """Take the seat and the device blocks of a running request that is not in this step.
 
-        Its KV cache goes to the host if `mode`, by default the limits', is "swap" and there is
-        room, else it is lost and computed anew later.
+        Its KV cache moves to the host if `mode` (default: that of the limits) is "swap" and there
+        is room; otherwise it is lost and computed anew later.
         """
         if request.request_id in self.num_scheduled_tokens or request.request_id in self._out:
             raise ValueError(f"{request.request_id!r} is already part of this step")
@@ -335,7 +337,7 @@ class BatchBuilder:
         self.num_free_seqs += 1
 
     def would_swap_out(self, request: Request, mode: PreemptionMode | None = None) -> bool:
-        """Whether `preempt` would keep what the request has computed."""
+        """Tell whether `preempt` would keep what the request has computed."""
         held = self._view.kv.num_held_blocks(request.request_id)
         return (
             (mode or self._view.limits.preemption_mode) is PreemptionMode.SWAP
@@ -354,6 +356,7 @@ class BatchBuilder:
             self.num_free_blocks += self._ledger.leave(request.request_id)
 
     def build(self) -> SchedulerOutput:
+        """Return the plan of this step."""
         return SchedulerOutput(
             num_scheduled_tokens=self.num_scheduled_tokens,
             preempted=tuple(self.preempted),
@@ -389,7 +392,7 @@ class BatchBuilder:
         return self._host_blocks(request) <= self.num_free_swap_blocks
 
     def _take(self, request: Request, n: int, num_new_blocks: int) -> None:
-        """Book what `n` tokens of `request` cost."""
+        """Count what `n` tokens of `request` cost."""
         self.shape.add(n, self._num_prior_tokens(request))
         self.num_free_tokens -= n
         if num_new_blocks > 0:
@@ -407,7 +410,7 @@ class BatchBuilder:
             self._ledger.start(request.request_id)
 
     def _host_blocks(self, request: Request) -> int:
-        """Blocks to copy back from the host before `request` can run."""
+        """Return the blocks to copy back from the host before `request` can run."""
         if request.status is _WAITING:
             return self._ledger.num_blocks_to_load(request.request_id)
         if request.status is _RUNNING:
@@ -415,14 +418,14 @@ class BatchBuilder:
         return self._view.kv.num_held_host_blocks(request.request_id)
 
     def _tokens_beyond(self, request: Request, n: int, missing: int) -> int:
-        """How many of the `n` tokens do not fit into the free blocks."""
+        """Return how many of the `n` tokens do not fit into the free blocks."""
         block_size = self._view.kv.block_size
         blocks = (missing - self.num_free_blocks) - 1
         last = (self._num_prior_tokens(request) + n) % block_size or block_size
         return min(n, blocks * block_size + last)
 
     def _fit_time(self, request: Request, n: int, least: int) -> int:
-        """The largest chunk of `least` to `n` tokens below the time limit, or 0.
+        """Return the largest chunk of `least` to `n` tokens below the time limit, or 0.
 
         One prediction if it fits as a whole, two if nothing does, O(log n) if it must be cut.
         """

@@ -59,12 +59,12 @@ class PlansBesideDecodes(Policy):
 
     @abstractmethod
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """Return what `schedule` adds to one token for each of `decodes`, or None to be asked anew.
+        """Return the plan for all others, or None to be shown each of the decodes.
 
-        `view` shows all other requests.  The plan must equal that of `schedule` without the
-        decodes, and must neither preempt nor swap.  The simulator asks only while no request is
-        swapped out, no LoRA limit is set, and there are blocks for the tokens of the decodes.
-        After None it calls `schedule` with every request in view.
+        Each of `decodes` gets one token in the same step, and `view` shows all other requests.  The
+        plan must be what `schedule` plans for these, and must neither preempt nor swap.  The
+        simulator asks only while no request is swapped out, no LoRA limit is set, and there are
+        blocks for the tokens of the decodes.  After None it calls `schedule` with all in view.
         """
 
 

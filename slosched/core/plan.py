@@ -1,4 +1,4 @@
-"""What a policy is shown, what it decides, and what a policy is."""
+"""A policy, the view that it is shown, and the output that it decides on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slosched.core.shape import BatchShape, LatencyModel
 
 
 class PreemptionMode(StrEnum):
-    """What happens to the KV cache of a preempted request."""
+    """The fate of a preempted request's KV cache."""
 
     RECOMPUTE = "recompute"
     SWAP = "swap"
@@ -21,15 +21,15 @@ class PreemptionMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What no step may exceed, and the two choices that policy and host must share."""
+    """The limits that no step may exceed, and two choices that policy and scheduler share."""
 
     max_num_batched_tokens: int = 2048
     """Tokens in one step, over all requests."""
     max_num_seqs: int = 256
-    """Requests that hold a seat (are RUNNING) at once."""
+    """Requests that are RUNNING at once, each of which holds a seat."""
     max_num_swapped_blocks: int | None = None
-    """KV blocks of swapped requests copied between device and host in one step, both ways; None
-    for no limit."""
+    """KV blocks of swapped requests that one step copies between device and host, counting both
+    directions; None for no limit."""
     max_loras: int | None = None
     """Different LoRA adapters in one step; None for no limit."""
     preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
@@ -45,20 +45,21 @@ class Limits:
 class SchedulerView:
     """Everything that a policy may look at.  It must not change any of it.
 
-    With overlapped stepping it is a forecast, so that a policy need not know: the requests as they
-    will be when the planned step begins, the tokens of the running step counted as emitted, and
-    none of them the model's own last.  Who will then have reached its output limit is not shown.
-    Arrivals are known up to the moment of planning, the begin of the running step.
+    When steps overlap, the view is a forecast; a policy need not know of it.  Requests are shown as
+    they will be when the planned step begins.  The tokens of the running step count as emitted, and
+    none of them as one at which the model stops.  Requests that will have reached their output
+    limit by then are left out.  Arrivals are known up to the moment of planning, which is the begin
+    of the running step.
     """
 
     now_s: float
-    """When the planned step begins, as far as can be known."""
+    """The expected time at which the planned step begins."""
     waiting: Sequence[Request]
-    """In arrival order, but preempted requests stand in front."""
+    """Requests in order of arrival, with preempted ones in front."""
     running: Sequence[Request]
-    """In the order in which they were admitted."""
+    """Requests in the order in which they were admitted."""
     swapped: Sequence[Request]
-    """In the order in which they were swapped out."""
+    """Requests in the order in which they were swapped out."""
     kv: KVView
     limits: Limits
     latency_model: LatencyModel | None = None
@@ -75,24 +76,27 @@ class SchedulerView:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """A policy's decision: what to run in this step and what to do to the others."""
+    """A policy's decision: the requests that run in this step, leave it or come back."""
 
     num_scheduled_tokens: Mapping[str, int] = field(default_factory=dict)
     """Tokens to compute by request id; the order of the mapping is the order of priority."""
     preempted: tuple[str, ...] = ()
     """Running requests that lose their KV cache and are computed anew later."""
     swapped_out: tuple[str, ...] = ()
+    """Running requests whose KV cache moves to the host."""
     swapped_in: tuple[str, ...] = ()
+    """Swapped requests that come back; each is scheduled in the same step."""
     rejected: Mapping[str, EndReason] = field(default_factory=dict)
-    """Requests that have emitted nothing yet and never will, with the reason."""
+    """Requests that have emitted nothing yet and are refused, with the reason."""
     num_found_tokens: Mapping[str, int] = field(default_factory=dict)
-    """Of new requests that take from the prefix cache what it has when their turn comes: how many
-    tokens that is.  All others hold what is cached of them before anybody gets a block."""
+    """Tokens that new requests take from the prefix cache when their turn in this plan comes.  A
+    request that is not named takes what is cached of it before any request gets a block."""
     shape: BatchShape | None = None
-    """The shape of the step, if whoever planned it has summed it up already."""
+    """The shape of the step, if the policy has summed it up already."""
 
     @property
     def is_empty(self) -> bool:
+        """Tell whether the plan changes nothing."""
         return not (
             self.num_scheduled_tokens
             or self.preempted
@@ -105,12 +109,12 @@ class SchedulerOutput:
 class Policy(ABC):
     """A scheduling policy: a dataclass whose fields are its hyper-parameters.
 
-    State across steps is allowed only where the algorithm itself has it; `reset` clears it.
+    It keeps state across steps only where the algorithm itself does, and `reset` clears that state.
     """
 
     @abstractmethod
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        """Decide one step."""
+        """Return the decision for one step."""
 
     def reset(self) -> None:  # noqa: B027  # most policies have no state
         """Forget everything learnt from earlier steps."""

@@ -1,4 +1,4 @@
-"""A generation request: what its client asked for, what it was promised, and how far it is."""
+"""A generation request: what its client asked for, its SLO, and its progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class RequestStatus(StrEnum):
-    """Where a request is.  The last three are ends; a request reaches exactly one of them."""
+    """The state of a request.  The last three are ends; a request reaches exactly one of them."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -20,6 +20,7 @@ class RequestStatus(StrEnum):
 
     @property
     def is_ended(self) -> bool:
+        """Tell whether this is one of the three ends."""
         return self in _ENDED
 
 
@@ -27,7 +28,7 @@ _ENDED = frozenset({RequestStatus.FINISHED, RequestStatus.REJECTED, RequestStatu
 
 
 class EndReason(StrEnum):
-    """Why a request ended: how it finished, why it was rejected, or who aborted it."""
+    """The reason for which a request finished, was rejected or was aborted."""
 
     STOP = "stop"
     """Finished: the model ended it (end of sequence, a stop token)."""
@@ -42,7 +43,7 @@ class EndReason(StrEnum):
     CASCADE = "cascade"
     """Rejected: serving it would make several queued requests late."""
     QUEUE_FULL = "queue_full"
-    """Rejected: as many are waiting as may."""
+    """Rejected: the queue is full."""
     CLIENT = "client"
     """Aborted: the client went away or cancelled."""
     FAULT = "fault"
@@ -52,7 +53,7 @@ class EndReason(StrEnum):
 
     @property
     def status(self) -> RequestStatus:
-        """The end that this is a reason for."""
+        """Return the end that this is a reason for."""
         if self in _FINISHING:
             return RequestStatus.FINISHED
         return RequestStatus.ABORTED if self in _ABORTING else RequestStatus.REJECTED
@@ -65,7 +66,7 @@ _ABORTING = frozenset({EndReason.CLIENT, EndReason.FAULT, EndReason.SHUTDOWN})
 
 
 class DeadlineRule(StrEnum):
-    """What "on time" means for the next token; chosen once for the policy and the metric alike.
+    """The meaning of "on time" for the next token, the same for the policy and for the metrics.
 
     With a = arrival, t_j = time of output token j and i = number of tokens already out, the next
     token is due at
@@ -80,7 +81,7 @@ class DeadlineRule(StrEnum):
     TBT = "tbt"
 
     def next_deadline_s(self, request: Request) -> float:
-        """When the next output token of `request` is due."""
+        """Return the time at which the next output token of `request` is due."""
         slo = request.slo
         i = request.num_output_tokens
         if i == 0:
@@ -90,9 +91,9 @@ class DeadlineRule(StrEnum):
         return self.anchor_s(request) + i * slo.tpot_s
 
     def anchor_s(self, request: Request) -> float:
-        """What a request that has begun to emit counts from: token i is due i * tpot later.
+        """Return the time from which a request that has begun to emit counts its deadlines.
 
-        Under `tbt` there is none.
+        Its token i is due i * tpot later.  The rule `tbt` has no such time.
         """
         if self is _MEAN_TPOT:
             return request.token_times_s[0]
@@ -105,7 +106,7 @@ _TBT, _MEAN_TPOT = DeadlineRule.TBT, DeadlineRule.MEAN_TPOT
 
 @dataclass(frozen=True, slots=True)
 class SLO:
-    """What one request was promised: time to first token, time per output token, end to end."""
+    """The service level of one request: time to first token, per output token, end to end."""
 
     ttft_s: float
     tpot_s: float
@@ -121,12 +122,12 @@ class SLO:
 
 
 NO_SLO = SLO(ttft_s=math.inf, tpot_s=math.inf)
-"""A promise that cannot be broken."""
+"""An SLO that every request meets."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the torch engine picks the next token.  `temperature=0` is greedy."""
+    """The way in which the torch engine picks the next token.  `temperature=0` is greedy."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -138,7 +139,7 @@ class SamplingParams:
 
 
 PLACEHOLDER = -1
-"""Id of an output token that a running step is about to emit: known to the device alone."""
+"""Id of an output token that a running step is about to emit and only the device knows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,36 +155,39 @@ class Request:
     arrival_s: float
     num_prompt_tokens: int
     max_tokens: int
-    """Limit on output tokens, as the client gave it.  The true length is nobody's to know."""
+    """Limit on output tokens, as the client gave it.  The true length is not known in advance."""
     slo: SLO = NO_SLO
     prompt_token_ids: Sequence[int] | None = None
     sampling: SamplingParams = SamplingParams()
     priority: int = 0
-    """Lower is served earlier (vLLM's convention); only some policies look at it."""
+    """Urgency: lower is served earlier (vLLM's convention).  Only some policies look at it."""
     lora_id: str | None = None
     cache_salt: str | None = None
-    """Prompts are looked up in the prefix cache among those of the same salt alone: a secret that
-    one tenant's requests share, so that no other can tell what they ask (vLLM's field)."""
+    """A secret that the requests of one tenant share (vLLM's field).  Only prompts of the same salt
+    find each other in the prefix cache, so that no other tenant can tell what they ask."""
     prefix_hashes: Sequence[int] = ()
-    """What a simulated request, which has no tokens, says of its prompt: one hash a block of
-    `prefix_block_tokens` tokens.  Those that agree in the first n have the same n blocks."""
+    """The prompt of a simulated request, which has no tokens: one hash for each block of
+    `prefix_block_tokens` tokens.  Prompts that agree in the first n hashes begin with the same n
+    blocks."""
     prefix_block_tokens: int | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     end_reason: EndReason | None = None
     started_s: float | None = None
-    """When it first left the queue: the begin of the step that computed its first token."""
+    """Time at which it first left the queue: the begin of its first step."""
     num_cached_tokens: int = 0
-    """Tokens of its prompt that it found in the prefix cache when it first left the queue."""
+    """Prompt tokens that it found in the prefix cache when it first left the queue."""
     end_s: float | None = None
     deadline_s: float = math.inf
-    """When the next token is due under the run's `DeadlineRule`."""
+    """Time at which the next token is due under the run's `DeadlineRule`."""
     num_computed_tokens: int = 0
-    """While it waits: how many of its tokens the prefix cache, if there is one, would save it."""
+    """Tokens in the KV cache.  While the request waits, these are the tokens that the prefix cache,
+    if there is one, would save it."""
     num_output_tokens: int = 0
-    """Tokens that have come out; while a step runs and the next is planned, its own as well."""
+    """Output tokens so far, also those of a running step while the next one is planned."""
     num_output_placeholders: int = 0
-    """How many of those are still to come: of id `PLACEHOLDER`, at the time they are expected."""
+    """Output tokens of id `PLACEHOLDER`, which the running step is still to emit; their entries in
+    `token_times_s` are the expected times."""
     output_token_ids: list[int] = field(default_factory=list)
     token_times_s: list[float] = field(default_factory=list)
     num_preemptions: int = 0
@@ -209,18 +213,19 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are known: the prompt and every output token so far."""
+        """Return the number of known tokens: the prompt and every output token so far."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
+        """Return the number of known tokens that are not in the KV cache."""
         return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens
 
     @property
     def is_decode(self) -> bool:
-        """True if one token is left to compute, so that the next step emits a token."""
+        """Tell whether one token is left to compute, so that the next step emits a token."""
         return self.num_prompt_tokens + self.num_output_tokens - self.num_computed_tokens == 1
 
     def slack_s(self, now_s: float) -> float:
-        """Seconds until the next token is due; negative if it is late."""
+        """Return the seconds until the next token is due; they are negative if it is late."""
         return self.deadline_s - now_s

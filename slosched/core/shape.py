@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 ATTENTION_TILE_TOKENS = 64
-"""Query rows that one block of an attention kernel works on (FlashAttention-2's size for most)."""
+"""Query rows that one thread block of an attention kernel works on: FlashAttention-2's usual size.
+
+It is a constant of the latency models' forms, not a setting of a kernel."""
 
 
 class BatchShape:
     """The sums and maxima on which the time of a step depends; adding a request is O(1).
 
-    A request that computes one token is a decode, any other is a prefill chunk: the same rule as
-    for `Request.is_decode`, and the one that attention kernels follow.
+    It holds all features that any form of latency model uses, and it is the one class of the core
+    that computes: it adds up what requests contribute, because a policy asks for the time of a step
+    hundreds of times while it plans one.
+
+    A request that computes one token is a decode, any other is a prefill chunk.  So do
+    `Request.is_decode` and attention kernels tell them apart.
     """
 
     __slots__ = (
@@ -36,31 +42,33 @@ class BatchShape:
         """t: tokens of all prefill chunks."""
         self.num_prefills = 0
         self.num_decodes = 0
-        """Bd."""
+        """Bd: number of decodes."""
         self.prefill_attention_tokens = 0
         """t2: sum of chunk * (prior + (chunk + 1) / 2), the exact (query, key) pairs."""
         self.squared_chunk_tokens = 0
-        """Sum of chunk**2: t2 as the mission's text has it, kept for comparison."""
+        """Sum of chunk**2: the t2 of the linear formula (docs/latency-model.md), for comparison."""
         self.prefill_context_tokens = 0
         """Sum of prior + chunk over the chunks: the keys that their attention reads."""
         self.num_prefill_tiles = 0
-        """Sum of ceil(chunk / 64): blocks of query rows that an attention kernel works on."""
+        """Sum of ceil(chunk / 64): the tiles of query rows that an attention kernel works on."""
         self.prefill_tile_tokens = 0
-        """Sum over those blocks of the keys that each walks, up to its own last row."""
+        """Sum over these tiles of the keys that each reads, up to its own last row."""
         self.decode_context_tokens = 0
-        """t3: sum of the context lengths of the decodes, their own token included."""
+        """t3: sum of the context lengths of the decodes, including the token that each computes."""
         self.max_context_tokens = 0
-        """The longest context of all, the tokens of this step included."""
+        """Longest context of all requests, including the tokens of this step."""
         self.max_decode_context_tokens = 0
         self.num_swapped_blocks = 0
         """KV blocks copied between device and host, both ways."""
 
     @property
     def num_tokens(self) -> int:
+        """Return the number of tokens that the step computes."""
         return self.num_prefill_tokens + self.num_decodes
 
     @property
     def num_reqs(self) -> int:
+        """Return the number of requests in the step."""
         return self.num_prefills + self.num_decodes
 
     def add(self, num_new_tokens: int, num_prior_tokens: int) -> None:
@@ -72,7 +80,7 @@ class BatchShape:
             if context > self.max_decode_context_tokens:
                 self.max_decode_context_tokens = context
         else:
-            # Full tile i walks prior + 64 i keys, i = 1 … full; a last, shorter one walks all.
+            # Full tile i reads prior + 64 i keys, i = 1 … full; a last, shorter one reads all.
             tiles = num_new_tokens // ATTENTION_TILE_TOKENS
             walked = tiles * (num_prior_tokens + (tiles + 1) * (ATTENTION_TILE_TOKENS // 2))
             if num_new_tokens % ATTENTION_TILE_TOKENS:
@@ -92,7 +100,7 @@ class BatchShape:
             self.max_context_tokens = context
 
     def add_decodes(self, contexts: Sequence[int]) -> None:
-        """Add decodes at once; their context lengths include the token that they compute."""
+        """Add decodes by their context lengths, which include the token that each computes."""
         self.num_decodes += len(contexts)
         self.decode_context_tokens += sum(contexts)
         longest = max(contexts)
@@ -101,7 +109,7 @@ class BatchShape:
 
     @property
     def sums(self) -> tuple[int, ...]:
-        """All of them, for `restore`: how a request is taken back, or many."""
+        """Return all values, with which `restore` takes back what is added after this."""
         return (
             self.num_prefill_tokens,
             self.num_prefills,
@@ -118,7 +126,7 @@ class BatchShape:
         )
 
     def restore(self, sums: tuple[int, ...]) -> None:
-        """Make this shape what it was when it said `sums`."""
+        """Make this shape what it was when it returned `sums`."""
         (
             self.num_prefill_tokens,
             self.num_prefills,
@@ -135,11 +143,13 @@ class BatchShape:
         ) = sums
 
     def copy(self) -> BatchShape:
+        """Return a shape of the same values."""
         twin = BatchShape.__new__(BatchShape)
         twin.restore(self.sums)
         return twin
 
     def as_dict(self) -> dict[str, int]:
+        """Return all values by name."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     def __eq__(self, other: object) -> bool:
@@ -153,21 +163,21 @@ class BatchShape:
 
 
 class LatencyModel(Protocol):
-    """How long a step takes.  Monotone: adding to a shape never makes it faster.
+    """A prediction of the time of a step.  Adding to a shape never makes the step faster.
 
-    One exception is the device's own: a kernel that takes chunks and decodes at once may be a
-    little faster than the decodes' own (by 2 % at most in the bundled models), so that a first,
-    tiny chunk may seem to cost nothing.
+    There is one exception, which devices show as well: a kernel that takes chunks and decodes at
+    once may be a little faster than the kernel for decodes alone, by 2 % at most in the bundled
+    models.  Then a first, tiny chunk may seem to cost nothing.
     """
 
     def predict(self, shape: BatchShape) -> float:
-        """Seconds for one step of this shape."""
+        """Return the expected seconds of a step of this shape."""
 
     def predict_upper(self, shape: BatchShape) -> float:
-        """Seconds that at most 1 % of such steps exceed; never below `predict`."""
+        """Return the seconds that at most 1 % of such steps exceed; never less than `predict`."""
 
     def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
-        """Seconds for a step that holds nothing but this one chunk; cached, so nearly free."""
+        """Return the seconds of a step with this one chunk alone, from a cache where possible."""
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """Learn from a step that was executed."""

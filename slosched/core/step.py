@@ -19,19 +19,19 @@ class BlockCopy(NamedTuple):
 
 
 class ScheduledChunk(NamedTuple):
-    """What one request computes in a step: tokens [prior, prior + new) of those it knows."""
+    """The tokens [prior, prior + new) of a request that a step computes."""
 
     request: Request
     num_new_tokens: int
     num_prior_tokens: int
     emits_token: bool
-    """True if the chunk reaches the last known token, so that the next one can be sampled."""
+    """Whether the chunk reaches the last known token, so that the next one can be sampled."""
     block_table: Sequence[int]
-    """Device blocks that hold tokens [0, prior + new), in order, and maybe more."""
+    """Device blocks of tokens [0, prior + new), in order; there may be more."""
 
     @property
     def num_known_outputs(self) -> int:
-        """Output tokens before the one that this chunk emits, if it does."""
+        """Return the number of output tokens before the one that this chunk may emit."""
         return self.num_prior_tokens + self.num_new_tokens - self.request.num_prompt_tokens
 
 
@@ -40,10 +40,10 @@ _NO_DECISION = SchedulerOutput()
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """A plan that was accepted and whose blocks are allocated: what an executor runs.
+    """A plan that was accepted and whose blocks are allocated: the input of an executor.
 
-    Swap-outs are copied first, then swap-ins, then the chunks run in one forward pass.  Both are
-    those of swapped requests and of the prefix cache.
+    Swap-outs are copied first, then swap-ins; then the chunks run in one forward pass.  The copies
+    are those of swapped requests and those of the prefix cache.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -51,38 +51,39 @@ class ScheduledBatch:
     swap_in: tuple[BlockCopy, ...]
     shape: BatchShape
     output: SchedulerOutput = _NO_DECISION
-    """The decision that it carries out."""
+    """The decision that the batch carries out."""
     predicted_s: float | None = None
-    """How long the scheduler's latency model, if it has one, expects the step to take."""
+    """Time of the step that the scheduler's latency model predicts; None without one."""
 
     @property
     def is_empty(self) -> bool:
-        """True if the executor has nothing to do."""
+        """Tell whether the executor has nothing to do."""
         return not (self.chunks or self.swap_out or self.swap_in)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came out of one executed step."""
+    """The outcome of one executed step."""
 
     token_ids: Mapping[str, int]
     """The new token of each chunk that emits one."""
     stopped: frozenset[str] = frozenset()
-    """Requests whose new token is their last by the model's own decision."""
+    """Requests that the model ended with their new token."""
     elapsed_s: float = 0.0
 
 
 class Executor(Protocol):
-    """The seam between simulation and reality."""
+    """A device, real or simulated, that runs steps."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Run one step to its end."""
+        """Run one step to its end and return its outcome."""
 
     def release(self, request_id: str) -> None:
-        """The request has ended; drop whatever is kept for it."""
+        """Drop what is kept for a request that has ended."""
 
 
 class Clock(Protocol):
-    """Virtual in the simulator, monotonic in the engine; nothing else reads a clock."""
+    """The only source of time: virtual in the simulator, monotonic in the engine."""
 
-    def now_s(self) -> float: ...
+    def now_s(self) -> float:
+        """Return the time in seconds."""

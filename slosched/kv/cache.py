@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from slosched.core import BlockCopy, BlockLedger
 from slosched.kv.checks import KVCorruptionError, check_pool
 from slosched.kv.pool import BlockPool
-from slosched.kv.prefix.cache import PlannedPrefixCache, PrefixCache
+from slosched.kv.prefix.cache import PlannedPrefixCache, PrefixCache, TieredPrefixCache
 from slosched.kv.prefix.hash_index import HashIndex
 from slosched.kv.prefix.host_tier import NO_PREFIX_HOST, HostTier, NoHostTier, PrefixHost
 from slosched.kv.prefix.index import PrefixIndex
@@ -60,20 +60,20 @@ class KVCache:
                     "is no prefix cache: choose one, or set them to 0"
                 )
             return NoPrefixCache(self._device, self._tables)
-        tier = HostTier(host, index) if host.num_blocks else NoHostTier()
-        if isinstance(index, MergedIndex):
-            blocks: SharedBlocks = MergedBlocks(index, self.block_size, tier)
-        else:
-            blocks = SharedBlocks(index, self.block_size, tier)
-        if host.num_blocks or not isinstance(index, HashIndex):
-            return PrefixCache(blocks, self._device, self._tables, tier, self.num_host_blocks)
+        if host.num_blocks:
+            tier, first = HostTier(host, index), self.num_host_blocks
+            blocks = _shared_blocks(index, self.block_size, tier)
+            return TieredPrefixCache(blocks, self._device, self._tables, tier, first)
+        blocks = _shared_blocks(index, self.block_size, NoHostTier())
+        if not isinstance(index, HashIndex):
+            return PrefixCache(blocks, self._device, self._tables)
         kind = MergedPrefixCache if isinstance(index, MergedIndex) else PlannedPrefixCache
-        return kind(blocks, index, self._device, self._tables, tier)
+        return kind(blocks, index, self._device, self._tables)
 
     @property
     def num_free_blocks(self) -> int:
         """Return the number of device blocks that can be taken: empty ones and cached ones."""
-        return self._device.num_free + self.prefixes.num_evictable
+        return self._device.num_free + self.prefixes.index.num_evictable
 
     @property
     def num_free_host_blocks(self) -> int:
@@ -169,7 +169,7 @@ class KVCache:
 
     def check(self) -> None:
         """Raise KVCorruptionError unless every block is accounted for."""
-        check_pool("device", self._device, self._tables, self._lent, self.prefixes.holders())
+        check_pool("device", self._device, self._tables, self._lent, self.prefixes.index.blocks())
         check_pool("host", self._host, self._host_tables, [], {})
         self.prefixes.check()
 
@@ -182,3 +182,9 @@ class KVCache:
         table = self._tables.pop(request_id, [])
         self._device.give_back(reversed(self.prefixes.leave(request_id, table, at_end=at_end)))
         return table
+
+
+def _shared_blocks(index: PrefixIndex, block_size: int, host: NoHostTier) -> SharedBlocks:
+    if isinstance(index, MergedIndex):
+        return MergedBlocks(index, block_size, host)
+    return SharedBlocks(index, block_size, host)

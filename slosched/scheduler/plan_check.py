@@ -1,4 +1,4 @@
-"""What a plan must obey before the Scheduler carries it out."""
+"""The limits that a plan must obey before the Scheduler carries it out."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _RUNNING = RequestStatus.RUNNING
 
 @dataclass(frozen=True, slots=True)
 class PlanCheck:
-    """Raises IllegalPlanError for a plan that breaks a limit.  Looks, and changes nothing."""
+    """A check that raises IllegalPlanError for a plan that breaks a limit; it changes nothing."""
 
     queues: Queues
     kv: KVView
     limits: Limits
     planner: str = "Policy"
-    """The class of the policy whose plans these are."""
+    """Name of the class of the policy whose plans these are."""
 
     def __call__(self, output: object, decodes: DecodeGroup | None = None) -> None:
-        """`decodes`, if any, are served in the same step; the plan is then for all others."""
+        """Check a plan, which may be for all requests but the `decodes` of the same step."""
         if not isinstance(output, SchedulerOutput):
             kind = "None" if output is None else f"a {type(output).__name__}"
             raise IllegalPlanError(
@@ -79,7 +79,7 @@ class PlanCheck:
         return request
 
     def _leaving(self, output: SchedulerOutput) -> list[str]:
-        """Who gives back blocks; each of them, and who is swapped in, is where it must be."""
+        """Return the requests that give back blocks, after checking the queues they are in."""
         queues, scheduled = self.queues, output.num_scheduled_tokens
         leaving = [*output.preempted, *output.swapped_out, *output.rejected]
         if len({*leaving, *scheduled}) != len(leaving) + len(scheduled):

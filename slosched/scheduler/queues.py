@@ -13,33 +13,38 @@ from slosched.core import Request
 
 @dataclass(slots=True)
 class Queues:
-    """Every unfinished request is in exactly one of them.  The Scheduler alone changes them."""
+    """The four queues: every unfinished request is in exactly one.
+
+    Only the Scheduler changes them.
+    """
 
     waiting: OrderedDict[str, Request] = field(default_factory=OrderedDict)
-    """By arrival, but preempted requests stand in front."""
+    """Requests in order of arrival, with preempted ones in front."""
     running: dict[str, Request] = field(default_factory=dict)
-    """In the order in which they were admitted."""
+    """Requests in the order in which they were admitted."""
     swapped: dict[str, Request] = field(default_factory=dict)
     finishing: dict[str, Request] = field(default_factory=dict)
-    """Whose last token, by its output limit, a running step computes: nothing left to plan."""
+    """Requests that reach their output limit in the running step, with nothing left to plan."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.running) + len(self.swapped) + len(self.finishing)
 
     def find(self, request_id: str) -> Request | None:
+        """Return the request of this id, whatever its queue, or None."""
         for queue in (self.running, self.swapped, self.waiting, self.finishing):
             if (request := queue.get(request_id)) is not None:
                 return request
         return None
 
     def remove(self, request: Request) -> None:
+        """Take a request out of its queue."""
         for queue in (self.running, self.swapped, self.waiting, self.finishing):
             if queue.pop(request.request_id, None) is not None:
                 return
 
 
 class InOrder(Sequence[Request]):
-    """A queue as a policy sees it.  Live: a long one is not copied in every step.
+    """A live view of a queue as a policy sees it, so that no step has to copy a long queue.
 
     Either end is reached in O(1), the middle in O(n).
     """

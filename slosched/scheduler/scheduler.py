@@ -1,13 +1,14 @@
-"""The Scheduler owns the queues and the KV bookkeeping; the policy owns every decision.
+"""The Scheduler owns the queues and the KV block tables; the policy makes every decision.
 
 `schedule` shows the policy a view, checks its plan against the limits, and only then carries it
-out: queues, block tables, progress.  `update` books what the executor produced.  A plan that breaks
-a limit raises IllegalPlanError and changes nothing.  The Scheduler knows no clock: the time is
-handed to it.
+out: it changes queues, block tables and progress.  `update` records what the executor produced.  A
+plan that breaks a limit raises IllegalPlanError and changes nothing.  The Scheduler reads no clock:
+the time is handed to it.
 
 While a step runs the next one can be planned, after `foresee`.  Steps run in the order in which
-they were planned; so blocks that a request leaves, even in the middle of a step, are given to steps
-that run after it, and a request in a running step may be preempted, rejected or aborted like any.
+they were planned.  So the blocks that a request leaves, even in the middle of a step, go to steps
+that run after it, and a request in a running step may be preempted, rejected or aborted like any
+other.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from slosched.scheduler.queues import InOrder, Queues
 
 
 class Scheduler:
-    """Waiting, running and swapped requests, and the blocks they hold."""
+    """The waiting, running and swapped requests of one replica, and the blocks they hold."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Scheduler:
         self.limits = limits or Limits()
         self.latency_model = latency_model
         self.queues = Queues()
-        """For reading; changed by the Scheduler alone."""
+        """Queues for others to read; only the Scheduler changes them."""
         self._check = PlanCheck(self.queues, kv, self.limits, type(policy).__name__)
         self._ended: list[Request] = []
         self._foreseen: ScheduledBatch | None = None
@@ -76,18 +77,19 @@ class Scheduler:
         return len(self.queues)
 
     def unfinished(self) -> list[Request]:
+        """Return all requests that have not ended, the running ones first."""
         queues = self.queues
         by_queue = (queues.running, queues.finishing, queues.swapped, queues.waiting)
         return [request for queue in by_queue for request in queue.values()]
 
     def find(self, request_id: str) -> Request | None:
-        """The unfinished request of this id."""
+        """Return the unfinished request of this id, or None."""
         return self.queues.find(request_id)
 
     def add_request(self, request: Request) -> None:
-        """Queue a new request.
+        """Queue a new request, or reject it at once if the KV cache can never hold it.
 
-        If its prompt and output limit can never fit into the KV cache it is rejected at once.
+        Raise ValueError if it is not new or if another request has its id.
         """
         if request.status is not RequestStatus.WAITING or request.num_computed_tokens:
             raise ValueError(f"request {request.request_id!r} is not new: it is {request.status}")
@@ -101,9 +103,10 @@ class Scheduler:
             self.kv.prefixes.watch(request)
 
     def end(self, request_id: str, reason: EndReason, now_s: float) -> bool:
-        """End a request from outside; False if it has ended already (or never was).
+        """End a request from outside; return False if there is no unfinished request of this id.
 
-        The client went away, the device failed, the server stops, or its text is complete.
+        Reasons are that the client went away, the device failed, the server stops, or the text of
+        the request is complete.
         """
         if reason.status is RequestStatus.REJECTED:
             raise ValueError(f"only a policy's plan rejects: {request_id!r} cannot end as {reason}")
@@ -114,7 +117,7 @@ class Scheduler:
         return True
 
     def take_ended(self) -> list[Request]:
-        """Requests that ended since the last call, each exactly once."""
+        """Return the requests that ended since the last call, each exactly once."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -122,19 +125,20 @@ class Scheduler:
         return self._view_of(self.queues.running.values(), now_s)
 
     def schedule(self, now_s: float, begins_s: float | None = None) -> ScheduledBatch:
-        """Ask the policy and carry out its answer; what the executor has to run.
+        """Ask the policy, carry out its answer, and return what the executor has to run.
 
-        `begins_s` is for a step to follow one that still runs and was foreseen: when it may begin.
+        While another step runs, which was foreseen, `begins_s` is the time at which this one may
+        begin.
         """
         output = self.policy.schedule(self.view(now_s if begins_s is None else begins_s))
         self._check(output)
         return self._carry_out(output, now_s, started_s=now_s if begins_s is None else None)
 
     def foresee(self, batch: ScheduledBatch, began_s: float, ends_s: float) -> None:
-        """Book a running step as if it had emitted its tokens at `ends_s`, until its `update`.
+        """Count a running step, until its `update`, as if it had emitted its tokens at `ends_s`.
 
-        Whoever will have reached its output limit has nothing left to plan.  That a model ends a
-        request by itself cannot be foreseen; then its part of the next step is wasted.
+        A request that will then have reached its output limit has nothing left to plan.  It cannot
+        be foreseen that the model ends a request; then its part of the next step is wasted.
         """
         next_deadline_s = self.limits.deadline_rule.next_deadline_s
         self._foreseen = batch
@@ -158,10 +162,11 @@ class Scheduler:
     def schedule_beside(
         self, decodes: DecodeGroup, others: Iterable[Request], now_s: float
     ) -> ScheduledBatch | None:
-        """`schedule` for all but the running `decodes`, which whoever keeps the group will book.
+        """Return the batch of a step that also serves the running `decodes`, or None.
 
         `others` are the remaining running requests.  The batch has the shape of the whole step but
-        only the others' chunks.  None if the policy wants to be asked about everyone.
+        only the chunks of the others: the caller records the tokens of the decodes.  None means
+        that the policy has to be shown each of the decodes.
         """
         if not isinstance(self.policy, PlansBesideDecodes):
             return None
@@ -187,9 +192,9 @@ class Scheduler:
         )
 
     def update(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
-        """Book the tokens that came out of an executed batch at `now_s`.
+        """Record the tokens that an executed batch emitted at `now_s`.
 
-        A request that ended while its step ran gets nothing.
+        A request that ended while its step ran gets none.
         """
         next_deadline_s = self.limits.deadline_rule.next_deadline_s
         token_ids, stopped = result.token_ids, result.stopped
@@ -234,9 +239,10 @@ class Scheduler:
         started_s: float | None,
         beside: DecodeGroup | None = None,
     ) -> ScheduledBatch:
-        """`started_s` is the begin of the step, if it is known.
+        """Change queues, block tables and progress as `output` says, and return the batch.
 
-        `beside` are served apart from the plan; whoever keeps them predicts if it has to.
+        `started_s` is the begin of the step, if it is known.  The decodes `beside` are served apart
+        from the plan; then the batch has no prediction.
         """
         for request_id, reason in output.rejected.items():
             request = self.find(request_id)
@@ -277,7 +283,7 @@ class Scheduler:
         )
 
     def _chunks(self, output: SchedulerOutput, started_s: float | None) -> list[ScheduledChunk]:
-        """What is scheduled, with its blocks."""
+        """Return the scheduled chunks, with blocks for their tokens."""
         chunks: list[ScheduledChunk] = []
         num_noted, found, repeated = 0, output.num_found_tokens, repeated_in(output)
         kv, running, tables = self.kv, self.queues.running, self.kv.block_tables
@@ -316,7 +322,7 @@ class Scheduler:
         return request
 
     def _preempt(self, request_ids: Iterable[str]) -> None:
-        """Victims return to the front of the queue, the last-named first in line."""
+        """Return requests to the front of the queue, the last-named as the very first."""
         for request_id in request_ids:
             request = self.queues.running.pop(request_id)
             self.kv.free(request_id)

@@ -22,7 +22,7 @@ from slosched.kv import (
     RadixIndex,
     block_keys,
 )
-from slosched.kv.prefix.cache import PrefixCache
+from slosched.kv.prefix.cache import TieredPrefixCache
 from slosched.kv.prefix.host_tier import HostTier
 
 NUM_BLOCKS, NUM_SWAP_BLOCKS, SIZE, MAX_TOKENS = 9, 3, 2, 9
@@ -166,7 +166,7 @@ class HostMachine(RuleBasedStateMachine):
         for name in more:
             if name in self.waiting:
                 self.start(name)
-        assert isinstance(self.kv.prefixes, PrefixCache)
+        assert isinstance(self.kv.prefixes, TieredPrefixCache)
         self.kv.prefixes.load_started()
         chunks = []
         for name, (num_new, _) in more.items():
@@ -280,9 +280,8 @@ class HostMachine(RuleBasedStateMachine):
     def blocks_add_up(self) -> None:
         self.kv.check()
         assert {p for key, p in PREFIX_OF.items() if key in self.index} == self.on_device
-        assert isinstance(self.kv.prefixes, PrefixCache)
+        assert isinstance(self.kv.prefixes, TieredPrefixCache)
         tier = self.kv.prefixes._host
-        assert isinstance(tier, HostTier)
         assert {p for key, p in PREFIX_OF.items() if key in tier} == set(self.on_host)
         assert [PREFIX_OF[key] for key in tier._idle] == self.idle()
 

@@ -500,7 +500,7 @@ def test_a_request_without_tokens_and_hashes_shares_nothing() -> None:
         kv.grow(name, 12)
         kv.prefixes.note_computed([ScheduledChunk(request, 12, 0, True, ())])
     assert kv.num_free_blocks == 2
-    assert kv.prefixes.num_evictable == 0
+    assert kv.prefixes.index.num_evictable == 0
 
 
 def test_a_step_of_a_request_that_has_ended_fills_no_blocks_of_its_namesake() -> None:
@@ -517,7 +517,7 @@ def test_a_step_of_a_request_that_has_ended_fills_no_blocks_of_its_namesake() ->
             kv.forget("a")
     kv.prefixes.note_computed([ScheduledChunk(first, 8, 0, False, ())])
     kv.forget("a")
-    assert kv.prefixes.num_evictable == 0
+    assert kv.prefixes.index.num_evictable == 0
 
 
 def test_what_was_left_first_goes_first_and_of_one_request_its_tail() -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from slosched.core import EndReason, Request, ScheduledChunk
 from slosched.kv import HostWrites, Key, KVCache, PrefixHost, RadixIndex, block_keys
-from slosched.kv.prefix.cache import PrefixCache
+from slosched.kv.prefix.cache import TieredPrefixCache
 from slosched.kv.prefix.host_tier import HostTier
 from slosched.kv.prefix.sharing import SharedBlocks
 
@@ -34,7 +34,7 @@ own end.
 """
 
 
-class EvictingPrefixes(PrefixCache):
+class EvictingPrefixes(TieredPrefixCache):
     """A prefix cache that, when there is too little room, evicts all that is requested, as SGLang."""
 
     def take(self, count: int) -> list[int]:
@@ -58,7 +58,7 @@ class Replay:
         self.tier = HostTier(host, self.index)
         blocks = SharedBlocks(self.index, self.page, self.tier)
         self.kv.prefixes = self.prefixes = EvictingPrefixes(
-            blocks, self.kv._device, self.kv._tables, self.tier, num_swap_blocks=0
+            blocks, self.kv._device, self.kv._tables, self.tier, first_host_block=0
         )
         self.requests = [
             Request(str(place), 0.0, len(tokens), 1, prompt_token_ids=tuple(tokens))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from slosched.core import BlockCopy, BlockLedger, Request, ScheduledChunk
 from slosched.kv.checks import KVCorruptionError
@@ -10,7 +10,7 @@ from slosched.kv.ledger import SharedLedger
 from slosched.kv.pool import BlockPool, OutOfBlocksError
 from slosched.kv.prefix.forecast import Forecast
 from slosched.kv.prefix.hash_index import HashIndex
-from slosched.kv.prefix.host_tier import NoHostTier
+from slosched.kv.prefix.host_tier import HostTier
 from slosched.kv.prefix.off import NoPrefixCache
 from slosched.kv.prefix.sharing import SharedBlocks
 
@@ -18,36 +18,18 @@ from slosched.kv.prefix.sharing import SharedBlocks
 class PrefixCache(NoPrefixCache):
     """A prefix cache in which a block is found once the step that fills it has ended.
 
-    A block that no request holds any more stays cached until its room is needed.  With a host tier,
-    what the device evicts then stays in host memory.
+    A block that no request holds any more stays cached until its room is needed.
     """
 
-    def __init__(
-        self,
-        blocks: SharedBlocks,
-        pool: BlockPool,
-        tables: dict[str, list[int]],
-        host: NoHostTier,
-        num_swap_blocks: int,
-    ) -> None:
-        """Host blocks of `host` are numbered after the `num_swap_blocks` for swapped requests."""
+    def __init__(self, blocks: SharedBlocks, pool: BlockPool, tables: dict[str, list[int]]) -> None:
         super().__init__(pool, tables)
         self._blocks = blocks
-        self._index = blocks.index
-        self._host = host
-        self._num_swap_blocks = num_swap_blocks
-        self._to_load: dict[str, list[int]] = {}
-        """Host blocks of requests that have started, for `load_started`."""
-        self._loads: list[BlockCopy] = []
-
-    @property
-    def num_evictable(self) -> int:
-        return self._index.num_evictable
+        self.index = blocks.index
 
     def take(self, count: int) -> list[int]:
         num_short = count - self._pool.num_free
         if num_short > 0:
-            num_free = self._pool.num_free + self.num_evictable
+            num_free = self._pool.num_free + self.index.num_evictable
             if count > num_free:
                 raise OutOfBlocksError(f"{count} KV blocks wanted, {num_free} are free")
             self._pool.give_back(self._blocks.evict(num_short))
@@ -62,13 +44,6 @@ class PrefixCache(NoPrefixCache):
     def forget(self, request_id: str) -> None:
         self._blocks.forget(request_id)
 
-    def holders(self) -> Mapping[int, int]:
-        return self._index.blocks()
-
-    def check(self) -> None:
-        if not self._host.is_sound():
-            raise KVCorruptionError("the prefix cache's blocks on the host do not add up")
-
     def watch(self, request: Request) -> None:
         self._blocks.watch(request)
 
@@ -78,24 +53,13 @@ class PrefixCache(NoPrefixCache):
 
     def start(self, request_id: str, num_tokens: int | None = None) -> None:
         num_blocks = None if num_tokens is None else num_tokens // self._blocks.block_size
-        self._tables[request_id], on_host = self._blocks.start(request_id, num_blocks)
-        if on_host:
-            self._to_load[request_id] = on_host
+        self._tables[request_id], _ = self._blocks.start(request_id, num_blocks)
 
     def start_all(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self.start(request_id)
-        self.load_started()
 
-    def load_started(self) -> None:
-        """Take device blocks for what the requests that have started find in host memory."""
-        for request_id, on_host in self._to_load.items():
-            device = self.take(len(on_host))
-            self._tables[request_id] += device
-            self._loads += self._copies(zip(device, on_host, strict=True))
-        self._to_load.clear()
-
-    def note_computed(self, chunks: Iterable[ScheduledChunk]) -> None:
+    def note_computed(self, chunks: Sequence[ScheduledChunk]) -> None:
         for request, num_new, num_prior, _, _ in chunks:
             table = self._tables.get(request.request_id)
             # Of a request that has left its blocks, the table may be another's of the same id.
@@ -106,6 +70,48 @@ class PrefixCache(NoPrefixCache):
     def settle_ends(self) -> None:
         self._blocks.settle_ends()
 
+
+class TieredPrefixCache(PrefixCache):
+    """A prefix cache with a second tier: what the device evicts stays in host memory."""
+
+    def __init__(
+        self,
+        blocks: SharedBlocks,
+        pool: BlockPool,
+        tables: dict[str, list[int]],
+        host: HostTier,
+        first_host_block: int,
+    ) -> None:
+        """`first_host_block` is the number that an executor gives to the first block of `host`."""
+        super().__init__(blocks, pool, tables)
+        self._host = host
+        self._first_host_block = first_host_block
+        self._to_load: dict[str, list[int]] = {}
+        """Host blocks of requests that have started, for `load_started`."""
+        self._loads: list[BlockCopy] = []
+
+    def check(self) -> None:
+        if not self._host.is_sound():
+            raise KVCorruptionError("the prefix cache's blocks on the host do not add up")
+
+    def start(self, request_id: str, num_tokens: int | None = None) -> None:
+        num_blocks = None if num_tokens is None else num_tokens // self._blocks.block_size
+        self._tables[request_id], on_host = self._blocks.start(request_id, num_blocks)
+        if on_host:
+            self._to_load[request_id] = on_host
+
+    def start_all(self, request_ids: Iterable[str]) -> None:
+        super().start_all(request_ids)
+        self.load_started()
+
+    def load_started(self) -> None:
+        """Take device blocks for what the requests that have started find in host memory."""
+        for request_id, on_host in self._to_load.items():
+            device = self.take(len(on_host))
+            self._tables[request_id] += device
+            self._loads += self._copies(zip(device, on_host, strict=True))
+        self._to_load.clear()
+
     def take_copies(self) -> tuple[Sequence[BlockCopy], Sequence[BlockCopy]]:
         loads, self._loads = self._loads, []
         return self._copies(self._host.take_writes()), loads
@@ -114,11 +120,12 @@ class PrefixCache(NoPrefixCache):
         return self._host.pinning
 
     def on_failed_step(self, requests: Iterable[Request]) -> None:  # noqa: ARG002
+        """Forget what is on the host: the step may have failed before its copies."""
         self._blocks.clear_host()
 
     def _copies(self, pairs: Iterable[tuple[int, int]]) -> list[BlockCopy]:
         """Return copies from pairs of a device block and a block of the host tier."""
-        first = self._num_swap_blocks
+        first = self._first_host_block
         return [BlockCopy(device, first + host) for device, host in pairs]
 
 
@@ -135,9 +142,8 @@ class PlannedPrefixCache(PrefixCache):
         index: HashIndex,
         pool: BlockPool,
         tables: dict[str, list[int]],
-        host: NoHostTier,
     ) -> None:
-        super().__init__(blocks, pool, tables, host, num_swap_blocks=0)
+        super().__init__(blocks, pool, tables)
         self._hash_index = index
 
     def ledger(self) -> BlockLedger:
@@ -152,11 +158,11 @@ class PlannedPrefixCache(PrefixCache):
                 table = self._tables[request_id]
                 blocks.fill(request_id, min(num_tokens, num_known), table, by=request)
 
-    def note_computed(self, chunks: Iterable[ScheduledChunk]) -> None:
-        chunks = tuple(chunks)
-        note_computed, size = self._blocks.unfinished.note_computed, self._blocks.block_size
-        for request, num_new, num_prior, _, _ in chunks:
-            note_computed(request, (num_prior + num_new) // size)
+    def note_computed(self, chunks: Sequence[ScheduledChunk]) -> None:
+        unfinished, size = self._blocks.unfinished, self._blocks.block_size
+        if not unfinished.is_empty:
+            for request, num_new, num_prior, _, _ in chunks:
+                unfinished.note_computed(request, (num_prior + num_new) // size)
         super().note_computed(chunks)
 
     def counting_on(self, requests: Container[Request]) -> Sequence[str]:

@@ -92,7 +92,7 @@ class Matches:
     def changed(self, keys: Sequence[Key]) -> None:
         """Blocks of these keys have come or gone."""
         concerned = self._concerned
-        if not concerned:
+        if not (concerned and keys):
             return
         for key in [key for key in keys if key in concerned]:
             self._woken += map(self._close, list(concerned.get(key, ())))

@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from slosched.core import BlockCopy, BlockLedger, Request, ScheduledChunk
 from slosched.kv.ledger import OwnBlocks
 from slosched.kv.pool import BlockPool
+
+
+class Evictable(Protocol):
+    """What a KV cache asks of a prefix index."""
+
+    @property
+    def num_evictable(self) -> int:
+        """Return the number of blocks that hold cached content and no request holds.
+
+        They count as free.
+        """
+
+    def blocks(self) -> Mapping[int, int]:
+        """Return every block of known content, with the number of requests that hold it."""
+
+
+class NoIndex:
+    """The index of a KV cache in which the content of no block is known."""
+
+    num_evictable = 0
+
+    def blocks(self) -> Mapping[int, int]:
+        return {}
 
 
 class NoPrefixCache:
@@ -20,16 +44,10 @@ class NoPrefixCache:
         """`pool` and `tables` are the device blocks and block tables of the KV cache."""
         self._pool = pool
         self._tables = tables
+        self.index: Evictable = NoIndex()
+        """The blocks whose content is known."""
 
     # What the KV cache asks.
-
-    @property
-    def num_evictable(self) -> int:
-        """Return the number of blocks that hold cached content and no request holds.
-
-        They count as free.
-        """
-        return 0
 
     def take(self, count: int) -> list[int]:
         """Return `count` device blocks for a request.
@@ -56,10 +74,6 @@ class NoPrefixCache:
     def forget(self, request_id: str) -> None:
         """Forget a request that has ended and left its blocks; what it computed stays cached."""
 
-    def holders(self) -> Mapping[int, int]:
-        """Return the number of requests that are thought to hold each cached block."""
-        return {}
-
     def check(self) -> None:
         """Raise KVCorruptionError unless the blocks in host memory add up."""
 
@@ -84,7 +98,7 @@ class NoPrefixCache:
     def note_planned(self, chunks: Iterable[ScheduledChunk]) -> None:
         """Note that a step will compute `chunks`, before those that are planned from now on."""
 
-    def note_computed(self, chunks: Iterable[ScheduledChunk]) -> None:
+    def note_computed(self, chunks: Sequence[ScheduledChunk]) -> None:
         """Note that the tokens of `chunks` have been computed: full blocks may now be found."""
 
     def settle_ends(self) -> None:

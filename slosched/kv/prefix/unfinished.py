@@ -17,6 +17,11 @@ class Unfinished:
         self._planned: defaultdict[Request, deque[tuple[int, int]]] = defaultdict(deque)
         """(Place in its table, block) of each that somebody is to compute, in order."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether no block is yet to be computed."""
+        return not self._planned
+
     def add(self, request: Request, first_place: int, blocks: Iterable[int]) -> None:
         """`request` computes these blocks, the first of which has this place in its table."""
         for place, block in enumerate(blocks, first_place):
