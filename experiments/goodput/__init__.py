@@ -1,1 +1,1 @@
-"""goodput, with one of its parts replaced: what was tried on the way, and what it gave."""
+"""Experiments on `goodput`: ideas that replace one of its parts, and the results of each."""

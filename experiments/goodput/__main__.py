@@ -1,4 +1,4 @@
-"""`python -m experiments.goodput`: try every idea at every point, and make the page."""
+"""`python -m experiments.goodput`: play every idea at every point, and make the page."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ app = make_app(__doc__)
 def run(
     only: Annotated[
         str | None,
-        typer.Option(metavar="POINT,…", help="These anew, and of the others what is missing."),
+        typer.Option(
+            metavar="POINT,…", help="Play these points anew, and whatever is missing at the others."
+        ),
     ] = None,
 ) -> None:
-    """Play all of it, a quarter of an hour on one core, and make the page.
+    """Play every idea at every point (about an hour on one core), and make the page.
 
     Example: `python -m experiments.goodput run --only "conv medium 44/s"`.
     """
@@ -48,7 +50,7 @@ def run(
 
 @app.command("report")
 def make_report() -> None:
-    """Make README.md of the committed results, introduction.md and findings.md.
+    """Make README.md from the committed results, introduction.md and findings.md.
 
     Example: `python -m experiments.goodput report`.
     """
@@ -56,7 +58,7 @@ def make_report() -> None:
 
 
 def _all_but(text: str | None) -> list[str]:
-    """Points that need not be played anew.  Raises ValueError for one that there is not."""
+    """Return the points whose results are kept; raise ValueError if `text` names an unknown one."""
     if text is None:
         return []
     points, named = [point.name for point in POINTS], [name.strip() for name in text.split(",")]

@@ -1,4 +1,4 @@
-"""The ideas, as data: goodput without one of its parts, with another in its place, or one more."""
+"""The ideas as data: goodput without one of its parts, with another one, or with one more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slosched.policy.published.past_future import PastFuture
 
 @dataclass(frozen=True)
 class Idea:
-    """A variant of goodput, under the name that the results have it by."""
+    """A variant of goodput; the results contain its name, and the page says `what` is different."""
 
     name: str
     what: str
@@ -31,43 +31,47 @@ IDEAS = (
     BASE,
     Idea(
         "never give way",
-        "all decodes in every step",
+        "every decode gets its token in every step",
         parts.NeverGivesWay,
     ),
     Idea(
         "always give way",
-        "whenever a prompt waits or has begun",
+        "decodes give way whenever a prompt waits or has begun",
         parts.AlwaysGivesWay,
     ),
     Idea(
         "give way later",
-        "if prompts would be late beside decodes at the pace of their TPOTs, not in every step",
+        "decodes give way only if prompts would be late beside decodes at the pace of their TPOTs",
         parts.GivesWayLater,
     ),
     Idea(
         "give way to the last",
-        "decodes are due in the last step that is in time for them, not one before",
+        "a decode is due in the last step that is in time for it, not in the one before",
         parts.GivesWayToTheLast,
     ),
-    Idea("steps as long as the slack", "not at most the smallest TPOT", parts.LongSteps),
+    Idea(
+        "steps as long as the slack",
+        "a step may last longer than the smallest TPOT if the slack allows it",
+        parts.LongSteps,
+    ),
     Idea(
         "no end for a prompt",
-        "a step that finishes one may last until after it is due",
+        "a step that finishes a prompt may last until after that prompt is due",
         parts.NoEndForAPrompt,
     ),
     Idea(
         "late decodes do not count",
-        "a step is as long as those allow that can still be in time",
+        "decodes that are late already do not shorten a step",
         parts.LateDecodesLeftOut,
     ),
     Idea(
         "floor of the study",
-        "at least 0.9 of the smallest TPOT, and 128 tokens beside all decodes",
+        "a step may always last 0.9 of the smallest TPOT, or take 128 tokens besides all decodes",
         partial(parts.WithFloor, shortest=0.9),
     ),
     Idea(
         "algorithm g",
-        "that floor, and never give way",
+        "`floor of the study` and `never give way` together",
         partial(parts.AlgorithmG, shortest=0.9),
     ),
     Idea("shortest 0.9", "`shortest=0.9`", partial(Goodput, shortest=0.9)),
@@ -75,33 +79,33 @@ IDEAS = (
     Idea("margin 0.1", "`margin=0.1`", partial(Goodput, margin=0.1)),
     Idea(
         "upper quantile",
-        "steps end in time by the time that only 1 % of them exceed",
+        "a step is limited by the time that only 1 % of steps exceed, not by its expected time",
         parts.UpperQuantile,
     ),
     Idea(
         "upper quantile, margin 0",
-        "the same in place of the margin",
+        "`upper quantile` instead of the margin",
         partial(parts.UpperQuantile, margin=0.0),
     ),
     *FAIRNESS,
     Idea(
         "no Moore-Hodgson",
-        "all prompts by deadline",
+        "all prompts go by deadline",
         parts.EveryoneByDeadline,
     ),
     Idea(
         "blind to seats",
-        "the number of requests that may run at once is not counted when prompts are planned",
+        "prompts are planned as if there were seats (`max_num_seqs`) for all of them",
         parts.BlindToSeats,
     ),
     Idea(
         "seats twice as often",
-        "counted, but decodes are thought to stay half as long",
+        "decodes are expected to leave their seats after half of their stay",
         parts.SeatsTwiceAsOften,
     ),
     Idea(
         "by deadline without seats",
-        "counted, but then prompts go by deadline all the same",
+        "prompts go by deadline even if seats are scarcer than time",
         parts.ByDeadlineWithoutSeats,
     ),
     Idea(
@@ -111,30 +115,45 @@ IDEAS = (
     ),
     Idea(
         "least commitment",
-        "then the shortest goes that makes no other late: long ones wait as long as they can",
+        "when not all can be in time, the shortest prompt that makes no other late goes first",
         parts.LeastCommitment,
     ),
     Idea(
         "reject when expired",
-        "not as soon as a prompt cannot be in time",
+        "a prompt is rejected after its deadline, not as soon as it cannot be in time",
         parts.RejectExpired,
     ),
-    Idea("no tiles", "chunks end anywhere", parts.NoTiles),
+    Idea("no tiles", "chunks end anywhere, not with a whole tile of 64 tokens", parts.NoTiles),
     Idea(
-        "bank in the plan", "decodes cost only what they owe until each prompt is due", BankInPlan
+        "bank in the plan",
+        "in the plan, decodes cost only the tokens that they owe until each prompt is due",
+        BankInPlan,
     ),
     Idea(
         "Past-Future",
-        "nobody starts that would outgrow the cache, by the lengths of those before",
+        "no request starts that would outgrow the cache, judged by lengths of finished requests",
         lambda: PastFuture(Goodput()),
     ),
     Idea(
         "hurry",
-        "while waiting prompts leave < 10 % of the cache, none gives way and steps last 0.65 TPOT",
+        "while waiting prompts would leave less than 10 % of the cache free, no decode gives way "
+        "and steps last 0.65 of the smallest TPOT",
         Hurry,
     ),
-    Idea("hurry, short steps only", "decodes give way as ever", partial(Hurry, only_in_step=True)),
-    Idea("hurry, spare 0", "only once prompts find no room", partial(Hurry, spare=0.0)),
-    Idea("hurry, spare 0.2", "at 20 %", partial(Hurry, spare=0.2)),
-    Idea("hurry for seats", "too few seats count, too", partial(Hurry, count_seats=True)),
+    Idea(
+        "hurry, short steps only",
+        "`hurry`, but decodes give way as in goodput",
+        partial(Hurry, only_in_step=True),
+    ),
+    Idea(
+        "hurry, spare 0",
+        "`hurry` only while the cache has no room for the waiting prompts",
+        partial(Hurry, spare=0.0),
+    ),
+    Idea("hurry, spare 0.2", "`hurry` with 20 % instead of 10 %", partial(Hurry, spare=0.2)),
+    Idea(
+        "hurry for seats",
+        "`hurry` also while there are too few seats for the waiting prompts",
+        partial(Hurry, count_seats=True),
+    ),
 )

@@ -27,7 +27,7 @@ from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, most
 
 
 class NeverGivesWay(Goodput):
-    """All decodes in every step."""
+    """A variant in which every decode gets its token in every step."""
 
     def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
         serve_all_decodes(shortage.decodes, order, pack)
@@ -43,14 +43,14 @@ def serve_all_decodes(decodes: Sequence[Request], order: Order, pack: PromptPack
 
 
 class AlwaysGivesWay(Goodput):
-    """Gives way whenever a prompt waits or has begun."""
+    """A variant in which decodes give way whenever a prompt waits or has begun."""
 
     def is_enough_for_all(self, pace: Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
         return not prompts and super().is_enough_for_all(pace, prompts, supply)
 
 
 class GivesWayLater(Goodput):
-    """Gives way where prompts would be late beside decodes at the pace of their TPOTs."""
+    """Decodes give way only if prompts would be late beside decodes at the pace of their TPOTs."""
 
     def is_enough_for_all(self, pace: Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
         if not prompts:
@@ -66,14 +66,14 @@ class GivesWayToTheLast(Goodput):
 
 
 class LongSteps(Goodput):
-    """A step is as long as the slack allows."""
+    """A step may last longer than the smallest TPOT if the slack allows it."""
 
     def step_s(self, pace: Pace) -> float:
         return self.longest_s(pace)
 
 
 class NoEnd(PromptPack):
-    """Goes on after a prompt that is whole, although that prompt is due before the step ends."""
+    """A step that takes more work after it finishes a prompt, even if the prompt then is late."""
 
     def add_chunk(self, request: Request) -> bool:
         time_limit_s = self.batch.time_limit_s
@@ -89,7 +89,7 @@ class NoEndForAPrompt(Goodput):
 
 
 class PaceOfThePunctual(Pace):
-    """The pace of decodes of which those that are late do not shorten a step."""
+    """A pace in which decodes that are late already do not shorten a step."""
 
     @classmethod
     def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> Self:
@@ -101,12 +101,12 @@ class PaceOfThePunctual(Pace):
 
 
 class LateDecodesLeftOut(Goodput):
-    """A step is as long as those decodes allow that can still be in time."""
+    """Decodes that are late already do not shorten a step."""
 
     pace_class = PaceOfThePunctual
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """Look at every decode once the first is late."""
+        """Return None, so that every decode is looked at, if the first one is late."""
         if decodes.first_deadline_s - view.now_s < view.model.predict_prefill(1):
             return None
         return super().schedule_beside(decodes, view)
@@ -145,18 +145,18 @@ class WithFloor(Goodput):
 
 
 class AlgorithmG(WithFloor, NeverGivesWay):
-    """That floor, and no decode gives way."""
+    """A step has that floor, and no decode gives way."""
 
 
 class UpperQuantile(Goodput):
-    """Predicts what a step hardly ever exceeds, under every deadline rule."""
+    """A step is limited by the time that it hardly ever exceeds, under every deadline rule."""
 
     def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
         return BatchBuilder(view, beside=beside, cautious=True)
 
 
 class EveryoneByDeadline(Goodput):
-    """All prompts by deadline, without Moore and Hodgson's rule."""
+    """All prompts go by deadline, without Moore and Hodgson's rule."""
 
     def order(self, shortage: Shortage) -> Order:
         return Order([request for request, _ in shortage.prompts], [])
@@ -171,7 +171,7 @@ class BlindToSeats(Goodput):
 
 
 class SeatsTwiceAsOften(Goodput):
-    """Decodes are thought to leave their seats after half of their stay."""
+    """Decodes are expected to leave their seats after half of their stay."""
 
     def order(self, shortage: Shortage) -> Order:
         supply = shortage.supply._replace(seat_s=shortage.supply.seat_s / 2)
@@ -179,14 +179,14 @@ class SeatsTwiceAsOften(Goodput):
 
 
 class ByDeadlineWithoutSeats(Goodput):
-    """Seats are counted, but prompts go by deadline where they are scarce, too."""
+    """Seats are counted, but prompts go by deadline even if seats are scarcer than time."""
 
     def order(self, shortage: Shortage) -> Order:
         return most_in_time(shortage.prompts, shortage.supply, self.fairness)
 
 
 class ShortestFirst(Goodput):
-    """The punctual prompts by length, and then the late ones by length."""
+    """The punctual prompts go by length, and after them the late ones by length."""
 
     def order(self, shortage: Shortage) -> Order:
         found = most_in_time(shortage.prompts, shortage.supply, self.fairness)
@@ -199,7 +199,7 @@ class ShortestFirst(Goodput):
 
 
 class LeastCommitment(Goodput):
-    """The shortest of the punctual prompts that makes no other late goes first, and so on.
+    """The next prompt is always the shortest punctual one that makes no other prompt late.
 
     Long prompts wait as long as they can, so that they are given up if more arrive.
     """
@@ -214,7 +214,7 @@ class LeastCommitment(Goodput):
 
 
 def _least_committed(left: list[Timed], supply: Supply) -> list[Request]:
-    """Return the prompts of `left`, which is emptied, each time the shortest that delays none."""
+    """Return the prompts of `left` in the order of `LeastCommitment`; `left` is emptied."""
     end_s = np.cumsum([alone_s for _, alone_s in left])
     slack_s = [
         (r.deadline_s - supply.start_s) * supply.share - end
@@ -230,9 +230,9 @@ def _least_committed(left: list[Timed], supply: Supply) -> list[Request]:
 
 
 def _shortest_that_may(left: Sequence[Timed], slack_s: Sequence[float]) -> int:
-    """Return the place of the shortest prompt for which all those before it have the slack.
+    """Return the place of the shortest prompt that can go first without making another one late.
 
-    A prompt that goes ahead delays all those before it by its own time.
+    A prompt that goes first delays all those before it in `left` by its own time.
     """
     least_s, at = math.inf, 0
     for i, (_, alone_s) in enumerate(left):

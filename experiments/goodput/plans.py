@@ -1,4 +1,4 @@
-"""Ideas that look at more than goodput does: at the decodes' bank, and at the KV cache."""
+"""Ideas that use more than goodput does: the tokens that decodes are ahead, and the KV cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slosched.policy.kit.punctual import Order, Timed
 
 
 class BankInPlan(Goodput):
-    """Until a prompt is due, decodes cost only the tokens that they owe by then."""
+    """In the plan, decodes cost only the tokens that they owe until each prompt is due."""
 
     def order(self, shortage: Shortage) -> Order:
         view, _, prompts, supply = shortage
@@ -54,17 +54,17 @@ def most_within(ordered: Sequence[Timed], room_s: Sequence[float]) -> Order:
 
 @dataclass
 class Hurry(Goodput):
-    """While the KV cache is short no decode gives way, and steps last `shortest` of the TPOT.
+    """While the KV cache is short, no decode gives way and steps last `shortest` of the TPOT.
 
-    The cache is short if the prompts that wait would not leave `spare` of it free.  Where decodes
-    alone take longer than such a step, nothing differs from goodput.
+    The cache is short if the waiting prompts would leave less than the share `spare` of it free.
+    If decodes alone take longer than such a step, the policy does what goodput does.
     """
 
     spare: float = 0.1
     count_seats: bool = False
-    """Whether too few seats count as well."""
+    """Whether the policy also hurries while there are fewer free seats than waiting prompts."""
     only_in_step: bool = False
-    """Whether only steps are shorter, and decodes give way as in goodput."""
+    """Whether hurrying only shortens steps, while decodes give way as in goodput."""
     _is_short: bool = field(default=False, init=False, repr=False)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:

@@ -1,8 +1,9 @@
-"""Where ideas are tried: loads near the knee and beyond, on requests that judge nobody.
+"""The points at which ideas are tried: loads near the knee and beyond it.
 
-Devices, promises, traces and noise are the arena's.  What is played of Azure's conversations and of
-Mooncake lies behind request 9,600, where the arena judges nobody; of Azure's code it is the last
-800 requests, on which the arena tunes.
+Devices, SLOs, traces and noise are those of the arena, but the requests are not those by which the
+arena judges.  The windows of Azure's conversations and of Mooncake come after request 9,600, where
+the arena judges no policy.  Those of Azure's code are its last 800 requests, on which the arena
+tunes.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Point:
     requests_per_s: float
     num_requests: int = 1000
     first_window: int = 10
-    """Of so many requests each, from the beginning of the trace; below zero from its end."""
+    """Place of the first window in the trace, in windows; negative counts from its end."""
     cache_factor: float = 1.0
-    """By which the KV cache is smaller than the device's."""
+    """Factor by which the KV cache is smaller than that of the device."""
     tail: float = 0.0
-    """Share of slow steps, besides the arena's noise."""
+    """Share of steps that are slow, in addition to the arena's noise."""
 
     def play(self, policy: Policy, window: int) -> dict[str, float]:
-        """What became of the requests of one window."""
+        """Simulate one window under the policy, and return its `shares`."""
         device = self.scenario.device()
         config = self.scenario.config(device)
         config = replace(
@@ -66,7 +67,7 @@ def _cut(scenario: Scenario, num_requests: int, seed: int) -> Trace:
 
 
 def shares(requests: Sequence[Request], good: Sequence[bool]) -> dict[str, float]:
-    """Good requests, good tokens, and good ones among the tenth with the longest prompts."""
+    """Return the shares of good requests, of good prompt tokens, and of the longest tenth."""
     is_good = np.array(good, dtype=np.bool_)
     prompts = np.array([r.num_prompt_tokens for r in requests], dtype=np.float64)
     longest = np.argsort(prompts, kind="stable")[-max(1, len(prompts) // 10) :]

@@ -1,4 +1,4 @@
-"""README.md: the introduction and the findings are written by hand, the tables by this."""
+"""The page README.md: two handwritten parts, and tables made from the results."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from experiments.markdown import table
 
 PAGE = results.HERE / "README.md"
 CLEAR_POINTS = 0.5
-"""A difference is printed bold if it is at least this in every window, and of one sign."""
+"""Points that a difference must reach in every window, with one sign, to be printed bold."""
 
 
 def text() -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     frame = results.read(results.RESULTS)
     made = results.read(results.PROVENANCE).to_dict("records")
     parts = [
         "# goodput: what was tried",
-        "<!-- Made by `python -m experiments.goodput report`; edit the other two .md. -->",
+        "<!-- Made by `python -m experiments.goodput report`; edit introduction.md or findings.md, "
+        "not this file. -->",
         _written("introduction"),
         "## Attainment",
         _attainment(frame),
         "## Long prompts",
         _fairness(frame),
-        "## What it tells",
+        "## Findings",
         _written("findings"),
         "## Where this comes from",
         "\n".join(map(_who_made, made)),
-        "Every replay is a row of [results.csv](results.csv); what was played later took the place "
-        "of what there was.",
+        "Every replay is a row of [results.csv](results.csv); later replays replaced earlier ones "
+        "of the same idea and window.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -1,4 +1,4 @@
-"""What the ideas gave, as a CSV file, and who made it: all that the page is made of."""
+"""The results of the ideas and their provenance, as CSV files from which the page is made."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def play(idea: Idea, point: Point, window: int) -> dict[str, object]:
 
 
 def of_points(names: Sequence[str]) -> pd.DataFrame:
-    """What there is of these points; no rows if there are none."""
+    """Return the stored results of these points; no rows if `names` is empty."""
     if not names:
         return pd.DataFrame({"point": [], "idea": [], "window": []})
     rows = read(RESULTS)
@@ -30,7 +30,7 @@ def of_points(names: Sequence[str]) -> pd.DataFrame:
 
 
 def put(kept: pd.DataFrame, played: pd.DataFrame, minutes: float) -> None:
-    """Write both, in the order of points and ideas, and who played what."""
+    """Write kept and played rows, sorted by point and idea, and add the run to the provenance."""
     if played.empty:
         return
     rows = pd.concat([kept, played]) if len(kept) else played
