@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import signal
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,14 @@ if TYPE_CHECKING:
 settings.register_profile("slosched", deadline=None, derandomize=True)
 settings.load_profile("slosched")
 providers.is_local_module_file = lambda path: False  # type: ignore[assignment]
+
+# A shell that runs the tests in the background has them ignore Ctrl-C.  Commands that the tests
+# start would inherit that, and some tests send them Ctrl-C.
+if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
