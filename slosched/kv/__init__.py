@@ -1,4 +1,4 @@
-"""KV-cache bookkeeping: which block belongs to whom, and who may share it.  No tensors here."""
+"""The block tables of the KV cache and its prefix cache, by block numbers and without tensors."""
 
 from slosched.kv.cache import KVCache
 from slosched.kv.checks import KVCorruptionError

@@ -1,4 +1,4 @@
-"""Whether every block of a pool is accounted for."""
+"""The check that every block of a pool is accounted for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_pool(
 ) -> None:
     """Raise KVCorruptionError unless all blocks are free, cached, held, or `lent` to be held.
 
-    `cached` says of the blocks that may be shared how many are thought to hold each.
+    `cached` has, for each block that may be shared, the number of requests that should hold it.
     """
     free = pool.free_blocks
     holders = Counter(block for table in tables.values() for block in table)

@@ -1,4 +1,4 @@
-"""What a plan in the making does to the free blocks."""
+"""Ledgers: the effect of a plan in the making on the free blocks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from slosched.kv.prefix.sharing import SharedBlocks
 
 
 class FoundBefore:
-    """The part of a `core.BlockLedger` for which requests know before the plan what is cached."""
+    """The part of a `core.BlockLedger` where what is cached is known before the plan is made."""
 
     __slots__ = ()
 
     def num_blocks_to_load(self, request_id: str) -> int:  # noqa: ARG002
-        """Nothing lies on the host."""
+        """Return 0: nothing is on the host."""
         return 0
 
     def find(
@@ -25,12 +25,12 @@ class FoundBefore:
         planned: Mapping[str, int],  # noqa: ARG002
         num_lent: int = 0,  # noqa: ARG002
     ) -> int | None:
-        """Nothing more is found while the plan is made."""
+        """Return None: nothing more is found while the plan is made."""
         return None
 
 
 class OwnBlocks(FoundBefore):
-    """Without a prefix cache: each block is one request's own.  A `core.BlockLedger`."""
+    """A `core.BlockLedger` without prefix cache: each block belongs to one request."""
 
     __slots__ = ("_tables",)
 
@@ -44,14 +44,14 @@ class OwnBlocks(FoundBefore):
     leave = num_ready_blocks
 
     def start(self, request_id: str) -> None:
-        """It finds nothing in the cache."""
+        """Note that a request starts, which finds nothing in a cache."""
 
 
 class SharedLedger:
-    """With one: a block is free only when the last one who holds it leaves.  A `core.BlockLedger`.
+    """A `core.BlockLedger` with a prefix cache: a block is free once its last holder leaves.
 
-    Who holds a block holds all before it; so the part of a prefix of which somebody holds a block
-    is found by bisection.  Of the few keys that have several blocks each is looked at.
+    A request that holds a block holds all blocks before it.  So the part of a prefix that requests
+    hold is found by bisection.  The few keys that have several blocks are looked at one by one.
     """
 
     def __init__(self, shared: SharedBlocks, tables: Mapping[str, list[int]]) -> None:
@@ -59,9 +59,9 @@ class SharedLedger:
         self._tables = tables
         self._num_holders = shared.index.num_holders
         self._more: Counter[Key] = Counter()
-        """Holders by key that the plan adds, or takes away."""
+        """Holders by key that the plan adds, or takes away where negative."""
         self._more_of: Counter[int] = Counter()
-        """The same by block."""
+        """Holders by block that the plan adds or takes away."""
 
     def num_ready_blocks(self, request_id: str) -> int:
         table = self._tables.get(request_id)
@@ -99,19 +99,19 @@ class SharedLedger:
         planned: Mapping[str, int],  # noqa: ARG002
         num_lent: int = 0,  # noqa: ARG002
     ) -> int | None:
-        """What new requests find is held before anybody gets a block."""
+        """Return None: new requests hold what they find before any request gets a block."""
         return None
 
     def _found_by(self, request_id: str) -> tuple[Sequence[Key], int]:
-        """Keys of a waiting request, and of how many of them it finds the blocks."""
+        """Return the keys of a waiting request and the number of blocks that it finds."""
         return self._shared.matched(request_id)
 
     def _block(self, key: Key) -> int | None:
-        """That is found."""
+        """Return the block that a request with this key would find."""
         return self._shared.index.block(key)
 
     def _num_found_held(self, keys: Sequence[Key], num: int) -> int:
-        """How many of the blocks that are found of the first `num` keys somebody would hold."""
+        """Return how many of the blocks found for the first `num` keys would have a holder."""
         num_held = self._num_with_holders(keys, num)
         for _, twins in self._shared.index.twins_in(keys, num_held):
             found = next(iter(twins))
@@ -119,7 +119,7 @@ class SharedLedger:
         return num_held
 
     def _num_with_holders(self, keys: Sequence[Key], num: int) -> int:
-        """Of how many of the first `num` keys somebody would hold a block."""
+        """Return how many of the first `num` keys would have a block with a holder."""
         if not num:
             return 0
         holders, more = self._num_holders, self._more

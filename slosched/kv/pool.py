@@ -8,11 +8,11 @@ from slosched.core import SloschedError
 
 
 class OutOfBlocksError(SloschedError):
-    """More blocks were asked for than are free."""
+    """An attempt to take more blocks than are free."""
 
 
 class BlockPool:
-    """Hands out block numbers, the most recently freed first (its memory is the warmest)."""
+    """A pool of block numbers.  Those freed last are taken first, as their memory is warmest."""
 
     __slots__ = ("_free", "num_blocks")
 
@@ -31,7 +31,7 @@ class BlockPool:
         return frozenset(self._free)
 
     def take(self, count: int) -> list[int]:
-        """`count` blocks, or OutOfBlocksError and nothing taken."""
+        """Return `count` blocks; raise OutOfBlocksError and take nothing if there are fewer."""
         if count > len(self._free):
             raise OutOfBlocksError(f"{count} KV blocks wanted, {len(self._free)} are free")
         if count == 0:

@@ -1,4 +1,4 @@
-"""What the cache will hold when the turn of a waiting request comes, in a plan in the making."""
+"""A forecast of the prefix cache: its content when the turn of a request in a plan comes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from slosched.kv.prefix.sharing import SharedBlocks
 
 
 class Forecast(SharedLedger):
-    """A ledger that goes through the plan in its order, as vLLM allocates blocks while it plans.
+    """A ledger that follows the plan in its order, as vLLM allocates blocks while it plans.
 
-    Whoever is planned takes blocks, for which others are evicted, and what it computes is found by
-    those that are planned after it.  Whoever leaves does so before anybody is looked for.
+    A planned request takes blocks, for which others are evicted, and requests that are planned
+    after it find what it computes.  Requests leave before any request is looked for.
     """
 
     def __init__(
@@ -31,18 +31,18 @@ class Forecast(SharedLedger):
         self._index = index
         self._num_empty = num_empty_blocks
         self._num_entered = self._num_lent = 0
-        """Requests of the plan, and blocks lent beside it."""
+        """Requests of the plan so far, and blocks that were lent beside it."""
         self._found: dict[str, int] = {}
-        """Blocks, by who was looked for."""
+        """Blocks found, by request that was looked for."""
         self._computed: set[Key] = set()
-        """By those that were entered."""
+        """Keys of what the planned requests compute."""
         self._evicted: set[int] = set()
         self._left: list[int] = []
-        """Blocks with content that nobody holds any more, as they were left."""
+        """Blocks with content that lost their last holder, in that order."""
         self._to_evict = self._in_order()
 
     def find(self, request_id: str, planned: Mapping[str, int], num_lent: int = 0) -> int:
-        """O(log) for a request, and O(1) for each that was planned since the last time."""
+        """See `core.BlockLedger`.  O(log), and O(1) for each request planned since then."""
         self._take(num_lent - self._num_lent)
         self._num_lent = num_lent
         for name, num_new in islice(planned.items(), self._num_entered, None):
@@ -95,7 +95,7 @@ class Forecast(SharedLedger):
         return self._index.num_holders_of(key, block) + self._more_of[block]
 
     def _enter(self, request_id: str, num_new: int) -> None:
-        """It takes its blocks, and computes what is in them."""
+        """Note that a planned request takes its blocks and computes their content."""
         shared = self._shared
         request = shared.request(request_id)
         prior = request.num_computed_tokens
@@ -116,14 +116,14 @@ class Forecast(SharedLedger):
             self._computed.update(keys)
 
     def _take(self, count: int) -> None:
-        """Blocks without content first, then those that were left longest ago."""
+        """Take empty blocks first, then evict those that were left longest ago."""
         self._num_empty -= count
         while self._num_empty < 0:
             self._evicted.add(next(self._to_evict))
             self._num_empty += 1
 
     def _in_order(self) -> Iterator[int]:
-        """What is evicted, one by one; the plan's new requests may hold some by then."""
+        """Yield blocks in the order of eviction, without those that the plan holds by then."""
         for _, block in self._index.evictable():
             if self._more_of[block] <= 0:
                 yield block

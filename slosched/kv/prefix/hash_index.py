@@ -9,26 +9,26 @@ from slosched.kv.prefix.keys import Key
 
 
 class HashIndex:
-    """A `PrefixIndex`: evicted is what was left first, of one request its tail first.
+    """A `PrefixIndex` that evicts what was left first, and the tail of a request before its head.
 
-    A block is found as soon as a step is planned that fills it, because steps run in the order in
-    which they were planned, and in each of them every layer's keys are written before any are
-    read.  Two requests that compute the same keep both blocks, so that no table ever changes; the
-    older one is found.
+    A block is found as soon as a step is planned that fills it: steps run in the order in which
+    they were planned, and in each of them every layer's keys are written before any are read.  Two
+    requests that compute the same content keep both blocks, so that no table ever changes, and
+    others find the older one.
 
     Source: vLLM 0.32 and 0.33, `v1/core/block_pool.py`.
     """
 
     def __init__(self) -> None:
         self._block: dict[Key, int] = {}
-        """The one that is found."""
+        """The block that requests find, by key."""
         self._holders: dict[Key, int] = {}
-        """Of keys of which a block is held."""
+        """Number of holders, for keys that have any."""
         self._twins: dict[Key, dict[int, int]] = {}
         self._place: dict[Key, int] = {}
-        """Of those that have twins: how many blocks stand before them in every table."""
+        """For keys with several blocks: the number of blocks before them in every table."""
         self._evictable: OrderedDict[int, Key] = OrderedDict()
-        """The next one to go stands first."""
+        """Keys by block that no request holds; the next one to be evicted stands first."""
 
     @property
     def num_evictable(self) -> int:
@@ -36,7 +36,7 @@ class HashIndex:
 
     @property
     def twins(self) -> Mapping[Key, Mapping[int, int]]:
-        """Of keys that have several blocks, the oldest first: how many hold each."""
+        """Return the holders by block, the oldest first, of keys that have several blocks."""
         return self._twins
 
     def __contains__(self, key: Key) -> bool:
@@ -46,7 +46,7 @@ class HashIndex:
         return self._holders.get(key, 0)
 
     def num_holders_of(self, key: Key, block: int) -> int:
-        """Requests that hold this block of that key."""
+        """Return the number of requests that hold this block of the key."""
         twins = self._twins.get(key)
         return self._holders.get(key, 0) if twins is None else twins[block]
 
@@ -115,7 +115,7 @@ class HashIndex:
         return gone
 
     def evictable(self) -> Iterator[tuple[Key, int]]:
-        """What nobody holds; the next one to be evicted comes first."""
+        """Yield the blocks that no request holds, the next one to be evicted first."""
         return ((key, block) for block, key in self._evictable.items())
 
     def discard(self, blocks: Sequence[int]) -> list[tuple[Key, int]]:

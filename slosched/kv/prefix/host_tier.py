@@ -30,7 +30,7 @@ from slosched.kv.prefix.radix_index import RadixIndex
 
 
 class HostWrites(StrEnum):
-    """When a block of the prefix cache is copied to the host."""
+    """The moment at which a block of the prefix cache is copied to the host."""
 
     BACK = "write_back"
     THROUGH = "write_through"
@@ -120,7 +120,7 @@ class HostTier(NoHostTier):
     """
 
     def __init__(self, config: PrefixHost, device: Container[Key]) -> None:
-        """`device` has the keys of the first tier."""
+        """Begin with an empty tier; `device` has the keys of the first tier."""
         self._writes_through = config.writes is HostWrites.THROUGH
         self._device = device
         self._pool = BlockPool(config.num_blocks)

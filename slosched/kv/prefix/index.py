@@ -1,4 +1,4 @@
-"""Full KV blocks of known content, by key: those that are held, and those that may be evicted."""
+"""Full KV blocks of known content by key: held ones, and those that may be evicted."""
 
 from __future__ import annotations
 
@@ -13,62 +13,63 @@ from slosched.kv.prefix.radix_index import RadixIndex
 
 
 class PrefixIndex(Protocol):
-    """Which block holds which content, how many requests hold it, and which goes first.
+    """The content of blocks, the number of requests that hold each, and the order of eviction.
 
-    It is closed under prefixes: who holds a block holds all before it, and a block is evicted
-    only after those that follow it.  So of a request's keys a first part is cached, and a first
-    part of that is held.
+    It is closed under prefixes: a request that holds a block holds all blocks before it, and a
+    block is evicted only after those that follow it.  So a first part of a request's keys is
+    cached, and a first part of that part is held.
     """
 
     @property
     def num_evictable(self) -> int:
-        """Blocks that nobody holds."""
+        """Return the number of cached blocks that no request holds."""
 
     def __contains__(self, key: Key) -> bool: ...
 
     def num_holders(self, key: Key) -> int:
-        """Requests that hold a block of this key; 0 if it may be evicted or is not there."""
+        """Return the number of requests that hold a block of this key, 0 if it is not cached."""
 
     def block(self, key: Key) -> int | None:
-        """The one that is found."""
+        """Return the block that a request with this key finds, or None."""
 
     def twins_in(self, keys: Sequence[Key], num: int) -> Iterator[tuple[int, Mapping[int, int]]]:
-        """Of the first `num` keys those that have several blocks: its place, the holders of each.
+        """Yield those of the first `num` keys that have several blocks.
 
-        Found is the first of them.
+        Each comes as its place among the keys and the number of holders by block.  Requests find
+        the first of these blocks.
         """
 
     def lock(self, keys: Sequence[Key]) -> list[int]:
-        """One more holder for the blocks of a prefix; which they are.  All must be there."""
+        """Add a holder to the blocks of a prefix, all of which must be cached, and return them."""
 
     def unlock(self, keys: Sequence[Key], blocks: Sequence[int]) -> None:
-        """One holder less for each block of a prefix, which stays cached."""
+        """Remove a holder from each block of a prefix; the blocks stay cached."""
 
     def requeue(self, keys: Sequence[Key], blocks: Sequence[int]) -> None:
-        """Those of a prefix that nobody holds: as if they had been left just now."""
+        """Treat the blocks of a prefix that no request holds as if they had been left just now."""
 
     def insert(self, keys: Sequence[Key], num_held: int, blocks: Sequence[int]) -> list[int]:
-        """Who holds the first `num_held` has computed the others, into `blocks`, and holds them.
+        """Enter what a request that holds the first `num_held` keys has computed into `blocks`.
 
-        Returned are the blocks that are to be held: where one of the same content takes the place
-        of its own, that is given back.
+        Return the blocks that it holds for the other keys.  A block that differs from its own had
+        the same content already, and the caller gives its own block back.
         """
 
     def evict(self, count: int) -> list[tuple[Key, int]]:
-        """Forget so many of the blocks that nobody holds, or more if they go together.
+        """Forget `count` blocks that no request holds, or more if they go together.
 
-        In an order in which each comes after those that follow it.
+        Return them with their keys, each after those that follow it.
         """
 
     def discard(self, blocks: Sequence[int]) -> list[tuple[Key, int]]:
-        """Forget those of the blocks that nobody holds: what they hold was never computed."""
+        """Forget and return those of `blocks`, never computed, that no request holds."""
 
     def blocks(self) -> dict[int, int]:
-        """Every block, and how many hold it: for checks."""
+        """Return every block with the number of requests that hold it, for checks."""
 
 
 class PrefixCaching(StrEnum):
-    """Whether prompts are looked up in the KV cache, and by what."""
+    """The kind of prefix cache, if any."""
 
     OFF = "off"
     HASH = "hash"
@@ -76,7 +77,7 @@ class PrefixCaching(StrEnum):
     RADIX = "radix"
 
     def new_index(self) -> PrefixIndex | None:
-        """An empty one."""
+        """Return an empty index of this kind, or None for no prefix cache."""
         match self:
             case PrefixCaching.OFF:
                 return None

@@ -1,4 +1,4 @@
-"""What names the content of a request's full KV blocks: equal keys, equal keys and values."""
+"""Keys of full KV blocks: equal keys mean equal content."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from hashlib import blake2b
 from slosched.core import Request
 
 Key = Hashable
-"""Of a full block and everything before it, so that one key says where a block stands, too."""
+"""Key of a full block and everything before it, so that it also fixes the place of the block."""
 
 
 class BlockKeys:
-    """The keys of one request's full blocks, found as they are asked for; none known here."""
+    """The keys of one request's full blocks, found when asked for.  This base class knows none."""
 
     __slots__ = ("known",)
 
     def __init__(self) -> None:
         self.known: list[Key] = []
-        """The first ones, as far as they have been asked for.  Live: read, never keep."""
+        """First keys, as far as they have been asked for.  Live: read the list, do not keep it."""
 
     def first(self, count: int) -> Sequence[Key]:
-        """At least the first `count` keys, or all that can be known.  Live: read, never keep."""
+        """Return at least the first `count` keys, or all that can be known, in a live list."""
         if len(self.known) < count:
             self._extend(count)
         return self.known
@@ -32,10 +32,10 @@ class BlockKeys:
 
 
 class TokenKeys(BlockKeys):
-    """Of prompt and output tokens: each key is a digest of the block's ids and of the key before.
+    """Keys from prompt and output tokens: digests of the block's ids and of the key before.
 
-    A strong digest, because whoever can make two prompts collide reads another's context (vLLM's
-    CVE-2025-25183 was a chain of Python's `hash`).
+    The digest is a strong one, because a client that can make two prompts collide reads the context
+    of another (in vLLM's CVE-2025-25183 the keys were a chain of Python's `hash`).
     """
 
     __slots__ = ("_block_size", "_request")
@@ -62,9 +62,9 @@ class TokenKeys(BlockKeys):
 
 
 class TraceKeys(BlockKeys):
-    """Of a trace's prefix hashes, which name the prompt in (longer) blocks of their own.
+    """Keys from a trace's prefix hashes, which name the prompt in (longer) blocks of their own.
 
-    What a simulated request emits is nobody's knowledge: its output has no keys.
+    The output of a simulated request is unknown and has no keys.
     """
 
     __slots__ = ("_block_size", "_chain", "_request")
@@ -74,7 +74,7 @@ class TraceKeys(BlockKeys):
         self._request = request
         self._block_size = block_size
         self._chain: list[int] = []
-        """One a hash of the trace: it and all before it."""
+        """For each hash of the trace, a hash of it and of all before it."""
 
     def _extend(self, count: int) -> None:
         request, size = self._request, self._block_size
@@ -92,7 +92,7 @@ class TraceKeys(BlockKeys):
 
 
 def block_keys(request: Request, block_size: int) -> BlockKeys:
-    """From its token ids if it has any, else from its trace's prefix hashes, else none."""
+    """Return the keys from token ids if there are any, else from prefix hashes, else none."""
     if request.prompt_token_ids is not None:
         return TokenKeys(request, block_size)
     if request.prefix_hashes and request.prefix_block_tokens:
@@ -101,9 +101,9 @@ def block_keys(request: Request, block_size: int) -> BlockKeys:
 
 
 def _namespace(request: Request) -> bytes:
-    """What must be equal besides the tokens.
+    """Return what must be equal besides the tokens: adapter and salt.
 
-    An adapter changes every key and value; a salt keeps apart what tenants ask.
+    An adapter changes all keys and values; a salt keeps the prompts of tenants apart.
     """
     names = (request.lora_id, request.cache_salt)
     return b"" if names == (None, None) else repr(names).encode()

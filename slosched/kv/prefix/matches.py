@@ -1,4 +1,4 @@
-"""How much of each waiting request is cached, kept true as blocks come and go."""
+"""The cached part of each waiting request, kept up to date as blocks come and go."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slosched.kv.prefix.keys import Key
 
 @dataclass(slots=True, eq=False)
 class Match:
-    """The first `num_blocks` blocks of a waiting request are cached, the next one is not."""
+    """A waiting request whose first `num_blocks` blocks are cached and whose next one is not."""
 
     request_id: str
     keys: Sequence[Key]
-    """There may be more than it could use."""
+    """Keys of the request; there may be more than it could use."""
     most_blocks: int
-    """That it could use."""
+    """Number of cached blocks that it could use at most."""
     group: Group | None = None
 
     @property
@@ -32,14 +32,14 @@ Around = tuple[Key | None, Key | None]
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """All whose matches end at the same place."""
+    """Requests whose matches end at the same place."""
 
     around: Around
     num_blocks: int
     keys: Sequence[Key]
-    """Of one of them."""
+    """Keys of one of the requests."""
     num_alike: int
-    """So many first keys, and maybe more, are the same for all, and of use to all."""
+    """Number of first keys that all requests have in common and can use; there may be more."""
     members: dict[str, Match] = field(default_factory=dict)
 
     def add(self, match: Match) -> None:
@@ -49,26 +49,27 @@ class Group:
         match.group = self
 
     def is_for(self, match: Match) -> bool:
-        """True if it waits for the same next block."""
+        """Tell whether `match` waits for the same next block as this group."""
         num = self.num_blocks
         return num < match.most_blocks and match.keys[num] == self.around[1]
 
 
 class Matches:
-    """Only those are looked at whose match may have changed, and groups as one: O(log) for each.
+    """The matches of all waiting requests.
 
-    The index is closed under prefixes.  So a match grows only by the block after its last one, and
-    shrinks only by the last one: all who have the same two are a group, listed under both keys.  A
-    group goes on as one until its prompts part.
+    The index is closed under prefixes.  So a match changes only when its last block goes or the
+    block after it comes.  Requests that have these two keys in common form a group, which is listed
+    under both.  A change concerns only the groups under its key, and costs O(log) for each.  A
+    group stays together until its prompts differ.
     """
 
     def __init__(self, index: Container[Key]) -> None:
-        """`index` are the keys of what is cached."""
+        """Begin without requests; `index` has the keys of all cached blocks."""
         self._index = index
         self._matches: dict[str, Match] = {}
         self._groups: dict[Around, Group] = {}
         self._concerned: dict[Key, dict[Around, None]] = {}
-        """By the keys whose coming or going changes their match."""
+        """Groups by each key whose coming or going changes their matches."""
         self._new: dict[str, Match] = {}
         self._woken: list[Group] = []
 
@@ -76,7 +77,7 @@ class Matches:
         return self._matches.get(request_id)
 
     def add(self, match: Match) -> None:
-        """It is matched at the next `refresh`."""
+        """Add a request, which is matched at the next `refresh`."""
         self._matches[match.request_id] = self._new[match.request_id] = match
 
     def remove(self, request_id: str) -> None:
@@ -90,7 +91,7 @@ class Matches:
             self._close(group.around)
 
     def changed(self, keys: Sequence[Key]) -> None:
-        """Blocks of these keys have come or gone."""
+        """Note that blocks of `keys` have come or gone."""
         concerned = self._concerned
         if not (concerned and keys):
             return
@@ -98,7 +99,7 @@ class Matches:
             self._woken += map(self._close, list(concerned.get(key, ())))
 
     def refresh(self) -> list[tuple[str, int]]:
-        """Match again whom a change concerns; who they are, and how many blocks of each."""
+        """Match the requests again that a change concerns; return them with their cached blocks."""
         refreshed: list[tuple[str, int]] = []
         to_place: list[Match] = []
         for group in self._woken:
@@ -120,12 +121,12 @@ class Matches:
         return refreshed
 
     def _num_cached(self, keys: Sequence[Key], most: int) -> int:
-        """How many of the first `most`."""
+        """Return how many of the first `most` keys are cached."""
         index = self._index
         return bisect_left(keys, True, hi=most, key=lambda key: key not in index)
 
     def _move(self, group: Group, num: int) -> None:
-        """Its matches end at `num` blocks now; a group that is there already takes all of it in."""
+        """Let the matches of `group` end at `num` blocks, joining a group that already does."""
         group.num_blocks, group.around = num, _around(group.keys, num, group.num_alike)
         there = self._groups.get(group.around)
         if there is not None:
@@ -135,7 +136,7 @@ class Matches:
             self._open(group)
 
     def _place_of(self, match: Match) -> Group:
-        """The group where its match ends."""
+        """Return the group where `match` ends, which may be new."""
         keys, most = match.keys, match.most_blocks
         num = self._num_cached(keys, most)
         around = _around(keys, num, most)
@@ -159,12 +160,12 @@ class Matches:
 
 
 def _around(keys: Sequence[Key], num: int, most: int) -> Around:
-    """If `num` blocks are matched, of at most `most`."""
+    """Return the keys around the end of a match of `num` blocks, of at most `most`."""
     return keys[num - 1] if num else None, keys[num] if num < most else None
 
 
 def _num_alike(one: Sequence[Key], other: Sequence[Key], most: int) -> int:
-    """How many of the first `most` keys are the same."""
+    """Return how many of the first `most` keys are the same."""
     if not most or one[most - 1] == other[most - 1]:
         return most
     return bisect_left(range(most), True, key=lambda place: one[place] != other[place])

@@ -1,4 +1,4 @@
-"""A KV cache without a prefix cache, and what a prefix cache adds."""
+"""The prefix cache of a KV cache that has none, and the methods that every prefix cache has."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NoPrefixCache:
     """
 
     def __init__(self, pool: BlockPool, tables: dict[str, list[int]]) -> None:
-        """`pool` and `tables` are the device blocks and block tables of the KV cache."""
+        """Begin with the device blocks and the block tables of the KV cache."""
         self._pool = pool
         self._tables = tables
         self.index: Evictable = NoIndex()

@@ -1,9 +1,9 @@
-"""A radix tree of token pages: which prefixes are cached, in which blocks, and who may go.
+"""A radix tree of token pages: the prefixes that are cached, and the blocks that hold them.
 
-A pure data structure: it owns no memory and knows no request.  A node holds the pages by which it
-extends its parent, and the block of each.  Whoever uses a prefix locks its last node, which
-protects every node up to the root.  What is not locked may be evicted, leaves first, the one that
-was not used for the longest time before all others.
+It is a pure data structure that owns no memory and knows no request.  A node holds the pages by
+which it extends its parent, and the block of each.  The user of a prefix locks its last node, which
+protects every node up to the root.  Leaves that are not locked may be evicted, the least recently
+used first.
 
 Source: the RadixCache of SGLang 0.5.5 (RadixAttention, Zheng et al. 2024, arXiv:2312.07104).
 """
@@ -18,11 +18,11 @@ from slosched.core import SloschedError
 
 
 class RadixCorruptionError(SloschedError):
-    """The tree's counts or links do not add up: a bug in the bookkeeping."""
+    """Counts or links of a tree that do not add up: a bug in the tree."""
 
 
 class Node:
-    """Pages that follow on those of `parent`; made and changed by the tree alone."""
+    """Pages that follow on those of `parent`.  Only the tree creates and changes nodes."""
 
     __slots__ = (
         "blocks",
@@ -44,25 +44,25 @@ class Node:
         used_at: int,
     ) -> None:
         self.key = key
-        """Under which its parent knows it."""
+        """Key of this node among the children of its parent."""
         self.tokens = tokens
         self.blocks = blocks
-        """One for each page."""
+        """The block of each page."""
         self.parent = parent
         self.children: dict[Hashable, Node] = {}
-        """By their first page and `extra_key`."""
+        """Children by their first page and `extra_key`."""
         self.num_locks = 0
-        """Of this node and of all below it."""
+        """Locks of this node and of all nodes below it."""
         self.used_at = used_at
-        """On the tree's own clock, which moves on with every use."""
+        """Time of the last use on the tree's own clock, which counts uses."""
         self.is_queued = False
-        """Whether the queue of those to be evicted knows it."""
+        """Whether the node is in the queue of leaves to be evicted."""
 
     def __lt__(self, other: Node) -> bool:
         return self.used_at < other.used_at
 
     def path(self) -> Iterator[Node]:
-        """This node and those above it, without the root."""
+        """Yield this node and those above it, without the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -74,18 +74,18 @@ class Match(NamedTuple):
 
     num_tokens: int
     node: Node
-    """Where it ends; the root if nothing is cached."""
+    """The node at which the prefix ends; the root if nothing is cached."""
 
 
 class RadixTree:
-    """Cached prefixes.  Matching and inserting take time O(tokens), evicting O(log leaves).
+    """The cached prefixes.  Matching and inserting take time O(tokens), evicting O(log leaves).
 
-    Invariant: the nodes' tokens are those evictable and those protected, a node is locked at least
-    as often as all its children together, and no block is in the tree twice.
+    Invariant: every token of a node is either evictable or protected, a node is locked at least as
+    often as all its children together, and no block is in the tree twice.
     """
 
     def __init__(self, page_size: int = 1) -> None:
-        """`page_size` is the number of tokens in a page; what does not fill one is not kept."""
+        """Begin an empty tree; tokens that do not fill a page of `page_size` are not kept."""
         if page_size < 1:
             raise ValueError(f"a page holds at least one token, not {page_size}")
         self.page_size = page_size
@@ -94,10 +94,10 @@ class RadixTree:
         self._clock = 0
         self.root = Node(None, (), [], None, 0)
         self._leaves: list[tuple[int, Node]] = []
-        """A heap of what may be evicted; an entry may be too early, but never too late."""
+        """A heap of leaves to evict by last use; an entry may be too early, never too late."""
 
     def __iter__(self) -> Iterator[Node]:
-        """All nodes but the root, parents first."""
+        """Yield all nodes except the root, parents first."""
         todo = list(self.root.children.values())
         while todo:
             node = todo.pop()
@@ -105,20 +105,20 @@ class RadixTree:
             todo += node.children.values()
 
     def match(self, tokens: Sequence[int], extra_key: Hashable = None) -> Match:
-        """The longest prefix of `tokens` that is cached, which now counts as used.
+        """Return the longest cached prefix of `tokens` and count it as used.
 
         A node that matches in part is split, so that a prefix ends where a node does.  Prefixes of
-        another `extra_key` (an adapter's, a tenant's) are other prefixes.
+        another `extra_key` (of an adapter or a tenant) are other prefixes.
         """
         return self._walk(self._whole_pages(tokens), extra_key)
 
     def insert(
         self, tokens: Sequence[int], blocks: Sequence[int], extra_key: Hashable = None
     ) -> int:
-        """Keep `tokens`, of which each whole page lies in its one of `blocks`.
+        """Keep `tokens`, each whole page of which is in the block of the same place in `blocks`.
 
-        Returns how many of the first tokens were there already, in other blocks or in the same:
-        their `blocks` are not taken over.  ValueError if blocks are missing.
+        Return how many of the first tokens were in the tree already; it keeps its own blocks for
+        them.  Raise ValueError if blocks are missing.
         """
         pages = self._whole_pages(tokens)
         num_pages = len(pages) // self.page_size
@@ -134,11 +134,11 @@ class RadixTree:
         return num_known
 
     def blocks_of(self, node: Node) -> list[int]:
-        """The blocks of the whole prefix that ends at `node`, in order."""
+        """Return the blocks of the whole prefix that ends at `node`, in order."""
         return [block for part in reversed(list(node.path())) for block in part.blocks]
 
     def lock(self, node: Node) -> int:
-        """Protect the prefix that ends at `node`; how many tokens were not protected before."""
+        """Protect the prefix that ends at `node`; return how many tokens were not protected."""
         num_tokens = 0
         for part in node.path():
             if part.num_locks == 0:
@@ -148,7 +148,7 @@ class RadixTree:
         return num_tokens
 
     def unlock(self, node: Node) -> int:
-        """Take one lock back; how many tokens are no longer protected."""
+        """Take one lock back; return how many tokens are no longer protected."""
         num_tokens = 0
         for part in node.path():
             if part.num_locks < 1:
@@ -161,14 +161,14 @@ class RadixTree:
         return num_tokens
 
     def num_unprotected_tokens(self, node: Node) -> int:
-        """How many tokens a lock of `node` would protect."""
+        """Return how many tokens a lock of `node` would protect."""
         return sum(len(part.tokens) for part in node.path() if part.num_locks == 0)
 
     def evict(self, num_tokens: int) -> list[list[int]]:
-        """Drop whole leaves, the least recently used first, until `num_tokens` have gone.
+        """Drop whole leaves, the least recently used first, until `num_tokens` are gone.
 
-        Returns the blocks of each, the last one first, and so each block after those that follow
-        it; fewer if all that is left is locked.
+        Return the blocks of each leaf, the last block first, so that each comes after those that
+        follow it.  Fewer tokens are dropped if all that is left is locked.
         """
         leaves: list[list[int]] = []
         num_evicted = 0
@@ -223,7 +223,7 @@ class RadixTree:
         return Match(at, node)
 
     def _split(self, node: Node, num_tokens: int, extra_key: Hashable) -> Node:
-        """A new node above `node` that takes over its first tokens, and its locks."""
+        """Return a new node above `node` that takes over its first tokens and its locks."""
         parent, num_pages = node.parent, num_tokens // self.page_size
         assert parent is not None
         tokens, blocks = node.tokens[:num_tokens], node.blocks[:num_pages]
@@ -243,7 +243,7 @@ class RadixTree:
         self._queue(parent)
 
     def _queue(self, node: Node) -> None:
-        """Let it be evicted when its turn comes, if it may be."""
+        """Queue a node for eviction if it may be evicted."""
         if not node.is_queued and self._is_evictable(node):
             node.is_queued = True
             heapq.heappush(self._leaves, (node.used_at, node))
@@ -269,7 +269,7 @@ class RadixTree:
 
 
 def _num_common(tokens: tuple[int, ...], others: tuple[int, ...], at: int) -> int:
-    """How many of the first `tokens` stand in `others` from `at` on; compares slices, in C."""
+    """Return how many of the first `tokens` equal `others` from `at` on, comparing slices in C."""
     low, high = 0, min(len(tokens), len(others) - at)
     if tokens[:high] == others[at : at + high]:
         return high

@@ -1,4 +1,4 @@
-"""SGLang's radix tree as the index of a prefix cache: whole leaves go, the least recently used."""
+"""SGLang's radix tree as the index of a prefix cache: it evicts whole leaves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from slosched.kv.prefix.radix import Node, RadixTree
 
 
 class RadixIndex:
-    """A `PrefixIndex`: a request's block keys are a path of the tree, one page each.
+    """A `PrefixIndex` that evicts the least recently used leaf of a radix tree.
 
-    A prefix counts as used when a request starts with it, computes more of it or leaves it, not
-    while one that would match it waits.  What comes back from a second tier does so in the nodes in
-    which it was evicted: they are evicted one by one again.
+    The block keys of a request are a path of the tree, one page each.  A prefix counts as used when
+    a request starts with it, computes more of it or leaves it, but not while a request that would
+    match it waits.  What comes back from a second tier forms the nodes in which it was evicted, so
+    that these are evicted one by one again.
     """
 
     def __init__(self) -> None:
@@ -22,10 +23,9 @@ class RadixIndex:
         self._block: dict[Key, int] = {}
         self._key: dict[int, Key] = {}
         self._holders: dict[Key, int] = {}
-        """Of blocks that are held."""
+        """Number of holders, for keys that have any."""
         self.node_ends: set[Key] | None = None
-        """Last keys of nodes that a second tier has; that tier forgets them.  None if there is no
-        such tier."""
+        """Last keys of nodes that a second tier has, which also removes them; None without one."""
 
     @property
     def num_evictable(self) -> int:
@@ -97,7 +97,7 @@ class RadixIndex:
         return {block: self.num_holders(key) for block, key in self._key.items()}
 
     def _ends_of_nodes(self, keys: Sequence[Key], first: int) -> list[int]:
-        """How many of `keys` end at a node's end, if those from `first` on are in nodes of old."""
+        """Return the numbers of keys at which nodes end, where evicted nodes ended before."""
         ends, last = self.node_ends, len(keys)
         if not ends:
             return [last]
@@ -114,5 +114,5 @@ class RadixIndex:
 
 
 def _path(keys: Sequence[Key]) -> Sequence[int]:
-    """The tree only compares tokens, so any key will do as one."""
+    """Return keys as tokens of the tree, which only compares them."""
     return cast("Sequence[int]", keys)

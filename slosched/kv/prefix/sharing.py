@@ -15,14 +15,14 @@ from slosched.kv.prefix.unfinished import Unfinished
 
 
 class SharedBlocks:
-    """What each request holds of the prefix index.
+    """The blocks of the prefix index that each request holds.
 
     A block table has a first part, which is in the index and may be shared, and a rest that belongs
     to the request alone.  Only the rest is ever written to.
     """
 
     def __init__(self, index: PrefixIndex, block_size: int, host: NoHostTier) -> None:
-        """`host` keeps what `index` evicts."""
+        """Begin without requests; `host` keeps what `index` evicts."""
         self.index = index
         self.unfinished = Unfinished()
         """Blocks that are in the index although they are not computed yet."""

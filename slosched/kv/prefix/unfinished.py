@@ -1,4 +1,4 @@
-"""Blocks that others find already although the step that computes them is yet to run, or runs."""
+"""Blocks that requests find although the step that computes them has not ended."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from slosched.core import Request
 
 
 class Unfinished:
-    """Steps run in the order in which they are planned: only if one fails does it matter."""
+    """The blocks that are found but not computed yet, which matter only if a step fails."""
 
     def __init__(self) -> None:
         self._owner: dict[int, Request] = {}
-        """By block, who is to compute it."""
+        """Request by block that it is to compute."""
         self._planned: defaultdict[Request, deque[tuple[int, int]]] = defaultdict(deque)
-        """(Place in its table, block) of each that somebody is to compute, in order."""
+        """For each request, (place in its table, block) of what it is to compute, in order."""
 
     @property
     def is_empty(self) -> bool:
@@ -23,13 +23,13 @@ class Unfinished:
         return not self._planned
 
     def add(self, request: Request, first_place: int, blocks: Iterable[int]) -> None:
-        """`request` computes these blocks, the first of which has this place in its table."""
+        """Note that `request` will compute `blocks`, the first at `first_place` of its table."""
         for place, block in enumerate(blocks, first_place):
             self._owner[block] = request
             self._planned[request].append((place, block))
 
     def note_computed(self, request: Request, num_full_blocks: int) -> None:
-        """So many blocks of its table are computed; O(1) for each that was not before."""
+        """Note that the first blocks of its table are computed.  O(1) for each new one."""
         planned = self._planned.get(request)
         if planned is None:
             return
@@ -41,16 +41,16 @@ class Unfinished:
             del self._planned[request]
 
     def remove(self, blocks: Iterable[int]) -> None:
-        """They were left and evicted, and belong to whoever takes them."""
+        """Forget blocks that were evicted and may be given to other requests."""
         for block in blocks:
             self._owner.pop(block, None)
 
     def of(self, requests: Container[Request]) -> Iterator[int]:
-        """The blocks that these are yet to compute.  O(blocks)."""
+        """Yield the blocks that `requests` are yet to compute.  O(blocks)."""
         return (block for block, owner in self._owner.items() if owner in requests)
 
     def note_failed(self, requests: Iterable[Request]) -> list[int]:
-        """A step of these has failed, and they have ended; all blocks that are unfinished."""
+        """Forget `requests`, which ended with a failed step, and return all unfinished blocks."""
         for request in requests:
             self._planned.pop(request, None)
         return list(self._owner)
