@@ -309,7 +309,7 @@ class Mine(EDF):
 def test_results_of_other_code_are_not_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A policy is played, its file edited and read again, and the edit taken back."""
+    """Play a policy, edit its file, play it again, and undo the edit."""
     monkeypatch.syspath_prepend(tmp_path)
     mine = replace(point(poisson(0)), policy="edited_policy:Mine")
 

@@ -1,7 +1,7 @@
-"""Where the time of a step goes inside vLLM, at 256 running and 1,000 waiting requests.
+"""A script that measures the parts of a step inside vLLM, at 256 running and 1,000 waiting requests.
 
-Example: `.venv-vllm/bin/python tests/inside_vllm/cost_by_part.py goodput`, and `fcfs` by default.
-Processor time of this thread, medians over steps, in milliseconds.
+Example: `.venv-vllm/bin/python tests/inside_vllm/cost_by_part.py goodput`; the default is `fcfs`.
+The times are medians over steps of this thread's processor time, in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slosched.integrations.vllm import SLOScheduler
 
 
 class Parts:
-    """Times of calls, by what the calls are for."""
+    """Times of calls, by the part of the step that they belong to."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)

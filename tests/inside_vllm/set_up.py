@@ -22,7 +22,7 @@ _ENVIRONMENT = (
     *("--overrides", str(_HERE / "overrides.txt"), "--compile-bytecode"),
 )
 _NUM_TRIED = 3
-"""How many of the newest versions to try until one installs."""
+"""Number of the newest versions that are tried until one installs."""
 
 
 def main(wanted: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a plan predicts that a new request will find in the prefix cache, against what it found."""
+"""A plan predicts what a new request will find in the prefix cache, and the request finds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused at start, and what happens if a policy or a request is at fault."""
+"""Wrong settings are refused at start, and a faulty policy or request does not stop the engine."""
 
 from __future__ import annotations
 

@@ -274,8 +274,9 @@ def test_every_step_is_decided_as_vllm_decides_it(
 def test_every_step_planned_while_one_runs_is_decided_as_vllm_decides_it(
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Uses blocks to spare, since vLLM otherwise takes those of a request whose last token is on
-    its way."""
+    """There are blocks to spare, since vLLM otherwise takes those of a request whose last token is
+    still being computed.
+    """
     seen: Counter[str] = Counter()
     for seed in range(NUM_ASYNC):
         compare(random_case(seed, is_roomy=True), is_async=True, seen=seen)

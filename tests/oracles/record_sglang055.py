@@ -1,5 +1,4 @@
-"""Records decisions of SGLang 0.5.5's own scheduler: what made `sglang055_more.jsonl.gz`, and those
-of the names `paged`, `pages` and `newer`.
+"""Record decisions of SGLang 0.5.5's own scheduler: the recordings `more`, `paged`, `pages`, `newer`.
 
     pip download sglang==0.5.5 --no-deps && pip install torch numpy transformers
     python -m zipfile -e sglang-0.5.5-*.whl unpacked
@@ -8,21 +7,25 @@ of the names `paged`, `pages` and `newer`.
     python record_sglang055.py unpacked pages sglang055_pages.jsonl.gz
     python record_sglang055.py unpacked newer sglang055_newer.jsonl.gz
 
-The last also wants 0.5.23's package, unpacked into a folder `newer` beside the first.
+The last command also needs the package of 0.5.23, unpacked into a folder `newer` next to `unpacked`.
 
-Scheduler, batches, radix cache and memory pools are SGLang's; what they import for other ends
-(models, kernels, sockets) is stood in for, and the forward pass emits the token 7.  With a fourth
-argument the first workloads of that recording are played again, and must come out as recorded.
+Scheduler, batches, radix cache and memory pools are SGLang's.  What they import for other purposes
+(models, kernels, sockets) is replaced by stand-ins, and the forward pass emits the token 7.  If a
+recording is given as a fourth argument, its first workloads are played again, and the steps must be
+as recorded.
 
-In SGLang those that are driven out queue up in the order of a Python `set`, which is no order;
-here in that of the running batch.  A recording ends before SGLang drives out a request that has
-ended, which frees its memory twice, or loses those driven out for somebody who then does not fit;
-before it goes on with a prompt that was cut by no token or fewer; and before it dies for want of
-memory.
+A request that SGLang preempts for a more urgent one is "driven out" here.  In SGLang these requests
+queue up in the order of a Python `set`, which is arbitrary; here they do so in the order of the
+running batch.  A recording ends before SGLang does one of the following:
 
-`paged` are pages of more tokens, without the radix cache, `pages` with it; the two kernels that write
-down a batch's slots are rewritten here, since they run on no CPU.  `newer` are two orders of SGLang
-0.5.23, with pages of one token and more (`sglang0523_orders.py`).
+- it drives out a request that has ended, which frees its memory twice;
+- it drives out requests for one that then does not fit, and loses them;
+- it continues a chunked prompt with no tokens, or with a negative number of them;
+- it stops with an error because memory runs out.
+
+`paged` has pages of several tokens without the radix cache, `pages` has them with it.  The two
+kernels that write the slots of a batch are rewritten here, since they do not run on a CPU.  `newer`
+has two orders of SGLang 0.5.23, with pages of one token and of more (`sglang0523_orders.py`).
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ NUM_AGAIN = 12
 
 
 class StopRecordingError(Exception):
-    """SGLang is about to do what cannot be followed."""
+    """The error that ends a recording: SGLang is about to do something that cannot be replayed."""
 
 
 def make_scheduler_class(sglang: SimpleNamespace) -> type:
-    """SGLang's Scheduler, put together without processes, and with what it decides."""
+    """Return a subclass of SGLang's Scheduler that needs no processes and records its decisions."""
 
     class Recorded(sglang.scheduler.Scheduler):  # type: ignore[name-defined, misc]
         def __init__(self, config: dict[str, Any]) -> None:
@@ -130,7 +133,7 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
                 self.adder = sglang.adder
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(name)  # its stood-in bases would make up everything
+            raise AttributeError(name)  # the stand-ins among its bases would answer every name
 
         def current_scheduler_metrics_enabled(self) -> bool:
             return False
@@ -157,7 +160,7 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
             super()._add_request_to_queue(request, is_retracted)
 
         def step(self) -> dict[str, Any]:
-            """One round of `event_loop_normal`, and what came of it."""
+            """Run one round of `event_loop_normal`, and return what it decided."""
             self.retracted: list[str] = []
             self.driven_out: list[str] = []
             sglang.scheduler.PrefillAdder = self.adder
@@ -248,7 +251,7 @@ def make_scheduler_class(sglang: SimpleNamespace) -> type:
 def make_memory(
     sglang: SimpleNamespace, pool: Any, num_tokens: int, page_size: int, has_tree: bool
 ) -> Any:
-    """Slots for so many tokens, and what knows their content."""
+    """Return an allocator of slots for `num_tokens` tokens, and the cache that knows their content."""
     memory = (torch.float16, "cpu", None)
     if page_size == 1:
         allocator = sglang.allocator.TokenToKVPoolAllocator(num_tokens, *memory, need_sort=False)
@@ -264,7 +267,7 @@ def make_memory(
 
 
 class OnCPU:
-    """A kernel that is launched over a batch."""
+    """A replacement for a kernel: `kernel[grid](...)` calls `run` on the CPU."""
 
     def __init__(self, run: Callable[..., None]) -> None:
         self.run = run
@@ -273,10 +276,10 @@ class OnCPU:
         return self.run
 
 
-def write_extended(  # a kernel's
+def write_extended(  # the arguments are those of the kernel
     before: Any, after: Any, last: Any, free_pages: Any, out: Any, _: int, page_size: int, __: int
 ) -> None:
-    """The slots of each request's new tokens: behind its last one, then in the next free pages."""
+    """Write the slots of each request's new tokens: after its last one, then in free pages."""
     slots, pages = [], iter(free_pages.tolist())
     for start, stop, slot in zip(before.tolist(), after.tolist(), last.tolist(), strict=True):
         for position in range(start, stop):
@@ -323,12 +326,12 @@ def make_paged_workload(seed: int) -> dict[str, Any]:
 
 
 def make_pages_workload(seed: int) -> dict[str, Any]:
-    """With prefixes in common that end within a page."""
+    """Return a workload with shared prefixes that end within a page."""
     return with_prefixes(make_paged_workload(seed), ["fcfs", "lpm", "lpm", "dfs-weight"])
 
 
 def make_newer_workload(seed: int) -> dict[str, Any]:
-    """The newer orders, half of them with pages of one token."""
+    """Return a workload for one of the newer orders; every second one has pages of one token."""
     workload = with_prefixes(make_paged_workload(seed), list(ORDERS))
     config = workload["config"]
     if seed % 2:
@@ -351,7 +354,7 @@ def with_prefixes(workload: dict[str, Any], orders: list[str]) -> dict[str, Any]
 
 
 def make_workload(seed: int) -> dict[str, Any]:
-    """A fourth each: driving out, adapters, depth first, long prefixes in common."""
+    """Return a workload, in turn with preemption by priority, adapters, `dfs-weight` or `lpm`."""
     rng = random.Random(seed)
     kind = ("priority", "lora", "dfs-weight", "lpm")[seed % 4]
     is_long = kind == "lpm"
@@ -398,7 +401,7 @@ def make_workload(seed: int) -> dict[str, Any]:
 
 
 def play(sglang: SimpleNamespace, recorded: type, workload: dict[str, Any]) -> Iterator[Any]:
-    """The steps, until all have ended or no more can be followed."""
+    """Yield the steps until all requests have ended, or the recording has to end."""
     scheduler = recorded(workload["config"])
     arrivals = workload["arrivals"]
     for step in range(MAX_STEPS):
@@ -431,7 +434,7 @@ def make_request(sglang: SimpleNamespace, place: int, arrival: dict[str, Any]) -
 
 
 def check_again(sglang: SimpleNamespace, recorded: type, path: Path) -> None:
-    """What was recorded before comes out as it was."""
+    """Play the first workloads of a recording again, and assert that the steps are as recorded."""
     with gzip.open(path, "rt") as file:
         for line, _ in zip(file, range(NUM_AGAIN), strict=False):
             workload = json.loads(line)

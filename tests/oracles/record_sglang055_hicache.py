@@ -1,15 +1,15 @@
-"""Records what SGLang 0.5.5's own HiRadixCache decides: what made `sglang055_hicache.jsonl.gz`.
+"""Record what SGLang 0.5.5's own HiRadixCache decides: writes `sglang055_hicache.jsonl.gz`.
 
     pip download sglang==0.5.5 --no-deps && pip install torch numpy transformers
     python -m zipfile -e sglang-0.5.5-*.whl unpacked
     python record_sglang055_hicache.py unpacked sglang055_hicache.jsonl.gz
 
-The cache, its controller, the pools of both tiers and the allocator are SGLang's.  Stood in for are
-CUDA's streams and events, which are over at once here, and the kernel that copies slots, which is
-written anew.  Around them is what SGLang's scheduler does to its cache for one request a step:
-match all but the last token, lock, load back, evict and allocate, cache what is computed.  Every
-slot is written with the tokens up to it, so that who finds another's content ends the recording;
-none does, but in the one case that is tried first.
+The cache, its controller, the pools of both tiers and the allocator are SGLang's.  CUDA's streams and
+events have stand-ins that end at once, and the kernel that copies slots is rewritten.  Around them
+this file does what SGLang's scheduler does with its cache, for one request per step: it matches all
+tokens but the last, locks them, loads tokens back, evicts and allocates, and caches what is
+computed.  Every slot holds a hash of the tokens up to it, and the recording ends if a request would
+read the content of another one.  This happens only in the one case that is tried first.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ WANTED = ("sglang.srt.managers.cache_controller", "sglang.srt.mem_cache.memory_p
 
 
 class SpoiltError(Exception):
-    """A request is about to read what is not its own."""
+    """The error raised when a request is about to read the content of another one."""
 
 
 class Over:
-    """In place of a CUDA event or stream: whatever was begun has ended."""
+    """A stand-in for a CUDA event or stream, whose work has always ended."""
 
     def query(self) -> bool:
         return True
@@ -49,13 +49,13 @@ class Over:
 def copy_slots(
     src_layers: list[Any], dst_layers: list[Any], src_indices: Any, dst_indices: Any, **_: Any
 ) -> None:
-    """A kernel's work."""
+    """Copy slots between tiers, as the kernel of SGLang does."""
     for source, target in zip(src_layers, dst_layers, strict=True):
         target[dst_indices] = source[src_indices]
 
 
 def load_sglang(unpacked: Path) -> SimpleNamespace:
-    """With the hierarchical cache, on a CPU."""
+    """Return SGLang's modules with the hierarchical cache, prepared to run on a CPU."""
     sglang = prepare(unpacked, WANTED)
     cuda: Any = torch.cuda
     cuda.Event = cuda.Stream = Over
@@ -72,7 +72,7 @@ def load_sglang(unpacked: Path) -> SimpleNamespace:
 
 
 class Player:
-    """One workload, played with a cache of its own."""
+    """Plays one workload with a cache of its own."""
 
     def __init__(self, sglang: SimpleNamespace, workload: dict[str, Any]) -> None:
         config = workload["config"]
@@ -97,7 +97,7 @@ class Player:
         self.requests: dict[int, SimpleNamespace] = {}
 
     def run(self, place: int, num_tokens: int | None) -> dict[str, Any]:
-        """Compute so many tokens of a prompt, or all that is left; what was found and loaded."""
+        """Compute `num_tokens` of a prompt or all its rest; return what was found and loaded."""
         seen = {} if place in self.requests else self.start(place)
         request = self.requests[place]
         tokens, num_prior = self.prompts[place], len(request.prefix_indices)
@@ -147,7 +147,7 @@ class Player:
             raise SpoiltError
 
     def where(self, tokens: list[int]) -> tuple[int, int]:
-        """Its first tokens that are on the device, and those on either tier; only looks."""
+        """Return how many of the first tokens are on the device, and how many on either tier."""
         node, num, on_device = self.cache.root_node, 0, 0
         while num < len(tokens) // self.page * self.page:
             rest = self.sglang.radix.RadixKey(tokens[num:])
@@ -163,7 +163,7 @@ class Player:
         return on_device, num
 
     def state(self) -> dict[str, Any]:
-        """Once all that was to be copied is."""
+        """Return the state of both tiers after all copies have ended."""
         self.cache.check_hicache_events()
         host = self.cache.token_to_kv_pool_host
         return {
@@ -175,13 +175,13 @@ class Player:
 
 
 def content(tokens: list[int]) -> Any:
-    """What tells a token's slot from that of the same one elsewhere."""
+    """Return a hash for each token that depends on it and on all tokens before it."""
     hashes = [hash(tuple(tokens[: end + 1])) for end in range(len(tokens))]
     return torch.tensor(hashes, dtype=torch.int64)
 
 
 def make_workload(seed: int) -> dict[str, Any]:
-    """Each prompt begins as an earlier one does, and goes on with tokens of its own."""
+    """Return a workload whose prompts share beginnings with earlier ones, then have own tokens."""
     rng = random.Random(seed)
     config = {
         "kv": rng.choice([80, 96, 128]),
@@ -202,12 +202,12 @@ def make_workload(seed: int) -> dict[str, Any]:
 
 
 def play(sglang: SimpleNamespace, workload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Random steps, until somebody reads another's content."""
+    """Return random steps, up to the first at which a request would read the content of another."""
     rng = random.Random(-1 - workload["seed"])
     player = Player(sglang, workload)
     steps: list[dict[str, Any]] = []
     running: dict[int, bool] = {}
-    """Whether all of the prompt is computed."""
+    """For each running prompt, whether all of it is computed."""
     while len(steps) < NUM_STEPS:
         unfinished = [place for place, is_done in running.items() if not is_done]
         finished = [place for place, is_done in running.items() if is_done]
@@ -231,9 +231,9 @@ def play(sglang: SimpleNamespace, workload: dict[str, Any]) -> list[dict[str, An
 
 
 def spoils_what_it_loads(sglang: SimpleNamespace) -> bool:
-    """Whether what is to be loaded goes from a full host for what is written back for its room.
+    """Tell whether loading from a full host loses its own data to a write-back that makes room.
 
-    One prompt of 24 tokens comes back when the host has room for 2 more and the device for 10.
+    A prompt of 24 tokens returns while the host has room for 2 more tokens and the device for 10.
     """
     config = {"kv": 40, "page": 1, "host_ratio": 1.25, "writes": "write_back", "least_load": 10}
     first, second, third = list(range(24)), list(range(100, 124)), list(range(200, 230))

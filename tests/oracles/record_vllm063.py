@@ -1,12 +1,12 @@
-"""Records decisions of vLLM 0.6.3's own V0 scheduler: what made the `vllm063_*.jsonl.gz` here.
+"""Record decisions of vLLM 0.6.3's own V0 scheduler: writes the files `vllm063_*.jsonl.gz`.
 
     pip download vllm==0.6.3 --no-deps && pip install msgspec torch pydantic
     python -m zipfile -e vllm-0.6.3-*.whl unpacked
     python record_vllm063.py unpacked more vllm063_more.jsonl.gz
     python record_vllm063.py unpacked prefix vllm063_prefix.jsonl.gz
 
-Only the scheduler, its block manager and its sequences are vLLM's; what they import for other ends
-(configuration, logging, kernels) is stood in for, and time is handed to them.
+Only the scheduler, its block manager and its sequences are vLLM's.  What they import for other
+purposes (configuration, logging, kernels) is replaced by stand-ins, and they are given the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 TICK_S = 0.125
-"""Times are multiples of it, so that sums are exact."""
+"""All times are multiples of this, so that sums are exact."""
 
 
 class Device(enum.Enum):
@@ -32,7 +32,7 @@ class Device(enum.Enum):
 
 
 class PyObjectCache:
-    """Hands out new objects; vLLM's keeps them for the next step."""
+    """A stand-in that returns new objects, where vLLM's class reuses those of earlier steps."""
 
     def __init__(self, builder: Any) -> None:
         self.get_object = builder
@@ -53,7 +53,7 @@ def stand_in(name: str, **members: Any) -> None:
 
 
 def prepare(unpacked: Path) -> Any:
-    """vLLM's scheduler module."""
+    """Return vLLM's scheduler module, loaded with stand-ins for what it imports."""
     package = types.ModuleType("vllm")
     package.__path__ = [str(unpacked / "vllm")]
     sys.modules["vllm"] = package
@@ -80,7 +80,7 @@ def prepare(unpacked: Path) -> Any:
 
 
 def draw_with_prefixes(seed: int) -> dict[str, Any]:
-    """Prompts that begin alike, many of them in caches that are too small for all."""
+    """Return a workload with shared prefixes, often with a cache that is too small for all."""
     rng = random.Random(seed)
     size = rng.choice([2, 4, 8])
     blocks = rng.randint(8, 40) if rng.random() < 0.7 else rng.randint(100, 200)
@@ -128,7 +128,7 @@ def draw_with_prefixes(seed: int) -> dict[str, Any]:
 
 
 def draw_workload(seed: int) -> dict[str, Any]:
-    """What the first recordings lack: watermarks, delays, lookahead slots, LoRA adapters."""
+    """Return a workload with watermarks, delays, lookahead slots or LoRA adapters."""
     rng = random.Random(seed)
     blocks, size = rng.randint(100, 320), rng.choice([1, 2, 4])
     chunked = rng.random() < 0.4
@@ -223,9 +223,10 @@ def make_group(arrival: dict[str, Any], number: int, block_size: int, now_s: flo
 
 
 def record(module: Any, workload: dict[str, Any]) -> None:
-    """Adds the `steps`; every arrival gets its time, as every step does.
+    """Play the workload and add its `steps`, and the time of every arrival and step.
 
-    Where vLLM does nothing any more, for ever, the recording ends and says that it `hangs`.
+    If vLLM schedules nothing in ten steps and no request is still to arrive, the recording ends
+    before these steps and is marked `hangs`.
     """
     rng = random.Random(-workload["seed"] - 1)
     scheduler = make_scheduler(module, workload["config"])

@@ -1,8 +1,8 @@
 """Two orders of SGLang 0.5.23, as policies of SGLang 0.5.5's scheduler.
 
-Used by `record_sglang055.py`.  The functions that sort, and the one that leaves room beside a prompt
-that was cut, are 0.5.23's own, taken out of its source; what its scheduler does around them, and
-counts for them, is done here on 0.5.5's as it is written there.
+Used by `record_sglang055.py`.  The functions that sort, and the one that leaves room beside a
+chunked prompt, are 0.5.23's own and loaded from its source.  What the scheduler of 0.5.23 does and
+counts around them is added to the scheduler of 0.5.5 here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WANTED = (
 
 
 class Rid(str):
-    """Ids are random in SGLang, and `hrrn` sorts by them what is equal; here by who queued first."""
+    """A request id that sorts by queue order, where `hrrn` breaks ties by SGLang's random ids."""
 
     place = 0
 
@@ -32,7 +32,7 @@ class Rid(str):
 
 
 def load_orders(unpacked: Path) -> Any:
-    """The class `SchedulePolicy` of 0.5.23, with what is wanted of it."""
+    """Return the class `SchedulePolicy` of 0.5.23, with only the methods that are needed."""
     path = unpacked / "sglang/srt/managers/schedule_policy.py"
     kept = []
     for node in ast.parse(path.read_text()).body:
@@ -50,7 +50,7 @@ def load_orders(unpacked: Path) -> Any:
 
 
 def make_policy(sglang: SimpleNamespace, orders: Any, scheduler: Any, name: str) -> Any:
-    """In place of the scheduler's own `SchedulePolicy`."""
+    """Return a policy of 0.5.5 that sorts as 0.5.23 does in the order `name`."""
     decides = orders()
     decides.policy = orders.by_name[name]
 
@@ -81,7 +81,7 @@ def make_policy(sglang: SimpleNamespace, orders: Any, scheduler: Any, name: str)
 
 
 def make_adder_class(adder: type, policy: Any, name: str) -> type:
-    """A `PrefillAdder` that is told of the limit, and cuts no second prompt."""
+    """Return a `PrefillAdder` that respects the limit on chunks and never chunks a second prompt."""
 
     class Newer(adder):  # type: ignore[misc, valid-type]
         def add_chunked_req(self, chunked: Any) -> Any:
@@ -111,7 +111,7 @@ _places = itertools.count()
 
 
 def note_queued(request: Any, num_processed: int) -> None:
-    """As 0.5.23 does to whoever joins the queue."""
+    """Note the place and the processed tokens of a request that joins the queue, as 0.5.23 does."""
     if not isinstance(request.rid, Rid):
         request.rid = Rid(request.rid)
     request.rid.place = next(_places)

@@ -1,4 +1,4 @@
-"""SGLang 0.5.5's scheduler without what it imports for other ends: models, kernels, sockets.
+"""SGLang 0.5.5's scheduler without what it imports for other purposes: models, kernels, sockets.
 
 Used by `record_sglang055.py` and `record_sglang055_hicache.py`.
 """
@@ -47,7 +47,7 @@ class Mode(enum.Enum):
 
 
 class Anything:
-    """Takes any argument, has any attribute, and decorates without effect."""
+    """A stand-in that takes any argument, has any attribute, and decorates without effect."""
 
     def __init__(self, *_args: Any, **_options: Any) -> None:
         pass
@@ -71,7 +71,7 @@ class Anything:
 
 
 class StandIn(types.ModuleType):
-    """A module of which every name is a class."""
+    """A stand-in for a module, in which every name is a class."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -82,10 +82,10 @@ class StandIn(types.ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds all that is not wanted."""
+    """Finds a stand-in for every module that the scheduler does not need."""
 
     def __init__(self, wanted: Sequence[str]) -> None:
-        """`wanted` are modules of SGLang that are not stood in for."""
+        """Find stand-ins for the modules in `OTHER_ENDS`, except those in `wanted`."""
         self.ends = [end for end in OTHER_ENDS if end not in wanted]
 
     def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
@@ -104,7 +104,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Sampling:
-    """In place of a batch's sampling tensors."""
+    """A stand-in for the sampling tensors of a batch."""
 
     penalizer_orchestrator = SimpleNamespace(is_required=False)
 
@@ -120,7 +120,7 @@ class Sampling:
 
 
 class InRunningOrder(dict[Any, None]):
-    """In place of `set` where SGLang puts those that it drives out."""
+    """A stand-in for the `set` of requests that SGLang drives out, in the order of the batch."""
 
     running: Sequence[Any] = ()
 
@@ -135,8 +135,10 @@ class InRunningOrder(dict[Any, None]):
 
 
 def prepare(unpacked: Path, wanted: Sequence[str] = ()) -> SimpleNamespace:
-    """SGLang's modules; `wanted` are the names of more than a scheduler needs."""
-    import torch._inductor.codecache  # before triton is stood in for
+    """Return SGLang's modules; `wanted` names modules that are loaded although a scheduler alone
+    does not need them.
+    """
+    import torch._inductor.codecache  # before triton is replaced
 
     torch.compile = lambda f=None, **_: f or (lambda g: g)  # type: ignore[assignment]
     sys.meta_path.insert(0, StandIns(wanted))
