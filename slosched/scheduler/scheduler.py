@@ -160,17 +160,20 @@ class Scheduler:
                 request.deadline_s = next_deadline_s(request)
 
     def schedule_beside(
-        self, decodes: DecodeGroup, others: Iterable[Request], now_s: float
+        self,
+        policy: PlansBesideDecodes,
+        decodes: DecodeGroup,
+        others: Iterable[Request],
+        now_s: float,
     ) -> ScheduledBatch | None:
         """Return the batch of a step that also serves the running `decodes`, or None.
 
+        `policy` is this scheduler's own; the caller has seen that it can plan beside a group.
         `others` are the remaining running requests.  The batch has the shape of the whole step but
         only the chunks of the others: the caller records the tokens of the decodes.  None means
         that the policy has to be shown each of the decodes.
         """
-        if not isinstance(self.policy, PlansBesideDecodes):
-            return None
-        output = self.policy.schedule_beside(decodes, self._view_of(others, now_s))
+        output = policy.schedule_beside(decodes, self._view_of(others, now_s))
         if output is None:
             return None
         self._check(output, decodes)

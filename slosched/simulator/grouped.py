@@ -54,10 +54,10 @@ class GroupedSteps:
         learns = model is not None and not isinstance(model, FittedModel)
         self._observe = model.observe if model is not None and learns else None
         policy = scheduler.policy
-        self._plans_beside = isinstance(policy, PlansBesideDecodes)
+        self._planner = policy if isinstance(policy, PlansBesideDecodes) else None
         self._foreseeing = policy if isinstance(policy, ForeseesDecodes) else None
         self._is_possible = scheduler.limits.max_loras is None and (
-            self._plans_beside or self._foreseeing is not None
+            self._planner is not None or self._foreseeing is not None
         )
         self._group: GroupedDecodes | None = None
         self._others: dict[str, Request] = {}
@@ -101,14 +101,14 @@ class GroupedSteps:
         num_steps = 0
         if self._foreseeing is not None and not (self._others or self._scheduler.queues.waiting):
             num_steps = self._run_alone(group, self._foreseeing, arrival_s)
-        if not num_steps and self._plans_beside:
-            num_steps = self._step_with_others(group)
+        if not num_steps and self._planner is not None:
+            num_steps = self._step_with_others(self._planner, group)
         return num_steps
 
     def _form(self) -> None:
         """Group all decodes, unless the policy must be asked about all requests anyway."""
         queues = self._scheduler.queues
-        if queues.swapped or (queues.waiting and not self._plans_beside):
+        if queues.swapped or (queues.waiting and self._planner is None):
             return
         group = GroupedDecodes(self._kv, self._scheduler.limits.deadline_rule)
         others: dict[str, Request] = {}
@@ -120,7 +120,7 @@ class GroupedSteps:
                 group.are_oldest = not others
             else:  # a prompt's last token fits neither the others nor the group
                 return
-        if group.num_decodes > 1 and (self._plans_beside or not others):
+        if group.num_decodes > 1 and (self._planner is not None or not others):
             self._group, self._others = group, others
 
     def _dissolve(self, *, declined: bool) -> None:
@@ -132,9 +132,9 @@ class GroupedSteps:
         self._num_skipped = min(_MOST_SKIPPED, 2 * self._num_skipped + 1) if declined else 0
         self._num_to_skip = max(1, self._num_skipped)
 
-    def _step_with_others(self, group: GroupedDecodes) -> int:
+    def _step_with_others(self, policy: PlansBesideDecodes, group: GroupedDecodes) -> int:
         scheduler, start_s = self._scheduler, self._clock.now_s()
-        batch = scheduler.schedule_beside(group, self._others.values(), start_s)
+        batch = scheduler.schedule_beside(policy, group, self._others.values(), start_s)
         if batch is None:
             return 0
         predicted_s = queued = None
