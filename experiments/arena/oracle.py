@@ -1,8 +1,8 @@
-"""What goodput lacks: it plays as it is, told how long answers get, and with memory to spare.
+"""What limits goodput: it plays as it is, with the true output lengths, and with ample memory.
 
-The policy that is told the lengths is no bound: it is one way of using them.  Where prompts compete
-it gives up those whose prefill and decodes together take longest, not those with the longest
-prefill.
+The policy with the true lengths is no bound, but one way of using them.  If not all prompts can be
+in time, it gives up those whose prefill and decodes together take longest, not those with the
+longest prefill.
 """
 
 from __future__ import annotations

@@ -177,9 +177,9 @@ class Scenario:
     promise: str
     rule: DeadlineRule = DeadlineRule.MEAN_TPOT
     size_factor: float = 1.0
-    """Requests a window, as a multiple of the scale's: of long requests fewer are enough."""
+    """Requests per window, as a multiple of the scale's; fewer are enough if requests are long."""
     hindsight: bool = False
-    """Whether L3 is computed too: it tells something on short windows only of long requests."""
+    """Whether the bound L3 is computed too, which says little on windows of short requests."""
 
     def __post_init__(self) -> None:
         if self.promise not in PROMISES:

@@ -26,7 +26,7 @@ class Verdict:
     at_least: str
     found: str
     is_reached: bool | None
-    """None if nothing was measured yet."""
+    """Whether the target is reached; None if nothing was measured yet."""
 
     @property
     def said(self) -> str:

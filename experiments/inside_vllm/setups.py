@@ -66,7 +66,7 @@ class Setup:
     tpot_s: float
     max_model_len: int
     max_num_seqs: int = 256
-    """At most the smallest of the budgets, or vLLM does not start."""
+    """Must be at most the smallest token budget, or vLLM does not start."""
     is_emulated: bool = True
     slowdown: float = 1.0
     length_scale: float = 1.0

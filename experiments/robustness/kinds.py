@@ -24,7 +24,7 @@ class Kind:
     name: str
     title: str
     what: str
-    """What the kind does, in whole sentences for the page."""
+    """A description of the kind in whole sentences, for the page."""
     axis: str
     """The label of the strength in figures."""
     neutral: float

@@ -39,7 +39,7 @@ class Loss(NamedTuple):
     rejected_points: float
     first_late_points: float
     tokens_late_points: float
-    """By how much each way to miss an SLO became more frequent."""
+    """Increase of this and the two ways above to miss an SLO, in the same points."""
 
 
 class _Fates(NamedTuple):

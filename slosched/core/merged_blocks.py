@@ -1,8 +1,8 @@
-"""What vLLM V0 alone needs of the scheduler and of the KV cache (`--prefix-cache merged`).
+"""The demands of vLLM V0 alone on the scheduler and the KV cache (`--prefix-cache merged`).
 
-V0 books KV blocks of equal content once, and a prompt that is cached as a whole still takes a place
-in its step, where it computes its last token again.  No other policy needs to know this file, and
-`slosched.core` does not export it.
+V0 accounts for KV blocks of equal content once, and a prompt that is cached as a whole still takes
+a place in its step, where it computes its last token again.  No other policy needs to know this
+file, and `slosched.core` does not export it.
 """
 
 from __future__ import annotations

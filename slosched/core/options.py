@@ -1,4 +1,4 @@
-"""What the fields of a policy tell the command line about themselves."""
+"""Metadata that the fields of a policy hold for the command line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which SLOs were kept, by all requests of a replay or by a single one.
+"""The SLOs that were met, by all requests of a replay or by a single one.
 
-Comparisons with a promised time allow `TOLERANCE_S`, so that a token due at 0.1 + 0.2 and out at
+Comparisons with the time of an SLO allow `TOLERANCE_S`, so that a token due at 0.1 + 0.2 and out at
 0.3 is on time. The tolerance is far below anything that a clock or a user can notice.
 """
 

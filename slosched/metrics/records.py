@@ -12,7 +12,7 @@ from slosched.core import SLO, EndReason, Request, RequestStatus
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """What became of one request, which may not have ended if the replay was cut off.
+    """The outcome of one request, which may not have ended if the replay was cut off.
 
     Another server must report just this to be scored: arrival, prompt length, SLO, the time of each
     token and how the request ended.
@@ -33,7 +33,7 @@ class RequestRecord:
     num_preemptions: int = 0
     num_swaps: int = 0
     started_s: float | None = None
-    """When its first token was computed, if known; until then it was queued."""
+    """The time at which its first token was computed, if known; until then it was queued."""
     num_cached_tokens: int = 0
     """Tokens of the prompt that were found in the prefix cache."""
     priority: int = 0

@@ -46,7 +46,7 @@ class Regime(StrEnum):
 
 
 class RegimeState:
-    """What was learnt from the steps of one regime.  Logarithms are natural."""
+    """Estimates learnt from the steps of one regime.  Logarithms are natural."""
 
     __slots__ = (
         "bias",

@@ -43,7 +43,7 @@ class Shortage(NamedTuple):
     """A step in which not all prompts can be in time if every decode gets its token."""
 
     view: SchedulerView
-    """What the policy is shown, without the requests that it rejects in this step."""
+    """The view of the policy, without the requests that it rejects in this step."""
     decodes: Sequence[Request]
     """All decodes, by deadline."""
     prompts: Sequence[Timed]
@@ -99,9 +99,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     """Least share of the device that prompts are planned with."""
 
     pace_class: ClassVar[type[Pace]] = Pace
-    """How the time that decodes need, and the time that they have, are worked out."""
+    """The class that computes how much time decodes need and how much they have."""
     pack_class: ClassVar[type[PromptPack]] = PromptPack
-    """How prompts are added to a step, and the last of them is cut."""
+    """The class that adds prompts to a step and cuts the last of them."""
     due_steps: ClassVar[int] = 2
     """A decode that is due within so many steps of the longest time does not give way."""
 

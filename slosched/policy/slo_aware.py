@@ -35,16 +35,16 @@ It bounds the cost of a step when a thousand requests wait and none fits.
 
 
 class LateRule(StrEnum):
-    """Which requests' slack may be the time limit of the batch."""
+    """The requests whose slack may be the time limit of the batch."""
 
     BIND = "bind"
-    """Every request's.  If one is late already nothing fits, and the decodes run nevertheless."""
+    """All requests.  If one is late already, nothing fits, and the decodes run nevertheless."""
     EXCLUDE = "exclude"
-    """Only those of requests whose next token can still be in time."""
+    """Only requests whose next token can still be in time."""
 
 
 class EarlyReject(StrEnum):
-    """What happens to a request that would make several others late."""
+    """The treatment of a request that would make several others late."""
 
     ROUND = "round"
     """It does not run in this step; the next step decides anew."""
@@ -94,7 +94,7 @@ class SLOAware(PlansBesideDecodes, ForeseesDecodes):
     max_early_rejects: int = 8
     """Number of early rejections in a step, after which step 5 is left out."""
     min_chunk_tokens: int = 32
-    """Least size that a chunk is cut to; only the end of a prompt may be smaller."""
+    """Smallest size to which a chunk is cut; only the end of a prompt may be smaller."""
     margin: float = tunable(0.0, 0.05, 0.1, 0.2)
     """Share of the time limit that is left unused, in case predictions are too low."""
     cautious: bool = False

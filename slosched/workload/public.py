@@ -23,7 +23,7 @@ _OTHERS = "others who have fetched it"
 
 @dataclass(frozen=True, slots=True)
 class PublicTrace:
-    """A trace file that somebody has published."""
+    """A published trace file."""
 
     what: str
     url: str
@@ -33,7 +33,7 @@ class PublicTrace:
     sha256: str
     size_bytes: int | None = None
     checked: str = _THE_FILE
-    """Where the checksum comes from."""
+    """The source of the checksum."""
 
     @property
     def suffix(self) -> str:

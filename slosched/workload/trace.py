@@ -40,7 +40,7 @@ class Trace:
     requests: tuple[TraceRequest, ...]
     name: str
     provenance: Provenance = field(default_factory=dict)
-    """Where the trace comes from, and the operations that made it."""
+    """The source of the trace, and the operations that made it."""
     prefix_block_tokens: int | None = None
     """Prompt tokens for each of `TraceRequest.prefix_hashes`."""
 

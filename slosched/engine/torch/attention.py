@@ -43,7 +43,7 @@ class Scoring(NamedTuple):
 
     scale: float
     window: int | None
-    """How many of the last tokens a token sees, itself included; None for all of them."""
+    """Number of the last tokens that a token sees, itself included; None for all of them."""
 
 
 class AttentionPlan(Protocol):

@@ -22,7 +22,7 @@ MakePool = Callable[[Callable[[], None]], Executor]
 T = TypeVar("T")
 
 _given: dict[type, Any] = {}
-"""What this worker process was given, by type: an executor has no other place to keep it."""
+"""Objects given to this worker process, by type; an executor has no other place for them."""
 
 
 def give(thing: object) -> None:

@@ -42,9 +42,9 @@ class PrefixHost:
 
     num_blocks: int = 0
     writes: HostWrites = HostWrites.BACK
-    """When a block is copied here: when the device evicts it, or as soon as it is full.  The second
-    copies every block once, so that none has to be copied when room is needed; it wants more blocks
-    here than on the device."""
+    """The time when a block is copied here: when the device evicts it, or as soon as it is full.
+    The second copies every block once, so that none has to be copied when room is needed.  It needs
+    more blocks here than on the device."""
 
     def __post_init__(self) -> None:
         if self.num_blocks < 0:

@@ -11,7 +11,7 @@ from slosched.kv.pool import BlockPool
 
 
 class Evictable(Protocol):
-    """What a KV cache asks of a prefix index."""
+    """The part of a prefix index that a KV cache uses."""
 
     @property
     def num_evictable(self) -> int:

@@ -12,7 +12,7 @@ from slosched.core import EndReason, LatencyModel, Request, SchedulerView
 
 
 class Drop(StrEnum):
-    """Which requests are rejected before they have emitted a token."""
+    """The requests that are rejected before they have emitted a token."""
 
     NEVER = "never"
     EXPIRED = "expired"

@@ -1,4 +1,4 @@
-"""What decodes ask of every step: how long they take together, and how soon they are due."""
+"""The demands of decodes on every step: the time that all take, and when the first is due."""
 
 from __future__ import annotations
 

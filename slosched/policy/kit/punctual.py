@@ -28,7 +28,7 @@ Timed = tuple[Request, float]
 """A prompt, and the seconds that the rest of its prefill takes alone on the device."""
 
 Rank = tuple[bool, float, int]
-"""How dear a prompt is: whether it is safe, minus what it takes from others, its place.
+"""A prompt's rank: whether it is safe, minus its time (per token if it is safe), its place.
 
 The prompt with the least rank is the first to be given up.
 """

@@ -22,7 +22,7 @@ from slosched.core import (
 
 
 class Gate(NamedTuple):
-    """What happens to each waiting request: let through, rejected, or else held back."""
+    """The decision on waiting requests: some are let through, some rejected, the rest held back."""
 
     through: Sequence[Request]
     """Waiting requests that the inner policy is shown, in the order in which they wait."""

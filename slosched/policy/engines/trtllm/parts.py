@@ -82,7 +82,7 @@ class Capacity(NamedTuple):
     """The requests that may hold resources in this step."""
 
     fitting: Sequence[ActiveRequest]
-    """In order of priority; there are seats and blocks if all of them run."""
+    """Requests in order of priority; there are seats and blocks enough for all of them to run."""
     paused: Sequence[ActiveRequest]
     """Requests that have begun and now lose their blocks, which the fitting ones may use."""
 

@@ -64,12 +64,12 @@ class WaitingQueue(StrEnum):
 
     FCFS = "fcfs"
     PRIORITY = "priority"
-    """By `Request.priority`, smallest first; then by arrival."""
+    """The order of `Request.priority`, smallest first, and then of arrival."""
 
 
 @dataclass
 class TRTLLM(ForeseesDecodes):
-    """A capacity scheduler chooses who may hold KV blocks, a micro-batch scheduler who runs.
+    """A capacity scheduler says which requests hold KV blocks, a micro-batch scheduler which run.
 
     As many requests are active as there are seats, by arrival or by priority.  By default, one
     starts only if blocks for its prompt and all its `max_tokens` are free, and contexts are not
@@ -93,7 +93,7 @@ class TRTLLM(ForeseesDecodes):
         ContextChunking.FIRST_COME_FIRST_SERVED,
         ContextChunking.EQUAL_PROGRESS,
     )
-    """How contexts share a step's tokens; the unit of chunks is a KV block."""
+    """The way in which contexts share a step's tokens; the unit of chunks is a KV block."""
     max_context_length: float = math.inf
     """The most tokens in one chunk of a context."""
     waiting_queue_policy: WaitingQueue = heeding(
