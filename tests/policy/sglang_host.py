@@ -179,7 +179,7 @@ class RadixKV(KVCache):
 
 
 class RadixPrefixes(NoPrefixCache):
-    """What the Scheduler tells this cache."""
+    """The interface through which slosched's Scheduler reports to `RadixKV`."""
 
     def __init__(self, kv: RadixKV) -> None:
         super().__init__(kv._device, kv._tables)
@@ -210,11 +210,11 @@ class SGLangHere(SGLang):
     finishing: dict[str, Request]
     """Requests of the scheduler whose last token is coming."""
     retracted: list[str]
-    """The same in the last step."""
+    """Requests that were retracted in the last step."""
     lost: list[Request]
-    """Those retracted while finishing: SGLang discards the token and recomputes it."""
+    """Requests that were retracted while finishing: SGLang discards the token and recomputes it."""
     sorted: Counter[str]
-    """How often `dfs-weight` gave SGLang's order, in which equal weights follow its own tree."""
+    """Number of times that `dfs-weight` gave SGLang's order, which breaks ties by its own tree."""
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         self.retracted, self.lost = [], []

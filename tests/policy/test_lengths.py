@@ -1,4 +1,4 @@
-"""What is learned about output lengths."""
+"""The lengths of finished requests give the expected lengths of others."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ SEED = tuple(range(40))
     "make_kv", [lambda: RadixKV(1000), lambda: KVCache(1000, 1, 0, HashIndex())]
 )
 def test_the_longest_cached_prefix_first(make_kv: Callable[[], KVCache]) -> None:
-    """With SGLang's own cache and with slosched's."""
+    """This holds with SGLang's own cache and with slosched's."""
     kv = make_kv()
     make = SGLangHere if isinstance(kv, RadixKV) else SGLang
     run = Run(make(schedule_policy=SchedulePolicy.LPM), kv, max_num_seqs=1)
@@ -252,7 +252,7 @@ def test_depth_first_goes_where_most_requests_wait() -> None:
 
 
 def test_the_highest_response_ratio_first() -> None:
-    """Tokens computed since they came, divided by their own uncached tokens: 2, 4 and 2."""
+    """The tokens computed since each came, divided by its own uncached tokens, are 2, 4 and 2."""
     order, waiting = Order(SchedulePolicy.HRRN), [req("a", 300, 1)]
     order.follow(waiting)
     order.num_prefilled += 200

@@ -50,7 +50,7 @@ def test_every_recorded_step_where_requests_are_retracted() -> None:
 
 
 def test_every_step_with_driving_out_adapters_and_long_prefixes() -> None:
-    """Recorded by `record_sglang055.py`, for what the first recordings lack."""
+    """`record_sglang055.py` made these recordings, for what the first ones lack."""
     seen: Counter[str] = Counter()
     for workload in recorded("sglang055_more"):
         replay = Replay(workload)
@@ -60,7 +60,7 @@ def test_every_step_with_driving_out_adapters_and_long_prefixes() -> None:
 
 
 def test_every_step_with_pages_of_more_tokens() -> None:
-    """Recorded by `record_sglang055.py` without a prefix cache, so slosched's own is used here."""
+    """`record_sglang055.py` recorded them without a prefix cache, so slosched's own is used here."""
     seen = replayed("sglang055_paged", PagedReplay)
     assert (seen["workloads"], seen["steps"]) == (35, 2924)
 
@@ -72,7 +72,7 @@ def test_every_step_with_pages_of_more_tokens_and_prefixes() -> None:
 
 
 def test_every_step_in_the_orders_of_sglang_0_5_23() -> None:
-    """Its sorting functions in the scheduler of 0.5.5: see `sglang0523_orders.py`."""
+    """Its sorting functions ran in the scheduler of 0.5.5: see `sglang0523_orders.py`."""
     seen = replayed("sglang055_newer", Replay)
     assert (seen["workloads"], seen["steps"], seen["hits"]) == (60, 6067, 1923)
 

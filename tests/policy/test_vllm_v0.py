@@ -128,7 +128,7 @@ class TestWholePrompts:
         assert player.steps(4) == ["a31", "a1", "a1", "b12 c4"]
 
     def test_preemption_by_recompute(self) -> None:
-        """For lack of a free block it even preempts itself, though its last block has room."""
+        """Without a free block a request even preempts itself, though its last block has room."""
         player = of_lengths(Player(blocks=4), "ab", (7, 7))
         expected = ["a7 b7", "a1 -b", "b8", "a1 -b", "a1", "a1", "a1", "a1", "-a"]
         assert player.steps(9) == expected

@@ -69,7 +69,7 @@ def test_every_recorded_step_is_decided_as_vllm_decides_it() -> None:
 
 
 def test_every_step_with_prefix_caching() -> None:
-    """Recorded by `record_vllm063.py`: longer answers, fewer blocks, more shared prefixes."""
+    """`record_vllm063.py` recorded them with longer outputs, fewer blocks and more shared prefixes."""
     seen = replayed("vllm063_prefix.jsonl.gz")
     assert (seen["workloads"], seen["steps"]) == (150, 6887)
     assert (seen["preempted"], seen["swapped in"], seen["forced"]) == (100, 40, 24)
@@ -78,7 +78,7 @@ def test_every_step_with_prefix_caching() -> None:
 
 
 def test_every_step_with_watermark_delay_lookahead_and_adapters() -> None:
-    """Recorded by `record_vllm063.py`, for what the first recordings lack."""
+    """`record_vllm063.py` made these recordings, for what the first ones lack."""
     seen = replayed("vllm063_more.jsonl.gz")
     assert (seen["workloads"], seen["steps"]) == (120, 19355)
     assert (seen["died"], seen["hung"]) == (5, 1)
@@ -202,7 +202,7 @@ class Replay:
         assert moved == expected["swap_out"], self.where
 
     def go_on_where_vllm_dies(self, batch: ScheduledBatch) -> None:
-        """Go on where vLLM dies for lack of host memory, or of lookahead blocks for a swap-in."""
+        """Go on where vLLM stops because host memory, or lookahead blocks for a swap-in, are missing."""
         output = batch.output
         assert output.preempted or output.swapped_out or output.swapped_in, self.where
         self.seen["died"] += 1

@@ -16,7 +16,7 @@ WORKLOADS = recorded("vllm033.jsonl.gz")
 
 
 def test_every_recorded_step_is_decided_as_vllm_decides_it() -> None:
-    """With and without prefix caching, and with both policies."""
+    """The recordings are with and without prefix caching, and with both policies."""
     seen: Counter[str] = Counter()
     for workload in WORKLOADS:
         replay = Replay(workload, VLLMV1(**options_of(workload["config"])))
