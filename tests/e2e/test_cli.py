@@ -397,7 +397,7 @@ def test_compare_gives_no_bound_that_luck_could_beat(cli: Cli) -> None:
 
 
 def test_compare_takes_all_policies_by_default(cli: Cli) -> None:
-    said = cli("compare", "-n", "10", "--trace", "poisson")
+    said = cli("compare", "-n", "4", "--trace", "poisson")
     assert said.status == 0
     firsts = [line.split("│")[1].strip() for line in said.out.splitlines() if line[:1] == "│"]
     assert "".join(firsts) == "".join(POLICIES)  # a long name is folded

@@ -144,12 +144,16 @@ CHUNKED_TRTLLM = (
 """TensorRT-LLM with chunks: by default it rejects prompts longer than a step and never preempts."""
 REPLICAS = [*product(OFTEN_USED, (7, 512), PreemptionMode, [False])]
 OTHERS = [name for name in POLICIES if name not in (*OFTEN_USED, "trtllm")]
-REPLICAS += [(spec, 7, PreemptionMode.SWAP, False) for spec in (*OTHERS, CHUNKED_TRTLLM)]
 REPLICAS += [("fcfs", 7, PreemptionMode.SWAP, True), ("goodput", 7, PreemptionMode.RECOMPUTE, True)]
+RARER = [(spec, 7, PreemptionMode.SWAP, False) for spec in (*OTHERS, CHUNKED_TRTLLM)]
+"""Policies that are used less often, which `make test-slow` runs."""
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("policy", "max_num_batched_tokens", "mode", "overlap"), REPLICAS)
+@pytest.mark.parametrize(
+    ("policy", "max_num_batched_tokens", "mode", "overlap"),
+    [*REPLICAS, *(pytest.param(*replica, marks=pytest.mark.slow) for replica in RARER)],
+)
 def test_real_model(
     smollm2: LoadedModel,
     real_prompts: list[list[int]],

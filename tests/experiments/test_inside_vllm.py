@@ -167,6 +167,7 @@ def test_how_long_it_takes_is_said_before() -> None:
     assert seconds_of([], [real]) > seconds_of([], [heat]), "one after the other"
 
 
+@pytest.mark.slow
 def test_a_model_is_fitted_to_the_steps_of_the_runs_that_count(tmp_path: Path) -> None:
     device, path = CONV.model, tmp_path / "steps.csv"
     assert num_steps(path) == 0
