@@ -58,7 +58,7 @@ def text_of(tables: Tables, drawn: Sequence[str]) -> str:
         "## Settings",
         *_settings(tables["tuned"], order),
         "## Provenance",
-        *_provenance(tables["runs"], order),
+        *_provenance(tables["runs"], tables["carried_over"], order),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -253,7 +253,7 @@ def _settings(tuned: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
     yield table(["scenario", "contender", "best setting", "good/s of offered", "trials"], rows)
 
 
-def _provenance(runs: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
+def _provenance(runs: Sequence[Row], carried: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
     columns = ["scale", "judged_on", "overloaded_on", "tuned_on", "bounds_on"]
     columns += ["num_replays", "seconds", "git_hash", "code_digest", "machine", "made"]
     by_name = {row["scenario"]: row for row in runs}
@@ -266,6 +266,13 @@ def _provenance(runs: Sequence[Row], order: Sequence[str]) -> Iterator[str]:
     yield table(["scenario", *(column.replace("_", " ") for column in columns)], rows)
     for command in dict.fromkeys(by_name[name]["command"] for name in order):
         yield f"Made by `{command}`."
+    if carried:
+        proof = carried[0]
+        yield (
+            f"The results were made by earlier code ({proof['earlier_code']}). They are taken over "
+            f"as results of code {proof['code_digest']}, since {len(carried)} of them came out the "
+            f"same when they were played again: `{proof['command']}`, {proof['made']}."
+        )
 
 
 def _figure(name: str, drawn: Sequence[str]) -> Iterator[str]:
