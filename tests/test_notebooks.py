@@ -49,7 +49,13 @@ def test_no_output_is_committed(name: str) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "quickstart" else pytest.param(name, marks=pytest.mark.slow)
+        for name in NAMES
+    ],
+)
 def test_it_runs_and_draws(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # the kernel's start warns
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))

@@ -21,7 +21,7 @@ def check(name: str, max_examples: int) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_policy_obeys_the_laws(name: str) -> None:
-    check(name, max_examples=60 if name in POLICIES else 30)
+    check(name, max_examples=40 if name in POLICIES else 20)
 
 
 @pytest.mark.slow

@@ -219,6 +219,7 @@ def test_a_step_timeout_that_is_none_is_refused(cli: Cli) -> None:
     assert "'soon' is not a duration" in said.complaint
 
 
+@pytest.mark.slow
 def test_a_latency_model_of_another_device_serves_if_forced() -> None:
     forced = ("-m", "tiny-random", "--latency-model", GPU, "--force", "--kv-tokens", "1024")
     with serving(*forced) as server:

@@ -19,6 +19,7 @@ WORKLOAD = [
 ]
 
 
+@pytest.mark.slow
 def test_what_is_tuned_can_be_compared(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "tune"
     policy = ("--policy", "sarathi:token_budget=32", "--grid", "token_budget=64,1024")

@@ -142,11 +142,12 @@ CHUNKED_TRTLLM = (
     ",context_chunking_policy=first_come_first_served"
 )
 """TensorRT-LLM with chunks: by default it rejects prompts longer than a step and never preempts."""
-REPLICAS = [*product(OFTEN_USED, (7, 512), PreemptionMode, [False])]
+REPLICAS = [*product(OFTEN_USED, (7,), PreemptionMode, [False])]
 OTHERS = [name for name in POLICIES if name not in (*OFTEN_USED, "trtllm")]
 REPLICAS += [("fcfs", 7, PreemptionMode.SWAP, True), ("goodput", 7, PreemptionMode.RECOMPUTE, True)]
-RARER = [(spec, 7, PreemptionMode.SWAP, False) for spec in (*OTHERS, CHUNKED_TRTLLM)]
-"""Policies that are used less often, which `make test-slow` runs."""
+RARER = [*product(OFTEN_USED, (512,), PreemptionMode, [False])]
+RARER += [(spec, 7, PreemptionMode.SWAP, False) for spec in (*OTHERS, CHUNKED_TRTLLM)]
+"""Whole prompts in a step, and policies that are used less often, which `make test-slow` runs."""
 
 
 @pytest.mark.model

@@ -426,6 +426,7 @@ def test_an_interrupted_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     assert resumed.frame().equals(straight.frame())
 
 
+@pytest.mark.slow
 def test_a_pool_of_processes_finds_the_same(tmp_path: Path) -> None:
     windows = [poisson(seed) for seed in range(2)]
     here = study([contender()], windows, QUICK)
