@@ -74,7 +74,8 @@ class MedhaLARS(StallFree, ForeseesDecodes):
         else:
             place = order.index(long[0])
             left = min(max(slacks[long[0]], 0.0), _MAX_SHARE_LEFT)
-            before, after = order[:place], [i for i in order[place:] if i not in long]
+            shares = set(long)
+            before, after = order[:place], [i for i in order[place:] if i not in shares]
             self._add(batch, begun, [prefills[i] for i in before], self.step_s)
             self._add(batch, begun, [prefills[long[0]]], self.step_s * (1 - left))
             self._add(batch, begun, [prefills[i] for i in after], self.step_s)
