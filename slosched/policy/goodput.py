@@ -22,7 +22,7 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
-from slosched.policy.kit.checks import check_share
+from slosched.policy.kit.checks import check_positive_share, check_share
 from slosched.policy.kit.decode_first import add_decodes
 from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_something
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
@@ -107,12 +107,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def __post_init__(self) -> None:
         check_share(margin=self.margin)
-        if not 0 < self.shortest <= 1:
-            raise ValueError(f"shortest must be in (0, 1], not {self.shortest}")
+        check_positive_share(shortest=self.shortest, min_share=self.min_share)
         if not 0 <= self.fairness <= 1:
             raise ValueError(f"fairness must be in [0, 1], not {self.fairness}")
-        if not 0 < self.min_share <= 1:
-            raise ValueError(f"min_share must be in (0, 1], not {self.min_share}")
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch, model = self.new_batch(view), view.model

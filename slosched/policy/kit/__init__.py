@@ -12,6 +12,7 @@
 | `add_decodes` | adds a token of every decode and brings swapped requests back |
 | `may_start_new` | the second half of it: brings swapped requests back, if nothing was preempted |
 | `add_prefills` | adds prefill chunks in your order; keeps KV blocks for prompts that have begun |
+| `UrgencyQueue` | all requests of a step by slack, and how many a prefill would delay |
 | `PromptPack` | adds prefill chunks until one has to be cut, to whole tiles |
 | `num_in_time`, `add_without_preempting` | serve only the decodes for which there is time |
 | `serve_something` | runs a step although nothing can be in time |
@@ -33,12 +34,14 @@
 | `Supply`, `most_in_time`, `best_order` | the prompts that can be in time one after the other |
 | `Pace` | what decodes ask of every step |
 
-`check_at_least`, `check_positive` and `check_share` raise ValueError for an option out of range.
+`check_at_least`, `check_positive`, `check_share` and `check_positive_share` raise ValueError for an
+option out of range.
 """
 
 from slosched.batch import largest_that_fits as largest_that_fits
 from slosched.policy.kit.checks import check_at_least as check_at_least
 from slosched.policy.kit.checks import check_positive as check_positive
+from slosched.policy.kit.checks import check_positive_share as check_positive_share
 from slosched.policy.kit.checks import check_share as check_share
 from slosched.policy.kit.deadlines import Deadlines as Deadlines
 from slosched.policy.kit.decode_first import DecodeFirst as DecodeFirst

@@ -24,3 +24,10 @@ def check_share(**options: float) -> None:
     for name, value in options.items():
         if not 0 <= value < 1:
             raise ValueError(f"{name} must be in [0, 1), not {value}")
+
+
+def check_positive_share(**options: float) -> None:
+    """Raise ValueError for an option, such as a quantile, that is not in (0, 1]."""
+    for name, value in options.items():
+        if not 0 < value <= 1:
+            raise ValueError(f"{name} must be in (0, 1], not {value}")

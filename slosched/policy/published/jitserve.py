@@ -22,7 +22,7 @@ from slosched.core import (
     group_shape,
     tunable,
 )
-from slosched.policy.kit.checks import check_at_least
+from slosched.policy.kit.checks import check_at_least, check_positive_share
 from slosched.policy.kit.decode_first import add_prefills
 from slosched.policy.kit.drop import Drop, drop_late
 from slosched.policy.kit.lengths import Floats, OutputLengths
@@ -84,9 +84,7 @@ class JITServe(PlansBesideDecodes):
             max_batch=self.max_batch,
             frame_steps=self.frame_steps,
         )
-        for name in ("cutoff", "quantile"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in (0, 1], not {getattr(self, name)}")
+        check_positive_share(cutoff=self.cutoff, quantile=self.quantile)
         self.reset()
 
     def reset(self) -> None:
