@@ -10,10 +10,17 @@ from typing import Annotated
 import typer
 
 from slosched.cli.console import console
+from slosched.cli.options import LimitOptions, is_given
 from slosched.perfmodel import write_profile
-from slosched.perfmodel.aiconfigurator import Deployment, compose_profile
+from slosched.perfmodel.aiconfigurator import (
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    Deployment,
+    compose_profile,
+    system_of,
+)
 
-_FLAGS = {"system": "--system", "backend": "--backend", "tp": "--tp"}
+_FLAGS = {"gpu": "--gpu", "backend": "--backend", "tp": "--tp", "ep": "--ep"}
 
 
 class Origin(StrEnum):
@@ -23,8 +30,33 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True)
+class ComposedRun:
+    """The range of the steps to compose, and what to do with an existing file."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    seed: int
+    overwrite: bool
+
+    @classmethod
+    def of(
+        cls, context: typer.Context, limits: LimitOptions, seed: int, overwrite: bool
+    ) -> ComposedRun:
+        """Take the limits that were given; the others are those of the tables, not of a device."""
+        tokens, seqs = MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
+        if is_given(context, "max_num_batched_tokens"):
+            tokens = limits.max_num_batched_tokens
+        if is_given(context, "max_num_seqs"):
+            seqs = limits.max_num_seqs
+        return cls(tokens, seqs, seed, overwrite)
+
+
+@dataclass(frozen=True)
 class SourceOptions:
-    """The options of `profile --from`. `--model` is the name that the source has for the model."""
+    """The options of `profile --from`.
+
+    `--model` is a name on the Hugging Face hub, or a folder with a config.json.
+    """
 
     origin: Annotated[
         Origin | None,
@@ -34,11 +66,9 @@ class SourceOptions:
             "AIConfigurator publishes (needs the extra `aiconfigurator`).",
         ),
     ] = None
-    system: Annotated[
+    gpu: Annotated[
         str | None,
-        typer.Option(
-            help="With --from: the GPU, such as h200_sxm, h100_sxm, a100_sxm, b200_sxm or l40s."
-        ),
+        typer.Option(help="With --from: the GPU, such as h100, h200, b200, a100 or l40s."),
     ] = None
     backend: Annotated[
         str | None,
@@ -52,22 +82,39 @@ class SourceOptions:
             "Default: 1.",
         ),
     ] = None
+    ep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --from, for a mixture of experts: number of groups into which the --tp GPUs "
+            "are divided; each group holds other experts (expert parallelism).  Default: 1.",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         given = [flag for name, flag in _FLAGS.items() if getattr(self, name) is not None]
         if self.origin is None and given:
             raise ValueError(f"{given[0]} belongs to --from; without it this device is measured")
-        if self.origin is not None and self.system is None:
-            raise ValueError("--from needs --system, the GPU: --system h200_sxm, say")
+        if self.origin is not None and self.gpu is None:
+            raise ValueError("--from needs --gpu, the GPU: --gpu h100, say")
 
-    def compose(self, model: str, out: Path, seed: int, overwrite: bool) -> None:
+    def compose(self, model: str, out: Path, run: ComposedRun) -> None:
         """Compose the profile of `model` and write it to `out`."""
-        assert self.system is not None
-        if out.exists() and not overwrite:
+        assert self.gpu is not None
+        if out.exists() and not run.overwrite:
             raise ValueError(f"{out} exists; name another file, or replace it with --overwrite")
-        deployment = Deployment(self.system, model, self.backend or "vllm", self.tp or 1)
-        composed = compose_profile(deployment, seed=seed)
+        deployment = Deployment(
+            system_of(self.gpu), model, self.backend or "vllm", self.tp or 1, self.ep or 1
+        )
+        composed = compose_profile(
+            deployment,
+            max_num_batched_tokens=run.max_num_batched_tokens,
+            max_num_seqs=run.max_num_seqs,
+            seed=run.seed,
+        )
         out.parent.mkdir(parents=True, exist_ok=True)
         write_profile(composed, out)
+        said = composed.provenance
         console.print(f"wrote {len(composed.measurements)} composed measurements to {out}")
-        console.print(f"not in them: {composed.provenance['not_in_it']}")
+        console.print(f"{said['engine']}; range: {said['range']}")
+        console.print(f"not in them: {said['not_in_it']}")

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import TaskID
 
 from slosched.cli import options
-from slosched.cli.console import progress_bar
+from slosched.cli.console import console, progress_bar
 from slosched.cli.inert_options import note_inert
 from slosched.core import Limits, Policy
 from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capacity_tokens
@@ -21,6 +22,7 @@ from slosched.perfmodel import (
     load_model,
     with_swap_bandwidth,
 )
+from slosched.perfmodel.profiled_range import beyond_range
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.scheduling_time import MEASURED, ScheduleTime
 from slosched.simulator.simulate import SimulationConfig
@@ -139,6 +141,9 @@ class ReplicaOptions:
             disturbances = replace(disturbances, stall_s=lasts_s, stall_every_s=every_s)
         name = DEFAULT_MODEL if self.latency_model is None else self.latency_model
         model = load_model(name)
+        extrapolated = beyond_range(model, limits.max_num_batched_tokens)
+        if extrapolated:
+            console.print(f"[yellow]note:[/] {escape(extrapolated)}")
         if self.swap_bandwidth is not None:
             model = with_swap_bandwidth(model, 1e9 * self.swap_bandwidth)
         model = at_block_size(model, kv.block_size)

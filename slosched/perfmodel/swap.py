@@ -19,6 +19,8 @@ from slosched.perfmodel.transformers import known_transformer
 
 SWAP_BLOCK_SIZE = 16
 """Tokens in a swapped block, unless the provenance has another number under `block_size`."""
+KV_BYTES_PER_TOKEN = "kv_bytes_per_token_per_gpu"
+"""The provenance's key for the bytes of the keys and values of one token on each GPU."""
 SWAP_ORIGIN = "swap_origin"
 """The provenance's key for how the cost was derived; models with a measured cost lack it."""
 
@@ -72,7 +74,7 @@ def with_derived_swap(model: FittedModel) -> FittedModel:
     """
     gpu = model.provenance.get("gpu", "")
     link = next((link for name, link in HOST_LINKS.items() if name in gpu), None)
-    if link is None or model.swapped_block_s or known_transformer(model.provenance) is None:
+    if link is None or model.swapped_block_s or _bytes_per_token(model) is None:
         return model
     return _with_bandwidth(model, link.bytes_per_s, f"over {link.name}", f" ({link.source})")
 
@@ -108,18 +110,28 @@ def swap_cost(model: FittedModel) -> str:
 
 
 def _with_bandwidth(model: FittedModel, bytes_per_s: float, link: str, source: str) -> FittedModel:
-    transformer = known_transformer(model.provenance)
-    if transformer is None:
+    token_bytes = _bytes_per_token(model)
+    if token_bytes is None:
         raise SwapCostError(
             f"the sizes of {model.provenance.get('model', 'this model')!r} are not known, so a "
             "bandwidth does not say what its KV blocks cost: measure copies with `slosched profile`"
         )
-    token_bytes, num_gpus = transformer.kv_bytes_per_token, num_devices(model)
-    per_block_s = _block_size(model) * token_bytes / (num_gpus * bytes_per_s)
-    gpus = "" if num_gpus == 1 else f" of each of {num_gpus} GPUs"
+    per_block_s = _block_size(model) * token_bytes / bytes_per_s
+    gpus = "" if num_devices(model) == 1 else f" of each of {num_devices(model)} GPUs"
     rate = "free" if math.isinf(bytes_per_s) else f"{bytes_per_s / 1e9:.4g} GB/s"
-    origin = f"derived, not measured: {token_bytes} bytes a token {link}{gpus} at {rate}{source}"
+    origin = (
+        f"derived, not measured: {token_bytes:.0f} bytes a token {link}{gpus} at {rate}{source}"
+    )
     return with_swapped_block_s(model, per_block_s, {**model.provenance, SWAP_ORIGIN: origin})
+
+
+def _bytes_per_token(model: FittedModel) -> float | None:
+    """Return the bytes of one token's keys and values on each GPU; None if they are not known."""
+    said = model.provenance.get(KV_BYTES_PER_TOKEN)
+    if said is not None:
+        return float(said)
+    transformer = known_transformer(model.provenance)
+    return None if transformer is None else transformer.kv_bytes_per_token / num_devices(model)
 
 
 def _block_size(model: FittedModel) -> int:

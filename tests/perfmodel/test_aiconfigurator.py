@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,13 +14,16 @@ import pytest
 from slosched.perfmodel import read_profile
 from slosched.perfmodel.aiconfigurator import (
     VERSION,
+    ConfigMissingError,
     Deployment,
     MissingTablesError,
+    NoRoomError,
     OperatorTables,
     OperatorTime,
     compose_profile,
-    layer_batches,
+    system_of,
 )
+from slosched.perfmodel.aiconfigurator.compose import layer_batches
 from slosched.perfmodel.measurement import Measurement, Part
 from slosched.perfmodel.stress import StressLimits
 
@@ -61,7 +65,7 @@ class Formulas:
     ) -> list[OperatorTime]:
         prices = {
             "generation_attention": 0.01 * batch_size * s,
-            "generation_ffn": 1e9,
+            "generation_ffn": 7.0,
             "generation_logits_gemm": 0.5 * batch_size,
         }
         return rows(self.DECODE, prices, indices)
@@ -70,12 +74,10 @@ class Formulas:
 def rows(
     names: tuple[str, ...], prices: dict[str, float], indices: list[int]
 ) -> list[OperatorTime]:
-    if max(indices) >= len(names):
-        raise ValueError(f"index {max(indices)} out of range")
     return [(names[i], prices[names[i]], 0.0, "silicon") for i in indices]
 
 
-TABLES = OperatorTables.of(Formulas())
+TABLES = OperatorTables.of(Formulas(), Formulas.PREFILL, Formulas.DECODE)
 
 
 def test_layers_are_all_operators_but_attention() -> None:
@@ -96,12 +98,58 @@ def test_prior_context_never_makes_a_chunk_faster_than_what_was_measured() -> No
     assert 1e3 * TABLES.chunk_attention_s(100, 1000) == pytest.approx(100.0), "the scaled one"
 
 
-def test_a_model_with_two_kinds_of_attention_is_refused() -> None:
-    class Hybrid(Formulas):
-        PREFILL = ("context_attention", "context_attention")
+def test_operators_that_depend_on_the_context_are_attention_whatever_their_names() -> None:
+    """As in DeepSeek, whose attention is `mla_block`, and in gpt-oss, which has two kinds."""
 
-    with pytest.raises(MissingTablesError, match=r"one operator 'context_attention', not 2"):
-        OperatorTables.of(Hybrid())
+    class TwoKinds(Formulas):
+        PREFILL = ("context_mla_block", "context_ffn", "context_attention")
+        DECODE = ("generation_mla_block", "generation_logits_gemm", "generation_attention")
+        PRICES = {
+            "context_mla_block": 2.0,
+            "context_ffn": 0.1,
+            "context_attention": 1.0,
+            "generation_mla_block": 0.2,
+            "generation_attention": 0.1,
+        }
+
+        def evaluate_context_ops(
+            self,
+            indices: list[int],
+            *,
+            batch_size: int,
+            s: int,
+            prefix: int = 0,
+            x: int | None = None,
+        ) -> list[OperatorTime]:
+            prices = {
+                n: p * (1 if n == "context_ffn" else s + prefix) for n, p in self.PRICES.items()
+            }
+            return rows(self.PREFILL, prices, indices)
+
+        def evaluate_generation_ops(
+            self, indices: list[int], *, batch_size: int, s: int
+        ) -> list[OperatorTime]:
+            prices = {name: price * s for name, price in self.PRICES.items()}
+            return rows(self.DECODE, {**prices, "generation_logits_gemm": 5.0}, indices)
+
+    tables = OperatorTables.of(TwoKinds(), TwoKinds.PREFILL, TwoKinds.DECODE)
+    assert (tables.prefill_attention, tables.prefill_rest) == ((0, 2), (1,))
+    assert (tables.decode_attention, tables.decode_rest, tables.logits) == ((0, 2), (), 1)
+    assert 1e3 * tables.decode_attention_s(1, 100) == pytest.approx(30.0)
+    assert 1e3 * tables.chunk_attention_s(10, 0) == pytest.approx(30.0)
+
+
+def test_decodes_alone_run_the_operators_of_the_decode_phase() -> None:
+    """An engine may overlap operators in it, as vLLM does with DeepSeek's shared expert."""
+    assert 1e3 * TABLES.layers_s(((1, 99),) * 4) == pytest.approx(7.0 + 0.5 * 4)
+
+
+def test_a_model_without_attention_or_output_projection_is_refused() -> None:
+    formulas = Formulas()
+    with pytest.raises(MissingTablesError, match="a model with attention"):
+        OperatorTables.of(formulas, ("context_embedding",), Formulas.DECODE)
+    with pytest.raises(MissingTablesError, match="one output projection, not 0"):
+        OperatorTables.of(formulas, Formulas.PREFILL, Formulas.DECODE[:2])
 
 
 def test_the_layers_are_asked_for_on_both_sides_of_every_tile_edge() -> None:
@@ -117,7 +165,8 @@ def test_the_layers_are_asked_for_on_both_sides_of_every_tile_edge() -> None:
 
 def test_the_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiconfigurator_core", None)
-    monkeypatch.setitem(sys.modules, "aiconfigurator_core.sdk.engine", None)
+    for name in ("perf_database", "common"):
+        monkeypatch.setitem(sys.modules, f"aiconfigurator_core.sdk.{name}", None)
     with pytest.raises(MissingTablesError, match=r"pip install 'slosched\[aiconfigurator\]'"):
         compose_profile(Deployment("h200_sxm", "meta-llama/Meta-Llama-3.1-8B"))
 
@@ -172,13 +221,130 @@ def test_composing_again_gives_the_committed_csv(name: str) -> None:
     [
         (Deployment("h900", "Qwen/Qwen3-8B"), "no queryable versions"),
         (Deployment("h200_sxm", "Qwen/Qwen3-8B", tensor_parallel=3), "divisible"),
-        (Deployment("l40s", "meta-llama/Meta-Llama-3.1-70B"), "no KV budget"),
+        (Deployment("a100_sxm", "openai/gpt-oss-20b", "trtllm"), "attention data missing"),
     ],
 )
 def test_what_the_tables_do_not_hold_is_said(deployment: Deployment, reason: str) -> None:
     with pytest.raises(MissingTablesError, match=reason) as caught:
         compose_profile(deployment)
     assert deployment.system in str(caught.value)
+
+
+@needs_tables
+def test_a_model_that_does_not_fit_needs_more_gpus() -> None:
+    with pytest.raises(NoRoomError, match=r"does not fit on l40s.* no KV budget.*--tp"):
+        compose_profile(Deployment("l40s", "meta-llama/Meta-Llama-3.1-70B"))
+
+
+@needs_tables
+def test_expert_parallelism_is_for_experts() -> None:
+    with pytest.raises(ValueError, match=r"no experts to spread.*leave out --ep"):
+        compose_profile(Deployment("h100_sxm", "Qwen/Qwen3-8B", "vllm", 2, 2))
+
+
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mixtral",
+    "num_attention_heads": 32,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
+"""The sizes of Mixtral-8x7B-v0.1, as in its config.json on the Hugging Face hub."""
+
+
+@pytest.fixture
+def mixtral(tmp_path: Path) -> str:
+    folder = tmp_path / "my-mixtral"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(MIXTRAL))
+    return str(folder)
+
+
+@needs_tables
+def test_a_folder_with_a_config_is_enough_and_experts_are_shared_or_spread(mixtral: str) -> None:
+    """Both ways of the experts take at least as long as reading those that 8 decodes need."""
+    composed = [
+        compose_profile(Deployment("h100_sxm", mixtral, "vllm", 2, ep), num_steps=20)
+        for ep in (1, 2)
+    ]
+    assert [c.provenance["model"] for c in composed] == ["my-mixtral", "my-mixtral"]
+    assert composed[0].provenance["engine"] == "vLLM 0.24.0, bfloat16, tensor parallel 2"
+    assert composed[1].provenance["engine"].endswith("tensor parallel 2, expert parallel 2")
+    # Keys and values of 4 of the 8 KV heads, of 128 numbers of 2 bytes, in 32 layers.
+    assert composed[0].provenance["kv_bytes_per_token_per_gpu"] == str(2 * 4 * 128 * 2 * 32)
+    for profile in composed:
+        one, many = (
+            next(m.seconds for m in profile.measurements if m.chunks == ((1, 0),) * count)
+            for count in (1, 8)
+        )
+        gpu_bytes_per_s, expert_bytes = 3.35e12, 3 * 4096 * 14336 * 2 * 32 / 2
+        assert one > 2 * expert_bytes / gpu_bytes_per_s
+        assert many > 2 * one, "more decodes need more experts"
+
+
+@needs_tables
+def test_what_weights_and_cache_are_stored_as_is_said() -> None:
+    said = compose_profile(Deployment("h200_sxm", "openai/gpt-oss-20b"), num_steps=16).provenance
+    assert "bfloat16 weights, bfloat16 KV cache, w4a16_mxfp4 experts" in said["engine"]
+    assert int(said["kv_bytes_per_token_per_gpu"]) == 2 * 8 * 64 * 2 * 24
+
+
+@needs_tables
+def test_a_profile_covers_the_steps_that_were_asked_for() -> None:
+    deployment = Deployment("h200_sxm", "Qwen/Qwen3-8B")
+    profile = compose_profile(deployment, max_num_batched_tokens=16_384, num_steps=40)
+    assert max(m.shape.num_tokens for m in profile.measurements) == 16_384
+    assert profile.provenance["largest_step_tokens"] == "16384"
+    assert profile.provenance["range"].startswith("up to 16384 tokens and 512 requests")
+
+
+@needs_tables
+@pytest.mark.parametrize("files", [(), ("config.yaml",)])
+def test_a_folder_without_a_config_is_named(tmp_path: Path, files: tuple[str, ...]) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigMissingError, match=r"has no config\.json") as caught:
+        compose_profile(Deployment("h100_sxm", str(tmp_path)))
+    assert str(tmp_path) in str(caught.value)
+
+
+@needs_tables
+def test_a_config_that_cannot_be_downloaded_is_not_taken_for_missing_tables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigMissingError, match=r"cannot download the config\.json") as caught:
+        compose_profile(Deployment("h100_sxm", "nobody/has-this-model"))
+    assert "nobody/has-this-model" in str(caught.value)
+    assert "give the folder as --model" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "system"),
+    [("h100", "h100_sxm"), ("H100-SXM", "h100_sxm"), ("l40s", "l40s"), ("gb200", "gb200")],
+)
+def test_gpus_have_short_names(gpu: str, system: str) -> None:
+    assert system_of(gpu) == system
+
+
+def test_a_gpu_that_is_not_known_is_said_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"no GPU 'h10'.*h100.*l40s"):
+        system_of("h10")
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(4, 3), (2, 4), (0, 1)])
+def test_experts_are_spread_over_the_gpus_of_the_other_layers(tp: int, ep: int) -> None:
+    with pytest.raises(ValueError, match="--ep"):
+        Deployment("h100_sxm", "openai/gpt-oss-120b", "vllm", tp, ep)
 
 
 def script() -> ModuleType:

@@ -17,7 +17,7 @@ from slosched.perfmodel import (
     with_derived_swap,
     with_swap_bandwidth,
 )
-from slosched.perfmodel.forms import with_swapped_block_s
+from slosched.perfmodel.forms import described, with_swapped_block_s
 from slosched.perfmodel.swap import SWAP_ORIGIN, SwapCostError
 
 GPUS = [name for name in bundled_models() if not name.startswith("cpu/")]
@@ -53,6 +53,14 @@ def test_the_cost_is_the_blocks_bytes_over_the_links_of_all_gpus() -> None:
     assert llama_8b.swapped_block_s == pytest.approx(16 * 32 * 4096 / 24.8e9)
     llama_70b = load_model("h100/llama-3.1-70b-tp4")
     assert llama_70b.swapped_block_s == pytest.approx(16 * 80 * 4096 / 4 / 55.6e9)
+
+
+def test_a_model_that_says_how_large_its_cache_is_need_not_be_known() -> None:
+    model = load_model("h200/llama-3.1-8b")
+    facts = {**model.provenance, "model": "nobody/knows-this", "kv_bytes_per_token_per_gpu": "1000"}
+    mine = with_derived_swap(described(free(model), facts, {}))
+    assert mine.swapped_block_s == pytest.approx(16 * 1000 / 55.6e9)
+    assert "1000 bytes a token" in swap_cost(mine)
 
 
 @pytest.mark.parametrize("name", GPUS)

@@ -11,7 +11,7 @@ import typer
 from slosched.cli import options
 from slosched.cli.bundled_models import ShowBundled
 from slosched.cli.commands.record import RecordUrl, record_to
-from slosched.cli.composed_profile import SourceOptions
+from slosched.cli.composed_profile import ComposedRun, SourceOptions
 from slosched.cli.console import console
 from slosched.cli.local_model import LocalModel, open_local
 from slosched.cli.option_groups import grouped
@@ -76,8 +76,8 @@ def profile(
 
     - this device: `slosched profile --model smollm2-135m --time-limit 2m -o profile.csv`, then
       `slosched fit profile.csv`
-    - a GPU that you do not have: `slosched profile --from aiconfigurator --system h200_sxm --model
-      meta-llama/Meta-Llama-3.1-8B -o h200.csv`
+    - a GPU that you do not have: `slosched profile --from aiconfigurator --gpu h200 --model
+      openai/gpt-oss-120b --tp 2 -o h200.csv`
     - the traffic of a running server: `slosched profile --record http://127.0.0.1:8000
       --time-limit 60s -o traffic.csv`
     - the steps of vLLM, with vLLM's own options after `--`: `slosched profile --engine vllm
@@ -85,7 +85,7 @@ def profile(
       --tensor-parallel-size 2`
     """
     if source.origin is not None:
-        source.compose(model.model, out, seed, overwrite)
+        source.compose(model.model, out, ComposedRun.of(context, limits, seed, overwrite))
         return
     if record is not None:
         record_to(out, record, time_limit, overwrite)

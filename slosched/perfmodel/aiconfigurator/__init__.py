@@ -1,0 +1,32 @@
+"""Step times composed from NVIDIA AIConfigurator's measured operator tables.
+
+The tables come with the package `aiconfigurator-core`, an optional extra of slosched.
+"""
+
+from slosched.perfmodel.aiconfigurator.compose import (
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    compose_profile,
+)
+from slosched.perfmodel.aiconfigurator.deployment import Deployment, system_of
+from slosched.perfmodel.aiconfigurator.errors import (
+    ConfigMissingError,
+    MissingTablesError,
+    NoRoomError,
+)
+from slosched.perfmodel.aiconfigurator.operators import OperatorTables, OperatorTime
+from slosched.perfmodel.aiconfigurator.package import VERSION
+
+__all__ = [
+    "MAX_NUM_BATCHED_TOKENS",
+    "MAX_NUM_SEQS",
+    "VERSION",
+    "ConfigMissingError",
+    "Deployment",
+    "MissingTablesError",
+    "NoRoomError",
+    "OperatorTables",
+    "OperatorTime",
+    "compose_profile",
+    "system_of",
+]

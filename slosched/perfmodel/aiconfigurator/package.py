@@ -1,0 +1,196 @@
+"""AIConfigurator's package: a model's operators, their times, and the room for its KV cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+from slosched.perfmodel.aiconfigurator.deployment import Deployment
+from slosched.perfmodel.aiconfigurator.errors import (
+    ConfigMissingError,
+    MissingTablesError,
+    NoRoomError,
+)
+from slosched.perfmodel.aiconfigurator.operators import OperatorEngine
+
+VERSION = "0.12.0"
+"""Version of aiconfigurator-core: the last of its release line, so that the numbers do not change.
+"""
+
+MEMORY_FRACTION = 0.9
+"""The share of a GPU's memory that an engine takes, vLLM's default."""
+
+_REMEDY = "pip install 'slosched[aiconfigurator]'"
+_CONFIG_FILES = ["config.json", "hf_quant_config.json"]
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A model's operators in one deployment."""
+
+    engine: OperatorEngine
+    config: str
+    """The name or folder from which AIConfigurator reads the model's config.json."""
+    version: str
+    """The version of the engine whose kernels were measured."""
+    dtypes: Mapping[str, str]
+    """What weights, experts and KV cache are stored as."""
+    prefill: tuple[str, ...]
+    """The names of the operators of a step with chunks, by index."""
+    decode: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KVRoom:
+    """The room for the KV cache, in tokens, and what a token takes on each GPU."""
+
+    capacity_tokens: int
+    bytes_per_token: int
+
+
+def compile_model(deployment: Deployment) -> CompiledModel:
+    """Compile the operators of a model, with their tables.
+
+    Raises MissingTablesError if the package is absent or has no tables, and ConfigMissingError if
+    the model's config.json cannot be had.
+    """
+    database, models, compiler = _sdk("sdk.perf_database"), _sdk("sdk.models"), _sdk("sdk.engine")
+    config = config_folder(deployment.model)
+    system, backend = deployment.system, deployment.backend
+    tp, ep = deployment.tensor_parallel, deployment.expert_parallel
+    try:
+        version = database.resolve_query_version(system, backend, "current")
+        settings = _sdk("sdk.config_builders").build_model_config(
+            tp_size=tp, pp_size=1, attention_dp_size=1, moe_tp_size=tp // ep, moe_ep_size=ep
+        )
+        built = models.get_model(config, settings, backend)
+        spec = compiler.build_engine_spec_json(
+            built,
+            model_path=config,
+            system=system,
+            backend=backend,
+            backend_version=version,
+            kv_block_size=None,
+            systems_path=None,
+            nextn=0,
+            database=database.get_database(system, backend, version),
+        )
+        engine = compiler.EngineHandle(
+            _sdk("_aiconfigurator_core").engine_spec_bincode_from_json(spec)
+        )
+    except Exception as error:
+        raise no_tables(deployment, error) from error
+    compiled = json.loads(spec)
+    said = compiled["engine"]
+    dtypes = {"weights": said["weight_dtype"], "KV cache": said["kv_cache_dtype"]}
+    if models.check_is_moe(config):
+        dtypes["experts"] = said["moe_dtype"]
+    elif ep > 1:
+        raise ValueError(f"{deployment.model} has no experts to spread over GPUs: leave out --ep")
+    prefill, decode = (_names(compiled[f"{phase}_ops"]) for phase in ("context", "generation"))
+    return CompiledModel(engine, config, version, dtypes, prefill, decode)
+
+
+def kv_room(
+    deployment: Deployment, compiled: CompiledModel, max_num_tokens: int, max_num_seqs: int
+) -> KVRoom:
+    """Return AIConfigurator's estimate of the KV cache's size.
+
+    Raises NoRoomError if the weights leave none.
+    """
+    system, backend = deployment.system, deployment.backend
+    tp, ep = deployment.tensor_parallel, deployment.expert_parallel
+    try:
+        estimate = _sdk("sdk.memory").estimate_kv_cache(
+            compiled.config,
+            system,
+            backend,
+            compiled.version,
+            tp_size=tp,
+            moe_tp_size=tp // ep,
+            moe_ep_size=ep,
+            max_num_tokens=max_num_tokens,
+            max_batch_size=max_num_seqs,
+            memory_fraction_kind="of_free" if backend == "trtllm" else "of_total",
+            memory_fraction_value=MEMORY_FRACTION,
+        )
+    except ValueError as error:
+        raise NoRoomError(
+            f"{deployment.model} does not fit on {system}, {deployment.parallelism}: {error}; "
+            "spread it over more GPUs with --tp"
+        ) from error
+    return KVRoom(int(estimate["total_kv_size_tokens"]), round(estimate["kv_size_per_token_bytes"]))
+
+
+def config_folder(model: str) -> str:
+    """Return a name or folder from which AIConfigurator can read the model's config.json.
+
+    That is the folder itself, or the name of a model whose config.json AIConfigurator has, or the
+    folder in the cache of the Hugging Face hub to which it was downloaded. Raises
+    ConfigMissingError if it cannot be had.
+    """
+    if Path(model).is_dir():
+        if not (Path(model) / "config.json").is_file():
+            raise ConfigMissingError(
+                f"the folder {model} has no config.json, the file that describes a model on the "
+                "Hugging Face hub"
+            )
+        return model
+    if model in _sdk("sdk.common").DefaultHFModels:
+        return model
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(model, allow_patterns=_CONFIG_FILES)
+    except Exception as error:
+        raise ConfigMissingError(_no_config(model, str(error).partition("\n")[0])) from error
+    if not (Path(folder) / "config.json").is_file():
+        raise ConfigMissingError(_no_config(model, "it has no such file"))
+    return folder
+
+
+def _names(operators: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the names of operators, each of which is given as {kind: settings}."""
+    return tuple(str(next(iter(operator.values()))["name"]) for operator in operators)
+
+
+def _no_config(model: str, reason: str) -> str:
+    return (
+        f"cannot download the config.json of {model!r} from the Hugging Face hub: {reason}; "
+        "save that file in a folder, and give the folder as --model"
+    )
+
+
+def no_tables(deployment: Deployment, error: Exception) -> MissingTablesError:
+    """Return the error for tables that AIConfigurator lacks, for the reason that it gave."""
+    return MissingTablesError(
+        f"AIConfigurator {VERSION} has no tables of {deployment.model!r} on {deployment.system!r} "
+        f"with {deployment.backend!r}, {deployment.parallelism}: {error}"
+    )
+
+
+def _sdk(name: str) -> Any:
+    """Return a module of AIConfigurator.
+
+    Raises MissingTablesError if the package is absent or has another version than `VERSION`.
+    """
+    try:
+        module = import_module(f"aiconfigurator_core.{name}")
+        installed = metadata.version("aiconfigurator-core")
+    except ImportError as error:
+        raise MissingTablesError(
+            f"AIConfigurator's tables need an extra ({error}): {_REMEDY}"
+        ) from error
+    if installed != VERSION:
+        raise MissingTablesError(
+            f"aiconfigurator-core {installed} is installed and may not say what {VERSION} says, "
+            f"which slosched was checked with: {_REMEDY}"
+        )
+    # At each start it warns about every table that it reads from a neighbouring version.
+    logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
+    return module
