@@ -7,6 +7,7 @@ so draws that use them are rounded, and all machines give the same results to th
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,8 @@ class Disturbances:
     """Length of a stall, in which the device stands still, as in a garbage collection."""
     stall_every_s: float = 10.0
     """Mean time between two stalls; it is distributed exponentially."""
+    slowness: tuple[tuple[float, float], ...] = ()
+    """Times in seconds, rising, and the factor on every step that begins from then on."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise < math.inf:
@@ -55,18 +58,27 @@ class Disturbances:
             raise ValueError(f"stall_s must be finite seconds >= 0, not {self.stall_s!r}")
         if not 0 < self.stall_every_s < math.inf:
             raise ValueError(f"stall_every_s must be finite seconds > 0, not {self.stall_every_s}")
+        times_s = [time_s for time_s, _ in self.slowness]
+        if times_s != sorted(set(times_s)) or any(not 0 < f < math.inf for _, f in self.slowness):
+            raise ValueError(
+                f"slowness must be positive factors at rising times, not {self.slowness!r}"
+            )
 
     @property
     def are_none(self) -> bool:
         """Tell whether every step takes what the model says."""
-        return not (self.noise or self.drift or self.tail or self.stall_s)
+        return not (self.noise or self.drift or self.tail or self.stall_s or self.slowness)
 
     def __str__(self) -> str:
         """Describe the disturbances that there are: "noise 0.1, stall_s 0.2, stall_every_s 10"."""
         kinds = ["noise", "drift", "tail", "stall_s"]
         told = [kind for kind in kinds if getattr(self, kind)]
         told += ["stall_every_s"] if self.stall_s else []
-        return ", ".join(f"{kind} {getattr(self, kind):g}" for kind in told) or "none"
+        words = [f"{kind} {getattr(self, kind):g}" for kind in told]
+        if self.slowness:
+            factors = [factor for _, factor in self.slowness]
+            words.append(f"slowness {min(factors):.2f} to {max(factors):.2f}")
+        return ", ".join(words) or "none"
 
 
 UNDISTURBED = Disturbances()
@@ -77,6 +89,7 @@ class DisturbedTimes:
 
     def __init__(self, disturbances: Disturbances, seed: int) -> None:
         self._of = disturbances
+        self._slower_from_s = [time_s for time_s, _ in disturbances.slowness]
         self._noise = np.random.default_rng(seed)
         self._tail = np.random.default_rng([seed, _TAIL_STREAM])
         self._stalls = np.random.default_rng([seed, _STALL_STREAM])
@@ -85,6 +98,8 @@ class DisturbedTimes:
     def seconds(self, expected_s: float, start_s: float) -> float:
         """Return the true seconds of a step; steps must be asked about in order of their start."""
         of, seconds = self._of, expected_s
+        if at := bisect_right(self._slower_from_s, start_s):
+            seconds *= of.slowness[at - 1][1]
         if of.noise > 0:
             factor = self._noise.lognormal(-0.5 * of.noise**2, of.noise)
             seconds *= round(float(factor), 9)

@@ -26,7 +26,7 @@ def scenario_from_json(text: str) -> Scenario:
             **fields,
             "requests": tuple(map(_request, fields["requests"])),
             "limits": _limits(fields["limits"]),
-            "disturbances": Disturbances(**fields["disturbances"]),
+            "disturbances": _disturbances(fields["disturbances"]),
             "prefix_cache": PrefixCaching(fields["prefix_cache"]),
             "prefix_host": PrefixHost(host["num_blocks"], HostWrites(host["writes"])),
         }
@@ -36,6 +36,11 @@ def scenario_from_json(text: str) -> Scenario:
 def _request(fields: dict[str, Any]) -> ScenarioRequest:
     hashes = tuple(fields["prefix_hashes"])
     return ScenarioRequest(**{**fields, "slo": SLO(**fields["slo"]), "prefix_hashes": hashes})
+
+
+def _disturbances(fields: dict[str, Any]) -> Disturbances:
+    slowness = tuple((time_s, factor) for time_s, factor in fields.get("slowness", ()))
+    return Disturbances(**{**fields, "slowness": slowness})
 
 
 def _limits(fields: dict[str, Any]) -> Limits:

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slosched.cli.commands.demo import (
-    BASELINE,
-    LABELS,
-    OVERLOAD,
-    REPLICA,
-    RULE,
-    SPECS,
-    choose_load,
-)
+from slosched.cli.demo.load import choose_load
+from slosched.cli.demo.setup import BASELINE, LABELS, OVERLOAD, REPLICA, RULE, SPECS
 from slosched.core import SLO, EndReason, Request
 from slosched.metrics import RequestRecord, summarize
 from slosched.perfmodel import load_model

@@ -1,0 +1,1 @@
+"""The parts of `slosched demo`: its setup, its load, its servers, and its comparison."""

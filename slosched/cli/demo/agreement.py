@@ -1,0 +1,119 @@
+"""The demo's comparison: the live replays, and the same replays in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from slosched.cli.console import console, table
+from slosched.cli.demo.setup import BASELINE, LABELS, LIVE, REPLICA, RULE, SPECS, DemoError, Files
+from slosched.cli.live_steps import LiveSteps
+from slosched.cli.outcome_table import outcome_table
+from slosched.cli.simulation import simulate_contenders
+from slosched.evaluate.comparison import Outcome, Replica, summarize_all
+from slosched.perfmodel import FittedModel, fit, load_model, read_profile
+from slosched.policy.spec import make_policy
+from slosched.replay.files import read_records
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.measured_speed import WINDOW_S, mean_slowness, measured_speed
+from slosched.workload import Trace, read_trace
+
+
+def compare_with_simulator(
+    files: Files, model: str, recorded: Mapping[str, LiveSteps], seed: int
+) -> None:
+    """Print tables of the live and simulated outcomes, and write one report of both.
+
+    The simulated device is as slow, in every stretch of some seconds, as this machine was while it
+    served the same policy, and under the policies that were not served as it was under the
+    baseline.
+    """
+    now = load_model(files.model_now)
+    trace = read_trace(files.trace)
+    speeds = {policy: _speed(policy, steps, now, trace) for policy, steps in recorded.items()}
+    told = "\n".join(speed.told for speed in speeds.values())
+    console.print(told)
+    live = {
+        LABELS[policy]: Outcome(read_records(files.live(policy) / "records.jsonl").records)
+        for policy in LIVE
+    }
+    replicas = {
+        name: _replica(files, now, speeds.get(name, speeds[BASELINE]), seed) for name in SPECS
+    }
+    contenders = {LABELS[name]: (make_policy(SPECS[name]), replicas[name]) for name in SPECS}
+    simulated = simulate_contenders(trace, contenders).complete()
+    console.print(outcome_table(f"Live: {model} on this machine", summarize_all(live, RULE)))
+    title = "Simulated with the fitted model, as fast as this machine was"
+    console.print(outcome_table(title, summarize_all(simulated, RULE)))
+    _print_agreement(live, simulated)
+    _report(files, trace, live, simulated, told, replicas[BASELINE])
+    console.print(f"wrote {files.report}")
+
+
+def _print_agreement(live: Mapping[str, Outcome], simulated: Mapping[str, Outcome]) -> None:
+    rows = []
+    for name, outcome in live.items():
+        seen, said = (o.summary(RULE).attainment for o in (outcome, simulated[name]))
+        rows.append((name, f"{seen:.1%}", f"{said:.1%}", f"{100 * (said - seen):+.1f} points"))
+    columns = ("policy", "live", "simulated", "difference")
+    console.print(
+        table("Good requests: does the simulator tell what the server does?", columns, rows)
+    )
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """The speed of this machine while it served a policy, and a sentence that tells it."""
+
+    disturbances: Disturbances
+    told: str
+
+
+def _speed(policy: str, recorded: LiveSteps, model: FittedModel, trace: Trace) -> _Speed:
+    steps = recorded.from_first_start(trace.requests[0].arrival_s)
+    if not steps:
+        raise DemoError(f"no step was recorded while {policy} was served")
+    found = measured_speed(steps, model)
+    factors = [factor for _, factor in found.slowness]
+    told = (
+        f"While {policy} was served, steps took {mean_slowness(steps, model):.2f} times as long "
+        f"as the model says ({min(factors):.2f} to {max(factors):.2f} in stretches of "
+        f"{WINDOW_S:g} s), and scattered by {found.noise:.0%} about that.  So does the simulated "
+        "device."
+    )
+    return _Speed(found, told)
+
+
+def _replica(files: Files, model: FittedModel, speed: _Speed, seed: int) -> Replica:
+    """Return a replica of this machine at that speed, whose policy learns from the steps."""
+    config = replace(REPLICA, disturbances=speed.disturbances, online=True, seed=seed)
+    return Replica(model, str(files.model_now), config)
+
+
+def _report(
+    files: Files,
+    trace: Trace,
+    live: Mapping[str, Outcome],
+    simulated: Mapping[str, Outcome],
+    told: str,
+    replica: Replica,
+) -> None:
+    from slosched.cli.figures import comparison_section, fit_section  # slow to import
+    from slosched.evaluate.report import write_report
+
+    what = (
+        f"{len(trace)} requests of the Azure conversation mix with lengths divided by 8, at "
+        f"{trace.rate:.3g} requests/s, judged by the deadline rule {RULE}. Rejected and "
+        f"unfinished requests count as misses. The policies are {', '.join(SPECS.values())}."
+    )
+    sections = [
+        comparison_section("Live", f"A real model behind a real server. {what}", live, RULE),
+        comparison_section(
+            "Simulated",
+            f"The same trace on the fitted latency model. {told} {what}",
+            simulated,
+            RULE,
+        ),
+        fit_section(fit(read_profile(files.profile))),
+    ]
+    write_report(files.report, "slosched demo", sections, replica.provenance())
