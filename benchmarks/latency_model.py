@@ -2,6 +2,7 @@
 
     python -m benchmarks.latency_model                      # all sets that are present
     python -m benchmarks.latency_model lss                  # measured kernels of three GPUs
+    python -m benchmarks.latency_model experts PERF         # measured mixture of experts
     python -m benchmarks.latency_model aic                  # AIConfigurator's tables (extra)
     python -m benchmarks.latency_model vllm --plot runs/vllm.png
     python -m benchmarks.latency_model pair profile.csv traffic.csv
@@ -28,6 +29,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from benchmarks.experts import mixtures
 from benchmarks.trees import REFERENCES, TreesModel, fit_trees
 from slosched.core import BatchShape, LatencyModel, Limits
 from slosched.perfmodel import (
@@ -166,11 +168,22 @@ def lss_tasks(name: str, profile: Profile, skewed: Sequence[Measurement]) -> Ite
         if large:
             title = f"{name}: off the grid, more than 200,000 tokens of context"
             yield Task(title, train(grid), large, profile.provenance)
-    yield Task(f"{name}: decodes of unequal context", train(half), skewed, profile.provenance)
+    if skewed:
+        yield Task(f"{name}: decodes of unequal context", train(half), skewed, profile.provenance)
 
 
 def _context_tokens(measurement: Measurement) -> int:
     return sum(new + prior for new, prior in measurement.chunks)
+
+
+@app.command()
+def experts(
+    perf: Annotated[Path, typer.Argument(help="profiler/perf of a clone of LLMServingSim")],
+) -> None:
+    """Judge on steps of a mixture of experts, composed from measured kernels, without layers."""
+    for title, profile in mixtures(perf, _script("profiling/llmservingsim/compose.py")):
+        for task in lss_tasks(title, profile, ()):
+            judge(task)
 
 
 @app.command()

@@ -9,9 +9,10 @@ import numpy as np
 
 from slosched.perfmodel.columns import Array
 from slosched.perfmodel.errors import ErrorReport, FitError, by_regime, predictions, report_errors
+from slosched.perfmodel.fit_joint import fit_experts_joint, fit_profiled_joint
 from slosched.perfmodel.fit_layered import (
     FormUnfitError,
-    fit_profiled_joint,
+    fit_experts_separate,
     fit_profiled_separate,
     fit_roofline,
 )
@@ -49,7 +50,9 @@ FITTERS: Mapping[str, Fitter] = {
     "linear": lambda rows, _facts, _seed: _linear(rows, AttentionWork.EXACT),
     "roofline": lambda rows, _facts, seed: fit_roofline(rows, seed),
     "profiled-separate": lambda rows, _facts, seed: fit_profiled_separate(rows, seed),
+    "experts-separate": fit_experts_separate,
     "profiled-joint": fit_profiled_joint,
+    "experts-joint": fit_experts_joint,
 }
 """The fit of every form that is fast enough for a scheduler, the simplest form first."""
 

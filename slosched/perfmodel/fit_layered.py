@@ -1,10 +1,10 @@
-"""Fits of the layered forms: tables or a roofline for the layers, and attention by its kernels."""
+"""Fits of the layered forms with separate attention kernels, and what all layered fits share."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -12,157 +12,120 @@ from slosched.perfmodel.attention import (
     DECODE_PARAMETERS,
     PREFILL_PARAMETERS,
     DecodeAttention,
-    JointAttention,
-    JointKernel,
     PrefillAttention,
     SeparateAttention,
-    joint_parameters,
 )
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.errors import FitError
-from slosched.perfmodel.fit_layers import FreeKnots, FreeLayers, FreeRoofline
+from slosched.perfmodel.fit_layers import FreeExperts, FreeKnots, FreeLayers, FreeRoofline
 from slosched.perfmodel.fit_linear import fit_linear
-from slosched.perfmodel.layered import LayeredModel
+from slosched.perfmodel.layered import AnyLayers, LayeredModel
 from slosched.perfmodel.linear import LinearCoefficients
 from slosched.perfmodel.measurement import Measurement, Part
-from slosched.perfmodel.roofline import RooflineLayers
 from slosched.perfmodel.solve import Estimate, Parameter, solve
 from slosched.perfmodel.table import Table, monotone_table
 
-_MIN_PURE = 4
 _NO_REQUESTS = Table((1,), (0.0,))
-_DECODE_S = len(DECODE_PARAMETERS)
+NUM_DECODE = len(DECODE_PARAMETERS)
 
-_BaseParts = tuple[Table | RooflineLayers, Table]
-"""The tables of layers and of requests: the part of a step outside attention."""
+Fitted = tuple[LayeredModel, tuple[Estimate, ...]]
+Base = tuple[AnyLayers, Table]
+"""The layers and the table of requests: the part of a step outside attention."""
+FreeKind = Callable[[Columns, Array], FreeLayers]
+"""What makes free layers from the sums and the times of the steps to be fitted."""
 
 
 class FormUnfitError(FitError):
     """The profile lacks what this form needs; another form may still be fitted."""
 
 
-def fit_roofline(
-    measurements: Sequence[Measurement], seed: int
-) -> tuple[LayeredModel, tuple[Estimate, ...]]:
+def fit_roofline(measurements: Sequence[Measurement], seed: int) -> Fitted:
     """Fit roofline layers and separate attention."""
-    return _fit_all(measurements, FreeRoofline, seed)
+    return fit_free_separate(measurements, FreeRoofline, seed)
 
 
-def fit_profiled_separate(
-    measurements: Sequence[Measurement], seed: int
-) -> tuple[LayeredModel, tuple[Estimate, ...]]:
+def fit_profiled_separate(measurements: Sequence[Measurement], seed: int) -> Fitted:
     """Fit tabulated layers and separate attention."""
-    tables = _tables(measurements)
+    tables = operator_tables(measurements)
     if tables is None:
-        return _fit_all(measurements, FreeKnots, seed)
-    steps = _whole(measurements)
-    c, seconds = _columns(steps)
-    base = _base(tables, c)
+        return fit_free_separate(measurements, FreeKnots, seed)
+    steps = whole_steps(measurements)
+    c, seconds = columns(steps)
+    base = base_seconds(tables, c)
     solution = solve(
         lambda v: base + _separate(v).column_seconds(c),
         seconds,
-        _attention_parameters(steps),
+        attention_parameters(steps),
         seed=seed,
     )
     model = LayeredModel(tables[0], tables[1], _separate(solution.values))
-    return _with_swap(model, measurements, _separate_named(solution.estimates))
+    return with_swap(model, measurements, _separate_named(solution.estimates))
 
 
-def fit_profiled_joint(
+def fit_experts_separate(
     measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
-) -> tuple[LayeredModel, tuple[Estimate, ...]]:
-    """Fit tabulated layers and a joint attention kernel.
+) -> Fitted:
+    """Fit layers that read the experts they touch, and separate attention."""
+    return fit_free_separate(measurements, free_experts(provenance), seed)
 
-    The provenance must say `num_sms`, `num_query_heads` and `num_kv_heads` (of one device), since
-    waves of thread blocks depend on them. If the layers alone were not profiled, they are fitted
-    first, to the steps without a mix of chunks and decodes, where joint and separate kernels agree.
-    Raises FormUnfitError if a fact or a kind of step is missing.
+
+def free_experts(provenance: Mapping[str, str]) -> FreeKind:
+    """Return free layers of a mixture of experts, as the provenance describes it.
+
+    Raises FormUnfitError if the provenance does not say that the model is one.
     """
-    tiles_per_wave, group_size = _joint_facts(provenance)
-    steps = _whole(measurements)
-    decodes = [m for m in steps if not m.shape.num_prefills]
-    chunks = [m for m in steps if m.shape.num_prefills]
-    tables = _tables(measurements)
-    _check_kinds(steps, need_prefills=tables is None)
-    tables = tables or _tables_of_pure_steps(measurements, seed)
-    c, seconds = _columns(decodes)
-    base = _base(tables, c)
-    decode = solve(
-        lambda v: base + DecodeAttention(*v).column_seconds(c),
-        seconds,
-        _attention_parameters(steps)[:_DECODE_S],
-        seed=seed,
+    why = "how many experts a step touches depends on"
+    per_token, total = (
+        fact(provenance, name, why) for name in ("num_experts_per_token", "num_experts")
     )
-    alone = DecodeAttention(*decode.values.tolist())
-    c2, seconds2 = _columns(chunks)
-    base2 = _base(tables, c2)
-    parameters = joint_parameters(alone, tiles_per_wave)
-
-    def kernel(values: Array) -> JointKernel:
-        named = {p.name: v for p, v in zip(parameters, values.tolist(), strict=True)}
-        return JointKernel(tiles_per_wave=tiles_per_wave, group_size=group_size, **named)
-
-    joint = solve(lambda v: base2 + kernel(v).column_seconds(c2), seconds2, parameters, seed=seed)
-    model = LayeredModel(tables[0], tables[1], JointAttention(kernel(joint.values), alone))
-    estimates = (*_named("decode", decode.estimates), *_named("kernel", joint.estimates))
-    return _with_swap(model, measurements, estimates)
-
-
-def _joint_facts(provenance: Mapping[str, str]) -> tuple[float, float]:
-    try:
-        sms, heads, kv_heads = (
-            float(provenance[name]) for name in ("num_sms", "num_query_heads", "num_kv_heads")
-        )
-    except KeyError as error:
+    if not 0 < per_token < total:
         raise FormUnfitError(
-            f"a joint kernel's waves depend on {error.args[0]}, which the provenance does not say"
+            f"{why} how many there are: {per_token:g} of {total:g} for each token are no mixture"
+        )
+    return partial(FreeExperts, per_token / total)
+
+
+def fact(provenance: Mapping[str, str], name: str, why: str) -> float:
+    """Return a number that the profile's provenance says, or raise FormUnfitError."""
+    try:
+        return float(provenance[name])
+    except KeyError as error:
+        raise FormUnfitError(f"{why} {name}, which the provenance does not say") from error
+    except ValueError as error:
+        raise FormUnfitError(
+            f"{why} {name}, and {provenance[name]!r} in the provenance is not a number"
         ) from error
-    return sms / heads, heads / kv_heads
 
 
-def _check_kinds(steps: Sequence[Measurement], *, need_prefills: bool) -> None:
-    """Raise FormUnfitError if there are too few steps of one kind alone.
-
-    The kernel of decodes is fitted to steps of decodes alone. Layers that were not profiled are
-    fitted to steps of decodes alone and of prefill chunks alone.
-    """
-    counts = Counter(m.regime for m in steps)
-    needed = {"decode": _MIN_PURE, **({"prefill": _MIN_PURE} if need_prefills else {})}
-    for regime, least in needed.items():
-        if counts[regime] < least:
-            raise FormUnfitError(
-                f"joint kernels are told from the rest by at least {least} steps of {regime} "
-                f"alone, and {counts[regime]} are there to be fitted"
-            )
-
-
-def _named(part: str, estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
+def named(part: str, estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
     """Put the part's name in front of each estimate's, since several parts share names."""
     return tuple(replace(e, name=f"{part}: {e.name}") for e in estimates)
 
 
 def _separate_named(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
     return (
-        *_named("decode", estimates[:_DECODE_S]),
-        *_named("prefill", estimates[_DECODE_S:]),
+        *named("decode", estimates[:NUM_DECODE]),
+        *named("prefill", estimates[NUM_DECODE:]),
     )
 
 
-def _whole(measurements: Sequence[Measurement]) -> list[Measurement]:
+def whole_steps(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Return the measurements of whole steps without swaps."""
     return [m for m in measurements if m.part is Part.STEP and not m.num_swapped_blocks]
 
 
-def _columns(measurements: Sequence[Measurement]) -> tuple[Columns, Array]:
+def columns(measurements: Sequence[Measurement]) -> tuple[Columns, Array]:
+    """Return the sums of the batches, and their times."""
     return Columns([m.shape for m in measurements]), np.array([m.seconds for m in measurements])
 
 
-def _base(tables: _BaseParts, c: Columns) -> Array:
-    layers, requests = tables
+def base_seconds(base: Base, c: Columns) -> Array:
+    """Return the seconds of steps without their attention."""
+    layers, requests = base
     return layers.at(c.num_tokens) + requests.at(c.num_reqs)
 
 
-def _tables(measurements: Sequence[Measurement]) -> _BaseParts | None:
+def operator_tables(measurements: Sequence[Measurement]) -> Base | None:
     """Return the tables of layers and requests that a profiler of single operators measured.
 
     Returns None if the layers were not measured apart from attention.
@@ -184,28 +147,17 @@ def _tables(measurements: Sequence[Measurement]) -> _BaseParts | None:
     )
 
 
-def _tables_of_pure_steps(measurements: Sequence[Measurement], seed: int) -> _BaseParts:
-    pure = [m for m in measurements if m.regime != "mixed"]
-    model, _ = _fit_all(pure, FreeKnots, seed)
-    return model.layers, model.requests
-
-
-def _fit_all(
-    measurements: Sequence[Measurement],
-    free: Callable[[Columns, Array], FreeLayers],
-    seed: int,
-) -> tuple[LayeredModel, tuple[Estimate, ...]]:
+def fit_free_separate(measurements: Sequence[Measurement], free: FreeKind, seed: int) -> Fitted:
     """Fit layers, requests and separate attention together."""
     rows = [m for m in measurements if not m.num_swapped_blocks]
-    c, seconds = _columns(rows)
+    c, seconds = columns(rows)
     layers = free(c, seconds)
     attends = np.array([m.part is Part.STEP for m in rows])
     num_layers = len(layers.parameters)
-    request_s = 0.01 * float(seconds.min())
     parameters = (
         *layers.parameters,
-        Parameter("per_request_s", request_s, 1e-4 * request_s, 1e3 * request_s),
-        *_attention_parameters(_whole(rows)),
+        request_parameter(seconds),
+        *attention_parameters(whole_steps(rows)),
     )
 
     def predict(values: Array) -> Array:
@@ -218,24 +170,34 @@ def _fit_all(
     values = solution.values
     model = LayeredModel(
         layers.build(values[:num_layers]),
-        Table((1, 2), (0.0, float(values[num_layers]))),
+        request_table(float(values[num_layers])),
         _separate(values[num_layers + 1 :]),
     )
     estimates = solution.estimates
-    named = (
-        *_named("layers", estimates[:num_layers]),
+    by_part = (
+        *named("layers", estimates[:num_layers]),
         estimates[num_layers],
         *_separate_named(estimates[num_layers + 1 :]),
     )
-    return _with_swap(model, measurements, named)
+    return with_swap(model, measurements, by_part)
+
+
+def request_parameter(seconds: Array) -> Parameter:
+    """Return the parameter of the time that each request after the first one takes."""
+    request_s = 0.01 * float(seconds.min())
+    return Parameter("per_request_s", request_s, 1e-4 * request_s, 1e3 * request_s)
+
+
+def request_table(per_request_s: float) -> Table:
+    return Table((1, 2), (0.0, per_request_s))
 
 
 def _separate(values: Array) -> SeparateAttention:
-    decode, prefill = values[:_DECODE_S].tolist(), values[_DECODE_S:].tolist()
+    decode, prefill = values[:NUM_DECODE].tolist(), values[NUM_DECODE:].tolist()
     return SeparateAttention(PrefillAttention(*prefill), DecodeAttention(*decode))
 
 
-def _attention_parameters(steps: Sequence[Measurement]) -> tuple[Parameter, ...]:
+def attention_parameters(steps: Sequence[Measurement]) -> tuple[Parameter, ...]:
     """Return the parameters of separate attention, started from a fit of the linear formula."""
     linear = fit_linear(steps)[0].coefficients
     starts = {
@@ -262,9 +224,9 @@ def _launches(linear: LinearCoefficients, steps: Sequence[Measurement]) -> dict[
     }
 
 
-def _with_swap(
+def with_swap(
     model: LayeredModel, measurements: Sequence[Measurement], estimates: tuple[Estimate, ...]
-) -> tuple[LayeredModel, tuple[Estimate, ...]]:
+) -> Fitted:
     """Fit C6, the time per swapped block, to what the model leaves unexplained of swap steps."""
     swaps = [m for m in measurements if m.num_swapped_blocks]
     if not swaps:

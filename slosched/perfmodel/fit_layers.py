@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from slosched.perfmodel.columns import Array, Columns
+from slosched.perfmodel.experts import ExpertLayers
 from slosched.perfmodel.roofline import RooflineLayers, roofline_parameters
 from slosched.perfmodel.solve import Parameter
 from slosched.perfmodel.table import Table
@@ -19,7 +20,7 @@ class FreeLayers(Protocol):
 
     parameters: tuple[Parameter, ...]
 
-    def build(self, values: Array) -> Table | RooflineLayers: ...
+    def build(self, values: Array) -> Table | RooflineLayers | ExpertLayers: ...
 
 
 class FreeRoofline:
@@ -57,6 +58,26 @@ class FreeKnots:
 
     def build(self, values: Array) -> Table:
         return Table(self._counts, tuple(np.cumsum(values).tolist()))
+
+
+class FreeExperts:
+    """The experts that are touched, and knots for the rest."""
+
+    def __init__(self, share_per_token: float, c: Columns, seconds: Array) -> None:
+        self._share_per_token = share_per_token
+        self._rest = FreeKnots(c, seconds)
+        fastest_s = float(seconds.min())
+        self.parameters = (
+            Parameter("experts_s", 4 * fastest_s, 0.01 * fastest_s, 100 * fastest_s),
+            Parameter("evenness", 2, 0.1, 100, weight=0.05),
+            *self._rest.parameters,
+        )
+
+    def build(self, values: Array) -> ExpertLayers:
+        experts_s, evenness = values[:2].tolist()
+        return ExpertLayers(
+            experts_s, evenness, self._share_per_token, self._rest.build(values[2:])
+        )
 
 
 def _token_s(c: Columns, seconds: Array) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slosched.perfmodel.errors import ErrorReport
 from slosched.perfmodel.fit import FitReport
 from slosched.perfmodel.linear import LinearModel
@@ -22,13 +24,21 @@ def choice(report: FitReport) -> str:
         (
             f"{said}; the least held-out error of {len(form_rows(report))} forms, ties to the "
             "simplest",
-            *(
-                f"{form} was not fitted: {why}"
-                for form, why in report.considered.items()
-                if isinstance(why, str)
-            ),
+            *_left_out(report.considered),
         )
     )
+
+
+def _left_out(considered: Mapping[str, ErrorReport | str]) -> list[str]:
+    """Name the forms that were not fitted, those with the same reason in one sentence."""
+    by_reason: dict[str, list[str]] = {}
+    for form, why in considered.items():
+        if isinstance(why, str):
+            by_reason.setdefault(why, []).append(form)
+    return [
+        f"{' and '.join(forms)} {'was' if len(forms) == 1 else 'were'} not fitted: {why}"
+        for why, forms in by_reason.items()
+    ]
 
 
 def form_rows(report: FitReport) -> list[tuple[str, ...]]:

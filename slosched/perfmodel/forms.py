@@ -14,7 +14,9 @@ READERS: Mapping[str, Callable[..., FittedModel]] = {
     "linear-literal": linear_from,
     "roofline": layered_from,
     "profiled-separate": layered_from,
+    "experts-separate": layered_from,
     "profiled-joint": layered_from,
+    "experts-joint": layered_from,
 }
 """For each form, the function that makes a model from its `parameters()`."""
 

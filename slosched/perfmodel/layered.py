@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from slosched.perfmodel.attention import (
     SeparateAttention,
 )
 from slosched.perfmodel.columns import Array, Columns
+from slosched.perfmodel.experts import ExpertLayers
 from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.roofline import RooflineLayers
 from slosched.perfmodel.table import Table
@@ -25,11 +26,8 @@ _MAX_READY = 16_384
 """Counts of tokens and of requests up to which times are computed when a model is made."""
 
 
-class Layers(Protocol):
-    """Seconds of all that depends on a count alone; they never fall as the count grows."""
-
-    def at(self, counts: Array) -> Array:
-        """Return the seconds at each of `counts`."""
+AnyLayers = Table | RooflineLayers | ExpertLayers
+"""Seconds of all that depends on a count alone; they never fall as the count grows."""
 
 
 @dataclass(eq=False)
@@ -37,11 +35,12 @@ class LayeredModel(FittedModel):
     """T = layers(t + Bd) + requests(N + Bd) + attention(shape) + C6·num_swap.
 
     t is the tokens of the prefill chunks, N the number of chunks, and Bd the number of decodes.
-    `layers` is a table that was profiled, or a roofline. `attention` follows the backend's kernels.
-    `requests` is what each request costs outside both, in the language head and in sampling.
+    `layers` is a table that was profiled, a roofline, or the experts that are touched and a table.
+    `attention` follows the backend's kernels. `requests` is what each request costs outside both,
+    in the language head and in sampling.
     """
 
-    layers: Table | RooflineLayers
+    layers: AnyLayers
     requests: Table
     attention: SeparateAttention | JointAttention
     per_swapped_block_s: float = 0.0
@@ -59,7 +58,7 @@ class LayeredModel(FittedModel):
     def form(self) -> str:
         if isinstance(self.layers, RooflineLayers):
             return "roofline"
-        return f"profiled-{self.attention.kind}"
+        return f"{self.layers.kind}-{self.attention.kind}"
 
     @property
     def swapped_block_s(self) -> float:
@@ -129,8 +128,12 @@ def _rebuilt(
     return layered_from(parameters, provenance=provenance, held_out_error=error)
 
 
-def _layers_from(values: Mapping[str, Any]) -> Table | RooflineLayers:
-    return _table_from(values) if "counts" in values else RooflineLayers(**values)
+def _layers_from(values: Mapping[str, Any]) -> AnyLayers:
+    if "counts" in values:
+        return _table_from(values)
+    if "experts_s" in values:
+        return ExpertLayers(**{**values, "rest": _table_from(values["rest"])})
+    return RooflineLayers(**values)
 
 
 def _table_from(values: Mapping[str, Any]) -> Table:

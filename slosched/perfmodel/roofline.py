@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,6 +22,7 @@ class RooflineLayers:
     wrong by up to half at the knee.
     """
 
+    kind: ClassVar[str] = "roofline"
     constant_s: float
     weights_s: float
     per_token_s: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ class Table:
     `slope_s`.
     """
 
+    kind: ClassVar[str] = "profiled"
     counts: tuple[int, ...]
     times_s: tuple[float, ...]
 

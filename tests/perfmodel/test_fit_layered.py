@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from factories import make_model
 from synthetic_steps import make_measurements, random_batches
-from test_layered import FORMS, JOINT, REQUESTS, SEPARATE, TABLE
+from test_layered import EXPERTS, FORMS, JOINT, REQUESTS, SEPARATE, TABLE
 
 from slosched.perfmodel import (
+    FITTERS,
     FitError,
     FittedModel,
     LayeredModel,
@@ -22,16 +23,20 @@ from slosched.perfmodel import (
     fit,
 )
 from slosched.perfmodel.errors import ErrorReport, evaluate
+from slosched.perfmodel.experts import ExpertLayers
 from slosched.perfmodel.split import folds
 from slosched.perfmodel.table import Table
 
 NOISE = 0.02
 MEAN_NOISE = 100 * NOISE * math.sqrt(2 / math.pi)
 FACTS = {"num_sms": "128", "num_query_heads": "32", "num_kv_heads": "8"}
+EXPERT_FACTS = {**FACTS, "num_experts": "128", "num_experts_per_token": "8"}
 STAIRS = Table((1, 64, 96, 256, 384, 2048), (0.010, 0.0102, 0.018, 0.0185, 0.035, 0.11))
 """Layer times with jumps, as of GEMM kernels that change at some sizes; no roofline fits them."""
 SEPARATE_TRUTH = LayeredModel(TABLE, REQUESTS, SEPARATE, per_swapped_block_s=2e-5)
 JOINT_TRUTH = LayeredModel(TABLE, REQUESTS, JOINT)
+EXPERTS_TRUTH = LayeredModel(EXPERTS, REQUESTS, SEPARATE)
+EXPERTS_JOINT_TRUTH = LayeredModel(EXPERTS, REQUESTS, JOINT)
 
 
 def layers_rows(model: LayeredModel) -> list[Measurement]:
@@ -81,8 +86,10 @@ def fresh(truth: FittedModel) -> tuple[Measurement, ...]:
         ("roofline", FORMS["roofline"], False, 1.5),
         ("profiled-separate", SEPARATE_TRUTH, False, 1.5),
         ("profiled-separate", SEPARATE_TRUTH, True, 1.0),
-        ("profiled-joint", JOINT_TRUTH, False, 3.0),
+        ("experts-separate", EXPERTS_TRUTH, False, 1.5),
+        ("profiled-joint", JOINT_TRUTH, False, 2.0),
         ("profiled-joint", JOINT_TRUTH, True, 1.0),
+        ("experts-joint", EXPERTS_JOINT_TRUTH, False, 2.0),
     ],
 )
 def test_a_form_is_recovered_from_noisy_times_of_a_device_of_that_form(
@@ -93,7 +100,7 @@ def test_a_form_is_recovered_from_noisy_times_of_a_device_of_that_form(
     `allowed` is the largest mean error on those new batches, in percent.
     """
     rows = layers_rows(truth) if with_layers and isinstance(truth, LayeredModel) else ()
-    report = fit(profile_of(truth, rows=rows), form, num_folds=2)
+    report = fit(profile_of(truth, rows=rows, facts=EXPERT_FACTS), form, num_folds=2)
     assert report.model.form == form
     assert report.held_out.count == 120, "layers are fitted, but no steps to be judged on"
     assert report.held_out.mape < MEAN_NOISE * 1.15 + allowed / 2
@@ -144,9 +151,7 @@ def test_auto_takes_the_formula_where_the_formula_is_right() -> None:
     """Every form can follow a linear device; among nearly equal forms the simplest is chosen."""
     report = fit(profile_of(make_model(), count=90), num_folds=2)
     assert report.model.form == "linear"
-    assert set(report.considered) == {
-        "linear-literal", "linear", "roofline", "profiled-separate", "profiled-joint",
-    }  # fmt: skip
+    assert set(report.considered) == set(FITTERS)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +167,37 @@ def test_auto_takes_the_layered_form_that_the_device_has(truth: LayeredModel, fo
     errors = {n: e.mape for n, e in report.considered.items() if isinstance(e, ErrorReport)}
     assert errors[form] < 0.7 * errors["linear"]
     assert errors[form] <= 1.05 * min(errors.values())
+
+
+def test_steps_alone_show_which_experts_are_read() -> None:
+    """A mixture of eight experts touches all within a few tokens, between a table's knots."""
+    few = ExpertLayers(0.03, 50.0, 2 / 8, Table((1, 64, 2048), (0.003, 0.004, 0.06)))
+    truth = LayeredModel(few, REQUESTS, SEPARATE)
+    batches = [*random_batches(90), *(((1, 64 * n),) * n for n in (1, 2, 4, 12, 16))]
+    steps = make_measurements(batches, truth, NOISE)
+    judged = make_measurements([((1, 900),) * n for n in range(1, 16)], truth)
+    facts = {"num_experts": "8", "num_experts_per_token": "2"}
+    errors = {
+        form: evaluate(FITTERS[form](steps, facts, 0)[0], judged).max
+        for form in ("linear", "roofline", "profiled-separate", "experts-separate")
+    }
+    assert errors["experts-separate"] < 5
+    assert min(errors["linear"], errors["roofline"]) > 25
+    assert errors["profiled-separate"] > 2 * errors["experts-separate"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "depends on num_experts_per_token, which the provenance does not say"),
+        ({"num_experts_per_token": "8"}, "depends on num_experts, which the provenance does not"),
+        ({"num_experts_per_token": "8", "num_experts": "8"}, "8 of 8 for each token"),
+        ({"num_experts_per_token": "top", "num_experts": "8"}, "'top' in the provenance is not a"),
+    ],
+)
+def test_experts_are_not_guessed(facts: dict[str, str], said: str) -> None:
+    with pytest.raises(FitError, match=said):
+        fit(profile_of(make_model(), count=60, facts=facts), "experts-separate")
 
 
 def test_without_facts_about_the_gpu_a_joint_kernel_is_skipped_and_refused_by_name() -> None:

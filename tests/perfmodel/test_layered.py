@@ -41,6 +41,7 @@ from slosched.perfmodel.attention.smooth import (
     smooth_max_of_two,
 )
 from slosched.perfmodel.columns import Columns
+from slosched.perfmodel.experts import ExpertLayers
 from slosched.perfmodel.linear import AttentionWork
 from slosched.perfmodel.roofline import RooflineLayers
 from slosched.perfmodel.table import Table
@@ -48,6 +49,7 @@ from slosched.perfmodel.table import Table
 TABLE = Table((1, 16, 64, 256, 2048), (0.014, 0.0142, 0.0143, 0.021, 0.11))
 REQUESTS = Table((1, 8, 128), (0.0, 1e-4, 2e-3))
 ROOFLINE = RooflineLayers(1e-3, 0.012, 5e-5, 2e-4, 3.0)
+EXPERTS = ExpertLayers(0.03, 1.5, 8 / 128, Table((1, 64, 2048), (0.003, 0.004, 0.02)))
 DECODE = DecodeAttention(3e-4, 6e-6, 1.5e-7, 1e-8)
 PREFILL = PrefillAttention(2e-4, 1e-6, 4e-9, 5e-8)
 SEPARATE = SeparateAttention(PREFILL, DECODE)
@@ -60,7 +62,9 @@ FORMS: dict[str, FittedModel] = {
     "linear-literal": LinearModel(make_model().coefficients, AttentionWork.LITERAL),
     "roofline": LayeredModel(ROOFLINE, REQUESTS, SEPARATE, 2e-5),
     "profiled-separate": LayeredModel(TABLE, REQUESTS, SEPARATE, 2e-5),
+    "experts-separate": LayeredModel(EXPERTS, REQUESTS, SEPARATE, 2e-5),
     "profiled-joint": LayeredModel(TABLE, REQUESTS, JOINT, 2e-5),
+    "experts-joint": LayeredModel(EXPERTS, REQUESTS, JOINT, 2e-5),
 }
 LAYERED = {name: model for name, model in FORMS.items() if isinstance(model, LayeredModel)}
 
@@ -218,7 +222,7 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("form", [form for form in FORMS if form != "profiled-joint"])
+@pytest.mark.parametrize("form", [form for form in FORMS if not form.endswith("-joint")])
 @given(batch=batches, n=st.integers(0, 8192))
 def test_more_work_never_makes_a_step_faster(form: str, change: str, batch: Chunks, n: int) -> None:
     # A decode that becomes a chunk moves to another kernel, so it is left out here.
@@ -285,6 +289,6 @@ def test_adding_a_request_and_asking_takes_two_microseconds(
 
     benchmark.pedantic(add_and_ask, setup=fresh, rounds=10_000, warmup_rounds=50)
     limit_s = MAX_ADD_AND_PREDICT_S
-    if form == "profiled-joint":
+    if form.endswith("-joint"):
         limit_s = MAX_JOINT_S["chunk" if new > 1 else "decode"]
     assert benchmark.stats.stats.min / NUM_ADDED < slowed(limit_s)

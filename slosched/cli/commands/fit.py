@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,11 +13,15 @@ from slosched.cli.console import console, table
 from slosched.perfmodel import (
     AUTO,
     FITTERS,
+    ErrorReport,
     FitReport,
+    LinearModel,
+    Profile,
     read_profile,
     save_model,
 )
 from slosched.perfmodel import fit as fit_model
+from slosched.perfmodel.diagnosis import why_not_linear
 from slosched.perfmodel.fit_report import (
     ERROR_COLUMNS,
     FORM_COLUMNS,
@@ -55,17 +60,27 @@ def fit(
     - `roofline`: the slower of reading the weights and multiplying the tokens
     - `profiled-separate` and `profiled-joint`: a table of the layers' times, plus prefill and
       decode attention whose times add up (separate) or not, as in FlashAttention-2 (joint)
+    - `experts-separate` and `experts-joint`: the same for a mixture of experts, where a step reads
+      the weights of the experts that its tokens touch. The profile has to say `num_experts` and
+      `num_experts_per_token`
     - `auto`: fits all of them and takes the one with the least held-out error
+
+    With `--form linear`, the last line says if another form is clearly better, and why.
 
     Examples:
 
     - `slosched fit profile.csv -o model.json --plot fit.png`
     - `slosched fit profile.csv --form linear`
     """
-    report = fit_model(read_profile(profile), form, seed=seed)
+    measured = read_profile(profile)
+    report = fit_model(measured, form, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_model(report.model, out)
     print_fit(report)
+    if isinstance(report.model, LinearModel):
+        better = why_not_linear(_considered(measured, report, seed), report.model.form)
+        if better is not None:
+            console.print(better)
     if plot is not None:
         from slosched.cli.figures import plot_fit  # importing matplotlib takes seconds
 
@@ -73,6 +88,13 @@ def fit(
         plot_fit(report).savefig(plot, dpi=150)
         console.print(f"wrote {plot}")
     console.print(f"wrote {out}")
+
+
+def _considered(profile: Profile, report: FitReport, seed: int) -> Mapping[str, ErrorReport | str]:
+    """Return the held-out errors of all forms, fitting those that the report leaves out."""
+    if len(report.considered) > 1:
+        return report.considered
+    return fit_model(profile, AUTO, seed=seed).considered
 
 
 def print_fit(report: FitReport) -> None:

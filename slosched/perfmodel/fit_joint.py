@@ -1,0 +1,182 @@
+"""Fits of the layered forms whose attention is one kernel for chunks and decodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from slosched.perfmodel.attention import DecodeAttention, JointAttention, JointKernel
+from slosched.perfmodel.attention.joint import joint_parameters
+from slosched.perfmodel.columns import Array
+from slosched.perfmodel.fit_layered import (
+    NUM_DECODE,
+    Base,
+    Fitted,
+    FormUnfitError,
+    FreeKind,
+    attention_parameters,
+    base_seconds,
+    columns,
+    fact,
+    fit_free_separate,
+    free_experts,
+    named,
+    operator_tables,
+    request_parameter,
+    request_table,
+    whole_steps,
+    with_swap,
+)
+from slosched.perfmodel.fit_layers import FreeKnots
+from slosched.perfmodel.layered import LayeredModel
+from slosched.perfmodel.measurement import Measurement
+from slosched.perfmodel.solve import Estimate, Parameter, solve
+
+_MIN_PURE = 4
+
+
+def fit_profiled_joint(
+    measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
+) -> Fitted:
+    """Fit tabulated layers and a joint attention kernel.
+
+    The provenance must say `num_sms`, `num_query_heads` and `num_kv_heads` (of one device), since
+    waves of thread blocks depend on them. Raises FormUnfitError if a fact or a kind of step is
+    missing.
+    """
+    grid = _Grid.of(provenance)
+    tables = operator_tables(measurements)
+    if tables is None:
+        return _fit_free_joint(measurements, FreeKnots, grid, seed)
+    steps = whole_steps(measurements)
+    _check_kinds(steps, ("decode",))
+    decode, decode_estimates = _fit_decodes(steps, tables, seed)
+    chunks = [m for m in steps if m.shape.num_prefills]
+    c, seconds = columns(chunks)
+    base = base_seconds(tables, c)
+    parameters = joint_parameters(decode, grid.tiles_per_wave)
+    solution = solve(
+        lambda v: base + grid.kernel(parameters, v).column_seconds(c),
+        seconds,
+        parameters,
+        seed=seed,
+    )
+    kernel = grid.kernel(parameters, solution.values)
+    model = LayeredModel(tables[0], tables[1], JointAttention(kernel, decode))
+    estimates = (*decode_estimates, *named("kernel", solution.estimates))
+    return with_swap(model, measurements, estimates)
+
+
+def fit_experts_joint(
+    measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
+) -> Fitted:
+    """Fit layers that read the experts they touch, and a joint attention kernel.
+
+    It needs the same facts as `fit_profiled_joint`, and those of the experts.
+    """
+    free = free_experts(provenance)
+    return _fit_free_joint(measurements, free, _Grid.of(provenance), seed)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """What the GPU and the model say about the launch of a joint kernel."""
+
+    tiles_per_wave: float
+    group_size: float
+
+    @classmethod
+    def of(cls, provenance: Mapping[str, str]) -> _Grid:
+        sms, heads, kv_heads = (
+            fact(provenance, name, "a joint kernel's waves depend on")
+            for name in ("num_sms", "num_query_heads", "num_kv_heads")
+        )
+        return cls(sms / heads, heads / kv_heads)
+
+    def kernel(self, parameters: Sequence[Parameter], values: Array) -> JointKernel:
+        fitted = {p.name: v for p, v in zip(parameters, values.tolist(), strict=True)}
+        return JointKernel(tiles_per_wave=self.tiles_per_wave, group_size=self.group_size, **fitted)
+
+
+def _check_kinds(steps: Sequence[Measurement], needed: Sequence[str]) -> None:
+    """Raise FormUnfitError if there are too few steps of one kind alone.
+
+    The kernel of decodes is fitted to steps of decodes alone. Layers that were not profiled are
+    fitted to steps of decodes alone and of prefill chunks alone, before the mixed steps join.
+    """
+    counts = Counter(m.regime for m in steps)
+    for regime in needed:
+        if counts[regime] < _MIN_PURE:
+            raise FormUnfitError(
+                f"joint kernels are told from the rest by at least {_MIN_PURE} steps of {regime} "
+                f"alone, and {counts[regime]} are there to be fitted"
+            )
+
+
+def _fit_decodes(
+    steps: Sequence[Measurement], base: Base, seed: int
+) -> tuple[DecodeAttention, tuple[Estimate, ...]]:
+    """Fit the kernel of decodes to the steps of decodes alone."""
+    c, seconds = columns([m for m in steps if not m.shape.num_prefills])
+    base_s = base_seconds(base, c)
+    solution = solve(
+        lambda v: base_s + DecodeAttention(*v).column_seconds(c),
+        seconds,
+        attention_parameters(steps)[:NUM_DECODE],
+        seed=seed,
+    )
+    return DecodeAttention(*solution.values.tolist()), named("decode", solution.estimates)
+
+
+def _fit_free_joint(
+    measurements: Sequence[Measurement], free: FreeKind, grid: _Grid, seed: int
+) -> Fitted:
+    """Fit layers, requests, the kernel of decodes and the joint kernel together.
+
+    It starts from the decode kernel that steps of one kind alone show, where joint and separate
+    kernels agree; from there, other starts found nothing better.
+    """
+    steps = whole_steps(measurements)
+    _check_kinds(steps, ("decode", "prefill"))
+    pure = [m for m in steps if m.regime != "mixed"]
+    first, _ = fit_free_separate(pure, free, seed)
+    alone, _ = _fit_decodes(steps, (first.layers, first.requests), seed)
+    c, seconds = columns(steps)
+    layers = free(c, seconds)
+    kernel = joint_parameters(alone, grid.tiles_per_wave)
+    decode = [
+        replace(p, start=start)
+        for p, start in zip(
+            attention_parameters(steps)[:NUM_DECODE], vars(alone).values(), strict=True
+        )
+    ]
+    parameters = (*layers.parameters, request_parameter(seconds), *decode, *kernel)
+    ends = np.cumsum([len(layers.parameters), 1, NUM_DECODE]).tolist()
+
+    def parts(values: Array) -> tuple[Base, JointAttention]:
+        of_layers, [per_request_s], of_decode, of_kernel = np.split(values, ends)
+        attention = JointAttention(
+            grid.kernel(kernel, of_kernel), DecodeAttention(*of_decode.tolist())
+        )
+        return (layers.build(of_layers), request_table(float(per_request_s))), attention
+
+    def predict(values: Array) -> Array:
+        base, attention = parts(values)
+        return base_seconds(base, c) + attention.column_seconds(c)
+
+    solution = solve(predict, seconds, parameters, num_starts=1, seed=seed)
+    base, attention = parts(solution.values)
+    of_layers, [of_request], of_decode, of_kernel = (
+        solution.estimates[low:high]
+        for low, high in zip([0, *ends], [*ends, len(parameters)], strict=True)
+    )
+    estimates = (
+        *named("layers", of_layers),
+        of_request,
+        *named("decode", of_decode),
+        *named("kernel", of_kernel),
+    )
+    return with_swap(LayeredModel(*base, attention), measurements, estimates)
