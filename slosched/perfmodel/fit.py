@@ -48,8 +48,8 @@ def _linear(rows: Sequence[Measurement], work: AttentionWork) -> Fitted:
 FITTERS: Mapping[str, Fitter] = {
     "linear-literal": lambda rows, _facts, _seed: _linear(rows, AttentionWork.LITERAL),
     "linear": lambda rows, _facts, _seed: _linear(rows, AttentionWork.EXACT),
-    "roofline": lambda rows, _facts, seed: fit_roofline(rows, seed),
-    "profiled-separate": lambda rows, _facts, seed: fit_profiled_separate(rows, seed),
+    "roofline": fit_roofline,
+    "profiled-separate": fit_profiled_separate,
     "experts-separate": fit_experts_separate,
     "profiled-joint": fit_profiled_joint,
     "experts-joint": fit_experts_joint,

@@ -16,7 +16,6 @@ from slosched.perfmodel.fit_layered import (
     Base,
     Fitted,
     FormUnfitError,
-    FreeKind,
     attention_parameters,
     base_seconds,
     columns,
@@ -30,7 +29,8 @@ from slosched.perfmodel.fit_layered import (
     whole_steps,
     with_swap,
 )
-from slosched.perfmodel.fit_layers import FreeKnots
+from slosched.perfmodel.fit_layers import FreeKind, FreeKnots, free_layers
+from slosched.perfmodel.graphs import graph_sizes_of
 from slosched.perfmodel.layered import LayeredModel
 from slosched.perfmodel.measurement import Measurement
 from slosched.perfmodel.solve import Estimate, Parameter, solve
@@ -48,9 +48,10 @@ def fit_profiled_joint(
     missing.
     """
     grid = _Grid.of(provenance)
-    tables = operator_tables(measurements)
+    graph_sizes = graph_sizes_of(provenance)
+    tables = operator_tables(measurements, graph_sizes)
     if tables is None:
-        return _fit_free_joint(measurements, FreeKnots, grid, seed)
+        return _fit_free_joint(measurements, FreeKnots, graph_sizes, grid, seed)
     steps = whole_steps(measurements)
     _check_kinds(steps, ("decode",))
     decode, decode_estimates = _fit_decodes(steps, tables, seed)
@@ -77,8 +78,8 @@ def fit_experts_joint(
 
     It needs the same facts as `fit_profiled_joint`, and those of the experts.
     """
-    free = free_experts(provenance)
-    return _fit_free_joint(measurements, free, _Grid.of(provenance), seed)
+    experts, graph_sizes = free_experts(provenance), graph_sizes_of(provenance)
+    return _fit_free_joint(measurements, experts, graph_sizes, _Grid.of(provenance), seed)
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,11 @@ def _fit_decodes(
 
 
 def _fit_free_joint(
-    measurements: Sequence[Measurement], free: FreeKind, grid: _Grid, seed: int
+    measurements: Sequence[Measurement],
+    kind: FreeKind,
+    graph_sizes: tuple[int, ...],
+    grid: _Grid,
+    seed: int,
 ) -> Fitted:
     """Fit layers, requests, the kernel of decodes and the joint kernel together.
 
@@ -142,10 +147,10 @@ def _fit_free_joint(
     steps = whole_steps(measurements)
     _check_kinds(steps, ("decode", "prefill"))
     pure = [m for m in steps if m.regime != "mixed"]
-    first, _ = fit_free_separate(pure, free, seed)
+    first, _ = fit_free_separate(pure, kind, graph_sizes, seed)
     alone, _ = _fit_decodes(steps, (first.layers, first.requests), seed)
     c, seconds = columns(steps)
-    layers = free(c, seconds)
+    layers = free_layers(kind, graph_sizes, c, seconds)
     kernel = joint_parameters(alone, grid.tiles_per_wave)
     decode = [
         replace(p, start=start)

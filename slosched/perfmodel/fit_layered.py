@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,8 +17,15 @@ from slosched.perfmodel.attention import (
 )
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.errors import FitError
-from slosched.perfmodel.fit_layers import FreeExperts, FreeKnots, FreeLayers, FreeRoofline
+from slosched.perfmodel.fit_layers import (
+    FreeExperts,
+    FreeKind,
+    FreeKnots,
+    FreeRoofline,
+    free_layers,
+)
 from slosched.perfmodel.fit_linear import fit_linear
+from slosched.perfmodel.graphs import PaddedLayers, graph_sizes_of
 from slosched.perfmodel.layered import AnyLayers, LayeredModel
 from slosched.perfmodel.linear import LinearCoefficients
 from slosched.perfmodel.measurement import Measurement, Part
@@ -31,24 +38,27 @@ NUM_DECODE = len(DECODE_PARAMETERS)
 Fitted = tuple[LayeredModel, tuple[Estimate, ...]]
 Base = tuple[AnyLayers, Table]
 """The layers and the table of requests: the part of a step outside attention."""
-FreeKind = Callable[[Columns, Array], FreeLayers]
-"""What makes free layers from the sums and the times of the steps to be fitted."""
 
 
 class FormUnfitError(FitError):
     """The profile lacks what this form needs; another form may still be fitted."""
 
 
-def fit_roofline(measurements: Sequence[Measurement], seed: int) -> Fitted:
+def fit_roofline(
+    measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
+) -> Fitted:
     """Fit roofline layers and separate attention."""
-    return fit_free_separate(measurements, FreeRoofline, seed)
+    return fit_free_separate(measurements, FreeRoofline, graph_sizes_of(provenance), seed)
 
 
-def fit_profiled_separate(measurements: Sequence[Measurement], seed: int) -> Fitted:
+def fit_profiled_separate(
+    measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
+) -> Fitted:
     """Fit tabulated layers and separate attention."""
-    tables = operator_tables(measurements)
+    graph_sizes = graph_sizes_of(provenance)
+    tables = operator_tables(measurements, graph_sizes)
     if tables is None:
-        return fit_free_separate(measurements, FreeKnots, seed)
+        return fit_free_separate(measurements, FreeKnots, graph_sizes, seed)
     steps = whole_steps(measurements)
     c, seconds = columns(steps)
     base = base_seconds(tables, c)
@@ -66,7 +76,8 @@ def fit_experts_separate(
     measurements: Sequence[Measurement], provenance: Mapping[str, str], seed: int
 ) -> Fitted:
     """Fit layers that read the experts they touch, and separate attention."""
-    return fit_free_separate(measurements, free_experts(provenance), seed)
+    experts = free_experts(provenance)
+    return fit_free_separate(measurements, experts, graph_sizes_of(provenance), seed)
 
 
 def free_experts(provenance: Mapping[str, str]) -> FreeKind:
@@ -111,7 +122,11 @@ def _separate_named(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
 
 def whole_steps(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Return the measurements of whole steps without swaps."""
-    return [m for m in measurements if m.part is Part.STEP and not m.num_swapped_blocks]
+    return [m for m in _without_swaps(measurements) if m.part is Part.STEP]
+
+
+def _without_swaps(measurements: Sequence[Measurement]) -> list[Measurement]:
+    return [m for m in measurements if not m.num_swapped_blocks]
 
 
 def columns(measurements: Sequence[Measurement]) -> tuple[Columns, Array]:
@@ -125,9 +140,12 @@ def base_seconds(base: Base, c: Columns) -> Array:
     return layers.at(c.num_tokens) + requests.at(c.num_reqs)
 
 
-def operator_tables(measurements: Sequence[Measurement]) -> Base | None:
+def operator_tables(
+    measurements: Sequence[Measurement], graph_sizes: tuple[int, ...]
+) -> Base | None:
     """Return the tables of layers and requests that a profiler of single operators measured.
 
+    Operators are measured without CUDA graphs; whole steps are padded to the sizes of graphs.
     Returns None if the layers were not measured apart from attention.
     """
     rows = [m for m in measurements if m.part is Part.LAYERS]
@@ -135,23 +153,30 @@ def operator_tables(measurements: Sequence[Measurement]) -> Base | None:
     if len(alone) < 2:
         return None
     layers = monotone_table([m.shape.num_tokens for m in alone], [m.seconds for m in alone])
+    as_run = PaddedLayers(graph_sizes, layers) if graph_sizes else layers
     many = [m for m in rows if len(m.chunks) > 1]
     if not many:
-        return layers, _NO_REQUESTS
+        return as_run, _NO_REQUESTS
     counts = np.array([float(m.shape.num_reqs) for m in many])
     tokens = np.array([float(m.shape.num_tokens) for m in many])
     extra_s = np.maximum.accumulate(np.array([m.seconds for m in many]) - layers.at(tokens))
     extra_s = np.maximum(0.0, extra_s)
-    return layers, Table(
+    return as_run, Table(
         (1, *counts.astype(int).tolist()), (0.0, *np.maximum.accumulate(extra_s).tolist())
     )
 
 
-def fit_free_separate(measurements: Sequence[Measurement], free: FreeKind, seed: int) -> Fitted:
+def fit_free_separate(
+    measurements: Sequence[Measurement],
+    kind: FreeKind,
+    graph_sizes: tuple[int, ...],
+    seed: int,
+) -> Fitted:
     """Fit layers, requests and separate attention together."""
-    rows = [m for m in measurements if not m.num_swapped_blocks]
+    # Operators are measured without graphs, so they say nothing about layers that are padded.
+    rows = whole_steps(measurements) if graph_sizes else _without_swaps(measurements)
     c, seconds = columns(rows)
-    layers = free(c, seconds)
+    layers = free_layers(kind, graph_sizes, c, seconds)
     attends = np.array([m.part is Part.STEP for m in rows])
     num_layers = len(layers.parameters)
     parameters = (

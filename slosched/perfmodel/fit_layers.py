@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
 from typing import Protocol
 
 import numpy as np
 
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.experts import ExpertLayers
+from slosched.perfmodel.graphs import PaddedLayers, padded
+from slosched.perfmodel.layered import AnyLayers
 from slosched.perfmodel.roofline import RooflineLayers, roofline_parameters
 from slosched.perfmodel.solve import Parameter
 from slosched.perfmodel.table import Table
@@ -20,7 +24,26 @@ class FreeLayers(Protocol):
 
     parameters: tuple[Parameter, ...]
 
+    def build(self, values: Array) -> AnyLayers: ...
+
+
+class FreeUnpadded(Protocol):
+    """Free layers without CUDA graphs."""
+
+    parameters: tuple[Parameter, ...]
+
     def build(self, values: Array) -> Table | RooflineLayers | ExpertLayers: ...
+
+
+FreeKind = Callable[[Columns, Array], FreeUnpadded]
+"""What makes free layers from the sums and the times of the steps to be fitted."""
+
+
+def free_layers(
+    kind: FreeKind, graph_sizes: tuple[int, ...], c: Columns, seconds: Array
+) -> FreeLayers:
+    """Return free layers of this kind, padded to the sizes of CUDA graphs if there are any."""
+    return FreePadded(kind, graph_sizes, c, seconds) if graph_sizes else kind(c, seconds)
 
 
 class FreeRoofline:
@@ -78,6 +101,22 @@ class FreeExperts:
         return ExpertLayers(
             experts_s, evenness, self._share_per_token, self._rest.build(values[2:])
         )
+
+
+class FreePadded:
+    """Layers of steps that are padded to the sizes of CUDA graphs."""
+
+    def __init__(
+        self, kind: FreeKind, graph_sizes: tuple[int, ...], c: Columns, seconds: Array
+    ) -> None:
+        as_run = copy(c)
+        as_run.num_tokens = padded(c.num_tokens, graph_sizes)
+        self._graph_sizes = graph_sizes
+        self._unpadded = kind(as_run, seconds)
+        self.parameters = self._unpadded.parameters
+
+    def build(self, values: Array) -> PaddedLayers:
+        return PaddedLayers(self._graph_sizes, self._unpadded.build(values))
 
 
 def _token_s(c: Columns, seconds: Array) -> float:

@@ -18,6 +18,7 @@ from slosched.perfmodel.attention import (
 )
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.experts import ExpertLayers
+from slosched.perfmodel.graphs import PaddedLayers
 from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.roofline import RooflineLayers
 from slosched.perfmodel.table import Table
@@ -26,7 +27,7 @@ _MAX_READY = 16_384
 """Counts of tokens and of requests up to which times are computed when a model is made."""
 
 
-AnyLayers = Table | RooflineLayers | ExpertLayers
+AnyLayers = Table | RooflineLayers | ExpertLayers | PaddedLayers
 """Seconds of all that depends on a count alone; they never fall as the count grows."""
 
 
@@ -56,9 +57,8 @@ class LayeredModel(FittedModel):
 
     @property
     def form(self) -> str:
-        if isinstance(self.layers, RooflineLayers):
-            return "roofline"
-        return f"{self.layers.kind}-{self.attention.kind}"
+        kind = self.layers.kind
+        return kind if kind == RooflineLayers.kind else f"{kind}-{self.attention.kind}"
 
     @property
     def swapped_block_s(self) -> float:
@@ -129,6 +129,12 @@ def _rebuilt(
 
 
 def _layers_from(values: Mapping[str, Any]) -> AnyLayers:
+    if "graph_sizes" in values:
+        return PaddedLayers(tuple(values["graph_sizes"]), _unpadded_from(values["layers"]))
+    return _unpadded_from(values)
+
+
+def _unpadded_from(values: Mapping[str, Any]) -> Table | RooflineLayers | ExpertLayers:
     if "counts" in values:
         return _table_from(values)
     if "experts_s" in values:

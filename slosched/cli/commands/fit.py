@@ -31,6 +31,7 @@ from slosched.perfmodel.fit_report import (
     form_rows,
     parameter_rows,
 )
+from slosched.perfmodel.graphs import with_graph_sizes
 from slosched.perfmodel.swap import swap_cost
 
 
@@ -41,6 +42,14 @@ def fit(
         str,
         typer.Option(help=f"The form to fit: {', '.join((AUTO, *FITTERS))}."),
     ] = AUTO,
+    graph_sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of tokens that CUDA graphs pad a step to: vllm (1, 2, 4, 8, 16, … 512), "
+            "vllm:256 (the same up to 256, as with --max-num-seqs 128), a list (1,2,4,8), or none. "
+            "Without it, what the profile says.",
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -71,8 +80,11 @@ def fit(
 
     - `slosched fit profile.csv -o model.json --plot fit.png`
     - `slosched fit profile.csv --form linear`
+    - `slosched fit steps.csv --graph-sizes vllm`
     """
     measured = read_profile(profile)
+    if graph_sizes is not None:
+        measured = with_graph_sizes(measured, graph_sizes, form)
     report = fit_model(measured, form, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_model(report.model, out)
