@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from slosched.cli.backend_table import warn_of_doubts, with_chosen_backend
 from slosched.cli.console import console
 from slosched.cli.options import LimitOptions, is_given
 from slosched.perfmodel import write_profile
@@ -72,7 +73,10 @@ class SourceOptions:
     ] = None
     backend: Annotated[
         str | None,
-        typer.Option(help="With --from: the engine, vllm (the default), sglang or trtllm."),
+        typer.Option(
+            help="With --from: the engine whose kernels are taken, vllm, sglang or trtllm.  "
+            "Default: the first of these whose tables are plausible for the model."
+        ),
     ] = None
     tp: Annotated[
         int | None,
@@ -103,9 +107,12 @@ class SourceOptions:
         assert self.gpu is not None
         if out.exists() and not run.overwrite:
             raise ValueError(f"{out} exists; name another file, or replace it with --overwrite")
-        deployment = Deployment(
-            system_of(self.gpu), model, self.backend or "vllm", self.tp or 1, self.ep or 1
-        )
+        system, backend = system_of(self.gpu), self.backend or "vllm"
+        deployment = Deployment(system, model, backend, self.tp or 1, self.ep or 1)
+        if self.backend is None:
+            deployment = with_chosen_backend(deployment)
+        else:
+            warn_of_doubts(deployment)
         composed = compose_profile(
             deployment,
             max_num_batched_tokens=run.max_num_batched_tokens,

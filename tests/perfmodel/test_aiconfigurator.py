@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -10,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from aiconfigurator_tables import needs_tables
 
 from slosched.perfmodel import read_profile
 from slosched.perfmodel.aiconfigurator import (
-    VERSION,
     ConfigMissingError,
     Deployment,
     MissingTablesError,
@@ -29,18 +28,6 @@ from slosched.perfmodel.stress import StressLimits
 
 FOLDER = Path(__file__).parents[2] / "profiling" / "aiconfigurator"
 CSVS = sorted(FOLDER.glob("*/*.csv"))
-
-
-def installed() -> bool:
-    try:
-        return importlib.metadata.version("aiconfigurator-core") == VERSION
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-needs_tables = pytest.mark.skipif(
-    not installed(), reason=f"aiconfigurator-core {VERSION} is not installed"
-)
 
 
 class Formulas:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from slosched.perfmodel.aiconfigurator.deployment import BACKENDS, DEVICES, Deployment
-from slosched.perfmodel.aiconfigurator.operators import OperatorTables
 from slosched.perfmodel.aiconfigurator.package import (
     MEMORY_FRACTION,
     VERSION,
@@ -15,6 +14,7 @@ from slosched.perfmodel.aiconfigurator.package import (
     kv_room,
     no_tables,
 )
+from slosched.perfmodel.aiconfigurator.plausibility import check_tables
 from slosched.perfmodel.measurement import Chunk, Measurement, Part, Profile
 from slosched.perfmodel.profiled_range import LARGEST_STEP_TOKENS
 from slosched.perfmodel.stress import StressLimits, stress_batches
@@ -63,7 +63,7 @@ def compose_profile(
     )
     steps = stress_batches(limits, num_steps, seed)
     try:
-        tables = OperatorTables.of(compiled.engine, compiled.prefill, compiled.decode)
+        tables = compiled.tables()
         measurements = (
             *(
                 Measurement(batch, tables.layers_s(batch), part=Part.LAYERS)
@@ -73,7 +73,8 @@ def compose_profile(
         )
     except (RuntimeError, ValueError) as error:  # the tables lack one of the operators
         raise no_tables(deployment, error) from error
-    return Profile(measurements, _provenance(deployment, compiled, room, limits))
+    facts = _provenance(deployment, compiled, room, limits)
+    return Profile(measurements, {**facts, "plausibility": check_tables(deployment, compiled).said})
 
 
 def layer_batches(limits: StressLimits) -> list[tuple[Chunk, ...]]:

@@ -91,12 +91,16 @@ class OperatorTables:
         if tokens == len(chunks):
             rest_s = self._decode_s(self.decode_rest, tokens, 1)
         else:
-            rest_s = _seconds(
-                self.engine.evaluate_context_ops(
-                    list(self.prefill_rest), batch_size=1, s=tokens, x=tokens
-                )
-            )
+            rest_s = self.prefill_rest_s(tokens, self.prefill_rest)
         return rest_s + self._decode_s((self.logits,), len(chunks), 1)
+
+    def prefill_rest_s(self, num_tokens: int, indices: Sequence[int]) -> float:
+        """Return the seconds of some of the prefill operators that depend on tokens alone."""
+        return _seconds(
+            self.engine.evaluate_context_ops(
+                list(indices), batch_size=1, s=num_tokens, x=num_tokens
+            )
+        )
 
     def chunk_attention_s(self, num_new_tokens: int, num_prior_tokens: int) -> float:
         """Return the seconds of one prefill chunk's attention.

@@ -6,9 +6,10 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from slosched.perfmodel.aiconfigurator.deployment import Deployment
 from slosched.perfmodel.aiconfigurator.errors import (
@@ -16,7 +17,7 @@ from slosched.perfmodel.aiconfigurator.errors import (
     MissingTablesError,
     NoRoomError,
 )
-from slosched.perfmodel.aiconfigurator.operators import OperatorEngine
+from slosched.perfmodel.aiconfigurator.operators import OperatorEngine, OperatorTables
 
 VERSION = "0.12.0"
 """Version of aiconfigurator-core: the last of its release line, so that the numbers do not change.
@@ -29,20 +30,68 @@ _REMEDY = "pip install 'slosched[aiconfigurator]'"
 _CONFIG_FILES = ["config.json", "hf_quant_config.json"]
 
 
+class LimitedEngine(OperatorEngine, Protocol):
+    """An engine that also says how long operators take at the GPU's peaks."""
+
+    def evaluate_ops_sol_json(
+        self, ops_json: str, *, is_context: bool, batch_size: int, s: int
+    ) -> list[tuple[str, float, float, float]]:
+        """Return name and milliseconds of each operator, then those of arithmetic and memory."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator as AIConfigurator describes it: {kind: settings}."""
+
+    spec: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def kind(self) -> str:
+        return next(iter(self.spec))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.spec[self.kind]
+
+    @property
+    def name(self) -> str:
+        return str(self.settings["name"])
+
+
 @dataclass(frozen=True)
 class CompiledModel:
     """A model's operators in one deployment."""
 
-    engine: OperatorEngine
+    engine: LimitedEngine
     config: str
     """The name or folder from which AIConfigurator reads the model's config.json."""
     version: str
     """The version of the engine whose kernels were measured."""
     dtypes: Mapping[str, str]
     """What weights, experts and KV cache are stored as."""
-    prefill: tuple[str, ...]
-    """The names of the operators of a step with chunks, by index."""
-    decode: tuple[str, ...]
+    prefill: tuple[Operator, ...]
+    """The operators of a step with chunks."""
+    decode: tuple[Operator, ...]
+    """The operators of a step of decodes alone."""
+
+    def tables(self) -> OperatorTables:
+        """Return the operators' times, sorted by what they depend on."""
+        prefill, decode = ([op.name for op in ops] for ops in (self.prefill, self.decode))
+        return OperatorTables.of(self.engine, prefill, decode)
+
+    def prefill_limit_s(self, index: int, num_tokens: int) -> float:
+        """Return the seconds that a prefill operator takes at the GPU's peaks."""
+        return self._limit_s(self.prefill[index], True, 1, num_tokens)
+
+    def decode_limit_s(self, index: int, num_decodes: int, context_tokens: int) -> float:
+        """Return the seconds that a decode operator takes at the GPU's peaks."""
+        return self._limit_s(self.decode[index], False, num_decodes, context_tokens)
+
+    def _limit_s(self, operator: Operator, is_prefill: bool, batch: int, tokens: int) -> float:
+        rows = self.engine.evaluate_ops_sol_json(
+            json.dumps([operator.spec]), is_context=is_prefill, batch_size=batch, s=tokens
+        )
+        return sum(milliseconds for _, milliseconds, _, _ in rows) / 1e3
 
 
 @dataclass(frozen=True)
@@ -92,7 +141,9 @@ def compile_model(deployment: Deployment) -> CompiledModel:
         dtypes["experts"] = said["moe_dtype"]
     elif ep > 1:
         raise ValueError(f"{deployment.model} has no experts to spread over GPUs: leave out --ep")
-    prefill, decode = (_names(compiled[f"{phase}_ops"]) for phase in ("context", "generation"))
+    prefill, decode = (
+        tuple(map(Operator, compiled[f"{phase}_ops"])) for phase in ("context", "generation")
+    )
     return CompiledModel(engine, config, version, dtypes, prefill, decode)
 
 
@@ -154,9 +205,31 @@ def config_folder(model: str) -> str:
     return folder
 
 
-def _names(operators: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the names of operators, each of which is given as {kind: settings}."""
-    return tuple(str(next(iter(operator.values()))["name"]) for operator in operators)
+@cache
+def measured_heads(system: str, backend: str) -> Mapping[tuple[str, int, int], frozenset[int]]:
+    """Return the numbers of query heads with which decode attention was measured.
+
+    The keys are the dtype of the KV cache, the number of KV heads (0 where it is that of the query
+    heads) and the size of a head.
+    """
+    database = _sdk("sdk.perf_database")
+    tables = database.get_database(
+        system, backend, database.resolve_query_version(system, backend, "current")
+    )
+    view = _sdk("sdk.engine_table_view").fetch_table_view(tables, "_generation_attention_data")
+    return {
+        (str(dtype.name), kv_heads, size): frozenset(
+            heads for by_heads in windows.values() for heads in by_heads
+        )
+        for dtype, by_kv_heads in view.items()
+        for kv_heads, sizes in by_kv_heads.items()
+        for size, windows in sizes.items()
+    }
+
+
+def peak_bytes_per_s(system: str) -> float:
+    """Return the bandwidth of a GPU's memory, from its data sheet."""
+    return float(_sdk("sdk.perf_database").load_system_spec(system)["gpu"]["mem_bw"])
 
 
 def _no_config(model: str, reason: str) -> str:
