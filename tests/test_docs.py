@@ -16,6 +16,7 @@ import typer.main
 
 from slosched.cli import app
 from slosched.core import EndReason
+from slosched.evaluate.as_shipped import ENGINES
 from slosched.policy import POLICIES, WRAPPERS, kit
 from slosched.policy.spec import make_policy, policy_fields
 
@@ -78,7 +79,11 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         used = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
         assert set(used) <= known, words
         for option, value in pairwise(words):
-            if option in ("-p", "--policy") and not is_of_the_reader(value, page):
+            if option not in ("-p", "--policy") or is_of_the_reader(value, page):
+                continue
+            if value.startswith("like:"):
+                assert value.removeprefix("like:") in ENGINES
+            else:
                 make_policy(value)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.markup import escape
 
 from slosched.cli.console import console
 from slosched.core import Policy, PreemptionMode
+from slosched.evaluate.comparison import Replica
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel, swap_cost
 from slosched.policy.spec import heeded_fields
@@ -21,15 +22,16 @@ _MENDED_BY = {
 """The option that gives the requests different values of a field, by field."""
 
 
-def note_inert(
-    trace: Trace, policies: Mapping[str, Policy], model: FittedModel, config: SimulationConfig
-) -> None:
-    """Print a note for every option of policies and replica that changes nothing on `trace`.
+def note_inert(trace: Trace, policies: Mapping[str, Policy], replicas: Iterable[Replica]) -> None:
+    """Print a note for every option of policies and replicas that changes nothing on `trace`.
 
     And what copies between device and host cost, if any are asked for.
     """
-    notes = (*_of_replica(trace, config), *_of_copies(model, config))
-    for note in (*notes, *_of_policies(trace, policies)):
+    notes: list[str] = []
+    for replica in replicas:
+        notes += _of_replica(trace, replica.config)
+        notes += _of_copies(replica.model, replica.config)
+    for note in dict.fromkeys((*notes, *_of_policies(trace, policies))):
         console.print(f"[yellow]note:[/] {escape(note)}")
 
 

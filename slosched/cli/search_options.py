@@ -12,6 +12,7 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console
 from slosched.evaluate.comparison import Replica
+from slosched.kv import PrefixCaching
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import KINDS, Trace
 
@@ -97,11 +98,23 @@ def windows_of(
 
 
 def loosest(configs: Sequence[SimulationConfig]) -> SimulationConfig:
-    """Return the first replica with the loosest limits of all, as tuned ones may differ."""
+    """Return the first replica with the loosest limits and the largest KV cache of all.
+
+    Those of tuned policies and of engines as they ship may differ.  It has a prefix cache if any of
+    them has one.
+    """
     every = [config.limits for config in configs]
     limits = replace(
         every[0],
         max_num_batched_tokens=max(one.max_num_batched_tokens for one in every),
         max_num_seqs=max(one.max_num_seqs for one in every),
     )
-    return replace(configs[0], limits=limits)
+    largest = max(configs, key=lambda config: config.kv_tokens)
+    caching = (c.prefix_cache for c in configs if c.prefix_cache is not PrefixCaching.OFF)
+    return replace(
+        configs[0],
+        limits=limits,
+        num_blocks=largest.num_blocks,
+        block_size=largest.block_size,
+        prefix_cache=next(caching, PrefixCaching.OFF),
+    )

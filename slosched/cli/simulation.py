@@ -120,7 +120,7 @@ class ReplicaOptions:
     overlap: Annotated[
         bool,
         typer.Option(
-            "--overlap",
+            "--overlap/--no-overlap",
             help="Plan each step while the one before it runs: this hides the time for planning, "
             "but each plan knows one step less.",
         ),
@@ -170,8 +170,7 @@ def simulate_contenders(
 ) -> Comparison:
     """Compare the contenders with a progress bar, after notes on options that change nothing."""
     policies = {name: policy for name, (policy, _) in contenders.items()}
-    replica = next(iter(contenders.values()))[1]
-    note_inert(trace, policies, replica.model, replica.config)
+    note_inert(trace, policies, [replica for _, replica in contenders.values()])
     with progress_bar() as progress:
         tasks: dict[str, TaskID] = {}
 

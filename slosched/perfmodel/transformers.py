@@ -21,6 +21,10 @@ class Transformer:
     head: int
     feed_forward: int
     vocabulary: int
+    max_context_tokens: int
+    """The longest context that the model was made for: max_position_embeddings."""
+    ties_embeddings: bool = False
+    """Whether the language head is the matrix of the embeddings, too."""
 
     @property
     def layer_weights(self) -> int:
@@ -35,17 +39,23 @@ class Transformer:
         return self.hidden * self.vocabulary
 
     @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of all weights: layers, language head and embeddings."""
+        num_matrices = 1 if self.ties_embeddings else 2
+        return BYTES_PER_NUMBER * (self.layer_weights + num_matrices * self.head_weights)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of the keys and values of one token in all layers."""
         return 2 * BYTES_PER_NUMBER * self.num_layers * self.num_kv_heads * self.head
 
 
 MODELS = {
-    "Llama-3.1-8B": Transformer(32, 4096, 32, 8, 128, 14336, 128256),
-    "Llama-3.1-70B": Transformer(80, 8192, 64, 8, 128, 28672, 128256),
-    "Llama-3.2-3B": Transformer(28, 3072, 24, 8, 128, 8192, 128256),
-    "Qwen3-8B": Transformer(36, 4096, 32, 8, 128, 12288, 151936),
-    "Qwen3-32B": Transformer(64, 5120, 64, 8, 128, 25600, 151936),
+    "Llama-3.1-8B": Transformer(32, 4096, 32, 8, 128, 14336, 128256, 131072),
+    "Llama-3.1-70B": Transformer(80, 8192, 64, 8, 128, 28672, 128256, 131072),
+    "Llama-3.2-3B": Transformer(28, 3072, 24, 8, 128, 8192, 128256, 131072, ties_embeddings=True),
+    "Qwen3-8B": Transformer(36, 4096, 32, 8, 128, 12288, 151936, 40960),
+    "Qwen3-32B": Transformer(64, 5120, 64, 8, 128, 25600, 151936, 40960),
 }
 """Models by the end of their names.  Source: config.json of each on the Hugging Face hub."""
 

@@ -52,7 +52,7 @@ def bounds(
     """
     device = replica.open(limits.limits(), kv, seed)
     requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
-    note_inert(requests, {}, device.model, device.config)
+    note_inert(requests, {}, [device])
     with console.status("solving"):
         found = bounds_of(requests, device.model, device.config, hindsight=hindsight)
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"

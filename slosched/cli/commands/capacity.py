@@ -11,6 +11,13 @@ import typer
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar, what
 from slosched.cli.inert_options import note_inert
+from slosched.cli.like import (
+    Entry,
+    Like,
+    common_replica,
+    note_settings,
+    settings_of,
+)
 from slosched.cli.option_groups import grouped
 from slosched.cli.search_options import (
     Jobs,
@@ -22,7 +29,6 @@ from slosched.cli.search_options import (
     windows_of,
 )
 from slosched.cli.simulation import ReplicaOptions
-from slosched.policy.spec import make_policy
 from slosched.workload.slo import TTFTPromise
 
 if TYPE_CHECKING:
@@ -38,16 +44,19 @@ It is long enough to warm up at 50 ms a token, and two policies take minutes on 
 
 @grouped
 def capacity(
+    context: typer.Context,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             "--policy",
             "-p",
             metavar="NAME[:option=value,…][+WRAPPER…]",
-            help="A policy to measure, such as edf:drop=expired; ratios are relative to the "
-            "first.  May be repeated.  Default: sarathi and goodput.",
+            help="A policy to measure, such as edf:drop=expired, or like:vllm for an engine as it "
+            "ships; ratios are relative to the first.  May be repeated.  Default: sarathi and "
+            "goodput.",
         ),
     ] = None,
+    like: Like = None,
     trace: options.TraceSource = "azure_conv",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(
         slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
@@ -99,8 +108,12 @@ def capacity(
 ) -> None:
     """Find the highest rate at which a policy serves 90 % and 99 % of all requests as promised.
 
-    Example: `slosched capacity -p sarathi -p slo_aware --trace azure_conv --slo-ttft 1s
-    --slo-tpot 50ms --latency-model h100/llama-3.1-8b -o runs/capacity`.
+    Examples:
+
+    - `slosched capacity -p sarathi -p slo_aware --trace azure_conv --slo-ttft 1s --slo-tpot 50ms
+      --latency-model h100/llama-3.1-8b -o runs/capacity`
+    - with vLLM as it ships in the first place, and `goodput` under vLLM's settings: `slosched
+      capacity --like vllm -p goodput --latency-model h100/llama-3.1-8b`
 
     Every policy gets the same requests at the same rates, so the ratios are more certain than the
     capacities.  After Ctrl-C the same command goes on where it stopped: finished replays are kept
@@ -113,16 +126,23 @@ def capacity(
     if max_rate is not None and not max_rate > 0:
         raise ValueError(f"--max-rate must be a positive number of requests/s, not {max_rate}")
     plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate, shared_rates)
-    specs = list(dict.fromkeys(policy or ("sarathi", "goodput")))
-    policies = {spec: make_policy(spec) for spec in specs}  # raises before anything is run
     make_pool = pool_of(jobs, ray)
-    device = replica.open(limits.limits(), kv, seed)
-    contenders = [Contender(s, s, device.model, device.model_name, device.config) for s in specs]
+    entry = Entry(context, limits, kv, replica, seed)
+    device = entry.device(like)
+    entrants = entry.entrants(policy or ("sarathi", "goodput"), device, like)
+    settings = settings_of(entrants)
+    contenders = [
+        Contender(e.name, e.spec, e.replica.model, e.replica.model_name, e.replica.config)
+        for e in entrants
+    ]
     found = [Tuned.read(path) for path in tuned or ()]
-    contenders += [one.contender(contenders[0]) for one in found]
+    base = Contender("", "", device.model, device.model_name, device.config)
+    contenders += [one.contender(base) for one in found]
     numbers = range(seed, seed + seeds)
     windows = windows_of(trace, arrivals, promise, device, numbers, _DEFAULT_REQUESTS)
-    note_inert(windows[0], policies, device.model, device.config)
+    note_settings(settings)
+    policies = {entrant.name: entrant.policy for entrant in entrants}
+    note_inert(windows[0], policies, [entrant.replica for entrant in entrants])
     with Store(out / "points.sqlite") as store:
         sweep = Sweep(contenders, windows, plan, store)
         finished = _run(sweep, make_pool)
@@ -137,7 +157,8 @@ def capacity(
             f"{device.model_name}"
         )
         show(title, study, sweep, plan.targets, bounds)
-        provenance = {"trace": windows[0].name, **windows[0].provenance, **device.provenance()}
+        facts = (device if found else common_replica(entrants, device)).provenance()
+        provenance = {"trace": windows[0].name, **windows[0].provenance, **facts, **settings}
         provenance |= {f"tuned {one.base}": str(one) for one in found}
         for one in found:
             console.print(f"[yellow]note:[/] tuned: {one}")
@@ -161,7 +182,7 @@ def _bounds(
     from slosched.evaluate.capacity.bound import bound_windows
 
     config = loosest([contender.config for contender in contenders])
-    if why := why_no_bound_holds(config):
+    if why := why_no_bound_holds(windows[0], config):
         console.print(f"[yellow]note:[/] no bound on every scheduler is given: {why}")
         return {}
     best = max(study.capacity(name, targets[-1]).requests_per_s for name in study.contenders)

@@ -12,6 +12,13 @@ from rich.markup import escape
 
 from slosched.cli import options
 from slosched.cli.console import console, what
+from slosched.cli.like import (
+    Entry,
+    Like,
+    common_replica,
+    note_settings,
+    settings_of,
+)
 from slosched.cli.option_groups import grouped
 from slosched.cli.outcome_table import outcome_table
 from slosched.cli.search_options import TunedFiles, loosest
@@ -31,16 +38,18 @@ if TYPE_CHECKING:
 
 @grouped
 def compare(
+    context: typer.Context,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             "--policy",
             "-p",
             metavar="NAME[:option=value,…][+WRAPPER…]",
-            help="A policy to simulate, such as edf:drop=expired.  May be repeated.  Default: all "
-            "policies.",
+            help="A policy to simulate, such as edf:drop=expired, or like:vllm for an engine as it "
+            "ships.  May be repeated.  Default: all policies.",
         ),
     ] = None,
+    like: Like = None,
     trace: options.TraceSource = "azure_conv",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(
         slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
@@ -68,6 +77,10 @@ def compare(
 
     - `slosched compare -p fcfs -p slo_aware -p edf:drop=expired --trace azure_code --rate 2
       -n 500 --slo-ttft 1s --slo-tpot 50ms -o runs/code`
+    - with engines as they ship, each under its own settings: `slosched compare -p like:vllm
+      -p like:sglang -p goodput --latency-model h100/llama-3.1-8b --rate 20`
+    - with vLLM as it ships, and `goodput` under vLLM's settings: `slosched compare --like vllm
+      -p goodput --latency-model h100/llama-3.1-8b --rate 20`
     - with the measurement of another server: `slosched compare -p fcfs --records
       vllm=result.json --slo-ttft 1s --slo-tpot 50ms`
 
@@ -75,16 +88,21 @@ def compare(
     """
     from slosched.evaluate.tuning import Tuned  # slow to import
 
-    device = replica.open(limits.limits(), kv, seed)
+    entry = Entry(context, limits, kv, replica, seed)
+    device = entry.device(like)
+    entrants = entry.entrants(policy or POLICIES, device, like)
+    settings = settings_of(entrants)
     requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
     rule = limits.deadline_rule
-    policies = {spec: make_policy(spec) for spec in policy or POLICIES}
     tunings = [Tuned.read(path) for path in tuned or ()]
-    recorded = _read_all(records or (), promise, taken=[*policies, *(t.name for t in tunings)])
-    contenders = {name: (policy, device) for name, policy in policies.items()}
+    recorded = _read_all(
+        records or (), promise, taken=[*(e.name for e in entrants), *(t.name for t in tunings)]
+    )
+    contenders = {entrant.name: (entrant.policy, entrant.replica) for entrant in entrants}
     for tuning in tunings:
         tuned_device = replace(device, config=tuning.on(device.config))
         contenders[tuning.name] = make_policy(tuning.policy), tuned_device
+    note_settings(settings)
     simulated = simulate_contenders(requests, contenders)
     outcomes = simulated.outcomes | recorded
     _note_other_promises(outcomes, recorded)
@@ -103,16 +121,24 @@ def compare(
 
     text = (
         f"{title}, judged by the deadline rule {rule}, on a simulated "
-        f"{device.model_name}. Every policy gets the same arrivals, lengths, KV cache and "
-        f"latency model; rejected and unfinished requests count as misses.\n\n{_about(bounds)}"
+        f"{device.model_name}. Every policy gets the same {_what_is_shared(settings)}; rejected "
+        f"and unfinished requests count as misses.\n\n{_about(bounds)}"
     )
-    provenance = {"trace": requests.name, **requests.provenance, **device.provenance()}
+    replica_facts = device if tunings else common_replica(entrants, device)
+    provenance = {"trace": requests.name, **requests.provenance, **replica_facts.provenance()}
+    provenance |= settings
     provenance |= {f"tuned {tuning.base}": str(tuning) for tuning in tunings}
     provenance |= missing
     leave_report(out, "Policies compared", text, outcomes, rule, provenance, shares)
     console.print(f"wrote {out}/report.html, and its figures as PNG and SVG")
     if not simulated.is_whole:
         raise typer.Exit(130 if simulated.stopped else 1)
+
+
+def _what_is_shared(engines: Mapping[str, str]) -> str:
+    if not engines:
+        return "arrivals, lengths, KV cache and latency model"
+    return "arrivals, lengths and latency model (an engine as it ships has its own KV cache)"
 
 
 def _bounds(trace: Trace, model: LatencyModel, config: SimulationConfig) -> Bounds:

@@ -11,6 +11,7 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
+from slosched.cli.like import Entry, Like, note_settings, settings_of
 from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.option_groups import grouped
 from slosched.cli.outcome_table import outcome_table
@@ -19,7 +20,6 @@ from slosched.core import NO_SLO, DeadlineRule, RequestStatus
 from slosched.evaluate.comparison import Outcome, summarize_all
 from slosched.evaluate.perfetto import write_perfetto
 from slosched.perfmodel import load_model
-from slosched.policy.spec import make_policy
 from slosched.replay.files import write_records
 from slosched.workload import Trace
 
@@ -32,6 +32,7 @@ _MAX_TRACED = 100_000
 
 @grouped
 def replay(
+    context: typer.Context,
     trace: options.TraceSource = "azure_conv",
     url: Annotated[
         str | None,
@@ -41,6 +42,7 @@ def replay(
         ),
     ] = None,
     policy: options.PolicyName = "goodput",
+    like: Like = None,
     promise: options.TracePromiseOptions = options.TracePromiseOptions(),
     arrivals: options.TraceOptions = options.TraceOptions(),
     limits: options.LimitOptions = options.LimitOptions(),
@@ -77,6 +79,9 @@ def replay(
       http://127.0.0.1:8000 --slo-ttft 1s --slo-tpot 100ms -o runs/live`
     - simulated: `slosched replay --trace AzureLLMInferenceTrace_conv.csv --rate 4 -p edf
       --slo-ttft 1s --slo-tpot 50ms`
+    - simulated as vLLM ships, and then another policy in its place: `slosched replay --like vllm
+      --latency-model h100/llama-3.1-8b --rate 10`, `slosched replay --like vllm -p goodput
+      --latency-model h100/llama-3.1-8b --rate 10`
 
     With --url, the server has its own policy and limits; the options for these are for the
     simulator.  Ctrl-C ends a replay against a server early and keeps what was measured.
@@ -91,12 +96,16 @@ def replay(
         outcome = Outcome(_replay_until_ctrl_c(requests, url, seed))
         simulated: dict[str, object] = {}
     else:
-        device = replica.open(limits.limits(), kv, seed)
+        entry = Entry(context, limits, kv, replica, seed)
+        specs = [policy] if like is None or options.is_given(context, "policy") else []
+        entrant = entry.entrants(specs, entry.device(like), like)[-1]
+        device, name = entrant.replica, entrant.name
         requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
-        name = policy
-        done = simulate_contenders(requests, {name: (make_policy(policy), device)})
+        settings = settings_of([entrant])
+        note_settings(settings)
+        done = simulate_contenders(requests, {name: (entrant.policy, device)})
         outcome = done.outcomes[name]
-        simulated = {"policy": policy, **device.provenance()}
+        simulated = {"policy": entrant.spec, **settings, **device.provenance()}
     provenance: dict[str, object] = {
         "trace": requests.name,
         **requests.provenance,

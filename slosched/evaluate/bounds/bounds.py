@@ -69,12 +69,12 @@ def bounds_of(
     roofline = roofline_of(model.provenance) if isinstance(model, FittedModel) else None
     if roofline is not None:
         each.append(roofline_bound(trace, roofline, limits, kv_tokens))
-    return Bounds(tuple(each), why_no_bound_holds(config))
+    return Bounds(tuple(each), why_no_bound_holds(trace, config))
 
 
-def why_no_bound_holds(config: SimulationConfig) -> str | None:
+def why_no_bound_holds(trace: Trace, config: SimulationConfig) -> str | None:
     """Return None if good requests may be divided by a bound; else the reason, in words."""
-    if config.prefix_cache is not PrefixCaching.OFF:
+    if config.prefix_cache is not PrefixCaching.OFF and trace.prefix_block_tokens is not None:
         return "it counts every prompt token as work, and the prefix cache saves some"
     if config.disturbances.are_none:
         return None
