@@ -49,9 +49,10 @@ def make_measurements(
     truth: LatencyModel,
     noise: float = 0.0,
     swapped_blocks: Sequence[int] = (0,),
+    seed: int = 1,
 ) -> tuple[Measurement, ...]:
     """Return the times that `truth` predicts, times a lognormal factor with sigma `noise`."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     measurements = []
     for i, chunks in enumerate(batches):
         blocks = swapped_blocks[i % len(swapped_blocks)]

@@ -54,8 +54,13 @@ def model_row(name: str, model: FittedModel) -> tuple[str, ...]:
         model.form,
         f"{error['mape']:.1f} / {error['p99']:.1f}" if {"mape", "p99"} <= set(error) else "?",
         f"{int(said['kv_capacity_tokens']) // 1000}k" if "kv_capacity_tokens" in said else "?",
-        said.get("origin", "?"),
+        _origin(model),
     )
+
+
+def _origin(model: FittedModel) -> str:
+    origin = model.provenance.get("origin", "?")
+    return origin if model.server_time.is_none else f"{origin}; server: {model.server_time}"
 
 
 def _device(said: Mapping[str, str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +18,8 @@ from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capaci
 from slosched.kv import HostWrites, PrefixCaching
 from slosched.perfmodel import (
     DEFAULT_MODEL,
+    FittedModel,
+    ServerTime,
     at_block_size,
     load_model,
     with_swap_bandwidth,
@@ -50,17 +52,27 @@ def schedule_time(text: str) -> ScheduleTime:
     return MEASURED if text == MEASURED else options.duration(text)
 
 
+def server_time(text: str) -> ServerTime:
+    """Return the times of "9ms", "9ms,0.3ms" or "9ms,0.3ms,1ms"; raise BadParameter for others."""
+    times_s = [0.0 if part.strip() == "0" else options.duration(part) for part in text.split(",")]
+    if len(times_s) > len(fields(ServerTime)):
+        raise typer.BadParameter(f"{text!r} is not REQUEST[,DEVICE[,HOST]], as in 9ms,0.3ms,1ms")
+    return ServerTime(*times_s)
+
+
 @dataclass(frozen=True)
 class ReplicaOptions:
     """The options that describe the simulated replica."""
 
     latency_model: options.LatencyModelName = None
     noise: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0, help="Sigma of a lognormal factor on every simulated step's time: 0.1."
+            min=0,
+            help="Sigma of a lognormal factor on every simulated step's time: 0.1.  Default: how "
+            "the latency model's steps scattered, if it says so, else 0.",
         ),
-    ] = 0.0
+    ] = None
     drift: Annotated[
         float,
         typer.Option(
@@ -107,22 +119,32 @@ class ReplicaOptions:
             help="Let the policy's latency model learn from the simulated steps, as `serve` does.",
         ),
     ] = False
+    server_time: Annotated[
+        ServerTime | None,
+        typer.Option(
+            parser=server_time,
+            metavar="REQUEST[,DEVICE[,HOST]]",
+            help="What the server adds to its device: to the first token of each request, to each "
+            "step on the device, and to each step on the host: 9ms, or 9ms,0.3ms,1ms; 0 is the "
+            "bare device.  Default: the latency model's own, if it has them.",
+        ),
+    ] = None
     schedule_time: Annotated[
         # `ScheduleTime`, but typer takes no unions.
         Any,
         typer.Option(
             parser=schedule_time,
             metavar="TIME|measured",
-            help="Time that each scheduling decision takes: 5ms, or `measured` for as long as it "
-            "takes on this machine (not reproducible).",
+            help="The host's time for each step, in place of HOST of --server-time: 5ms, or "
+            "`measured` for as long as decisions take on this machine (not reproducible).",
         ),
     ] = None
     overlap: Annotated[
         bool,
         typer.Option(
             "--overlap/--no-overlap",
-            help="Plan each step while the one before it runs: this hides the time for planning, "
-            "but each plan knows one step less.",
+            help="Plan each step while the one before it runs: this hides the host's time, but "
+            "each plan knows one step less.",
         ),
     ] = False
     max_loras: Annotated[
@@ -135,10 +157,6 @@ class ReplicaOptions:
 
     def open(self, limits: Limits, kv: options.KVOptions, seed: int) -> Replica:
         """Return the replica. Without --latency-model it is a bundled GPU, `DEFAULT_MODEL`."""
-        disturbances = Disturbances(self.noise, self.drift, self.tail)
-        if self.stall is not None:
-            lasts_s, every_s = self.stall.lasts_s, self.stall.every_s
-            disturbances = replace(disturbances, stall_s=lasts_s, stall_every_s=every_s)
         name = DEFAULT_MODEL if self.latency_model is None else self.latency_model
         model = load_model(name)
         extrapolated = beyond_range(model, limits.max_num_batched_tokens)
@@ -155,14 +173,30 @@ class ReplicaOptions:
             num_host_blocks=kv.num_host_blocks,
             prefix_cache=self.prefix_cache,
             prefix_host=options.prefix_host(self.prefix_cache, *host),
-            disturbances=disturbances,
+            disturbances=self._disturbances(model),
             bias=self.bias,
             online=self.online,
-            schedule_s=self.schedule_time or 0.0,
+            schedule_s=MEASURED if self.schedule_time == MEASURED else 0.0,
             overlap=self.overlap,
             seed=seed,
         )
-        return Replica(model, name, config)
+        return Replica.of(model, name, config, self._server_time(model))
+
+    def _disturbances(self, model: FittedModel) -> Disturbances:
+        noise = model.noise if self.noise is None else self.noise
+        disturbances = Disturbances(noise, self.drift, self.tail)
+        if self.stall is None:
+            return disturbances
+        lasts_s, every_s = self.stall.lasts_s, self.stall.every_s
+        return replace(disturbances, stall_s=lasts_s, stall_every_s=every_s)
+
+    def _server_time(self, model: FittedModel) -> ServerTime:
+        """Return what was asked for, else the latency model's own times."""
+        times = model.server_time if self.server_time is None else self.server_time
+        if self.schedule_time is None:
+            return times
+        host_s = 0.0 if self.schedule_time == MEASURED else self.schedule_time
+        return replace(times, per_step_host_s=host_s)
 
 
 def simulate_contenders(

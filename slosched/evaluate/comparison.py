@@ -7,7 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 
 from slosched.core import DeadlineRule, Limits, Policy, Request
 from slosched.metrics import RequestRecord, StepRow, Summary, summarize
-from slosched.perfmodel import FittedModel
+from slosched.perfmodel import (
+    NO_SERVER_TIME,
+    FittedModel,
+    ServerTime,
+    with_longer_steps,
+)
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace
 
@@ -27,6 +32,28 @@ class Replica:
     model: FittedModel
     model_name: str
     config: SimulationConfig
+    server_time: ServerTime = NO_SERVER_TIME
+    """What `model` and `config` hold of a server's times."""
+
+    @classmethod
+    def of(
+        cls, model: FittedModel, name: str, config: SimulationConfig, server_time: ServerTime
+    ) -> Replica:
+        """Return a replica whose server adds `server_time` to what `model` says of the device.
+
+        What every step takes longer becomes a part of the latency model, so that policies and
+        bounds know of it.  The host's time is such a part, too, unless the next step is planned
+        while one runs.
+        """
+        overlap = config.overlap
+        hidden_s = server_time.per_step_host_s if overlap else 0.0
+        config = replace(
+            config,
+            per_request_s=server_time.per_request_s,
+            schedule_s=config.schedule_s or hidden_s,
+        )
+        longer = with_longer_steps(model, server_time.per_step_s(overlap=overlap))
+        return cls(longer, name, config, server_time)
 
     def provenance(self) -> dict[str, object]:
         """Return everything that results on this replica depend on, by name."""
@@ -40,6 +67,7 @@ class Replica:
             **asdict(config.disturbances),
             "bias": config.bias,
             "online": config.online,
+            **asdict(self.server_time),
             "schedule_s": config.schedule_s,
             "overlap": config.overlap,
             "seed": config.seed,

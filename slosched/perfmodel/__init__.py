@@ -2,7 +2,7 @@
 
 from slosched.perfmodel.errors import ErrorReport, FitError
 from slosched.perfmodel.fit import AUTO, FITTERS, FitReport, fit
-from slosched.perfmodel.forms import scaled
+from slosched.perfmodel.forms import scaled, with_longer_steps
 from slosched.perfmodel.layered import LayeredModel
 from slosched.perfmodel.linear import AttentionWork, LinearCoefficients, LinearModel
 from slosched.perfmodel.measurement import (
@@ -14,6 +14,7 @@ from slosched.perfmodel.measurement import (
 )
 from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.online import OnlineModel
+from slosched.perfmodel.server_time import NO_SERVER_TIME, ServerTime
 from slosched.perfmodel.store import DEFAULT_MODEL, bundled_models, load_model, save_model
 from slosched.perfmodel.swap import at_block_size, swap_cost, with_derived_swap, with_swap_bandwidth
 
@@ -21,6 +22,7 @@ __all__ = [
     "AUTO",
     "DEFAULT_MODEL",
     "FITTERS",
+    "NO_SERVER_TIME",
     "AttentionWork",
     "ErrorReport",
     "FitError",
@@ -33,6 +35,7 @@ __all__ = [
     "OnlineModel",
     "Part",
     "Profile",
+    "ServerTime",
     "at_block_size",
     "bundled_models",
     "fit",
@@ -42,6 +45,7 @@ __all__ = [
     "scaled",
     "swap_cost",
     "with_derived_swap",
+    "with_longer_steps",
     "with_swap_bandwidth",
     "write_profile",
 ]

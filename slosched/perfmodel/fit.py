@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from slosched.perfmodel.forms import described
 from slosched.perfmodel.linear import AttentionWork
 from slosched.perfmodel.measurement import Measurement, Part, Profile
 from slosched.perfmodel.model import FittedModel
+from slosched.perfmodel.scatter import scatter
 from slosched.perfmodel.solve import Estimate
 from slosched.perfmodel.split import covering, folds, on_grid
 from slosched.perfmodel.swap import with_derived_swap
@@ -91,7 +92,7 @@ def fit(profile: Profile, form: str = AUTO, *, num_folds: int = 5, seed: int = 0
     if form != AUTO and form not in FITTERS:
         known = (AUTO, *FITTERS)
         raise FitError(f"no form {form!r}{meant(form, known)}; there are {', '.join(known)}")
-    profile = profile.merged()
+    single, profile = profile, profile.merged()
     steps = _check(profile)
     judged: dict[str, _Judged] = {}
     considered: dict[str, ErrorReport | str] = {}
@@ -104,7 +105,20 @@ def fit(profile: Profile, form: str = AUTO, *, num_folds: int = 5, seed: int = 0
                 raise
             considered[name] = str(error)
     chosen = _best(judged)
-    return _report(profile, judged[chosen], FITTERS[chosen], considered, seed)
+    report = _report(profile, judged[chosen], FITTERS[chosen], considered, seed)
+    return replace(report, model=_as_served(report, single))
+
+
+def _as_served(report: FitReport, single: Profile) -> FittedModel:
+    """Return the model with what the profile says of its server and of single steps."""
+    model = report.model
+    return described(
+        model,
+        model.provenance,
+        model.held_out_error,
+        server_time=single.server_time,
+        noise=scatter(single, report.held_out_measurements, report.held_out_predictions_s),
+    )
 
 
 @dataclass(frozen=True)

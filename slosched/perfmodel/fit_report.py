@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from slosched.perfmodel.errors import ErrorReport
 from slosched.perfmodel.fit import FitReport
 from slosched.perfmodel.linear import LinearModel
+from slosched.perfmodel.model import FittedModel
+from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
 from slosched.perfmodel.swap import SWAP_ORIGIN
 
 ERROR_COLUMNS = ("steps", "n", "mean", "p50", "p90", "p99", "max", "under p95", "under p99")
@@ -39,6 +41,15 @@ def _left_out(considered: Mapping[str, ErrorReport | str]) -> list[str]:
         f"{' and '.join(forms)} {'was' if len(forms) == 1 else 'were'} not fitted: {why}"
         for why, forms in by_reason.items()
     ]
+
+
+def server_said(model: FittedModel) -> str:
+    """Return a sentence on what a server adds to the device, and how single steps scatter."""
+    said = f"the server adds {model.server_time}"
+    if not model.server_time.is_none:
+        said += f" ({model.provenance.get(SERVER_TIME_ORIGIN, 'measured')})"
+    scatter = f"{100 * model.noise:.1f} %" if model.noise else "a share that is not known"
+    return f"{said}; single steps scatter about the model by {scatter}"
 
 
 def form_rows(report: FitReport) -> list[tuple[str, ...]]:

@@ -22,21 +22,29 @@ READERS: Mapping[str, Callable[..., FittedModel]] = {
 
 
 def scaled(model: FittedModel, factor: float) -> FittedModel:
-    """Return a model of the same device when it is `factor` times as slow."""
-    return READERS[model.form](
+    """Return a model of the same device when it is `factor` times as slow.
+
+    What the server adds stays as it is.
+    """
+    return _rebuilt(
+        model,
         _scale(model.parameters(), factor),
         provenance={**model.provenance, "scaled_by": f"{factor:.4g}"},
-        held_out_error=model.held_out_error,
     )
 
 
 def described(
-    model: FittedModel, provenance: Mapping[str, str], held_out_error: Mapping[str, float]
+    model: FittedModel,
+    provenance: Mapping[str, str],
+    held_out_error: Mapping[str, float],
+    **more: Any,
 ) -> FittedModel:
-    """Return the same model with this provenance and this held-out error."""
-    return READERS[model.form](
-        model.parameters(), provenance=provenance, held_out_error=held_out_error
-    )
+    """Return the same model with this provenance and this held-out error.
+
+    `more` are other fields of `FittedModel`: `server_time` and `noise`.
+    """
+    facts = {"provenance": provenance, "held_out_error": held_out_error, **more}
+    return _rebuilt(model, model.parameters(), **facts)
 
 
 def with_swapped_block_s(
@@ -45,9 +53,25 @@ def with_swapped_block_s(
     """Return the same model with another time for each KV block that is swapped."""
     parameters = model.parameters()
     parameters.get("coefficients", parameters)["per_swapped_block_s"] = seconds
-    return READERS[model.form](
-        parameters, provenance=provenance, held_out_error=model.held_out_error
-    )
+    return _rebuilt(model, parameters, provenance=provenance)
+
+
+def with_longer_steps(model: FittedModel, seconds: float) -> FittedModel:
+    """Return a model by which every step that computes a token takes `seconds` longer."""
+    if not seconds:
+        return model
+    parameters = model.parameters()
+    if "coefficients" in parameters:
+        parameters["coefficients"]["constant_s"] += seconds
+    else:
+        requests = parameters["requests"]
+        requests["times_s"] = tuple(time_s + seconds for time_s in requests["times_s"])
+    return _rebuilt(model, parameters)
+
+
+def _rebuilt(model: FittedModel, parameters: dict[str, Any], **facts: Any) -> FittedModel:
+    """Return a model of the same form with these parameters, and with `facts` of its own."""
+    return READERS[model.form](parameters, **{**model.description(), **facts})
 
 
 def _scale(values: dict[str, Any], factor: float) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class LayeredModel(FittedModel):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the model by its parameters, because closures cannot be pickled."""
-        return _rebuilt, (self.parameters(), dict(self.provenance), dict(self.held_out_error))
+        return _rebuilt, (self.parameters(), self.description())
 
     @property
     def form(self) -> str:
@@ -122,10 +122,8 @@ def layered_from(parameters: Mapping[str, Any], **described: Any) -> LayeredMode
     )
 
 
-def _rebuilt(
-    parameters: Mapping[str, Any], provenance: Mapping[str, str], error: Mapping[str, float]
-) -> LayeredModel:
-    return layered_from(parameters, provenance=provenance, held_out_error=error)
+def _rebuilt(parameters: Mapping[str, Any], description: Mapping[str, Any]) -> LayeredModel:
+    return layered_from(parameters, **description)
 
 
 def _layers_from(values: Mapping[str, Any]) -> AnyLayers:

@@ -8,16 +8,19 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
 from slosched.core import BatchShape, SloschedError
+from slosched.perfmodel.server_time import NO_SERVER_TIME, ServerTime
 
 Chunk = tuple[int, int]
 """(tokens computed in the step, tokens already in the KV cache) of one request."""
 
 _HEADER = "# slosched profile "
+_SERVER = "# slosched server "
+"""The line that holds what the server added to the steps; of several lines the last one counts."""
 _COLUMNS = ("batch", "num_swapped_blocks", "seconds", "repeats", "spread_s", "part", "reference_s")
 
 
@@ -73,6 +76,15 @@ class Profile:
 
     measurements: tuple[Measurement, ...]
     provenance: Mapping[str, str] = field(default_factory=dict)
+    server_time: ServerTime = NO_SERVER_TIME
+    """What the server added, where that was measured; the steps leave it out."""
+
+    @property
+    def has_single_steps(self) -> bool:
+        """Tell whether the rows show how single steps scatter, and not only what a table says."""
+        batches = {(m.chunks, m.num_swapped_blocks, m.part) for m in self.measurements}
+        is_recorded = "recorded" in self.provenance.get("method", "")
+        return is_recorded or len(batches) < len(self.measurements)
 
     def merged(self) -> Profile:
         """Return one measurement of each batch: the median of its rows, corrected for drift.
@@ -86,7 +98,7 @@ class Profile:
         for m in self.measurements:
             groups.setdefault((m.chunks, m.num_swapped_blocks, m.part), []).append(m)
         merged = tuple(_merge(rows, usual_s) for rows in groups.values())
-        return Profile(merged, self.provenance)
+        return replace(self, measurements=merged)
 
 
 def _merge(rows: Sequence[Measurement], usual_s: float) -> Measurement:
@@ -141,6 +153,12 @@ def append_measurement(measurement: Measurement, path: Path) -> None:
         csv.writer(file, lineterminator="\n").writerow(_row(measurement))
 
 
+def append_server_time(server_time: ServerTime, path: Path) -> None:
+    """Add what the server added to the steps of a file that `write_profile` began."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{_SERVER}{json.dumps(asdict(server_time))}\n")
+
+
 def read_profile(path: Path, *, may_be_empty: bool = False) -> Profile:
     """Read a profile that `write_profile` wrote.
 
@@ -152,7 +170,11 @@ def read_profile(path: Path, *, may_be_empty: bool = False) -> Profile:
         reason = error.strerror if isinstance(error, OSError) else error
         raise MeasurementError(f"cannot read the profile {path}: {reason}") from error
     provenance = _parse_header(lines[0], path) if lines else {}
-    kept = [i for i, line in enumerate(lines, start=1) if line and not line.startswith(_HEADER)]
+    kept = [
+        i
+        for i, line in enumerate(lines, start=1)
+        if line and not line.startswith((_HEADER, _SERVER))
+    ]
     rows = csv.DictReader(lines[i - 1] for i in kept)
     missing = [name for name in ("batch", "seconds") if name not in (rows.fieldnames or ())]
     if missing:
@@ -168,7 +190,18 @@ def read_profile(path: Path, *, may_be_empty: bool = False) -> Profile:
             raise MeasurementError(f"{path}, line {kept[rows.line_num - 1]}: {error}") from error
     if not (measurements or may_be_empty):
         raise MeasurementError(f"the profile {path} holds no measurement")
-    return Profile(tuple(measurements), provenance)
+    return Profile(tuple(measurements), provenance, _parse_server_time(lines, path))
+
+
+def _parse_server_time(lines: Sequence[str], path: Path) -> ServerTime:
+    found = NO_SERVER_TIME
+    for number, line in enumerate(lines, start=1):
+        if line.startswith(_SERVER):
+            try:
+                found = ServerTime(**json.loads(line.removeprefix(_SERVER)))
+            except (TypeError, ValueError) as error:
+                raise MeasurementError(f"{path}, line {number}: {error}") from error
+    return found
 
 
 def _parse_header(line: str, path: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slosched.core import BatchShape
+from slosched.perfmodel.server_time import NO_SERVER_TIME, ServerTime
 
 
 @dataclass(eq=False, kw_only=True)
@@ -20,6 +21,11 @@ class FittedModel(ABC):
     provenance: Mapping[str, str] = field(default_factory=dict)
     held_out_error: Mapping[str, float] = field(default_factory=dict)
     """`count` held-out steps, and the errors on them in percent: `mape`, `p99` and `under_p99`."""
+    server_time: ServerTime = NO_SERVER_TIME
+    """What the server around the device adds; predictions leave it out."""
+    noise: float = 0.0
+    """How single steps scatter about the predictions: sigma of log(measured / predicted); 0 if that
+    is not known."""
 
     def __post_init__(self) -> None:
         self._prompt_s: dict[int, float] = {}
@@ -44,6 +50,15 @@ class FittedModel(ABC):
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
         """Return what a file keeps of the model, ready for JSON; names of times end with `_s`."""
+
+    def description(self) -> dict[str, Any]:
+        """Return all that is known besides the parameters, by the names of the fields."""
+        return {
+            "provenance": self.provenance,
+            "held_out_error": self.held_out_error,
+            "server_time": self.server_time,
+            "noise": self.noise,
+        }
 
     def predict_upper(self, shape: BatchShape) -> float:
         """Return the prediction, raised so far that 99 % of the held-out steps took less."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from slosched.core import SloschedError
 from slosched.perfmodel.forms import READERS
 from slosched.perfmodel.model import FittedModel
+from slosched.perfmodel.server_time import ServerTime
 
 MODEL_FORMAT = "slosched-latency-model/2"
 
@@ -23,13 +25,17 @@ class ModelFileError(SloschedError):
 
 
 def save_model(model: FittedModel, path: Path) -> None:
-    document = {
+    document: dict[str, object] = {
         "format": MODEL_FORMAT,
         "form": model.form,
         "parameters": model.parameters(),
         "held_out_error_percent": dict(model.held_out_error),
         "provenance": dict(model.provenance),
     }
+    if not model.server_time.is_none:
+        document["server_time"] = asdict(model.server_time)
+    if model.noise:
+        document["noise"] = model.noise
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -91,11 +97,15 @@ def _parse(text: bytes, source: str, *, force: bool = False) -> FittedModel:
             raise ModelFileError(
                 f"{source} has the form {form!r}; this slosched knows {', '.join(READERS)}"
             )
+        server_time, noise = document.get("server_time", {}), document.get("noise", 0.0)
         _check_numbers("parameters", parameters)
+        _check_numbers("noise", noise)
         return READERS[form](
             parameters,
             provenance=document.get("provenance", {}),
             held_out_error=document.get("held_out_error_percent", {}),
+            server_time=ServerTime(**server_time),
+            noise=noise,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFileError(

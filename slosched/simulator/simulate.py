@@ -43,6 +43,8 @@ class SimulationConfig:
     """Time of a decision: seconds, or "measured", which differs from run to run."""
     overlap: bool = False
     """Whether the next step is planned while one runs, so that the decision costs no time."""
+    per_request_s: float = 0.0
+    """What the server adds to a request's TTFT outside of its engine (`ServerTime`)."""
     seed: int = 0
 
     @property
@@ -70,6 +72,9 @@ def simulate(
     whole trace, as far as the KV cache allows.  `on_row` is called with a row of every step and the
     requests that ended in it.  `on_step` gets the full record of the step, request by request,
     which takes several times as long.
+
+    A request reaches the engine `config.per_request_s` after its arrival.  So its deadlines are
+    those of its client, and its TTFT is what the client sees.
     """
     config = config or SimulationConfig()
     policy.reset()
@@ -97,16 +102,17 @@ def simulate(
         engine = Engine(scheduler, executor, clock)
     grouped = GroupedSteps(engine, executor, clock, on_row)
     requests = make_requests(trace, capacity_tokens=config.num_blocks * config.block_size)
-    next_arrival = 0
-    while next_arrival < len(requests) or engine.has_work:
+    enter_s = [request.arrival_s + config.per_request_s for request in requests]
+    num_entered = 0
+    while num_entered < len(requests) or engine.has_work:
         if not engine.has_work:
-            clock.advance_to(requests[next_arrival].arrival_s)
+            clock.advance_to(enter_s[num_entered])
         now_s = clock.now_s()
-        while next_arrival < len(requests) and requests[next_arrival].arrival_s <= now_s:
-            scheduler.add_request(requests[next_arrival])
-            next_arrival += 1
-        arrival_s = requests[next_arrival].arrival_s if next_arrival < len(requests) else math.inf
-        if on_step is None and not config.overlap and grouped.run(arrival_s):
+        while num_entered < len(requests) and enter_s[num_entered] <= now_s:
+            scheduler.add_request(requests[num_entered])
+            num_entered += 1
+        next_s = enter_s[num_entered] if num_entered < len(requests) else math.inf
+        if on_step is None and not config.overlap and grouped.run(next_s):
             continue
         record = engine.step()
         if on_step is not None:

@@ -14,9 +14,6 @@ from slosched.core import (
 )
 from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
-from slosched.policy.kit.prompt_pack import PromptPack
-
-_TILE_TOKENS = PromptPack.tile_tokens
 
 
 class LawBrokenError(SloschedError, AssertionError):
@@ -149,13 +146,10 @@ def check_no_room_is_left(view: SchedulerView, output: SchedulerOutput) -> None:
     """Raise if a request waits although the plan leaves tokens and a seat for it.
 
     This is for scenarios in which only tokens and seats are short; it ignores KV blocks and time.
-    A step of whole tiles may leave less than a tile, as the rest would take the time of a whole
-    one.
     """
     planned, limits = output.num_scheduled_tokens, view.limits
-    num_planned = sum(planned.values())
-    num_left = limits.max_num_batched_tokens - num_planned
-    if not num_left or (num_left < _TILE_TOKENS <= num_planned and num_planned % _TILE_TOKENS == 0):
+    num_left = limits.max_num_batched_tokens - sum(planned.values())
+    if not num_left:
         return
     left = f"a step of {limits.max_num_batched_tokens} tokens has room for {num_left} more, but"
     leaving = {*output.preempted, *output.swapped_out, *output.rejected}

@@ -26,7 +26,8 @@ from slosched.core import (
     SchedulerOutput,
     SchedulerView,
 )
-from slosched.perfmodel import bundled_models, load_model, read_profile
+from slosched.perfmodel import ServerTime, bundled_models, load_model, read_profile, save_model
+from slosched.perfmodel.forms import described
 from slosched.policy import FCFS, POLICIES, WRAPPERS
 from slosched.policy.spec import policy_fields
 from slosched.replay.files import read_records
@@ -476,3 +477,23 @@ def test_output_into_a_file_holds_no_terminal_codes() -> None:
     )
     assert "\x1b" not in run.stdout + run.stderr
     assert row(run.stdout, "goodput")[2] == "100.0%"
+
+
+def test_a_servers_times_are_the_models_unless_they_are_typed(cli: Cli) -> None:
+    model = load_model("h100/llama-3.1-8b")
+    times = ServerTime(0.009, 0.0003, 0.001)
+    save_model(described(model, {}, {}, server_time=times, noise=0.05), Path("model.json"))
+    names = ("per_request_s", "per_step_device_s", "per_step_host_s", "schedule_s", "noise")
+
+    def used(*typed: str) -> list[object]:
+        said = cli("replay", "-n", "5", "--latency-model", "model.json", *typed, "-o", "run")
+        assert said.status == 0, said.err
+        provenance = read_records(Path("run/records.jsonl")).provenance
+        return [provenance[name] for name in names]
+
+    assert used() == [0.009, 0.0003, 0.001, 0.0, 0.05]
+    assert used("--overlap") == [0.009, 0.0003, 0.001, 0.001, 0.05]
+    assert used("--server-time", "0", "--noise", "0") == [0.0, 0.0, 0.0, 0.0, 0.0]
+    typed = ("--server-time", "5ms,1ms", "--schedule-time", "2ms")
+    assert used(*typed) == [0.005, 0.001, 0.002, 0.0, 0.05]
+    assert used("--schedule-time", "measured")[2:4] == [0.0, "measured"]

@@ -127,6 +127,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "replay --tail 1 -o out": ("tail", "1.0"),
     "replay --stall 200ms -o out": ("--stall", "'200ms'", "200ms/10s"),
     "replay --stall 200ms/often -o out": ("--stall", "'often'"),
+    "replay --server-time 1ms,2ms,3ms,4ms -o out": ("--server-time", "9ms,0.3ms,1ms"),
+    "replay --server-time fast -o out": ("--server-time", "'fast'"),
     "replay --bias 0 -o out": ("bias", "0.0"),
     "replay --deadline-rule later -o out": ("--deadline-rule", "'later'", "mean_tpot"),
     "replay -o bad.csv": ("--out", "bad.csv"),

@@ -30,6 +30,7 @@ from slosched.perfmodel.fit_report import (
     error_rows,
     form_rows,
     parameter_rows,
+    server_said,
 )
 from slosched.perfmodel.graphs import with_graph_sizes
 from slosched.perfmodel.swap import swap_cost
@@ -116,3 +117,4 @@ def print_fit(report: FitReport) -> None:
     console.print(table("Error in % of the measured time", ERROR_COLUMNS, error_rows(report)))
     console.print(choice(report))
     console.print(swap_cost(report.model))
+    console.print(server_said(report.model))

@@ -87,7 +87,7 @@ def _speed(policy: str, recorded: LiveSteps, model: FittedModel, trace: Trace) -
 def _replica(files: Files, model: FittedModel, speed: _Speed, seed: int) -> Replica:
     """Return a replica of this machine at that speed, whose policy learns from the steps."""
     config = replace(REPLICA, disturbances=speed.disturbances, online=True, seed=seed)
-    return Replica(model, str(files.model_now), config)
+    return Replica.of(model, str(files.model_now), config, model.server_time)
 
 
 def _report(

@@ -20,6 +20,7 @@ from slosched.cli.demo.setup import (
     DemoError,
 )
 from slosched.core import SLO, BatchShape, RequestStatus
+from slosched.evaluate.comparison import Replica
 from slosched.metrics import RequestRecord
 from slosched.perfmodel import FittedModel, scaled
 from slosched.policy import FCFS
@@ -50,7 +51,8 @@ def as_fast_as_now(model: FittedModel, url: str, seed: int) -> FittedModel:
     live = replay_live(burst, url, seed)
     if any(record.status is not RequestStatus.FINISHED for record in live):
         raise DemoError(f"the server at {url} did not answer a burst of {_PROBE_REQUESTS} requests")
-    expected = simulate(burst, FCFS(), model, REPLICA)
+    server = Replica.of(model, "of this machine", REPLICA, model.server_time)
+    expected = simulate(burst, FCFS(), server.model, server.config)
     ratio = _makespan_s(live) / _makespan_s([RequestRecord.from_request(r) for r in expected])
     console.print(f"A burst takes {ratio:.2f} times as long as the fitted model says: corrected.")
     return scaled(model, ratio)
@@ -97,7 +99,8 @@ def _capacity(trace: Trace, model: FittedModel) -> float:
         local_pool,
     )
 
-    contender = Contender(BASELINE, SPECS[BASELINE], model, "of this machine", REPLICA)
+    server = Replica.of(model, "of this machine", REPLICA, model.server_time)
+    contender = Contender(BASELINE, SPECS[BASELINE], server.model, server.model_name, server.config)
     sweep = Sweep([contender], [trace], Plan((TARGET,)))
     with console.status(f"searching the rate that {LABELS[BASELINE]} serves well"):
         sweep.run(local_pool(1))
