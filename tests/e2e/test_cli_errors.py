@@ -251,7 +251,7 @@ def test_a_line_of_ones_own_is_found_where_a_worker_process_ran_it(
 
 def test_a_fault_of_ours_keeps_its_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "slosched.cli.commands.replay.make_policy", len
+        "slosched.cli.like.make_policy", len
     )  # it makes policies that cannot schedule
     with pytest.raises(AttributeError, match="'int' object"):
         cli("replay", "-n", "5")
