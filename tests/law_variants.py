@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from changeable import changing_over
+
 from slosched.core import Policy
 from slosched.policy import EDF, FCFS, POLICIES, SJF, Sarathi, SLOAware
 from slosched.policy.kit.drop import Drop
@@ -19,6 +21,10 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
     "sjf, drop expired": partial(SJF, token_budget=24, drop=Drop.EXPIRED),
     "slo_aware, margin": partial(
         SLOAware, early_reject=EarlyReject.OFF, expire_begun=False, margin=0.25
+    ),
+    "portfolio, changes over": partial(changing_over, "goodput", "vllm_v0", "slidebatching"),
+    "portfolio, changes to stateful": partial(
+        changing_over, "qoserve", "vtc", "scorpio", "jitserve", "slosserve"
     ),
     **{
         spec: partial(make_policy, spec)

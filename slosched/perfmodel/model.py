@@ -33,6 +33,10 @@ class FittedModel(ABC):
         # Under-prediction is relative to the measured time: measured = predicted / (1 - under).
         self._upper = 1 / (1 - min(under, 0.9))
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return what a copy in another process needs; the remembered times are computed anew."""
+        return {**self.__dict__, "_prompt_s": {}}
+
     @property
     @abstractmethod
     def form(self) -> str:

@@ -9,6 +9,7 @@ from slosched.policy.engines.vllm_v1.policy import VLLMV1
 from slosched.policy.fcfs import FCFS
 from slosched.policy.goodput import Goodput
 from slosched.policy.kit.wrapper import Wrapper
+from slosched.policy.portfolio.policy import Portfolio
 from slosched.policy.published.early_rejection import EarlyRejection
 from slosched.policy.published.fairbatching import FairBatching
 from slosched.policy.published.jitserve import JITServe
@@ -34,6 +35,7 @@ POLICIES: dict[str, type[Policy]] = {
     "slo_aware": SLOAware,
     "slo_aware_literal": SLOAwareLiteral,
     "goodput": Goodput,
+    "portfolio": Portfolio,
     "qoserve": QoServe,
     "fairbatching": FairBatching,
     "slidebatching": SlideBatching,
@@ -74,6 +76,7 @@ __all__ = [
     "JITServe",
     "MedhaLARS",
     "PastFuture",
+    "Portfolio",
     "QoServe",
     "SGLang",
     "SLOAware",

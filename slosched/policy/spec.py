@@ -1,6 +1,7 @@
 """A policy from one line of text: `edf`, `edf:token_budget=256,drop=expired`, `pkg.mod:Class`.
 
 Wrappers follow after a plus, the innermost first: `edf:token_budget=256+early_rejection`.
+The candidates of a portfolio follow after bars: `portfolio:every_s=10|goodput|edf:drop=infeasible`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, get_type_hints
 from slosched.core import HEEDED, TRIED, Policy, SloschedError
 from slosched.policy import POLICIES, WRAPPERS
 from slosched.policy.kit.wrapper import Wrapper
+from slosched.policy.portfolio.policy import Portfolio
 from slosched.spelling import meant
 
 _PLUS = re.compile(r"(?<!=)\+(?=\s*[A-Za-z_])")
@@ -101,7 +103,8 @@ def with_options(spec: str, options: Mapping[str, str]) -> str:
             if part.prefix + name in options
         }
         pairs = (f"{name}={value}" for name, value in {**part.options, **given}.items())
-        texts.append(":".join(filter(None, (part.head, ",".join(pairs)))))
+        own = ":".join(filter(None, (part.head, ",".join(pairs))))
+        texts.append("|".join((own, *part.candidates)))
     return "+".join(texts)
 
 
@@ -113,6 +116,8 @@ class _Part(NamedTuple):
     policy_class: type[Policy]
     options: dict[str, str]
     """The options as they were written."""
+    candidates: tuple[str, ...] = ()
+    """The candidates of a portfolio as they were written; none for its default ones."""
 
     @property
     def prefix(self) -> str:
@@ -138,6 +143,7 @@ def _parts(spec: str) -> list[_Part]:
 
 
 def _part(text: str) -> _Part:
+    text, *candidates = (each.strip() for each in text.split("|"))
     head, *rest = text.split(":")
     policy_class = POLICIES.get(head) or WRAPPERS.get(head)
     if policy_class is None:
@@ -150,13 +156,20 @@ def _part(text: str) -> _Part:
         name = rest.pop(0)
         policy_class = _import(head, name)
         head = f"{head}:{name}"
+    if candidates and not issubclass(policy_class, Portfolio):
+        raise PolicySpecError(
+            f"{head!r} chooses among no candidates; put portfolio before the bars, as in "
+            f"portfolio|{text}|{'|'.join(candidates)}"
+        )
     options = (_option(text, policy_class) for text in ":".join(rest).split(",") if text)
-    return _Part(head, policy_class, dict(options))
+    return _Part(head, policy_class, dict(options), tuple(candidates))
 
 
 def _made(part: _Part, *inner: Policy) -> Policy:
     hints = get_type_hints(part.policy_class)
     options = {name: _value(name, text, hints[name]) for name, text in part.options.items()}
+    if part.candidates:
+        options["candidates"] = {spec: make_policy(spec) for spec in part.candidates}
     try:
         return part.policy_class(*inner, **options)
     except (TypeError, ValueError) as error:
@@ -164,10 +177,14 @@ def _made(part: _Part, *inner: Policy) -> Policy:
 
 
 def _fields(policy_class: Any) -> Sequence[Field[object]]:
-    """Return the class's options; none if it is not a dataclass."""
-    is_wrapper = issubclass(policy_class, Wrapper)
+    """Return the class's options; none if it is not a dataclass.
+
+    Policies that another one holds, as the inner one of a wrapper, are no options.
+    """
+    held = {"inner"} if issubclass(policy_class, Wrapper) else set()
+    held |= {"candidates"} if issubclass(policy_class, Portfolio) else set()
     found = fields(policy_class) if is_dataclass(policy_class) else ()
-    return [field for field in found if not (is_wrapper and field.name == "inner")]
+    return [field for field in found if field.name not in held]
 
 
 def _names(policy_class: type[Policy]) -> list[str]:

@@ -102,6 +102,25 @@ class Scheduler:
         else:
             self.kv.prefixes.watch(request)
 
+    def take_over(self, request: Request) -> bool:
+        """Let a request that has emitted tokens elsewhere run on here, with KV blocks for them.
+
+        Returns False and does nothing if it has emitted none, or if seats or blocks are short.
+        """
+        num_tokens = request.num_tokens - 1  # the last one has yet to be computed
+        blocks_needed = -(-num_tokens // self.kv.block_size)
+        has_room = self.num_running < self.limits.max_num_seqs and (
+            blocks_needed <= self.kv.num_free_blocks
+        )
+        if not request.num_output_tokens or not has_room:
+            return False
+        self.kv.grow(request.request_id, num_tokens)
+        request.status, request.num_computed_tokens = RequestStatus.RUNNING, num_tokens
+        request.started_s = request.arrival_s
+        request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
+        self.queues.running[request.request_id] = request
+        return True
+
     def end(self, request_id: str, reason: EndReason, now_s: float) -> bool:
         """End a request from outside; return False if there is no unfinished request of this id.
 

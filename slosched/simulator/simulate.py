@@ -14,6 +14,8 @@ from slosched.perfmodel import FittedModel, OnlineModel, scaled
 from slosched.scheduler import Scheduler
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
 from slosched.simulator.grouped import GroupedSteps, OnRow
+from slosched.simulator.open_loop import play_open_loop
+from slosched.simulator.rehearsal import rehearse_in_line
 from slosched.simulator.scheduling_time import ScheduleTime, SimulatedDevice, TakesTime
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 from slosched.workload.trace import Trace
@@ -78,6 +80,7 @@ def simulate(
     """
     config = config or SimulationConfig()
     policy.reset()
+    rehearse_in_line(policy)
     clock = VirtualClock()
     kv = KVCache(
         num_blocks=config.num_blocks,
@@ -103,22 +106,17 @@ def simulate(
     grouped = GroupedSteps(engine, executor, clock, on_row)
     requests = make_requests(trace, capacity_tokens=config.num_blocks * config.block_size)
     enter_s = [request.arrival_s + config.per_request_s for request in requests]
-    num_entered = 0
-    while num_entered < len(requests) or engine.has_work:
-        if not engine.has_work:
-            clock.advance_to(enter_s[num_entered])
-        now_s = clock.now_s()
-        while num_entered < len(requests) and enter_s[num_entered] <= now_s:
-            scheduler.add_request(requests[num_entered])
-            num_entered += 1
-        next_s = enter_s[num_entered] if num_entered < len(requests) else math.inf
+
+    def run_some(next_s: float) -> None:
         if on_step is None and not config.overlap and grouped.run(next_s):
-            continue
+            return
         record = engine.step()
         if on_step is not None:
             on_step(record)
         if on_row is not None:
             on_row(record.row(), record.ended)
+
+    play_open_loop(requests, enter_s, engine, clock, run_some)
     return requests
 
 

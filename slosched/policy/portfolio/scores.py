@@ -1,0 +1,106 @@
+"""Which candidate serves the same requests better, and how sure that is.
+
+All candidates replay the same arrivals, so two of them are compared request by request: what they
+have in common (a burst, a long prompt) cancels out.  Requests that follow one another share a
+queue and are not independent.  So the judged requests are cut into `_NUM_BLOCKS` blocks of
+consecutive ones, and Student's t is applied to the differences of the blocks (batch means).  Former
+evaluations count by `_MEMORY` to the power of their age, as long as the traffic has not turned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+FloatArray = npt.NDArray[np.float64]
+
+_NUM_BLOCKS = 8
+_MEMORY = 0.75
+_MOST_KEPT = 8
+"""Evaluations that are remembered; older ones would weigh a tenth at most."""
+_SURE = 0.9
+"""Confidence of every one-sided statement; an interval holds the truth with 80 %."""
+_QUANTILE = float(stats.t.ppf(_SURE, _NUM_BLOCKS - 1))
+
+LEAST_JUDGED = 3 * _NUM_BLOCKS
+"""Least number of judged requests from which anything is concluded."""
+
+
+class Estimate(NamedTuple):
+    """A mean with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Scores:
+    """The shares of good requests under each candidate, by evaluation and block."""
+
+    def __init__(self) -> None:
+        self._evaluations: list[dict[str, FloatArray]] = []
+
+    def add(self, good: Mapping[str, Sequence[bool]]) -> None:
+        """Add an evaluation; each candidate has an entry for each judged request."""
+        self._evaluations.append({name: _by_block(each) for name, each in good.items()})
+        del self._evaluations[:-_MOST_KEPT]
+
+    def forget(self) -> None:
+        """Forget all evaluations: the traffic has turned."""
+        self._evaluations.clear()
+
+    @property
+    def latest(self) -> Collection[str]:
+        """Return the candidates of the latest evaluation."""
+        return self._evaluations[-1].keys() if self._evaluations else ()
+
+    def share(self, candidate: str) -> Estimate:
+        """Return the share of good requests under a candidate."""
+        return self._estimate([blocks.get(candidate) for blocks in self._evaluations])
+
+    def lead(self, candidate: str, over: str) -> Estimate:
+        """Return by how much the share of good requests is higher than under another candidate.
+
+        Only evaluations with both of them count.
+        """
+        return self._estimate(
+            [
+                blocks[candidate] - blocks[over] if {candidate, over} <= blocks.keys() else None
+                for blocks in self._evaluations
+            ]
+        )
+
+    def best(self, current: str) -> str:
+        """Return the candidate of the latest evaluation with the largest lead over `current`."""
+        rivals = [name for name in self.latest if name != current]
+        best = max(rivals, key=lambda name: self.lead(name, current).mean, default=current)
+        return best if best != current and self.lead(best, current).mean > 0 else current
+
+    def losers(self, best: str) -> tuple[str, ...]:
+        """Return the candidates of the latest evaluation that are surely worse than `best`."""
+        return tuple(n for n in self.latest if n != best and self.lead(n, best).high < 0)
+
+    def _estimate(self, evaluations: Sequence[FloatArray | None]) -> Estimate:
+        weights, means, variances = [], [], []
+        for age, blocks in enumerate(reversed(evaluations)):
+            if blocks is not None:
+                weights.append(_MEMORY**age)
+                means.append(float(blocks.mean()))
+                variances.append(float(blocks.var(ddof=1)) / _NUM_BLOCKS)
+        if not weights:
+            return Estimate(math.nan, -math.inf, math.inf)
+        share = np.array(weights) / sum(weights)
+        mean = float(share @ means)
+        margin = _QUANTILE * math.sqrt(float(share**2 @ variances))
+        return Estimate(mean, mean - margin, mean + margin)
+
+
+def _by_block(good: Sequence[bool]) -> FloatArray:
+    """Return the share of good requests in each block, shape (_NUM_BLOCKS,)."""
+    blocks = np.array_split(np.asarray(good, dtype=np.float64), _NUM_BLOCKS)
+    return np.array([block.mean() for block in blocks])
