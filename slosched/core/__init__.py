@@ -7,6 +7,7 @@ To write a policy, read two files: `plan.py` says what a policy is shown and wha
 * `shape.py`: the sums on which the time of a step depends, and the latency model that predicts it.
 * `options.py`: what the fields of a policy tell the command line, as `tunable` does.
 * `decode_group.py`: what a policy may add so that its replays run several times as fast.
+* `door.py`: what a policy may add to refuse requests on arrival.
 * `step.py`: an accepted plan on its way through an executor, for those who write an engine.
 
 All times are seconds on one clock.  Nothing here decides, waits or computes on a device, with one
@@ -19,6 +20,7 @@ from slosched.core.decode_group import (
     PlansBesideDecodes,
     group_shape,
 )
+from slosched.core.door import Doorkeeper, Refusal
 from slosched.core.errors import IllegalPlanError, SloschedError, StalledError
 from slosched.core.kv import BlockLedger, KVView
 from slosched.core.options import HEEDED, TRIED, heeding, tunable
@@ -26,6 +28,7 @@ from slosched.core.plan import (
     Limits,
     Policy,
     PreemptionMode,
+    PromptOrder,
     SchedulerOutput,
     SchedulerView,
 )
@@ -62,6 +65,7 @@ __all__ = [
     "Clock",
     "DeadlineRule",
     "DecodeGroup",
+    "Doorkeeper",
     "EndReason",
     "Executor",
     "ForeseesDecodes",
@@ -72,6 +76,8 @@ __all__ = [
     "PlansBesideDecodes",
     "Policy",
     "PreemptionMode",
+    "PromptOrder",
+    "Refusal",
     "Request",
     "RequestStatus",
     "SamplingParams",

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 from slosched.core.kv import KVView
 from slosched.core.request import DeadlineRule, EndReason, Request
@@ -106,11 +107,22 @@ class SchedulerOutput:
         )
 
 
+class PromptOrder(StrEnum):
+    """The order in which a policy mostly begins prompts, which those who forecast waits ask for."""
+
+    ARRIVAL = "arrival"
+    DEADLINE = "deadline"
+    LENGTH = "length"
+    """The shortest first, or the longest given up if not all can be in time."""
+
+
 class Policy(ABC):
     """A scheduling policy: a dataclass whose fields are its hyper-parameters.
 
     It keeps state across steps only where the algorithm itself does, and `reset` clears that state.
     """
+
+    prompt_order: ClassVar[PromptOrder] = PromptOrder.ARRIVAL
 
     @abstractmethod
     def schedule(self, view: SchedulerView) -> SchedulerOutput:

@@ -39,11 +39,15 @@ class EndReason(StrEnum):
     EXPIRED = "expired"
     """Rejected: its TTFT deadline has passed."""
     INFEASIBLE = "infeasible"
-    """Rejected: even alone on the device it would miss its TTFT deadline."""
+    """Rejected: even alone on the device it would by now miss its TTFT deadline."""
     CASCADE = "cascade"
     """Rejected: serving it would make several queued requests late."""
     QUEUE_FULL = "queue_full"
     """Rejected: the queue is full."""
+    OVERLOAD = "overload"
+    """Rejected on arrival: its first token is expected after its TTFT deadline."""
+    UNKEEPABLE = "unkeepable"
+    """Rejected on arrival: even alone on the device its TTFT or TPOT could not be kept."""
     CLIENT = "client"
     """Aborted: the client went away or cancelled."""
     FAULT = "fault"
@@ -161,6 +165,8 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     priority: int = 0
     """Urgency: lower is served earlier (vLLM's convention).  Only some policies look at it."""
+    takes_best_effort: bool = False
+    """Whether the client wants an answer without an SLO rather than a refusal on arrival."""
     lora_id: str | None = None
     cache_salt: str | None = None
     """A secret that the requests of one tenant share (vLLM's field).  Only prompts of the same salt

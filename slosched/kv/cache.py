@@ -49,6 +49,7 @@ class KVCache:
         self._tables: dict[str, list[int]] = {}
         self._host_tables: dict[str, list[int]] = {}
         self._lent: list[int] = []
+        self.caches_prefixes = prefix_index is not None
         self.prefixes = self._prefix_cache(prefix_index, prefix_host)
         """What requests share; without a prefix index it says that they share nothing."""
 

@@ -1,6 +1,7 @@
 """The table of all policies.  A new policy is a file here, a line below, and its test."""
 
 from slosched.core import Policy
+from slosched.policy.door import Door
 from slosched.policy.edf import EDF
 from slosched.policy.engines.sglang.policy import SGLang
 from slosched.policy.engines.trtllm.policy import TRTLLM
@@ -55,6 +56,7 @@ POLICIES: dict[str, type[Policy]] = {
 WRAPPERS: dict[str, type[Wrapper]] = {
     "early_rejection": EarlyRejection,
     "past_future": PastFuture,
+    "door": Door,
 }
 """The wrappers that can be put around any policy."""
 
@@ -70,6 +72,7 @@ __all__ = [
     "VLLMV1",
     "VTC",
     "WRAPPERS",
+    "Door",
     "EarlyRejection",
     "FairBatching",
     "Goodput",

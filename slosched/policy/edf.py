@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import ClassVar
 
-from slosched.core import Request, SchedulerView
+from slosched.core import PromptOrder, Request, SchedulerView
 from slosched.policy.kit.decode_first import DecodeFirst
 
 
@@ -18,6 +19,8 @@ class EDF(DecodeFirst):
     that are about to be late anyway, and makes the others late with them; `drop` prevents that.
     Source: Sarathi-EDF, a baseline of the QoServe paper (ASPLOS '26, arXiv 2503.22562).
     """
+
+    prompt_order: ClassVar[PromptOrder] = PromptOrder.DEADLINE
 
     def prefill_order(self, view: SchedulerView) -> Callable[[Request], float]:
         return attrgetter("deadline_s")

@@ -16,6 +16,7 @@ from slosched.core import (
     LatencyModel,
     Limits,
     PlansBesideDecodes,
+    PromptOrder,
     Request,
     RequestStatus,
     SchedulerOutput,
@@ -98,6 +99,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     min_share: float = 0.1
     """Least share of the device that prompts are planned with."""
 
+    prompt_order: ClassVar[PromptOrder] = PromptOrder.LENGTH
     pace_class: ClassVar[type[Pace]] = Pace
     """The class that computes how much time decodes need and how much they have."""
     pack_class: ClassVar[type[PromptPack]] = PromptPack

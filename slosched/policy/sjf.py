@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import ClassVar
 
-from slosched.core import Request, SchedulerView
+from slosched.core import PromptOrder, Request, SchedulerView
 from slosched.policy.kit.decode_first import DecodeFirst
 
 
@@ -17,6 +18,8 @@ class SJF(DecodeFirst):
     It serves the most requests when not all can be served, but long prompts starve: read its
     attainment by prompt length.  The job is the prefill, since output lengths are not known.
     """
+
+    prompt_order: ClassVar[PromptOrder] = PromptOrder.LENGTH
 
     def prefill_order(self, view: SchedulerView) -> Callable[[Request], float]:
         return attrgetter("num_uncomputed_tokens")

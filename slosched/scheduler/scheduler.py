@@ -16,15 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slosched.core import (
+    NO_SLO,
     PLACEHOLDER,
     BatchShape,
     BlockCopy,
     DecodeGroup,
+    Doorkeeper,
     EndReason,
     LatencyModel,
     Limits,
     PlansBesideDecodes,
     Policy,
+    Refusal,
     Request,
     RequestStatus,
     ScheduledBatch,
@@ -87,18 +90,41 @@ class Scheduler:
         return self.queues.find(request_id)
 
     def add_request(self, request: Request) -> None:
-        """Queue a new request, or reject it at once if the KV cache can never hold it.
+        """Queue a new request, or reject it at once.
 
+        It is rejected if the KV cache can never hold it, or if the policy refuses it on arrival.
         Raise ValueError if it is not new or if another request has its id.
+        """
+        self.queue(request, self.judge(request))
+
+    def judge(self, request: Request) -> Refusal | None:
+        """Return why the policy refuses a request that arrives, or None.
+
+        With a prefix cache the answer is None: only the next plan knows what is cached of it.  Any
+        thread may ask, but only once for each request.
+        """
+        policy, model = self.policy, self.latency_model
+        if not isinstance(policy, Doorkeeper) or model is None or self.kv.caches_prefixes:
+            return None
+        return policy.judge(request, model)
+
+    def queue(self, request: Request, refusal: Refusal | None = None) -> None:
+        """Queue a new request that was judged, or reject it at once.
+
+        A refused request that takes best effort is queued without its SLO.
         """
         if request.status is not RequestStatus.WAITING or request.num_computed_tokens:
             raise ValueError(f"request {request.request_id!r} is not new: it is {request.status}")
         if self.find(request.request_id) is not None:
             raise ValueError(f"a request with the id {request.request_id!r} is already queued")
+        if refusal is not None and request.takes_best_effort:
+            request.slo = NO_SLO
         request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
         self.queues.waiting[request.request_id] = request
         if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
             self._end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
+        elif refusal is not None and not request.takes_best_effort:
+            self._end(request, refusal.reason, now_s=request.arrival_s)
         else:
             self.kv.prefixes.watch(request)
 

@@ -10,9 +10,12 @@ from slosched.core import EndReason
 
 _WHY_REJECTED = {
     EndReason.EXPIRED: "its time-to-first-token deadline passed while it waited",
-    EndReason.INFEASIBLE: "even alone on the device it would miss its time-to-first-token deadline",
+    EndReason.INFEASIBLE: "what was left until its time-to-first-token deadline was less than its "
+    "prompt takes even alone on the device",
     EndReason.CASCADE: "serving it would make several queued requests late",
     EndReason.QUEUE_FULL: "as many requests are waiting as may, none of them less urgent",
+    EndReason.OVERLOAD: "its first token is expected too late behind the other requests",
+    EndReason.UNKEEPABLE: "not even alone on this device could its SLO be kept",
 }
 
 

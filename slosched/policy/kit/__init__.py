@@ -33,6 +33,9 @@
 | `OutputLengths` | output tokens still to come, learnt from finished requests |
 | `Supply`, `most_in_time`, `best_order` | the prompts that can be in time one after the other |
 | `Pace` | what decodes ask of every step |
+| `Quoter` | the `Quote` of a request: its TTFT and TPOT if it came now |
+| `Speed` | what is done in a second, over several times past |
+| `Spread` | quantiles of what came over what was expected |
 
 `check_at_least`, `check_positive`, `check_share` and `check_positive_share` raise ValueError for an
 option out of range.
@@ -68,5 +71,9 @@ from slosched.policy.kit.prompt_pack import PromptPack as PromptPack
 from slosched.policy.kit.punctual import Supply as Supply
 from slosched.policy.kit.punctual import best_order as best_order
 from slosched.policy.kit.punctual import most_in_time as most_in_time
+from slosched.policy.kit.quote import Quote as Quote
+from slosched.policy.kit.quote import Quoter as Quoter
+from slosched.policy.kit.speed import Speed as Speed
+from slosched.policy.kit.spread import Spread as Spread
 from slosched.policy.kit.wrapper import Gate as Gate
 from slosched.policy.kit.wrapper import Wrapper as Wrapper

@@ -1,0 +1,145 @@
+"""A door in front of any policy: it quotes times, and refuses on arrival what would be late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import takewhile
+
+from slosched.core import (
+    DecodeGroup,
+    Doorkeeper,
+    EndReason,
+    LatencyModel,
+    Policy,
+    Refusal,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    tunable,
+)
+from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s, prompt_s
+from slosched.policy.kit.returns import Returns
+from slosched.policy.kit.spread import LEVELS
+from slosched.policy.kit.wrapper import Gate, Wrapper
+
+_MAX_JUDGED = 64
+"""Requests judged in one step, where none was on arrival; it bounds the cost of a step."""
+
+
+class Refuse(StrEnum):
+    """The requests that are refused on arrival."""
+
+    NOTHING = "nothing"
+    UNKEEPABLE = "unkeepable"
+    """Those whose TTFT or TPOT could not be kept even if they were alone on the device."""
+    LATE = "late"
+    """Also those whose first token is expected too late, behind the others."""
+
+
+@dataclass
+class Door(Wrapper, Doorkeeper):
+    """Refuses a request on arrival if its promise cannot be kept, or hardly would be.
+
+    1. A TTFT below the time of its own prefill alone on the device, or a TPOT below a step of its
+       second token alone, cannot be kept: it is refused as `unkeepable`.
+    2. The quantile `level` of its TTFT, as quoted by `Quoter`, is later than promised: it is
+       refused as `overload`, and told when to come again.
+    3. All others wait, and the inner policy decides about them, and may still reject them.
+
+    Source: ours.  Early rejection as such is Mooncake's (arXiv 2407.00079; `early_rejection`).
+    """
+
+    refuse: Refuse = Refuse.LATE
+    level: float = tunable(0.1, 0.5)
+    """Quantile of the quoted TTFT that has to be in time.  At 0.1 a request is refused if nine of
+    ten like it would be late."""
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            known = ", ".join(map(str, LEVELS))
+            raise ValueError(f"level must be one of {known}, not {self.level}")
+        self.reset()
+
+    def reset(self) -> None:
+        super().reset()
+        self._quoter = Quoter(_innermost(self.inner).prompt_order)
+        self._returns = Returns()
+        self._refused: dict[str, EndReason] = {}
+        """Requests that the step being planned refuses."""
+        self._num_decodes = 0
+
+    def quote(self, request: Request, model: LatencyModel) -> Quote:
+        """Return what a request would be promised if it arrived now; any thread may ask."""
+        return self._quoter.expect(request, model).quote
+
+    def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
+        expected = self._quoter.expect(request, model)
+        refusal = self._refusal(expected, model)
+        if refusal is None or request.takes_best_effort:
+            self._quoter.add(expected)
+        elif refusal.reason is EndReason.OVERLOAD:
+            self._quoter.turn_away(expected)
+        return refusal
+
+    def gate(self, view: SchedulerView) -> Gate:
+        self._num_decodes = sum([request.is_decode for request in view.running])
+        return self._gate(view)
+
+    def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate:
+        self._num_decodes = decodes.num_decodes
+        return self._gate(view)
+
+    def planned(self, view: SchedulerView, gate: Gate, output: SchedulerOutput) -> None:
+        self._quoter.note_step(view.now_s, view.model, output, self._num_decodes)
+        self._refused = {}
+
+    def _gate(self, view: SchedulerView) -> Gate:
+        """Judge the requests that were not judged on arrival."""
+        quoter, model = self._quoter, view.model
+        quoter.look()
+        for request in takewhile(_is_preempted, view.waiting):
+            if not quoter.knows(request):
+                quoter.add_again(request, model)
+        for request in self._new(view)[:_MAX_JUDGED]:
+            refusal = self.judge(request, model)
+            if refusal is not None and not request.takes_best_effort:
+                self._refused[request.request_id] = refusal.reason
+        if not self._refused:
+            return Gate(view.waiting, {})
+        through = tuple(r for r in view.waiting if r.request_id not in self._refused)
+        return Gate(through, dict(self._refused))
+
+    def _new(self, view: SchedulerView) -> list[Request]:
+        """Return the waiting requests that were not judged yet; they stand at the end."""
+
+        def is_new(request: Request) -> bool:
+            is_judged = self._quoter.knows(request) or request.request_id in self._refused
+            return not is_judged and not _is_preempted(request)
+
+        return list(takewhile(is_new, reversed(view.waiting)))[::-1]
+
+    def _refusal(self, expected: Expected, model: LatencyModel) -> Refusal | None:
+        request, slo = expected.request, expected.request.slo
+        if self.refuse is Refuse.NOTHING:
+            return None
+        unkeepable = EndReason.UNKEEPABLE
+        if (alone_s := prompt_s(request, model)) > slo.ttft_s:
+            return Refusal(unkeepable, "TTFT", alone_s, slo.ttft_s, None)
+        if request.max_tokens > 1 and (step_s := decode_s(request, model)) > slo.tpot_s:
+            return Refusal(unkeepable, "TPOT", step_s, slo.tpot_s, None)
+        ttft_s = expected.quote.ttft_s
+        if self.refuse is not Refuse.LATE or ttft_s[self.level] <= slo.ttft_s:
+            return None
+        retry_s = self._returns.wait_s(expected)
+        return Refusal(EndReason.OVERLOAD, "TTFT", ttft_s[0.5], slo.ttft_s, retry_s)
+
+
+def _innermost(policy: Policy) -> Policy:
+    while isinstance(policy, Wrapper):
+        policy = policy.inner
+    return policy
+
+
+def _is_preempted(request: Request) -> bool:
+    return request.num_preemptions > 0

@@ -1,0 +1,241 @@
+"""Quotes: the TTFT and the TPOT that a request would have if it came now."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from slosched.core import (
+    BatchShape,
+    LatencyModel,
+    PromptOrder,
+    Request,
+    RequestStatus,
+    SchedulerOutput,
+)
+from slosched.policy.kit.speed import Speed
+from slosched.policy.kit.spread import Factors, Spread
+
+_NUM_ARRIVALS = 256
+"""Number of latest arrivals that say which share of the device shorter prompts take."""
+_LEAST_WATCH_S = 1.0
+"""Least time over which these arrivals are counted."""
+_FIRST = -math.inf
+"""The place of a prompt that goes before all that wait."""
+
+
+class Quote(NamedTuple):
+    """Quantiles of a request's TTFT and TPOT in seconds, by level (`LEVELS`)."""
+
+    ttft_s: Mapping[float, float]
+    tpot_s: Mapping[float, float]
+
+
+@dataclass(slots=True, eq=False)
+class Expected:
+    """A request, what was expected of it when it arrived, and what is left of its prompt."""
+
+    request: Request
+    place: float
+    """Its place in the policy's order, the least first."""
+    work_s: float
+    """Time that the rest of its prefill takes alone on the device."""
+    ttft_s: float
+    ttft_spread: Spread
+    ttft_factors: Factors
+    tpot_s: float
+    tpot_factors: Factors
+
+    @property
+    def quote(self) -> Quote:
+        """Return the quantiles that follow from the expected values."""
+        return Quote(
+            {level: self.ttft_s * factor for level, factor in self.ttft_factors.items()},
+            {level: self.tpot_s * factor for level, factor in self.tpot_factors.items()},
+        )
+
+
+class Quoter:
+    """Expects the times of each request that arrives, and learns how far off it was.
+
+    **TTFT**: the rest of the running step, then the prefills of all prompts that go first, then its
+    own, at the speed at which the device got prefills done lately.  Under a policy that serves
+    short prompts first, those that are still to arrive overtake it, too: the speed is less by the
+    work of shorter prompts that arrived lately in a second.  (For a queue with priorities this is
+    Cobham's formula, Operations Research 1954.)  **TPOT**: the time for each token of a decode
+    lately, and at least what a step of one decode takes.
+
+    The quantiles come from the ratios of actual to expected times.  Requests that find the queue
+    empty and those that do not have a spread of their own.
+
+    Another thread may ask while the engine's thread plans: what both use is copied in one go.
+    """
+
+    def __init__(self, order: PromptOrder) -> None:
+        self._order = order
+        self._prompts: dict[str, Expected] = {}
+        """Prompts that wait or have begun, by request id."""
+        self._emitting: list[Expected] = []
+        """Prompts whose first token comes with the step that runs."""
+        self._decoding: list[Expected] = []
+        self._arrivals: deque[tuple[float, float]] = deque(maxlen=_NUM_ARRIVALS)
+        """Time and work of the latest arrivals, refused ones too."""
+        self._speed = Speed(first=1.0, first_s=0.05)
+        """Seconds of prefills, each alone on the device, that are done in a second."""
+        self._pace = Speed(first=1e3, first_s=1e-6)
+        """Tokens that a decode gets in a second."""
+        self._alone, self._behind, self._tpot = Spread(), Spread(), Spread()
+        self._step = _Step(0.0, 0.0, 0.0, 0, 0)
+        self._busy_until_s = -math.inf
+
+    def knows(self, request: Request) -> bool:
+        """Tell whether the prompt of `request` is among those that wait or have begun."""
+        return request.request_id in self._prompts
+
+    def expect(self, request: Request, model: LatencyModel) -> Expected:
+        """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
+        work_s = prompt_s(request, model)
+        place = self._place(request, work_s)
+        ahead_s = sum([p.work_s for p in tuple(self._prompts.values()) if p.place <= place])
+        wait_s = max(0.0, self._busy_until_s - request.arrival_s)
+        overtaking = self._overtaking(work_s, request.arrival_s)
+        ttft_s = wait_s + self._speed.seconds_for(ahead_s + work_s, overtaking)
+        spread = self._behind if ahead_s else self._alone
+        tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
+        return Expected(
+            request, place, work_s, ttft_s, spread, spread.factors, tpot_s, self._tpot.factors
+        )
+
+    def add(self, expected: Expected) -> None:
+        """Count a request that waits from now on."""
+        self._note_arrival(expected)
+        self._prompts[expected.request.request_id] = expected
+
+    def turn_away(self, expected: Expected) -> None:
+        """Count a request that was refused: others like it will come."""
+        self._note_arrival(expected)
+
+    def add_again(self, request: Request, model: LatencyModel) -> None:
+        """Count a preempted request, whose tokens are computed anew before all that wait."""
+        spread = self._behind
+        self._prompts[request.request_id] = Expected(
+            request, _FIRST, prompt_s(request, model), 0.0, spread, spread.factors, 0.0, {}
+        )
+
+    def look(self) -> None:
+        """Learn from first tokens and ends since the last call."""
+        waiting: list[Expected] = []
+        for each in self._emitting:
+            request = each.request
+            if request.num_output_placeholders:
+                waiting.append(each)  # the time of its token is still a forecast
+            elif request.num_output_tokens and each.ttft_s:
+                actual_s = request.token_times_s[0] - request.arrival_s
+                each.ttft_spread.observe(actual_s / each.ttft_s, each.ttft_factors)
+                self._decoding.append(each)
+        self._emitting = waiting
+        ended = [each for each in self._decoding if each.request.end_reason is not None]
+        if ended:
+            self._decoding = [e for e in self._decoding if e.request.end_reason is None]
+            for each in ended:
+                self._learn_tpot(each)
+        for name, each in tuple(self._prompts.items()):
+            if each.request.end_reason is not None:
+                del self._prompts[name]
+
+    def note_step(
+        self, now_s: float, model: LatencyModel, output: SchedulerOutput, num_decodes: int
+    ) -> None:
+        """Learn from the step before this one, and note what this one does.
+
+        `num_decodes` are running; those not in the plan that `output` names get a token, too, if
+        they are served beside it.
+        """
+        self._learn_speed(now_s)
+        scheduled, prompts = output.num_scheduled_tokens, self._prompts
+        done_s = sum([self._advance(name, output, model) for name in scheduled if name in prompts])
+        for name in output.rejected:
+            if (left := prompts.pop(name, None)) is not None and not self._is_by_length:
+                done_s += left.work_s  # those behind it need not wait for it
+        predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
+        num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
+        self._step = _Step(now_s, predicted_s, done_s, num_decodes, num_served)
+        self._busy_until_s = now_s + predicted_s
+
+    @property
+    def _is_by_length(self) -> bool:
+        return self._order is PromptOrder.LENGTH
+
+    def _place(self, request: Request, work_s: float) -> float:
+        if self._order is PromptOrder.LENGTH:
+            return work_s
+        if self._order is PromptOrder.DEADLINE:
+            return request.arrival_s + request.slo.ttft_s
+        return request.arrival_s
+
+    def _overtaking(self, work_s: float, now_s: float) -> float:
+        """Return the seconds of prefills a second that arrive later and go first all the same."""
+        arrivals = tuple(self._arrivals)
+        if not self._is_by_length or not arrivals:
+            return 0.0
+        shorter_s = sum([each_s for _, each_s in arrivals if each_s < work_s])
+        return shorter_s / max(_LEAST_WATCH_S, now_s - arrivals[0][0])
+
+    def _note_arrival(self, expected: Expected) -> None:
+        self._arrivals.append((expected.request.arrival_s, expected.work_s))
+
+    def _advance(self, name: str, output: SchedulerOutput, model: LatencyModel) -> float:
+        """Note what the step computes of a prompt; return the work that is done by that."""
+        each = self._prompts[name]
+        request = each.request
+        computed = output.num_found_tokens.get(name, request.num_computed_tokens)
+        computed += output.num_scheduled_tokens[name]
+        num_left = request.num_tokens - computed
+        before_s, each.place = each.work_s, _FIRST
+        each.work_s = model.predict_prefill(num_left, computed) if num_left > 0 else 0.0
+        if num_left <= 0:
+            del self._prompts[name]
+            self._emitting.append(each)
+        return before_s - each.work_s
+
+    def _learn_speed(self, now_s: float) -> None:
+        step = self._step
+        # Without a prompt the device may have been idle since, or run decodes without asking.
+        took_s = now_s - step.start_s if self._prompts else step.predicted_s
+        if step.work_s or self._prompts:
+            self._speed.observe(step.work_s, took_s)
+        if step.num_decodes:
+            self._pace.observe(step.num_served / step.num_decodes, took_s)
+
+    def _learn_tpot(self, each: Expected) -> None:
+        times_s = each.request.token_times_s
+        if each.request.status is RequestStatus.FINISHED and len(times_s) > 1:
+            actual_s = (times_s[-1] - times_s[0]) / (len(times_s) - 1)
+            self._tpot.observe(actual_s / each.tpot_s, each.tpot_factors)
+
+
+class _Step(NamedTuple):
+    """The latest step that was planned."""
+
+    start_s: float
+    predicted_s: float
+    work_s: float
+    """Seconds of prefills that it does, and those of prompts that it rejects."""
+    num_decodes: int
+    num_served: int
+    """Decodes that get a token."""
+
+
+def prompt_s(request: Request, model: LatencyModel) -> float:
+    """Return the time that the rest of a request's prefill takes alone on the device."""
+    return model.predict_prefill(request.num_uncomputed_tokens, request.num_computed_tokens)
+
+
+def decode_s(request: Request, model: LatencyModel) -> float:
+    """Return the time of a step in which the request's second token is alone on the device."""
+    shape = BatchShape()
+    shape.add(1, request.num_prompt_tokens)
+    return model.predict(shape)

@@ -1,0 +1,147 @@
+"""The door: T = 5 ms + 0.05 ms a token, so a prompt of 100 tokens takes 10 ms, a decode 5.05 ms."""
+
+from __future__ import annotations
+
+import pytest
+from factories import make_scheduler
+from views import FLAT, R, view_of
+
+from slosched.core import NO_SLO, DeadlineRule, EndReason, Request, RequestStatus
+from slosched.evaluate.comparison import kv_capacity_tokens
+from slosched.metrics import RequestRecord, summarize
+from slosched.perfmodel import load_model
+from slosched.policy import EDF, FCFS, Door
+from slosched.policy.door import Refuse
+from slosched.policy.spec import PolicySpecError, make_policy
+from slosched.scheduler import Scheduler
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.workload import Proportional, synthesize
+
+
+def scheduler(refuse: Refuse = Refuse.LATE) -> Scheduler:
+    return make_scheduler(Door(FCFS(), refuse=refuse), num_blocks=10_000, model=FLAT)
+
+
+def arrived(
+    name: str = "r", tokens: int = 100, ttft_s: float = 1.0, tpot_s: float = 0.05, **said: bool
+) -> Request:
+    request = R(name, tokens, due_s=ttft_s, tpot_s=tpot_s, max_tokens=50).request()
+    request.takes_best_effort = said.get("best_effort", False)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "tpot_s", "promise"),
+    [(0.009, 0.05, "TTFT"), (1.0, 0.005, "TPOT"), (0.011, 0.0051, None)],
+)
+def test_what_not_even_an_empty_device_could_keep_is_refused_on_arrival(
+    ttft_s: float, tpot_s: float, promise: str | None
+) -> None:
+    replica = scheduler(Refuse.UNKEEPABLE)
+    request = arrived(ttft_s=ttft_s, tpot_s=tpot_s)
+    refusal = replica.judge(request)
+    assert (refusal and refusal.promise) == promise
+    replica.queue(request, refusal)
+    assert request.status is (RequestStatus.REJECTED if promise else RequestStatus.WAITING)
+    if refusal is not None:
+        assert (request.end_reason, request.end_s) == (EndReason.UNKEEPABLE, request.arrival_s)
+        assert refusal.expected_s > refusal.promised_s
+        assert refusal.retry_after_s is None
+
+
+def test_a_tpot_counts_only_where_there_is_a_second_token() -> None:
+    request = arrived(tpot_s=0.001)
+    request.max_tokens = 1
+    assert scheduler().judge(request) is None
+
+
+def test_a_client_that_takes_best_effort_is_served_without_its_slo() -> None:
+    replica = scheduler()
+    request = arrived(ttft_s=0.001, best_effort=True)
+    replica.add_request(request)
+    assert (request.status, request.slo) == (RequestStatus.WAITING, NO_SLO)
+    assert replica.schedule(0.0).chunks
+
+
+def test_what_would_come_late_behind_the_others_is_refused_with_what_is_expected() -> None:
+    """Ten prompts take 100 ms; at 10 % an expected time is taken to be at least 0.6 of itself."""
+    replica = scheduler()
+    for i in range(10):
+        replica.add_request(arrived(f"first{i}"))
+    assert replica.judge(arrived("in time", ttft_s=0.2)) is None
+    refusal = replica.judge(arrived("late", ttft_s=0.05))
+    assert refusal is not None
+    assert refusal.reason is EndReason.OVERLOAD
+    assert refusal.expected_s == pytest.approx(0.12)
+    assert refusal.retry_after_s is not None
+    replica.queue(arrived("late", ttft_s=0.05), refusal)
+    assert [r.request_id for r in replica.take_ended()] == ["late"]
+
+
+def test_refused_clients_come_again_one_after_the_other() -> None:
+    """Each takes 10 ms, and they get half of the device."""
+    replica = scheduler()
+    for i in range(10):
+        replica.add_request(arrived(f"first{i}"))
+    refusals = [replica.judge(arrived(f"late{i}", ttft_s=0.05)) for i in range(3)]
+    waits_s = [refusal.retry_after_s for refusal in refusals if refusal is not None]
+    assert waits_s == pytest.approx([0.05, 0.07, 0.09])
+
+
+def test_where_none_is_judged_on_arrival_they_are_in_the_next_step() -> None:
+    """An engine that does not ask the door, as vLLM, shows it new requests in a view."""
+    requests = [arrived("short", ttft_s=0.5), arrived("never", ttft_s=0.004)]
+    view = view_of(requests)
+    policy = Door(EDF())
+    for _ in range(2):  # a plan that is asked for twice is the same
+        gate = policy.gate(view)
+        assert gate.rejected == {"never": EndReason.UNKEEPABLE}
+        assert [r.request_id for r in gate.through] == ["short"]
+    output = policy.schedule(view)
+    assert output.rejected == {"never": EndReason.UNKEEPABLE}
+    assert output.num_scheduled_tokens == {"short": 100}
+
+
+def test_with_a_prefix_cache_it_is_judged_when_its_cached_tokens_are_known() -> None:
+    """Of 1,000 tokens 900 are cached; the rest takes 10 ms."""
+    request = arrived(tokens=1000, ttft_s=0.02)
+    assert Door(FCFS()).judge(request, FLAT) is not None
+    request.num_computed_tokens = 900
+    assert Door(FCFS()).judge(request, FLAT) is None
+
+
+@pytest.mark.parametrize("level", ["0.2", "2"])
+def test_a_level_has_to_be_one_that_is_known(level: str) -> None:
+    with pytest.raises(PolicySpecError, match=r"level must be one of 0.1, 0.5"):
+        make_policy(f"edf+door:level={level}")
+
+
+def replayed(spec: str) -> list[RequestRecord]:
+    """Return the records of three times the requests that an H100 can serve in time."""
+    model = load_model("h100/llama-3.1-8b")
+    trace = synthesize("azure_conv", num_requests=400, rate=60, seed=5)
+    trace = trace.with_slo(Proportional(model.predict_prefill, 2.0, 0.05, 1.0))
+    config = SimulationConfig(
+        num_blocks=kv_capacity_tokens(model) // 16,
+        disturbances=Disturbances(noise=0.05),
+        online=True,
+    )
+    requests = simulate(trace, make_policy(spec), model, config)
+    return [RequestRecord.from_request(request) for request in requests]
+
+
+def test_most_of_those_rejected_know_at_once_and_as_many_are_good() -> None:
+    at_door, waited = replayed("goodput+door"), replayed("goodput")
+    times_s = sorted(
+        r.end_s - r.arrival_s
+        for r in at_door
+        if r.status is RequestStatus.REJECTED and r.end_s is not None
+    )
+    assert len(times_s) > 100
+    assert times_s[len(times_s) // 2] == 0.0
+    assert times_s[int(0.75 * len(times_s))] < 0.1
+    num_good, num_good_waiting = (
+        summarize(rs, DeadlineRule.MEAN_TPOT).num_good for rs in (at_door, waited)
+    )
+    assert num_good >= 0.97 * num_good_waiting

@@ -1,0 +1,130 @@
+"""Quotes against times computed by hand: T = 5 ms + 0.05 ms a token, so 100 tokens take 10 ms."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from views import FLAT, R
+
+from slosched.core import EndReason, LatencyModel, PromptOrder, Refusal, Request
+from slosched.evaluate.comparison import kv_capacity_tokens
+from slosched.perfmodel import load_model
+from slosched.policy import Door
+from slosched.policy.door import Refuse
+from slosched.policy.kit import Quoter, Speed, Spread
+from slosched.policy.spec import make_policy
+from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.workload import Proportional, synthesize
+
+
+def waiting(name: str, tokens: int, due_s: float = 1.0, arrival_s: float = 0.0) -> Request:
+    return R(name, tokens, due_s, arrival_s=arrival_s).request()
+
+
+def expected_ttft_s(order: PromptOrder, new: Request) -> float:
+    """Return the TTFT expected of `new` behind 100 tokens due at 1 s and 300 tokens due at 3 s."""
+    quoter = Quoter(order)
+    for request in (waiting("a", 100, 1.0), waiting("b", 300, 3.0)):
+        quoter.add(quoter.expect(request, FLAT))
+    return quoter.expect(new, FLAT).ttft_s
+
+
+def test_those_before_it_in_the_policys_order_come_first() -> None:
+    """The new prompt takes 15 ms; those before it take 10 ms and 20 ms."""
+    new = waiting("c", 200, due_s=2.0)
+    assert expected_ttft_s(PromptOrder.ARRIVAL, new) == pytest.approx(0.045)
+    assert expected_ttft_s(PromptOrder.DEADLINE, new) == pytest.approx(0.025)
+
+
+def test_shorter_ones_that_arrive_later_overtake_it_where_the_shortest_comes_first() -> None:
+    """One prompt of 10 ms arrived within the last second, so 99 % of the speed is left."""
+    new = waiting("c", 200)
+    assert expected_ttft_s(PromptOrder.LENGTH, new) == pytest.approx(0.025 / 0.99)
+
+
+def test_a_request_that_has_gone_is_not_waited_for() -> None:
+    quoter = Quoter(PromptOrder.ARRIVAL)
+    gone, new = waiting("a", 1900), waiting("b", 100)
+    quoter.add(quoter.expect(gone, FLAT))
+    assert quoter.expect(new, FLAT).ttft_s == pytest.approx(0.11)
+    gone.end_reason = EndReason.CLIENT
+    quoter.look()
+    assert quoter.expect(new, FLAT).ttft_s == pytest.approx(0.01)
+
+
+def test_the_speed_of_a_long_wait_is_that_of_a_long_time_past() -> None:
+    """Half a second at a tenth of the speed, after a minute at full speed."""
+    speed = Speed(first=1.0, first_s=0.05)
+    for amount in [0.1] * 600 + [0.005] * 10:
+        speed.observe(amount, 0.1 if amount == 0.1 else 0.05)
+    short_s, long_s = speed.seconds_for(0.05), speed.seconds_for(20.0)
+    assert short_s > 0.05 / 0.5
+    assert long_s < 20.0 / 0.9
+
+
+def test_what_overtakes_takes_its_part_of_the_speed_and_never_all_of_it() -> None:
+    speed = Speed(first=1.0, first_s=100.0)
+    assert speed.seconds_for(0.1, overtaking=0.5) == pytest.approx(0.2)
+    assert speed.seconds_for(0.1, overtaking=5.0) == pytest.approx(0.1 / 0.02)
+
+
+@pytest.mark.parametrize("level", [0.1, 0.5, 0.9])
+def test_a_quantile_covers_its_share_also_after_the_errors_have_changed(level: float) -> None:
+    """The ratios double in the middle; each quantile is judged by what was quoted before."""
+    drawn, spread, num_below = random.Random(1), Spread(), 0
+    for i in range(2000):
+        ratio = drawn.lognormvariate(0, 0.5) * (1 if i < 1000 else 2)
+        num_below += ratio <= spread.factors[level]
+        spread.observe(ratio, spread.factors)
+    assert num_below / 2000 == pytest.approx(level, abs=0.02)
+
+
+class Noting(Door):
+    """A door that refuses nothing and notes the quote of 90 % of each request that arrives."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.quoted_s: dict[str, float] = {}
+
+    def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
+        self.quoted_s[request.request_id] = self.quote(request, model).ttft_s[0.9]
+        return super().judge(request, model)
+
+
+def share_below(spec: str, kind: str, device: str, rate: float, num_requests: int) -> float:
+    """Return the share of first tokens that came by the time that the quote of 90 % had said."""
+    model = load_model(f"{device}/llama-3.1-8b")
+    trace = synthesize(kind, num_requests=num_requests, rate=rate, seed=3)
+    trace = trace.with_slo(Proportional(model.predict_prefill, 2.0, 0.05, 1.0))
+    config = SimulationConfig(
+        num_blocks=kv_capacity_tokens(model) // 16,
+        disturbances=Disturbances(noise=0.05),
+        online=True,
+    )
+    policy = Noting(make_policy(spec), refuse=Refuse.NOTHING)
+    begun = [r for r in simulate(trace, policy, model, config) if r.token_times_s]
+    in_time = [r.token_times_s[0] - r.arrival_s <= policy.quoted_s[r.request_id] for r in begun]
+    return sum(in_time) / len(in_time)
+
+
+@pytest.mark.parametrize("load", [0.8, 2.0])
+@pytest.mark.parametrize("spec", ["edf:drop=infeasible", "goodput"])
+def test_nine_of_ten_first_tokens_come_by_the_quote_of_90_percent(spec: str, load: float) -> None:
+    """At load 1 about 1 % of the requests are late."""
+    covered = share_below(spec, "azure_conv", "l40s", 4 * load, num_requests=500)
+    assert covered == pytest.approx(0.9, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("load", [0.8, 1.0, 1.3, 2.0])
+@pytest.mark.parametrize(
+    ("kind", "device", "rate"), [("azure_conv", "h100", 20), ("azure_code", "h100", 12)]
+)
+@pytest.mark.parametrize("spec", ["sarathi:drop=infeasible", "edf:drop=infeasible", "goodput"])
+def test_it_holds_on_other_devices_and_traces(
+    spec: str, kind: str, device: str, rate: float, load: float
+) -> None:
+    covered = share_below(spec, kind, device, rate * load, num_requests=1500)
+    assert covered == pytest.approx(0.9, abs=0.02)
