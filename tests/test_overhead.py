@@ -25,7 +25,8 @@ from slosched.core import (
     StepResult,
 )
 from slosched.kv import KVCache
-from slosched.policy import POLICIES, WRAPPERS
+from slosched.policy import POLICIES, WRAPPERS, Door
+from slosched.policy.door import Refuse
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
 
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.cost
 
 NUM_RUNNING, NUM_WAITING = 256, 1000
 MAX_MEDIAN_S = 1e-3
+MAX_QUOTE_S = 0.2e-3
 PUBLISHED = {"qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve"}
 PUBLISHED |= {"medha_lars", "vtc", "scorpio", "sola"}
 WRAPPED = tuple(f"edf+{name}" for name in WRAPPERS)
@@ -94,6 +96,18 @@ def test_a_decision_takes_less_than_a_millisecond(benchmark: BenchmarkFixture, n
     assert sum(output.num_scheduled_tokens.values()) > NUM_RUNNING
     measure = partial(median_s, partial(policy.schedule, view))
     assert benchmark.stats.stats.median < slowed(limit_s(name)) or is_below(limit_s(name), measure)
+
+
+@pytest.mark.parametrize("name", ["edf", "goodput"])
+def test_a_quote_takes_less_than_a_fifth_of_a_millisecond(name: str) -> None:
+    """It is asked beside 256 decodes and 1,000 waiting prompts."""
+    door = Door(make_policy(name), refuse=Refuse.NOTHING)
+    scheduler, now_s = busy_scheduler(door)
+    for waiting in scheduler.queues.waiting.values():
+        assert door.judge(waiting, MODEL) is None
+    door.schedule(scheduler.view(now_s))
+    new = request("new", 500, now_s)
+    assert is_below(MAX_QUOTE_S, partial(median_s, partial(door.quote, new, MODEL)))
 
 
 class Timed(Policy):

@@ -88,7 +88,7 @@ class Quoter:
         self._pace = Speed(first=1e3, first_s=1e-6)
         """Tokens that a decode gets in a second."""
         self._alone, self._behind, self._tpot = Spread(), Spread(), Spread()
-        self._step = _Step(0.0, 0.0, 0.0, 0, 0)
+        self._step: _Step | None = None
         self._busy_until_s = -math.inf
 
     def knows(self, request: Request) -> bool:
@@ -154,7 +154,8 @@ class Quoter:
         `num_decodes` are running; those not in the plan that `output` names get a token, too, if
         they are served beside it.
         """
-        self._learn_speed(now_s)
+        if self._step is not None:
+            self._learn_speed(self._step, now_s)
         scheduled, prompts = output.num_scheduled_tokens, self._prompts
         done_s = sum([self._advance(name, output, model) for name in scheduled if name in prompts])
         for name in output.rejected:
@@ -201,8 +202,7 @@ class Quoter:
             self._emitting.append(each)
         return before_s - each.work_s
 
-    def _learn_speed(self, now_s: float) -> None:
-        step = self._step
+    def _learn_speed(self, step: _Step, now_s: float) -> None:
         # Without a prompt the device may have been idle since, or run decodes without asking.
         took_s = now_s - step.start_s if self._prompts else step.predicted_s
         if step.work_s or self._prompts:
