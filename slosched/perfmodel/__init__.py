@@ -1,7 +1,7 @@
 """The latency model: measurements of steps, the model's forms, their fit, and models to load."""
 
 from slosched.perfmodel.errors import ErrorReport, FitError
-from slosched.perfmodel.fit import AUTO, FITTERS, FitReport, fit
+from slosched.perfmodel.fit import AUTO, FITTERS, LEARNT, FitReport, fit
 from slosched.perfmodel.forms import scaled, with_longer_steps
 from slosched.perfmodel.layered import LayeredModel
 from slosched.perfmodel.linear import AttentionWork, LinearCoefficients, LinearModel
@@ -22,6 +22,7 @@ __all__ = [
     "AUTO",
     "DEFAULT_MODEL",
     "FITTERS",
+    "LEARNT",
     "NO_SERVER_TIME",
     "AttentionWork",
     "ErrorReport",

@@ -9,6 +9,7 @@ import numpy as np
 
 from slosched.perfmodel.columns import Array
 from slosched.perfmodel.errors import ErrorReport, FitError, by_regime, predictions, report_errors
+from slosched.perfmodel.fit_boosting import fit_boosting
 from slosched.perfmodel.fit_joint import fit_experts_joint, fit_profiled_joint
 from slosched.perfmodel.fit_layered import (
     FormUnfitError,
@@ -56,6 +57,8 @@ FITTERS: Mapping[str, Fitter] = {
     "experts-joint": fit_experts_joint,
 }
 """The fit of every form that is fast enough for a scheduler, the simplest form first."""
+LEARNT: Mapping[str, Fitter] = {"boosting": fit_boosting}
+"""The fit of the forms without a formula, which are too slow for a scheduler."""
 
 
 @dataclass(frozen=True)
@@ -82,31 +85,41 @@ class FitReport:
 
 
 def fit(profile: Profile, form: str = AUTO, *, num_folds: int = 5, seed: int = 0) -> FitReport:
-    """Fit `form`, or for `"auto"` the form with the least held-out error.
+    """Fit `form`, or for `"auto"` the form with the least held-out error that can schedule.
 
     Rows of the same batch count as one step (`Profile.merged`).  Up to 400 steps are judged by
     k-fold cross-validation, each by a fit without it, and one last fit to all makes the model.  Of
     more steps, as many as cover the shapes are fitted, and all others judge the model that is
     returned. Raises FitError if the profile cannot determine a model.
     """
-    if form != AUTO and form not in FITTERS:
-        known = (AUTO, *FITTERS)
+    fitters = {**FITTERS, **LEARNT}
+    if form != AUTO and form not in fitters:
+        known = (AUTO, *fitters)
         raise FitError(f"no form {form!r}{meant(form, known)}; there are {', '.join(known)}")
     single, profile = profile, profile.merged()
     steps = _check(profile)
     judged: dict[str, _Judged] = {}
     considered: dict[str, ErrorReport | str] = {}
-    for name in FITTERS if form == AUTO else (form,):
+    compared = _compared(form)
+    for name in sorted(compared, key=lambda name: name != form):  # what was asked for fails first
         try:
-            judged[name] = _judge(profile, steps, FITTERS[name], num_folds, seed)
+            judged[name] = _judge(profile, steps, name, num_folds, seed)
             considered[name] = judged[name].report
         except FormUnfitError as error:
-            if form != AUTO:
+            if name == form:
                 raise
             considered[name] = str(error)
-    chosen = _best(judged)
-    report = _report(profile, judged[chosen], FITTERS[chosen], considered, seed)
+    considered = {name: considered[name] for name in compared}
+    chosen = _best(judged) if form == AUTO else form
+    report = _report(profile, judged[chosen], fitters[chosen], considered, seed)
     return replace(report, model=_as_served(report, single))
+
+
+def _compared(form: str) -> tuple[str, ...]:
+    """Return the forms to be judged: trees are compared with the formulas that they replace."""
+    if form == AUTO:
+        return tuple(FITTERS)
+    return (*FITTERS, form) if form in LEARNT else (form,)
 
 
 def _as_served(report: FitReport, single: Profile) -> FittedModel:
@@ -136,10 +149,11 @@ class _Judged:
 
 
 def _judge(
-    profile: Profile, steps: list[Measurement], fitter: Fitter, num_folds: int, seed: int
+    profile: Profile, steps: list[Measurement], form: str, num_folds: int, seed: int
 ) -> _Judged:
+    fitter = {**FITTERS, **LEARNT}[form]
     layers = [m for m in profile.measurements if m.part is Part.LAYERS]
-    if len(steps) > _MAX_FOLDED:
+    if len(steps) > _MAX_FOLDED and form not in LEARNT:  # trees need all steps there are
         chosen = set(covering(steps, _MAX_FITTED, seed))
         train = [steps[i] for i in sorted(chosen)]
         rest = [m for i, m in enumerate(steps) if i not in chosen]
@@ -201,7 +215,10 @@ def _off_grid(profile: Profile, fitter: Fitter, seed: int) -> ErrorReport | None
     if len(grid) < _MIN_OFF_GRID or len(off) < _MIN_OFF_GRID or not _has_both(grid):
         return None
     train = [grid[i] for i in covering(grid, _MAX_FITTED, seed)]
-    model, _ = fitter([*layers, *train], profile.provenance, seed)
+    try:
+        model, _ = fitter([*layers, *train], profile.provenance, seed)
+    except FormUnfitError:
+        return None
     return report_errors(predictions(model, off), off)
 
 

@@ -29,6 +29,7 @@ from slosched.perfmodel.graphs import PaddedLayers, graph_sizes_of
 from slosched.perfmodel.layered import AnyLayers, LayeredModel
 from slosched.perfmodel.linear import LinearCoefficients
 from slosched.perfmodel.measurement import Measurement, Part
+from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.solve import Estimate, Parameter, solve
 from slosched.perfmodel.table import Table, monotone_table
 
@@ -252,10 +253,18 @@ def _launches(linear: LinearCoefficients, steps: Sequence[Measurement]) -> dict[
 def with_swap(
     model: LayeredModel, measurements: Sequence[Measurement], estimates: tuple[Estimate, ...]
 ) -> Fitted:
+    """Add the time per swapped block to a model and to the estimates of its parameters."""
+    swap = fit_swap(model, measurements)
+    if swap.value:
+        model = LayeredModel(model.layers, model.requests, model.attention, swap.value)
+    return model, (*estimates, swap)
+
+
+def fit_swap(model: FittedModel, measurements: Sequence[Measurement]) -> Estimate:
     """Fit C6, the time per swapped block, to what the model leaves unexplained of swap steps."""
     swaps = [m for m in measurements if m.num_swapped_blocks]
     if not swaps:
-        return model, (*estimates, Estimate("per_swapped_block_s", 0.0, 0.0, 0.0, False))
+        return Estimate("per_swapped_block_s", 0.0, 0.0, 0.0, False)
     measured = np.array([m.seconds for m in swaps])
     blocks = np.array([m.num_swapped_blocks for m in swaps]) / measured
     left = 1 - np.array([model.predict(m.shape) for m in swaps]) / measured
@@ -264,6 +273,4 @@ def with_swap(
     spread_s = float(np.linalg.norm(left - per_block_s * blocks) / np.linalg.norm(blocks))
     width_s = 1.96 * spread_s / freedom**0.5
     low_s, high_s = max(0.0, per_block_s - width_s), per_block_s + width_s
-    swap = Estimate("per_swapped_block_s", per_block_s, low_s, high_s, True)
-    model = LayeredModel(model.layers, model.requests, model.attention, per_block_s)
-    return model, (*estimates, swap)
+    return Estimate("per_swapped_block_s", per_block_s, low_s, high_s, True)

@@ -9,6 +9,7 @@ from slosched.perfmodel.fit import FitReport
 from slosched.perfmodel.linear import LinearModel
 from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
+from slosched.perfmodel.scheduling import too_slow
 from slosched.perfmodel.swap import SWAP_ORIGIN
 
 ERROR_COLUMNS = ("steps", "n", "mean", "p50", "p90", "p99", "max", "under p95", "under p99")
@@ -22,6 +23,8 @@ def choice(report: FitReport) -> str:
     said = f"{report.model.form}: wrong by {error.mape:.1f} % on average, {error.p99:.1f} % at p99"
     if len(report.considered) == 1:
         return said
+    if not report.model.can_schedule:
+        return f"{said}. It is for simulations and reports: {too_slow(report.model)}"
     return ". ".join(
         (
             f"{said}; the least held-out error of {len(form_rows(report))} forms, ties to the "

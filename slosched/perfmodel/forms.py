@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from slosched.perfmodel.boosting import boosted_from
 from slosched.perfmodel.layered import layered_from
 from slosched.perfmodel.linear import linear_from
 from slosched.perfmodel.model import FittedModel
@@ -17,6 +18,7 @@ READERS: Mapping[str, Callable[..., FittedModel]] = {
     "experts-separate": layered_from,
     "profiled-joint": layered_from,
     "experts-joint": layered_from,
+    "boosting": boosted_from,
 }
 """For each form, the function that makes a model from its `parameters()`."""
 

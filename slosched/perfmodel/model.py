@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from slosched.core import BatchShape
 from slosched.perfmodel.server_time import NO_SERVER_TIME, ServerTime
@@ -17,6 +17,9 @@ class FittedModel(ABC):
 
     Each form has its own `predict`; all other predictions are derived from it.
     """
+
+    can_schedule: ClassVar[bool] = True
+    """False if a prediction takes so long that it is only for simulations and reports."""
 
     provenance: Mapping[str, str] = field(default_factory=dict)
     held_out_error: Mapping[str, float] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import json
 import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +15,8 @@ import pytest
 from command_line import Said
 
 from slosched.cli.console import what
+from slosched.perfmodel.boosting import FEATURES
+from slosched.perfmodel.store import MODEL_FORMAT
 
 pytestmark = pytest.mark.e2e
 
@@ -36,6 +39,18 @@ FILES = {
     '{"attention": "exact", "coefficients": {"per_token_s": -1, "per_attention_s": 0, '
     '"per_context_s": 0, "per_tile_s": 0, "any_decode_s": 0, "per_swapped_block_s": 0, '
     '"constant_s": 0}}}',
+    "trees.json": json.dumps(
+        {
+            "format": MODEL_FORMAT,
+            "form": "boosting",
+            "parameters": {
+                "features": FEATURES,
+                "expected": {"baseline_s": 0.01, "trees": [[0, 9, 1.0, 2.0]]},
+                "upper": {"baseline_s": 0.02, "trees": [1.0]},
+                "per_swapped_block_s": 0,
+            },
+        }
+    ),
     "profile.csv": "batch,seconds\n64@0,0.1\n1@0,-3\n",
     "few.csv": "batch,seconds\n64@0,0.1\n",
     "decodes.csv": "batch,seconds\n" + "".join(f"1@{n}00,0.1{n}\n" for n in range(10, 40)),
@@ -142,6 +157,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "replay --url http://127.0.0.1:9 -o out": ("http://127.0.0.1:9", "slosched serve"),
     "replay --url http://127.0.0.1:9 --slo-ttft 3x": ("--slo-ttft 3x", "--latency-model"),
     "serve -m tiny-random --latency-model h200/llama-3.1-8b": ("NVIDIA H200", "--force"),
+    "serve --emulate trees.json": ("boosting takes", "2 µs", "slosched fit"),
     "serve --emulate rtx9999": ("'rtx9999'", "rtx4090/llama-3.1-8b"),
     "serve --emulate rtx4090/llama-3.1-8b --policy fifo": ("'fifo'",),
     "serve --emulate rtx4090/llama-3.1-8b --slo-ttft 0": ("--slo-ttft", "'0'"),

@@ -10,7 +10,7 @@ import pytest
 from factories import make_model
 from synthetic_steps import Chunks, make_measurements, random_batches
 
-from slosched.perfmodel import FITTERS, FitError, Measurement, Profile, fit
+from slosched.perfmodel import FITTERS, LEARNT, FitError, Measurement, Profile, fit
 from slosched.perfmodel.errors import evaluate, groups, predictions
 from slosched.perfmodel.fit_linear import fit_linear
 from slosched.perfmodel.split import folds, on_grid
@@ -159,7 +159,7 @@ def test_too_few_steps_are_refused(count: int, is_enough: bool) -> None:
         fit(profile)
 
 
-@pytest.mark.parametrize("form", ["auto", *FITTERS])
+@pytest.mark.parametrize("form", ["auto", *FITTERS, *LEARNT])
 @pytest.mark.parametrize(
     ("kind", "missing"), [("decode", "a prefill chunk"), ("prefill", "decodes")]
 )

@@ -40,6 +40,7 @@ from slosched.perfmodel.attention.smooth import (
     smooth_max,
     smooth_max_of_two,
 )
+from slosched.perfmodel.boosting import BoostedModel, Trees
 from slosched.perfmodel.columns import Columns
 from slosched.perfmodel.experts import ExpertLayers
 from slosched.perfmodel.linear import AttentionWork
@@ -57,6 +58,7 @@ FACTS = {"tiles_per_wave": 4.0, "group_size": 4.0}
 JOINT = JointAttention(
     JointKernel(**FACTS, **{p.name: p.start for p in joint_parameters(DECODE, 4.0)}), DECODE
 )
+TREES = Trees(0.01, ((0, 512.0, 1.0, 1.5), (8, 1e3, (2, 9.0, 0.9, 1.1), (2, 9.0, 1.2, 1.4)), 1.01))
 FORMS: dict[str, FittedModel] = {
     "linear": make_model(),
     "linear-literal": LinearModel(make_model().coefficients, AttentionWork.LITERAL),
@@ -65,6 +67,7 @@ FORMS: dict[str, FittedModel] = {
     "experts-separate": LayeredModel(EXPERTS, REQUESTS, SEPARATE, 2e-5),
     "profiled-joint": LayeredModel(TABLE, REQUESTS, JOINT, 2e-5),
     "experts-joint": LayeredModel(EXPERTS, REQUESTS, JOINT, 2e-5),
+    "boosting": BoostedModel(TREES, Trees(0.014, TREES.trees), 2e-5),
 }
 LAYERED = {name: model for name, model in FORMS.items() if isinstance(model, LayeredModel)}
 
@@ -268,7 +271,7 @@ NUM_ADDED = 10
 
 
 @pytest.mark.cost
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form].can_schedule])
 @pytest.mark.parametrize("added", [(256, 700), (1, 900)], ids=["chunk", "decode"])
 def test_adding_a_request_and_asking_takes_two_microseconds(
     benchmark: BenchmarkFixture, form: str, added: tuple[int, int]

@@ -13,6 +13,7 @@ from slosched.cli.console import console, table
 from slosched.perfmodel import (
     AUTO,
     FITTERS,
+    LEARNT,
     ErrorReport,
     FitReport,
     LinearModel,
@@ -41,7 +42,7 @@ def fit(
     out: Annotated[Path, options.out_file("JSON file for the fitted model.")] = Path("model.json"),
     form: Annotated[
         str,
-        typer.Option(help=f"The form to fit: {', '.join((AUTO, *FITTERS))}."),
+        typer.Option(help=f"The form to fit: {', '.join((AUTO, *FITTERS, *LEARNT))}."),
     ] = AUTO,
     graph_sizes: Annotated[
         str | None,
@@ -74,6 +75,8 @@ def fit(
       the weights of the experts that its tokens touch. The profile has to say `num_experts` and
       `num_experts_per_token`
     - `auto`: fits all of them and takes the one with the least held-out error
+    - `boosting`: gradient-boosted trees, for 250 recorded steps and more. Predictions take ten
+      times as long as a scheduler allows, so it is only for simulations and reports
 
     With `--form linear`, the last line says if another form is clearly better, and why.
 

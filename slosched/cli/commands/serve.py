@@ -26,6 +26,7 @@ from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.kv import HostWrites, KVCache, PrefixCaching
 from slosched.perfmodel import FittedModel, OnlineModel, load_model
 from slosched.perfmodel.device import check_device
+from slosched.perfmodel.scheduling import check_can_schedule
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
 
@@ -154,6 +155,8 @@ def serve(
         device = _emulated(emulate, kv)
     else:
         given = None if latency_model is None else load_model(latency_model, force=force)
+        if given is not None:
+            check_can_schedule(given)
         local = open_local(model, kv, num_prefix_host_blocks=prefix_host.num_blocks)
         calibrated = partial(calibrated_model, local, limits.limits(), calibrate, anew=recalibrate)
         device = _real(local, given, calibrated, force)
@@ -212,6 +215,7 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
     from slosched.engine.server import ByteTokenizer
 
     model = load_model(name)
+    check_can_schedule(model)
     num_blocks = kv.num_blocks(kv_capacity_tokens(model))
     return _Device(
         name=name,

@@ -24,6 +24,7 @@ from slosched.integrations.vllm.slo import Promises
 from slosched.kv import KVCache
 from slosched.perfmodel import FittedModel, load_model, scaled
 from slosched.perfmodel.device import OtherDeviceError, check_device
+from slosched.perfmodel.scheduling import TooSlowError, check_can_schedule
 from slosched.policy.spec import make_policy
 from slosched.spelling import meant
 from slosched.workload import parse_duration
@@ -79,12 +80,15 @@ class Settings:
     ) -> FittedModel | None:
         """Return the latency model; raise SettingsError if it is not of `count` of `device`.
 
+        A model that is too slow to schedule with is refused in the same way.
+
         `model_names` are the names of the served model; a profile of another model is refused, too.
         `any_device` and emulation skip these checks.
         """
         if self.profile is None:
             return self.make_device()
         model = load_model(self.profile)
+        _check_speed("profile", model)
         if not self.any_device and self.emulate is None:
             try:
                 check_device(model, device, count)
@@ -99,6 +103,7 @@ class Settings:
         if self.emulate is None:
             return None
         device = load_model(self.emulate)
+        _check_speed("emulate", device)
         return device if self.emulate_slowdown == 1 else scaled(device, self.emulate_slowdown)
 
     def make_policy(self, model: LatencyModel | None, limits: Limits) -> Policy:
@@ -144,6 +149,14 @@ def _check_keys(where: str, section: object, known: tuple[str, ...]) -> None:
                 f"{where} has no setting {name!r}{meant(str(name), known)}; it has "
                 f"{', '.join(known)}"
             )
+
+
+def _check_speed(where: str, model: FittedModel) -> None:
+    """Raise SettingsError if the model is too slow to schedule with."""
+    try:
+        check_can_schedule(model)
+    except TooSlowError as error:
+        raise SettingsError(f"slosched.{where}: {error}") from error
 
 
 def _check_model(measured: str, served: Sequence[str]) -> None:
