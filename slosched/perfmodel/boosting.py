@@ -61,6 +61,8 @@ class BoostedModel(FittedModel):
     expected: Trees
     upper: Trees
     per_swapped_block_s: float = 0.0
+    constant_s: float = 0.0
+    """What every step that computes a token takes besides."""
 
     @property
     def form(self) -> str:
@@ -81,7 +83,9 @@ class BoostedModel(FittedModel):
         copies_s = self.per_swapped_block_s * shape.num_swapped_blocks
         if not shape.num_tokens:
             return copies_s
-        return trees.seconds([getattr(shape, name) for name in FEATURES]) + copies_s
+        return (
+            trees.seconds([getattr(shape, name) for name in FEATURES]) + self.constant_s + copies_s
+        )
 
     def parameters(self) -> dict[str, Any]:
         return {
@@ -89,6 +93,7 @@ class BoostedModel(FittedModel):
             "expected": self.expected.parameters(),
             "upper": self.upper.parameters(),
             "per_swapped_block_s": self.per_swapped_block_s,
+            "constant_s": self.constant_s,
         }
 
 
@@ -103,6 +108,7 @@ def boosted_from(parameters: Mapping[str, Any], **described: Any) -> BoostedMode
         _trees_from(parameters["expected"]),
         _trees_from(parameters["upper"]),
         float(parameters["per_swapped_block_s"]),
+        float(parameters["constant_s"]),
         **described,
     )
 

@@ -8,8 +8,8 @@ from slosched.perfmodel.errors import ErrorReport
 from slosched.perfmodel.fit import FitReport
 from slosched.perfmodel.linear import LinearModel
 from slosched.perfmodel.model import FittedModel
-from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
 from slosched.perfmodel.scheduling import too_slow
+from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
 from slosched.perfmodel.swap import SWAP_ORIGIN
 
 ERROR_COLUMNS = ("steps", "n", "mean", "p50", "p90", "p99", "max", "under p95", "under p99")

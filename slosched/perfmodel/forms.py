@@ -65,9 +65,11 @@ def with_longer_steps(model: FittedModel, seconds: float) -> FittedModel:
     parameters = model.parameters()
     if "coefficients" in parameters:
         parameters["coefficients"]["constant_s"] += seconds
-    else:
+    elif "requests" in parameters:
         requests = parameters["requests"]
         requests["times_s"] = tuple(time_s + seconds for time_s in requests["times_s"])
+    else:
+        parameters["constant_s"] += seconds
     return _rebuilt(model, parameters)
 
 

@@ -48,6 +48,7 @@ FILES = {
                 "expected": {"baseline_s": 0.01, "trees": [[0, 9, 1.0, 2.0]]},
                 "upper": {"baseline_s": 0.02, "trees": [1.0]},
                 "per_swapped_block_s": 0,
+                "constant_s": 0,
             },
         }
     ),
