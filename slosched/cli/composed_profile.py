@@ -11,16 +11,20 @@ import typer
 
 from slosched.cli.backend_table import warn_of_doubts, with_chosen_backend
 from slosched.cli.console import console
+from slosched.cli.derivation_note import print_derivation
 from slosched.cli.options import LimitOptions, is_given
 from slosched.perfmodel import write_profile
 from slosched.perfmodel.aiconfigurator import (
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
+    UNMEASURED,
     Deployment,
     compose_profile,
+    derive_profile,
     system_of,
 )
 
+_NUM_STEPS = 160
 _FLAGS = {"gpu": "--gpu", "backend": "--backend", "tp": "--tp", "ep": "--ep"}
 
 
@@ -69,7 +73,10 @@ class SourceOptions:
     ] = None
     gpu: Annotated[
         str | None,
-        typer.Option(help="With --from: the GPU, such as h100, h200, b200, a100 or l40s."),
+        typer.Option(
+            help="With --from: the GPU, such as h100, h200, b200, a100 or l40s.  The times of l4, "
+            "a30, rtx3090 and others, which have no tables, are derived from those of these."
+        ),
     ] = None
     backend: Annotated[
         str | None,
@@ -109,14 +116,17 @@ class SourceOptions:
             raise ValueError(f"{out} exists; name another file, or replace it with --overwrite")
         system, backend = system_of(self.gpu), self.backend or "vllm"
         deployment = Deployment(system, model, backend, self.tp or 1, self.ep or 1)
-        if self.backend is None:
+        if system in UNMEASURED:
+            console.print(f"no tables of {self.gpu}: deriving its times from those of other GPUs …")
+        elif self.backend is None:
             deployment = with_chosen_backend(deployment)
         else:
             warn_of_doubts(deployment)
-        composed = compose_profile(
+        composed = (derive_profile if system in UNMEASURED else compose_profile)(
             deployment,
             max_num_batched_tokens=run.max_num_batched_tokens,
             max_num_seqs=run.max_num_seqs,
+            num_steps=_NUM_STEPS,
             seed=run.seed,
         )
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -125,3 +135,4 @@ class SourceOptions:
         console.print(f"wrote {len(composed.measurements)} composed measurements to {out}")
         console.print(f"{said['engine']}; range: {said['range']}")
         console.print(f"not in them: {said['not_in_it']}")
+        print_derivation(said)

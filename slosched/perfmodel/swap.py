@@ -53,16 +53,23 @@ _PCIE_5 = HostLink(
 )
 HOST_LINKS: Mapping[str, HostLink] = {
     "A100-SXM4-80GB": _PCIE_4,
+    "A100 80GB PCIe": _PCIE_4,
+    "NVIDIA A10": _PCIE_4,
+    "NVIDIA A30": _PCIE_4,
     "H100 80GB HBM3": _PCIE_5,
+    "H100 PCIe": _PCIE_5,
     "NVIDIA H200": _PCIE_5,
     "NVIDIA B200": _PCIE_5,
     "L40S": _PCIE_4,
+    "NVIDIA L4": _PCIE_4,
+    "RTX 3090": _PCIE_4,
     "RTX 4090": _PCIE_4,
     "RTX PRO 6000 Blackwell": _PCIE_5,
 }
 """The link of each GPU, by a part of its name, from NVIDIA's data sheets.
 
-GPUs on NVLink-C2C (GH200, GB200) are missing, since their effective bandwidth is not known here.
+GPUs on NVLink-C2C (GH200, GB200) and on PCIe 3.0 (T4) are missing, since their effective bandwidth
+is not known here.
 """
 
 

@@ -28,9 +28,9 @@ from slosched.evaluate.bounds import (
     roofline_bound,
     roofline_of,
 )
-from slosched.evaluate.bounds.roofline import GPUS
 from slosched.metrics import RequestRecord, is_good
 from slosched.perfmodel import bundled_models, load_model
+from slosched.perfmodel.peaks import GPUS
 from slosched.perfmodel.transformers import MODELS
 from slosched.policy import POLICIES
 from slosched.simulator.disturbances import Disturbances

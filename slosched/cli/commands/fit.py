@@ -10,6 +10,7 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, table
+from slosched.cli.derivation_note import print_derivation
 from slosched.perfmodel import (
     AUTO,
     FITTERS,
@@ -22,6 +23,7 @@ from slosched.perfmodel import (
     save_model,
 )
 from slosched.perfmodel import fit as fit_model
+from slosched.perfmodel.derivation import with_derivation_error
 from slosched.perfmodel.diagnosis import why_not_linear
 from slosched.perfmodel.fit_report import (
     ERROR_COLUMNS,
@@ -91,7 +93,7 @@ def fit(
         measured = with_graph_sizes(measured, graph_sizes, form)
     report = fit_model(measured, form, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_model(report.model, out)
+    save_model(with_derivation_error(report.model), out)
     print_fit(report)
     if isinstance(report.model, LinearModel):
         better = why_not_linear(_considered(measured, report, seed), report.model.form)
@@ -121,3 +123,4 @@ def print_fit(report: FitReport) -> None:
     console.print(choice(report))
     console.print(swap_cost(report.model))
     console.print(server_said(report.model))
+    print_derivation(report.model.provenance)

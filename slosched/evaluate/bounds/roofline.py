@@ -14,6 +14,7 @@ from slosched.core import BatchShape, Limits
 from slosched.evaluate.bounds.demand import demand_at, shortest_step_s
 from slosched.evaluate.bounds.on_time import Bound, fluid_bound
 from slosched.evaluate.bounds.prices import StepPrices
+from slosched.perfmodel.peaks import GPUS, Peaks
 from slosched.perfmodel.transformers import BYTES_PER_NUMBER, Transformer, known_transformer
 from slosched.workload.trace import Trace
 
@@ -23,32 +24,6 @@ _ASSUMPTIONS = (
 )
 _SHARES = (1.0, 0.9, 0.75, 0.5)
 """The shares of arithmetic in the mixtures that are tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peaks:
-    """Rates that a GPU cannot exceed."""
-
-    flops_per_s: float
-    """Dense bfloat16 with float32 sums: half of what data sheets give for sparse matrices."""
-    bytes_per_s: float
-    """The bandwidth of its memory."""
-
-
-GPUS = {
-    "A100-SXM4-80GB": Peaks(312e12, 2.039e12),
-    "H100 80GB HBM3": Peaks(989.4e12, 3.35e12),
-    "H200": Peaks(989.4e12, 4.8e12),
-    "B200": Peaks(2250e12, 8e12),
-    "L40S": Peaks(362.05e12, 0.864e12),
-    "RTX 4090": Peaks(165.2e12, 1.008e12),
-    "RTX PRO 6000 Blackwell": Peaks(503.8e12, 1.792e12),
-}
-"""GPUs by a part of their names.
-
-Sources: NVIDIA's data sheets of A100, H100 SXM5, H200 SXM, HGX B200 and L40S, and the white
-papers of the Ada and RTX Blackwell PRO architectures.  Where the editions of a card differ, the
-fastest is used, so that the bound may be too generous but not wrong."""
 
 
 @dataclass(frozen=True, slots=True)

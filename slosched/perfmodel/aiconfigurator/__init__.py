@@ -9,6 +9,7 @@ from slosched.perfmodel.aiconfigurator.compose import (
     compose_profile,
 )
 from slosched.perfmodel.aiconfigurator.deployment import Deployment, system_of
+from slosched.perfmodel.aiconfigurator.derive import derive_profile
 from slosched.perfmodel.aiconfigurator.errors import (
     ConfigMissingError,
     MissingTablesError,
@@ -16,10 +17,12 @@ from slosched.perfmodel.aiconfigurator.errors import (
 )
 from slosched.perfmodel.aiconfigurator.operators import OperatorTables, OperatorTime
 from slosched.perfmodel.aiconfigurator.package import VERSION
+from slosched.perfmodel.aiconfigurator.unmeasured import UNMEASURED
 
 __all__ = [
     "MAX_NUM_BATCHED_TOKENS",
     "MAX_NUM_SEQS",
+    "UNMEASURED",
     "VERSION",
     "ConfigMissingError",
     "Deployment",
@@ -28,5 +31,6 @@ __all__ = [
     "OperatorTables",
     "OperatorTime",
     "compose_profile",
+    "derive_profile",
     "system_of",
 ]

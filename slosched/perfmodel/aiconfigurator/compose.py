@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from slosched.perfmodel.aiconfigurator.deployment import BACKENDS, DEVICES, Deployment
+from slosched.perfmodel.aiconfigurator.operators import OperatorTables
 from slosched.perfmodel.aiconfigurator.package import (
     MEMORY_FRACTION,
     VERSION,
@@ -61,20 +62,24 @@ def compose_profile(
     limits = StressLimits(
         max_num_batched_tokens, max_num_seqs, kv_capacity_tokens=room.capacity_tokens
     )
-    steps = stress_batches(limits, num_steps, seed)
     try:
-        tables = compiled.tables()
-        measurements = (
-            *(
-                Measurement(batch, tables.layers_s(batch), part=Part.LAYERS)
-                for batch in layer_batches(limits)
-            ),
-            *(Measurement(batch, tables.step_s(batch)) for batch in steps),
-        )
+        measurements = composed_measurements(compiled.tables(), limits, num_steps, seed)
     except (RuntimeError, ValueError) as error:  # the tables lack one of the operators
         raise no_tables(deployment, error) from error
-    facts = _provenance(deployment, compiled, room, limits)
+    facts = provenance(deployment, compiled, room, limits)
     return Profile(measurements, {**facts, "plausibility": check_tables(deployment, compiled).said})
+
+
+def composed_measurements(
+    tables: OperatorTables, limits: StressLimits, num_steps: int, seed: int
+) -> tuple[Measurement, ...]:
+    """Compose the layers at every tile edge, and then the steps."""
+    layers = [
+        Measurement(batch, tables.layers_s(batch), part=Part.LAYERS)
+        for batch in layer_batches(limits)
+    ]
+    batches = stress_batches(limits, num_steps, seed)
+    return (*layers, *(Measurement(batch, tables.step_s(batch)) for batch in batches))
 
 
 def layer_batches(limits: StressLimits) -> list[tuple[Chunk, ...]]:
@@ -96,9 +101,10 @@ def _sizes(largest: int) -> list[int]:
     return sorted(size for size in sizes if size <= largest)
 
 
-def _provenance(
+def provenance(
     deployment: Deployment, compiled: CompiledModel, room: KVRoom, limits: StressLimits
 ) -> dict[str, str]:
+    """Return what a profile says of where its steps come from."""
     system, model = deployment.system, deployment.model
     is_joint = deployment.backend == "vllm" and system in _JOINT_KERNEL
     return {
@@ -119,6 +125,17 @@ def _provenance(
         "kv_capacity_origin": f"AIConfigurator's estimate: {MEMORY_FRACTION} of the memory less "
         "weights, activations and a margin of some GB",
         KV_BYTES_PER_TOKEN: str(room.bytes_per_token),
+        **_experts(compiled),
+    }
+
+
+def _experts(compiled: CompiledModel) -> dict[str, str]:
+    """Return how many experts a layer has and how many compute a token, if it has any."""
+    found = (op.settings for op in compiled.prefill if op.kind == "Moe")
+    return {
+        name: str(settings[key])
+        for settings in found
+        for name, key in (("num_experts", "num_experts"), ("num_experts_per_token", "topk"))
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slosched.perfmodel.aiconfigurator.unmeasured import UNMEASURED
 from slosched.spelling import meant
 
 DEVICES = {
@@ -31,16 +32,21 @@ def short_name(system: str) -> str:
 def system_of(gpu: str) -> str:
     """Return AIConfigurator's name of a GPU that is given by that name or by a short one.
 
-    Raises ValueError, with the names that there are, for any other.
+    A GPU of which it has no tables keeps its short name, a key of `UNMEASURED`.  Raises ValueError,
+    with the names that there are, for any other.
     """
-    wanted = gpu.lower().replace("-", "_")
-    by_name = {short_name(system): system for system in DEVICES}
-    if wanted in DEVICES:
-        return wanted
-    if wanted.replace("_", "") in by_name:
-        return by_name[wanted.replace("_", "")]
+    wanted = gpu.lower().replace("-", "").replace("_", "")
+    by_name = {
+        **{short_name(system): system for system in DEVICES},
+        **{system.replace("_", ""): system for system in DEVICES},
+        **{name: name for name in UNMEASURED},
+    }
+    if wanted in by_name:
+        return by_name[wanted]
     raise ValueError(
-        f"no GPU {gpu!r}{meant(wanted, by_name)}; there are tables of {', '.join(sorted(by_name))}"
+        f"no GPU {gpu!r}{meant(wanted, by_name)}; there are tables of "
+        f"{', '.join(sorted(map(short_name, DEVICES)))}, and step times can be derived for "
+        f"{', '.join(sorted(UNMEASURED))}"
     )
 
 

@@ -18,6 +18,7 @@ from slosched.perfmodel.aiconfigurator.errors import (
     NoRoomError,
 )
 from slosched.perfmodel.aiconfigurator.operators import OperatorEngine, OperatorTables
+from slosched.perfmodel.peaks import Peaks
 
 VERSION = "0.12.0"
 """Version of aiconfigurator-core: the last of its release line, so that the numbers do not change.
@@ -34,7 +35,7 @@ class LimitedEngine(OperatorEngine, Protocol):
     """An engine that also says how long operators take at the GPU's peaks."""
 
     def evaluate_ops_sol_json(
-        self, ops_json: str, *, is_context: bool, batch_size: int, s: int
+        self, ops_json: str, *, is_context: bool, batch_size: int, s: int, prefix: int = 0
     ) -> list[tuple[str, float, float, float]]:
         """Return name and milliseconds of each operator, then those of arithmetic and memory."""
 
@@ -148,11 +149,16 @@ def compile_model(deployment: Deployment) -> CompiledModel:
 
 
 def kv_room(
-    deployment: Deployment, compiled: CompiledModel, max_num_tokens: int, max_num_seqs: int
+    deployment: Deployment,
+    compiled: CompiledModel,
+    max_num_tokens: int,
+    max_num_seqs: int,
+    memory_bytes: int | None = None,
 ) -> KVRoom:
-    """Return AIConfigurator's estimate of the KV cache's size.
+    """Return AIConfigurator's estimate of the KV cache's size, on a GPU with this memory.
 
-    Raises NoRoomError if the weights leave none.
+    Without `memory_bytes` it is the memory of the deployment's GPU.  Raises NoRoomError if the
+    weights leave none.
     """
     system, backend = deployment.system, deployment.backend
     tp, ep = deployment.tensor_parallel, deployment.expert_parallel
@@ -169,6 +175,7 @@ def kv_room(
             max_batch_size=max_num_seqs,
             memory_fraction_kind="of_free" if backend == "trtllm" else "of_total",
             memory_fraction_value=MEMORY_FRACTION,
+            gpu_memory_capacity_bytes_override=memory_bytes,
         )
     except ValueError as error:
         raise NoRoomError(
@@ -227,9 +234,10 @@ def measured_heads(system: str, backend: str) -> Mapping[tuple[str, int, int], f
     }
 
 
-def peak_bytes_per_s(system: str) -> float:
-    """Return the bandwidth of a GPU's memory, from its data sheet."""
-    return float(_sdk("sdk.perf_database").load_system_spec(system)["gpu"]["mem_bw"])
+def peaks_of(system: str) -> Peaks:
+    """Return the peaks of a GPU with tables, as AIConfigurator takes them from data sheets."""
+    gpu = _sdk("sdk.perf_database").load_system_spec(system)["gpu"]
+    return Peaks(float(gpu["bfloat16_tc_flops"]), float(gpu["mem_bw"]))
 
 
 def _no_config(model: str, reason: str) -> str:

@@ -27,7 +27,7 @@ from slosched.perfmodel.aiconfigurator.package import (
     compile_model,
     measured_heads,
     no_tables,
-    peak_bytes_per_s,
+    peaks_of,
 )
 from slosched.perfmodel.measurement import Chunk
 
@@ -92,7 +92,9 @@ def check_tables(deployment: Deployment, compiled: CompiledModel | None = None) 
     return TableCheck(
         engine=f"{BACKENDS[deployment.backend]} {compiled.version}",
         decode_bandwidth=bandwidth,
-        bytes_per_s=None if bandwidth is None else bandwidth * peak_bytes_per_s(deployment.system),
+        bytes_per_s=None
+        if bandwidth is None
+        else bandwidth * peaks_of(deployment.system).bytes_per_s,
         gemm_throughput=throughput,
         step_s=step_s,
         doubts=(*_unmeasured_heads(deployment, compiled.decode), *_impossible(fastest)),
