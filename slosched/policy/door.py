@@ -73,6 +73,15 @@ class Door(Wrapper, Doorkeeper):
         """Return what a request would be promised if it arrived now; any thread may ask."""
         return self._quoter.expect(request, model).quote
 
+    def would_refuse(self, request: Request, model: LatencyModel) -> EndReason | None:
+        """Return why a request would be refused if it arrived now; any thread may ask."""
+        refusal = self._refusal(self._quoter.expect(request, model), model)
+        return None if refusal is None else refusal.reason
+
+    def retry_after_s(self, request: Request, model: LatencyModel) -> float:
+        """Return the seconds after which a request that is rejected now should come again."""
+        return self._returns.wait_s(self._quoter.expect(request, model))
+
     def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
         expected = self._quoter.expect(request, model)
         refusal = self._refusal(expected, model)
@@ -80,6 +89,7 @@ class Door(Wrapper, Doorkeeper):
             self._quoter.add(expected)
         elif refusal.reason is EndReason.OVERLOAD:
             self._quoter.turn_away(expected)
+            return refusal._replace(retry_after_s=self._returns.wait_s(expected))
         return refusal
 
     def gate(self, view: SchedulerView) -> Gate:
@@ -120,6 +130,7 @@ class Door(Wrapper, Doorkeeper):
         return list(takewhile(is_new, reversed(view.waiting)))[::-1]
 
     def _refusal(self, expected: Expected, model: LatencyModel) -> Refusal | None:
+        """Return why the request is refused, without a time to come again."""
         request, slo = expected.request, expected.request.slo
         if self.refuse is Refuse.NOTHING:
             return None
@@ -131,8 +142,7 @@ class Door(Wrapper, Doorkeeper):
         ttft_s = expected.quote.ttft_s
         if self.refuse is not Refuse.LATE or ttft_s[self.level] <= slo.ttft_s:
             return None
-        retry_s = self._returns.wait_s(expected)
-        return Refusal(EndReason.OVERLOAD, "TTFT", ttft_s[0.5], slo.ttft_s, retry_s)
+        return Refusal(EndReason.OVERLOAD, "TTFT", ttft_s[0.5], slo.ttft_s, None)
 
 
 def _innermost(policy: Policy) -> Policy:

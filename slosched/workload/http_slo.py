@@ -30,6 +30,8 @@ TPOT = PromiseNames("slo_tpot_ms", ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"))
 E2E = PromiseNames("slo_e2e_ms", ("x-slo-e2e-ms",))
 """The time until the last token; llm-d has no header for it."""
 PROMISES = (TTFT, TPOT, E2E)
+BEST_EFFORT_FIELD = "slo_best_effort"
+"""The field with which a client takes an answer without an SLO rather than a refusal on arrival."""
 
 
 def asked_slo(asked_s: Callable[[PromiseNames], float | None], default: SLO) -> SLO:

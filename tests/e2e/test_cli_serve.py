@@ -97,8 +97,19 @@ def test_a_promise_that_cannot_be_kept_is_refused_with_a_429(
     )
     assert status == 429
     assert answer["error"]["code"] == "slo_infeasible"
-    assert answer["error"]["reason"] in ("infeasible", "expired")
+    assert answer["error"]["reason"] == "unkeepable"
+    assert answer["error"]["expected_ms"] > answer["error"]["promised_ms"]
     assert gpu.post(prompt="x" * 500, max_tokens=4, slo_ttft_ms=5000)[0] == 200
+
+
+def test_a_quote_tells_what_to_expect_on_the_idle_device(gpu: Server) -> None:
+    """The TTFT of an idle device is about the prompt's own prefill."""
+    status, text = gpu.get("/v1/quote?prompt_tokens=500")
+    ttft_ms = json.loads(text)["ttft_ms"]
+    alone_ms = 1000 * load_model(GPU).predict_prefill(500)
+    assert status == 200
+    assert ttft_ms["p10"] < 1.5 * alone_ms
+    assert ttft_ms["p99"] > 0.75 * alone_ms
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from slosched.kv import HostWrites, KVCache, PrefixCaching
 from slosched.perfmodel import FittedModel, OnlineModel, load_model
 from slosched.perfmodel.device import check_device
 from slosched.perfmodel.scheduling import check_can_schedule
+from slosched.policy.door import Door, Refuse
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
 
@@ -112,7 +113,8 @@ def serve(
     The SLOs given here hold for every request that has none of its own (body fields
     `slo_ttft_ms`, `slo_tpot_ms`, `slo_e2e_ms`, or headers `x-llm-d-slo-ttft-ms`,
     `x-llm-d-slo-tpot-ms`).  A request that cannot be served in time is refused with status 429 and
-    the reason.
+    the reason.  With `-p goodput+door` most of those learn it at once instead of after waiting.
+    `GET /v1/quote?prompt_tokens=512` returns the TTFT and TPOT to expect now.
 
     Without `--latency-model` the model is profiled for a minute on the first start (`--calibrate`)
     and the result is kept in the cache.  Every start prints its error; `--recalibrate` measures
@@ -146,6 +148,8 @@ def serve(
         other = "--emulate" if latency_model is None else "--latency-model"
         raise ValueError(f"--recalibrate measures nothing with {other}; leave one of them out")
     chosen = make_policy(policy)
+    if not isinstance(chosen, Door):
+        chosen = Door(chosen, refuse=Refuse.UNKEEPABLE)
     prefix_host = options.prefix_host(
         prefix_cache, prefix_host_tokens, prefix_host_writes, kv.block_size
     )

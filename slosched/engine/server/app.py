@@ -26,6 +26,7 @@ from slosched.engine.server.protocol import (
     parse_options,
     parse_prompt,
 )
+from slosched.engine.server.quote import milliseconds_by_quantile, parse_prompt_tokens
 from slosched.engine.server.respond import (
     ChatFormat,
     CompletionFormat,
@@ -35,7 +36,7 @@ from slosched.engine.server.respond import (
 from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.steps import StepsResponse
 from slosched.engine.server.tokenizer import Tokenizer
-from slosched.engine.server.worker import EngineWorker, NotServingError
+from slosched.engine.server.worker import EngineWorker, NoQuoteError, NotServingError
 from slosched.engine.step_lines import PATH as STEPS_PATH
 
 _DEFAULT_COMPLETION_TOKENS = 16
@@ -56,6 +57,7 @@ def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) 
             Route("/v1/models", api.models),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/v1/quote", api.quote),
             Route("/tokenize", api.tokenize, methods=["POST"]),
             Route("/metrics", api.metrics),
             Route(STEPS_PATH, api.steps),
@@ -115,6 +117,35 @@ class _Api:
         provenance = {"model": self._config.model_name, **self._config.provenance}
         return StepsResponse(self._worker.steps, provenance, lambda: self._worker.why_over)
 
+    async def quote(self, http: HTTPRequest) -> Response:
+        if (why := self._worker.why_not_serving) is not None:
+            raise not_serving(why, self._config.retry_after_s)
+        request = Request(
+            "quote",
+            self._worker.now_s(),
+            parse_prompt_tokens(http.query_params, self._max_model_len),
+            max_tokens=2,
+            slo=parse_slo(http.headers, http.query_params, self._config.default_slo),
+        )
+        try:
+            quote, refusal = self._worker.quote(request)
+        except NoQuoteError as error:
+            raise ApiError(501, str(error), code="no_quote") from error
+        scheduler = self._worker.scheduler
+        return JSONResponse(
+            {
+                "object": "quote",
+                "model": self._config.model_name,
+                "prompt_tokens": request.num_prompt_tokens,
+                "ttft_ms": milliseconds_by_quantile(quote.ttft_s),
+                "tpot_ms": milliseconds_by_quantile(quote.tpot_s),
+                "would_refuse": refusal,
+                "num_requests_running": scheduler.num_running,
+                "num_requests_waiting": scheduler.num_waiting,
+                "kv_cache_usage_perc": scheduler.kv.used_fraction,
+            }
+        )
+
     async def tokenize(self, http: HTTPRequest) -> Response:
         body = await self._body(http)
         encode = self._encode_chat if "messages" in body else self._encode_prompt
@@ -155,6 +186,7 @@ class _Api:
             prompt_token_ids=prompt,
             sampling=options.sampling,
             priority=options.priority,
+            takes_best_effort=options.takes_best_effort,
             cache_salt=options.cache_salt,
         )
         try:

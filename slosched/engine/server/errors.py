@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
 
-from slosched.core import EndReason
+from slosched.core import EndReason, Refusal
 
 _WHY_REJECTED = {
     EndReason.EXPIRED: "its time-to-first-token deadline passed while it waited",
@@ -20,7 +21,7 @@ _WHY_REJECTED = {
 
 
 class ApiError(Exception):
-    """An error response: `{"error": {"message", "type", "param", "code"}}`."""
+    """An error response: `{"error": {"message", "type", "param", "code"}}` and `details`."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class ApiError(Exception):
         reason: EndReason | None = None,
         retry_after_s: float | None = None,
         closes: bool = False,
+        details: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -43,6 +45,7 @@ class ApiError(Exception):
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.closes = closes
+        self.details = details or {}
 
     def body(self) -> dict[str, object]:
         error: dict[str, object] = {
@@ -53,6 +56,7 @@ class ApiError(Exception):
         }
         if self.reason is not None:
             error["reason"] = self.reason.value
+        error |= self.details
         return {"error": error}
 
     def response(self) -> JSONResponse:
@@ -96,6 +100,41 @@ def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
     )
 
 
+def of_refusal(refusal: Refusal) -> ApiError:
+    """Return the error response to a request that is refused on arrival."""
+    expected_ms, promised_ms = 1000 * refusal.expected_s, 1000 * refusal.promised_s
+    times = f"{expected_ms:.1f} ms, but {promised_ms:g} ms are asked for"
+    retry_after_s = refusal.retry_after_s
+    if retry_after_s is None:
+        what = "the prompt takes" if refusal.promise == "TTFT" else "an output token takes"
+        why = f"alone on this device {what} {times}; ask for a longer {refusal.promise}"
+    else:
+        why = (
+            f"behind the other requests a {refusal.promise} of {times}; "
+            f"come again in {retry_after_s:.1f} s, or ask for a longer {refusal.promise}"
+        )
+    details: dict[str, object] = {
+        "promise": refusal.promise.lower(),
+        "expected_ms": expected_ms,
+        "promised_ms": promised_ms,
+        "retry_after_ms": None if retry_after_s is None else 1000 * retry_after_s,
+    }
+    return ApiError(
+        429,
+        f"refused ({refusal.reason.value}): {why}, or send slo_best_effort=true",
+        kind="rate_limit_exceeded",
+        code="slo_infeasible",
+        reason=refusal.reason,
+        retry_after_s=retry_after_s,
+        details=details,
+    )
+
+
+def is_for_later(reason: EndReason) -> bool:
+    """Tell whether a request that ended for this reason may be served if it comes again."""
+    return reason in _WHY_REJECTED
+
+
 def of_end(reason: EndReason, detail: str, retry_after_s: float) -> ApiError:
     """Return the error response to a request that ended without finishing."""
     if reason in _WHY_REJECTED:
@@ -107,6 +146,7 @@ def of_end(reason: EndReason, detail: str, retry_after_s: float) -> ApiError:
             code="slo_infeasible",
             reason=reason,
             retry_after_s=retry_after_s,
+            details={"retry_after_ms": 1000 * retry_after_s},
         )
     if reason is EndReason.TOO_LONG:
         return ApiError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from slosched.core import SamplingParams
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.tokenizer import Message
+from slosched.workload.http_slo import BEST_EFFORT_FIELD
 
 Body = Mapping[str, object]
 
@@ -53,6 +54,7 @@ class Options:
     cache_salt: str | None
     is_streaming: bool
     include_usage: bool
+    takes_best_effort: bool
 
 
 def parse_options(body: Body, default_temperature: float, vocab_size: int) -> Options:
@@ -80,6 +82,7 @@ def parse_options(body: Body, default_temperature: float, vocab_size: int) -> Op
         cache_salt=_cache_salt(body),
         is_streaming=_flag(body, "stream"),
         include_usage=_flag(stream_options, "include_usage"),
+        takes_best_effort=_flag(body, BEST_EFFORT_FIELD),
     )
 
 

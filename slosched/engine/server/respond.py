@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from slosched.core import EndReason
-from slosched.engine.server.errors import ApiError, of_end
+from slosched.engine.server.errors import ApiError, is_for_later, of_end, of_refusal
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.text import Detokenizer, StopStrings
 from slosched.engine.server.tokenizer import Tokenizer
@@ -101,15 +101,20 @@ class GenerationResponse:
         self.worker.abort(self.generation.request.request_id)
 
     async def _respond(self) -> Response:
+        refusal, headers = self.generation.refusal, {}
+        if refusal is not None:
+            if not self.generation.request.takes_best_effort:
+                return of_refusal(refusal).response()
+            headers = {"x-slo-best-effort": "true"}
         try:
             pieces = self._pieces()
             first = await anext(pieces)
             if self.options.is_streaming:
                 events = self._events(first, pieces)
                 return StreamingResponse(
-                    events, media_type="text/event-stream", headers=_STREAM_HEADERS
+                    events, media_type="text/event-stream", headers={**_STREAM_HEADERS, **headers}
                 )
-            return JSONResponse(await self._whole(first, pieces))
+            return JSONResponse(await self._whole(first, pieces), headers=headers)
         except ApiError as error:
             return error.response()
 
@@ -124,7 +129,10 @@ class GenerationResponse:
             reason = update.end_reason
             if update.token_id is None or reason not in (None, EndReason.STOP, EndReason.LENGTH):
                 assert reason is not None
-                raise of_end(reason, update.detail, self.retry_after_s)
+                retry_after_s = self.retry_after_s
+                if is_for_later(reason):
+                    retry_after_s = self.worker.retry_after_s(generation.request) or retry_after_s
+                raise of_end(reason, update.detail, retry_after_s)
             num_tokens += 1
             # The token at which the model stopped is not part of the text.
             text = "" if reason is EndReason.STOP else detokenizer.add(update.token_id)

@@ -8,7 +8,12 @@ from functools import partial
 from slosched.core import SLO
 from slosched.engine.server.errors import ApiError
 from slosched.workload import seconds_of_ms
-from slosched.workload.http_slo import PromiseNames, asked_slo, unknown_promise
+from slosched.workload.http_slo import (
+    BEST_EFFORT_FIELD,
+    PromiseNames,
+    asked_slo,
+    unknown_promise,
+)
 
 
 def parse_slo(headers: Mapping[str, str], body: Mapping[str, object], default: SLO) -> SLO:
@@ -17,7 +22,7 @@ def parse_slo(headers: Mapping[str, str], body: Mapping[str, object], default: S
     Raises ApiError (400) for a value that is not a positive, finite number of milliseconds, and for
     a promise of any other name in the body.
     """
-    if unknown := unknown_promise(body):
+    if unknown := unknown_promise(body, BEST_EFFORT_FIELD):
         name, complaint = unknown
         raise ApiError(400, complaint, param=name)
     return asked_slo(partial(_asked_s, headers, body), default)

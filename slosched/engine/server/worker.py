@@ -12,14 +12,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from slosched.core import EndReason, Request, SloschedError
+from slosched.core import EndReason, LatencyModel, Refusal, Request, SloschedError
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.server.metrics import ServerMetrics
 from slosched.engine.server.steps import StepFeed
 from slosched.engine.server.watchdog import StepLimit, Watchdog
 from slosched.metrics import RequestRecord
+from slosched.policy.door import Door
+from slosched.policy.kit.quote import Quote
 from slosched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -29,6 +32,10 @@ _STEP_LIMIT = StepLimit()
 
 class NotServingError(SloschedError):
     """The server is shutting down or broken; the text says which and why."""
+
+
+class NoQuoteError(SloschedError):
+    """The policy cannot say what a request would be promised."""
 
 
 class Update(NamedTuple):
@@ -47,6 +54,8 @@ class Generation:
         self.request = request
         self.loop = loop
         self.updates: asyncio.Queue[Update] = asyncio.Queue()
+        self.refusal: Refusal | None = None
+        """Why the request cannot have its SLO; found when it arrived."""
         self.first_scheduled_s: float | None = None
         """The start of the first step that computed a part of the request."""
 
@@ -137,15 +146,40 @@ class EngineWorker:
     def submit(self, request: Request) -> Generation:
         """Queue a request and return its generation, whose updates go to the running event loop.
 
+        The policy may refuse the request at once, also while a step runs: see its `refusal`.
         Raises NotServingError while the server is draining or broken.
         """
         generation = Generation(request, asyncio.get_running_loop())
         with self._wake:
             if (why := self.why_not_serving) is not None:
                 raise NotServingError(why)
+            generation.refusal = self.scheduler.judge(request)
             self._inbox.append(generation)
             self._wake.notify()
         return generation
+
+    def quote(self, request: Request) -> tuple[Quote, EndReason | None]:
+        """Return what a request would be promised now, and why it would be refused if it would be.
+
+        Raises NoQuoteError if the policy has no door.
+        """
+        door, model = self._door()
+        return door.quote(request, model), door.would_refuse(request, model)
+
+    def retry_after_s(self, request: Request) -> float | None:
+        """Return when a rejected request should come again; None if the policy has no door."""
+        try:
+            door, model = self._door()
+        except NoQuoteError:
+            return None
+        with self._wake:
+            return door.retry_after_s(replace(request, arrival_s=self.now_s()), model)
+
+    def _door(self) -> tuple[Door, LatencyModel]:
+        policy, model = self.scheduler.policy, self.scheduler.latency_model
+        if not isinstance(policy, Door) or model is None:
+            raise NoQuoteError("the policy gives no quotes: serve with one that ends in +door")
+        return policy, model
 
     def abort(self, request_id: str, reason: EndReason = EndReason.CLIENT) -> None:
         """End a request early; do nothing if it has already ended.
@@ -195,7 +229,7 @@ class EngineWorker:
         for command in commands:
             if isinstance(command, Generation):
                 self._generations[command.request.request_id] = command
-                self.scheduler.add_request(command.request)
+                self.scheduler.queue(command.request, command.refusal)
             else:
                 self._carry_out(command)
         if self._drain_until_s is not None and self.now_s() >= self._drain_until_s:

@@ -22,7 +22,8 @@ class Returns:
         """Return the seconds after which the client should come again, at most a minute.
 
         They are at least what is expected beyond the promise, and long enough that all who were
-        told to come before it can be served in half of the device's time.
+        told to come before it can be served in half of the device's time.  The next client is told
+        to come after this one.
         """
         request = refused.request
         late_s = refused.quote.ttft_s[0.5] - request.slo.ttft_s

@@ -1,0 +1,124 @@
+"""Quotes and refusals over HTTP: T = 5 ms + 0.05 ms a token, as far as the scheduler knows."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+from live_server import Live, live
+from views import FLAT
+
+from slosched.core import SLO, EndReason
+from slosched.policy import EDF, FCFS, Door
+from slosched.policy.door import Refuse
+
+KEEPABLE = SLO(ttft_s=1.0, tpot_s=0.05)
+
+
+@pytest.fixture
+def server() -> Iterator[Live]:
+    with live(Door(EDF()), model=FLAT, default_slo=KEEPABLE) as running:
+        yield running
+
+
+def quoted(server: Live, query: str) -> dict[str, object]:
+    status, text = server.get(f"/v1/quote?{query}")
+    assert status == 200, text
+    document = json.loads(text)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_a_quote_has_quantiles_of_both_times(server: Live) -> None:
+    """On an idle device 100 tokens take 10 ms and a decode 5.05 ms."""
+    quote = quoted(server, "prompt_tokens=100")
+    assert (quote["object"], quote["prompt_tokens"], quote["would_refuse"]) == ("quote", 100, None)
+    assert (quote["num_requests_waiting"], quote["num_requests_running"]) == (0, 0)
+    for name, about_ms in (("ttft_ms", 10.0), ("tpot_ms", 5.05)):
+        times_ms = quote[name]
+        assert isinstance(times_ms, dict)
+        assert list(times_ms) == ["p10", "p50", "p90", "p99"]
+        assert list(times_ms.values()) == sorted(times_ms.values())
+        assert times_ms["p50"] == pytest.approx(about_ms, rel=0.05)
+
+
+def test_a_quote_says_what_would_be_refused_and_changes_nothing(server: Live) -> None:
+    for _ in range(2):
+        assert quoted(server, "prompt_tokens=100&slo_ttft_ms=4")["would_refuse"] == "unkeepable"
+    assert server.worker.metrics.num_ended(EndReason.UNKEEPABLE) == 0
+
+
+@pytest.mark.parametrize("query", ["", "prompt_tokens=", "prompt_tokens=0", "prompt_tokens=512"])
+def test_a_wrong_prompt_length_is_named(server: Live, query: str) -> None:
+    status, text = server.get(f"/v1/quote?{query}")
+    assert status == 400
+    assert "prompt_tokens" in json.loads(text)["error"]["message"]
+
+
+def test_a_policy_without_a_door_gives_no_quotes() -> None:
+    with live(FCFS(), model=FLAT) as running:
+        status, text = running.get("/v1/quote?prompt_tokens=4")
+        assert status == 501
+        assert "+door" in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "promise", "expected_ms"),
+    [({"slo_ttft_ms": 5}, "ttft", 5.2), ({"slo_tpot_ms": 4}, "tpot", 5.05)],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_promise_that_cannot_be_kept_is_told_at_once(
+    server: Live, asked: dict[str, float], promise: str, expected_ms: float, stream: bool
+) -> None:
+    status, document, headers = server.post(prompt="abcd", max_tokens=5, stream=stream, **asked)
+    error = document["error"]
+    assert (status, error["code"], error["reason"]) == (429, "slo_infeasible", "unkeepable")
+    assert error["promise"] == promise
+    assert error["expected_ms"] == pytest.approx(expected_ms)
+    assert error["promised_ms"] == pytest.approx(next(iter(asked.values())))
+    assert error["retry_after_ms"] is None
+    assert "retry-after" not in headers
+    assert "slo_best_effort" in error["message"]
+    server.worker.begin_drain(5)
+    assert server.worker.wait_stopped(5)
+    assert server.worker.metrics.num_ended(EndReason.UNKEEPABLE) == 1
+
+
+def test_a_client_may_take_best_effort_instead(server: Live) -> None:
+    body = {"prompt": "abcd", "max_tokens": 5, "slo_ttft_ms": 1, "slo_best_effort": True}
+    status, document, headers = server.post(**body)
+    assert (status, headers["x-slo-best-effort"]) == (200, "true")
+    assert document["usage"]["completion_tokens"] == 5
+    kept = server.post(prompt="abcd", max_tokens=5, slo_best_effort=True)
+    assert (kept[0], "x-slo-best-effort" in kept[2]) == (200, False)
+
+
+def test_a_client_learns_of_an_overload_while_the_device_is_still_busy(server: Live) -> None:
+    """The device stands still; 400 tokens that wait take 25 ms, and are due before the new one."""
+    device = server.device
+    device.gate.clear()
+    prompts = [threading.Thread(target=server.post, kwargs={"prompt": "a" * 400})]
+    prompts[0].start()
+    assert device.entered.wait(10)
+    prompts.append(
+        threading.Thread(target=server.post, kwargs={"prompt": "b" * 400, "slo_ttft_ms": 40})
+    )
+    prompts[1].start()
+    while quoted(server, "prompt_tokens=4&slo_ttft_ms=100")["ttft_ms"]["p50"] < 25:  # type: ignore[index]
+        pass
+    status, document, headers = server.post(prompt="abcd", slo_ttft_ms=8)
+    device.gate.set()
+    for thread in prompts:
+        thread.join(10)
+    error = document["error"]
+    assert (status, error["reason"], error["promise"]) == (429, "overload", "ttft")
+    assert error["expected_ms"] > error["promised_ms"]
+    assert int(headers["retry-after"]) >= 1
+    assert error["retry_after_ms"] <= 60_000
+
+
+def test_a_door_that_only_quotes_refuses_nothing() -> None:
+    with live(Door(FCFS(), refuse=Refuse.NOTHING), model=FLAT) as running:
+        assert running.post(prompt="abcd", max_tokens=2, slo_ttft_ms=0.1)[0] == 200
