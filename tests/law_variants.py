@@ -69,3 +69,13 @@ LEAVES_ROOM: dict[str, str] = {
     "sglang:schedule_policy=shortest-prefill-first,chunked_prefill_size=8": _PROMPTS_OR_DECODES,
 }
 """The policies that leave tokens or seats unused on purpose while requests wait, and why."""
+
+_TIGHTEST_BINDS = "the tightest slack or TPOT limits the step, kept or not"
+PAYS_FOR_UNKEEPABLE: dict[str, str] = {
+    "slo_aware_literal": _TIGHTEST_BINDS,
+    "slo_aware:late=bind": _TIGHTEST_BINDS,
+    "qoserve": _TIGHTEST_BINDS,
+    "fairbatching": _TIGHTEST_BINDS,
+    "scorpio": "a prompt starts only if a step is then within the smallest TPOT, kept or not",
+}
+"""The policies in which promises that cannot be kept cost other requests theirs, and why."""

@@ -5,10 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from law_variants import LEAVES_ROOM, VARIANTS
+from law_variants import LEAVES_ROOM, PAYS_FOR_UNKEEPABLE, VARIANTS
 
 from slosched.policy import POLICIES
-from slosched.testing import LawBrokenError, check_laws, check_policy, scenario_from_json
+from slosched.policy.spec import make_policy
+from slosched.testing import (
+    LawBrokenError,
+    check_laws,
+    check_others_unharmed,
+    check_policy,
+    scenario_from_json,
+)
 
 FOUND = sorted((Path(__file__).parent / "laws").glob("*.json"))
 """Scenarios on which a law broke once."""
@@ -41,3 +48,17 @@ def test_who_is_excused_does_leave_room(name: str) -> None:
 def test_no_law_breaks_where_one_once_did(path: Path, name: str) -> None:
     scenario = scenario_from_json(path.read_text(encoding="utf-8"))
     check_laws(VARIANTS[name], scenario, conserves_work=name not in LEAVES_ROOM)
+
+
+UNHARMED = [name for name in POLICIES if name not in PAYS_FOR_UNKEEPABLE]
+
+
+@pytest.mark.parametrize("spec", [*UNHARMED, "goodput+door"])
+def test_nobody_pays_for_a_promise_that_cannot_be_kept(spec: str) -> None:
+    check_others_unharmed(lambda: make_policy(spec))
+
+
+@pytest.mark.parametrize("spec", PAYS_FOR_UNKEEPABLE)
+def test_who_is_excused_does_let_others_pay(spec: str) -> None:
+    with pytest.raises(LawBrokenError, match="cannot be kept"):
+        check_others_unharmed(lambda: make_policy(spec))

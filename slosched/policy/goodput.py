@@ -59,8 +59,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     1. Reject the requests without a token that would miss their TTFT even alone on the device.
     2. A step may last until the first decode is due, minus `margin`.  It is never longer than the
-       smallest TPOT of the decodes.  It may always last `shortest` of that TPOT, and no longer
-       than this if a decode is late already.
+       smallest TPOT of the decodes.  It may always last `shortest` of that TPOT, or as long as the
+       decodes that are due and a tile of a prompt take, and no longer if a decode is late already.
+       A TPOT too small for such a step cannot be kept and counts for nothing here (`Pace`).
     3. All decodes may fit into such a step, and the prompts that wait or have begun may all be in
        time in what the decodes leave of every step.  Then every decode gets its token, and the
        prompts follow by deadline.
@@ -143,6 +144,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if batch.num_free_tokens < 0:
             return None
         pace = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
+        if min(decodes.num_by_tpot_s) < pace.tpot_s:  # When the others are due is not known.
+            return None
         prompts = self._prompts(batch, model, view, view.running)
         if len(prompts) - len(view.running) > batch.num_free_seqs:
             return None
@@ -154,11 +157,14 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         return batch.build()
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
-        """Return `margin` before the first deadline: until then all decodes fit into a step."""
+        """Return `margin` before the first deadline: until then all decodes fit into a step.
+
+        It is the margin of the largest TPOT, as the smaller ones may be such as cannot be kept.
+        """
         if decodes.num_decodes > limits.max_num_batched_tokens:
             return -math.inf
-        tpot_s = min(decodes.num_by_tpot_s)
-        return math.inf if tpot_s == math.inf else decodes.first_deadline_s - self.margin * tpot_s
+        tpot_s = max((t for t in decodes.num_by_tpot_s if t < math.inf), default=0.0)
+        return decodes.first_deadline_s - self.margin * tpot_s
 
     # Parts of a decision, which a subclass may replace.
 
@@ -178,7 +184,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if pace.tpot_s == math.inf:
             return math.inf
         slack_s = pace.first_slack_s - self.margin * pace.tpot_s
-        return max(slack_s, self.shortest * pace.tpot_s)
+        return max(slack_s, self.shortest * pace.tpot_s, pace.least_s)
 
     def step_s(self, pace: Pace) -> float:
         """Return the time limit of the step."""

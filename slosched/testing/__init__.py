@@ -7,6 +7,7 @@
 
 `check_policy` plays random scenarios on a simulated device. It raises LawBrokenError, or the
 engine's own error, with the smallest failing scenario. It needs the package `hypothesis`.
+`check_others_unharmed` checks one law more, for policies that go by SLOs.
 """
 
 from slosched.testing.files import scenario_from_json, scenario_to_json
@@ -15,6 +16,7 @@ from slosched.testing.plans import LawBrokenError
 from slosched.testing.play import Run, play
 from slosched.testing.random_scenarios import prefix_hosts, scenarios
 from slosched.testing.scenario import Scenario, ScenarioRequest, device_model
+from slosched.testing.unkeepable import check_others_unharmed
 
 __all__ = [
     "LawBrokenError",
@@ -22,6 +24,7 @@ __all__ = [
     "Scenario",
     "ScenarioRequest",
     "check_laws",
+    "check_others_unharmed",
     "check_policy",
     "device_model",
     "play",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import permutations
 from typing import Self
 from zlib import crc32
@@ -234,6 +236,41 @@ def test_the_most_urgent_decodes_go_where_there_is_no_time_for_all() -> None:
     """9.5 ms are time for 89 of 100 decodes."""
     decodes = [R(f"d{i}", 11, 0.010 + i / 1e6, tpot_s=0.010, out=1) for i in range(100)]
     assert list(tokens_of(*reversed(decodes))) == [f"d{i}" for i in range(89)]
+
+
+def test_a_tpot_that_cannot_be_kept_shortens_no_step() -> None:
+    """A decode takes 5.05 ms alone, and 8.25 ms beside a tile of a prompt.  So 5 and 8 ms cannot be
+    kept, and the step is as long as the other decode allows; 9 ms are time for 79 tokens."""
+    other, long = R("other", 11, 0.045, out=1), R("long", 1000, 9.0)
+    for tpot_s in (0.005, 0.008):
+        hasty = R("hasty", 11, tpot_s, tpot_s=tpot_s, out=1)
+        assert tokens_of(hasty, other, long) == {"hasty": 1, "other": 1, "long": 702}
+        assert tokens_of(replace(hasty, due_s=-1.0), other, long)["long"] == 702
+    hasty = R("hasty", 11, 0.009, tpot_s=0.009, out=1)
+    assert tokens_of(hasty, other, long) == {"hasty": 1, "other": 1, "long": 62}
+
+
+def test_of_tiers_the_smallest_that_can_be_kept_sets_the_pace() -> None:
+    """While the decodes of 10 ms run in every step, a fifth of those of 50 ms are due in it."""
+
+    def pace(num_hasty: int, num_others: int) -> Pace:
+        hasty = [R(f"h{i}", 11, -1.0, tpot_s=0.010, out=1) for i in range(num_hasty)]
+        others = [R(f"o{i}", 11, 0.2, out=1) for i in range(num_others)]
+        return Pace.of(view_of(hasty + others).running, MODEL, 0.0)
+
+    kept, left_out = pace(10, 100), pace(20, 100)
+    assert (kept.tpot_s, kept.first_slack_s) == (0.010, -1.0)
+    assert kept.least_s == pytest.approx(0.005 + 50e-6 * (10 + 20 + 64))
+    assert (left_out.tpot_s, left_out.first_slack_s) == (0.050, 0.2)
+    assert left_out.steps_per_s == pytest.approx(1 / 0.050)
+
+
+def test_if_nothing_can_be_kept_nothing_is_waited_for() -> None:
+    """A decode alone takes 5.05 ms: 10 ms could be kept beside fewer others, 4 ms never."""
+    crowd = [R(f"d{i}", 11, 0.010, tpot_s=0.010, out=1) for i in range(100)]
+    assert Pace.of(view_of(crowd).running, MODEL, 0.0).tpot_s == 0.010
+    never = [replace(r, tpot_s=0.004) for r in crowd]
+    assert Pace.of(view_of(never).running, MODEL, 0.0).tpot_s == math.inf
 
 
 def test_seats_and_memory_bound_it() -> None:

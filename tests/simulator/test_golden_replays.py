@@ -79,8 +79,8 @@ GROUPED = (
 """More policies that can plan around a group of decodes."""
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
-    ("goodput", "roomy"): "13e591b46f32f8bf",
-    ("goodput", "swapping"): "d6d8fc297142f4dc",
+    ("goodput", "roomy"): "aad8d4c83ef117ca",
+    ("goodput", "swapping"): "a3c4db9902453b12",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",

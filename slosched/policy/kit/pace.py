@@ -10,19 +10,32 @@ from typing import Self
 
 from slosched.core import BatchShape, DecodeGroup, LatencyModel, Request
 
+_CHUNK_TOKENS = 64
+"""Prompt tokens for which a step must leave time, so that prompts go on: a matrix kernel's tile."""
+
 
 @dataclass(slots=True)
 class Pace:
-    """Time that the running decodes need, and time that their deadlines leave."""
+    """Time that the running decodes need, and time that their deadlines leave.
+
+    A TPOT can be kept if a step no longer than it has time for a tile of a prompt beside the
+    decodes: all that ask for this TPOT or a smaller one, and the others as often as their TPOTs
+    ask for.  Decodes whose TPOT cannot be kept count as if they asked for the smallest that can.
+    """
 
     all_s: float
     """Predicted time of a step of all decodes and nothing else; 0 if there are none."""
     first_slack_s: float
-    """Time until the first decode is due, below zero if it is late; infinite if there are none."""
+    """Time until the first decode whose TPOT can be kept is due, below zero if it is late; infinite
+    if there are none."""
     tpot_s: float
-    """Smallest TPOT of their SLOs; infinite if there are none."""
+    """Smallest TPOT that can be kept; infinite if there are none.  If none can be kept it is the
+    largest, or infinite if not even one decode alone on the device would keep that."""
     steps_per_s: float
     """Tokens per second that the SLOs ask for, on average over the decodes."""
+    least_s: float = 0.0
+    """Predicted time of the step, described above, that tells that `tpot_s` can be kept; 0 if no
+    TPOT can be kept."""
 
     @classmethod
     def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> Self:
@@ -32,13 +45,20 @@ class Pace:
             shape.add_decodes([r.num_computed_tokens + 1 for r in decodes])
         tpots_s = Counter([r.slo.tpot_s for r in decodes])
         first_slack_s = decodes[0].deadline_s - now_s if decodes else 0.0
-        return cls.of_sums(tpots_s, first_slack_s, model, shape)
+        pace = cls.of_sums(tpots_s, first_slack_s, model, shape)
+        if decodes and decodes[0].slo.tpot_s < pace.tpot_s:
+            kept_s = (r.deadline_s - now_s for r in decodes if r.slo.tpot_s >= pace.tpot_s)
+            pace.first_slack_s = next(kept_s, math.inf)
+        return pace
 
     @classmethod
     def of_group(
         cls, decodes: DecodeGroup, model: LatencyModel, now_s: float, shape: BatchShape
     ) -> Self:
-        """Return the pace of a group of decodes; `shape` is that of a step of them alone."""
+        """Return the pace of a group of decodes; `shape` is that of a step of them alone.
+
+        Its `first_slack_s` is that of all decodes, also of those whose TPOT cannot be kept.
+        """
         first_slack_s = decodes.first_deadline_s - now_s
         return cls.of_sums(decodes.num_by_tpot_s, first_slack_s, model, shape)
 
@@ -58,10 +78,10 @@ class Pace:
         if not num_decodes:
             return cls(0.0, math.inf, math.inf, 0.0)
         # The order is fixed because a sum of floats depends on it.
-        tokens_per_s = sum(num / tpot_s for tpot_s, num in sorted(num_by_tpot_s.items()))
-        return cls(
-            model.predict(shape), first_slack_s, min(num_by_tpot_s), tokens_per_s / num_decodes
-        )
+        tiers = sorted(num_by_tpot_s.items())
+        tpot_s, least_s = _tightest(tiers, model, shape)
+        tokens_per_s = sum(num / max(own_s, tpot_s) for own_s, num in tiers)
+        return cls(model.predict(shape), first_slack_s, tpot_s, tokens_per_s / num_decodes, least_s)
 
     def seat_s(self, decodes: Sequence[Request]) -> float:
         """Return the time of decodes alone until one of them ends and leaves its seat.
@@ -73,3 +93,28 @@ class Pace:
         num_decodes = max(1, len(decodes))
         stay_tokens = 2 * sum([r.num_output_tokens for r in decodes]) / num_decodes
         return self.all_s * stay_tokens / num_decodes
+
+
+def _tightest(
+    tiers: Sequence[tuple[float, int]], model: LatencyModel, shape: BatchShape
+) -> tuple[float, float]:
+    """Return `tpot_s` and `least_s` of decodes, given their number by TPOT, smallest TPOT first."""
+    for tpot_s, _ in tiers:
+        if tpot_s == math.inf:
+            return math.inf, 0.0
+        least_s = model.predict(_least_step(tpot_s, tiers, shape))
+        if least_s < tpot_s:
+            return tpot_s, least_s
+    largest_s = tiers[-1][0]
+    alone_s = model.predict_prefill(1, shape.decode_context_tokens // shape.num_decodes)
+    return (largest_s if alone_s <= largest_s else math.inf), 0.0
+
+
+def _least_step(tpot_s: float, tiers: Sequence[tuple[float, int]], shape: BatchShape) -> BatchShape:
+    """Return a step of a tile of a prompt and the decodes that are due within `tpot_s`."""
+    num_due = max(1, round(sum(num * min(1.0, tpot_s / own_s) for own_s, num in tiers)))
+    step = shape.copy()
+    step.decode_context_tokens = round(shape.decode_context_tokens * num_due / shape.num_decodes)
+    step.num_decodes = num_due
+    step.add(_CHUNK_TOKENS, 0)
+    return step
