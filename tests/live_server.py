@@ -107,6 +107,7 @@ def live(
     overlap: bool = False,
     clock: Clock | None = None,
     model: LatencyModel | None = FAST,
+    per_request_s: float = 0.0,
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model)
@@ -116,7 +117,7 @@ def live(
     if overlap:
         engine = OverlappedEngine(scheduler, InBackground(device), clock)
     worker = EngineWorker(engine, max_consecutive_faults=max_consecutive_faults)
-    config = ServerConfig(MODEL, max_model_len, default_slo)
+    config = ServerConfig(MODEL, max_model_len, default_slo, per_request_s=per_request_s)
     app = build_app(worker, ByteTokenizer(), config)
     with serve_in_thread(app, worker, drain_timeout_s=drain_timeout_s) as url:
         try:

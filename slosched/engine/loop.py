@@ -80,7 +80,14 @@ class StepRecord:
 class Engine:
     """A scheduler, an executor and a clock, joined by `step`."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, host_s: float = 0.0
+    ) -> None:
+        """Join them; `host_s` is the part of predicted step times that the executor does not see.
+
+        It is the host's time for a step, where nothing hides it.
+        """
+        self._host_s = host_s
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
@@ -135,7 +142,7 @@ class Engine:
         scheduler, end_s = self.scheduler, self.clock.now_s()
         scheduler.update(batch, result, end_s)
         if scheduler.latency_model is not None and batch.chunks:
-            scheduler.latency_model.observe(batch.shape, result.elapsed_s)
+            scheduler.latency_model.observe(batch.shape, result.elapsed_s + self._host_s)
         return end_s
 
     def _result_of(

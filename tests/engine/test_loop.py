@@ -243,3 +243,15 @@ def test_an_executor_that_forgets_a_token_is_at_fault_before_anything_is_booked(
     assert [r.num_output_tokens for r in ended] == [0] * 3
     scheduler.kv.check()
     assert scheduler.num_unfinished == 0
+
+
+def test_the_model_learns_from_steps_with_the_part_that_only_the_host_sees() -> None:
+    def seen(host_s: float) -> list[float]:
+        model = Learner()
+        engine, device = make_engine(model=model)
+        engine = Engine(engine.scheduler, device, engine.clock, host_s=host_s)
+        engine.scheduler.add_request(make_request(max_tokens=3))
+        run_to_end(engine)
+        return [seconds for _, seconds in model.seen]
+
+    assert seen(0.25) == [seconds + 0.25 for seconds in seen(0.0)]

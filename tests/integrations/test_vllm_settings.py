@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from slosched.integrations.vllm.settings import SettingsError, read_settings
 from slosched.integrations.vllm.slo import BadPromiseError, Promises
 from slosched.integrations.vllm.steps import StepTimes
 from slosched.integrations.vllm.truth import Divergence, Truth
-from slosched.perfmodel import LinearCoefficients, LinearModel
+from slosched.perfmodel import LinearCoefficients, LinearModel, ServerTime, save_model
 
 DEFAULT = SLO(1.0, 0.05)
 PROMISES = Promises(DEFAULT, {"gold": SLO(0.2, 0.02)})
@@ -131,3 +132,21 @@ def test_executed_steps_are_compared_with_their_plans(
     assert sorted(truth.divergences) == found
     assert truth.num_diverged_steps == bool(found)
     assert truth.num_steps == 1
+
+
+def test_policies_and_emulated_devices_take_the_servers_time_for_each_step(tmp_path: Path) -> None:
+    """vLLM plans ahead of the device, so the host's time is hidden."""
+    model = LinearModel(
+        LinearCoefficients(0, 0, 0, 0, 0, 0, 0.5), server_time=ServerTime(0.25, 0.125, 1.0)
+    )
+    path = tmp_path / "model.json"
+    save_model(model, path)
+    step = BatchShape()
+    step.add(1, 10)
+    policies = read_settings({"slosched": {"profile": str(path)}}).make_model("any device")
+    device = read_settings({"slosched": {"emulate": str(path), "emulate_slowdown": 2}})
+    emulated = device.make_device()
+    assert policies is not None
+    assert emulated is not None
+    assert (policies.predict(step), emulated.predict(step)) == (0.625, 1.25)
+    assert policies.server_time.per_request_s == emulated.server_time.per_request_s == 0.25

@@ -17,14 +17,21 @@ from slosched.cli.calibration import calibrated_model
 from slosched.cli.console import console
 from slosched.cli.local_model import ExtraMissingError, LocalModel, open_local
 from slosched.cli.option_groups import grouped
-from slosched.core import NO_SLO, Executor, LatencyModel
+from slosched.core import NO_SLO, Executor
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
 from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.kv import HostWrites, KVCache, PrefixCaching
-from slosched.perfmodel import FittedModel, OnlineModel, load_model
+from slosched.perfmodel import (
+    NO_SERVER_TIME,
+    FittedModel,
+    OnlineModel,
+    ServerTime,
+    load_model,
+    with_longer_steps,
+)
 from slosched.perfmodel.device import check_device
 from slosched.perfmodel.scheduling import check_can_schedule
 from slosched.policy.door import Door, Refuse
@@ -166,8 +173,10 @@ def serve(
         device = _real(local, given, calibrated, force)
     index = prefix_cache.new_index()
     cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index, prefix_host)
-    scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(device.latency_model))
-    loop = Engine(scheduler, device.executor, MonotonicClock())
+    times = device.server_time
+    steps = with_longer_steps(device.latency_model, times.per_step_s(overlap=overlap))
+    scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(steps))
+    loop = Engine(scheduler, device.executor, MonotonicClock(), host_s=times.per_step_host_s)
     if overlap:
         loop = OverlappedEngine(scheduler, InBackground(device.executor), MonotonicClock())
     worker = http.EngineWorker(loop, step_limit=http.StepLimit(step_timeout))
@@ -175,6 +184,7 @@ def serve(
         device.name,
         max_model_len=device.max_model_len,
         default_slo=slo,
+        per_request_s=times.per_request_s,
         provenance={
             **device.provenance,
             "policy": policy,
@@ -207,12 +217,14 @@ class _Device:
 
     name: str
     executor: Executor
-    latency_model: LatencyModel
+    latency_model: FittedModel
     tokenizer: Tokenizer
     num_blocks: int
     max_model_len: int
     provenance: Mapping[str, str]
     """The source of the step times: model, device, engine and so on."""
+    server_time: ServerTime
+    """What this server adds to the latency model's times."""
 
 
 def _emulated(name: str, kv: options.KVOptions) -> _Device:
@@ -220,6 +232,8 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
 
     model = load_model(name)
     check_can_schedule(model)
+    # What the measured server added to each step is the device's; this server has its own times.
+    model = with_longer_steps(model, model.server_time.per_step_device_s)
     num_blocks = kv.num_blocks(kv_capacity_tokens(model))
     return _Device(
         name=name,
@@ -229,6 +243,7 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
         num_blocks=num_blocks,
         max_model_len=num_blocks * kv.block_size,
         provenance={**model.provenance, "origin": f"emulated from {name}, nothing was computed"},
+        server_time=NO_SERVER_TIME,
     )
 
 
@@ -240,14 +255,16 @@ def _real(
 ) -> _Device:
     if given is not None and not force:
         check_device(given, local.provenance()["device"])
+    model = given or calibrated()
     return _Device(
         name=local.loaded.name,
         executor=local.executor,
-        latency_model=given or calibrated(),
+        latency_model=model,
         tokenizer=make_tokenizer(local),
         num_blocks=local.num_blocks,
         max_model_len=local.max_model_len,
         provenance={**local.provenance(), "origin": "measured"},
+        server_time=model.server_time,
     )
 
 

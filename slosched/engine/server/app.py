@@ -170,7 +170,7 @@ class _Api:
         default_max_tokens: int,
     ) -> GenerationResponse:
         """Check and queue the request, and return the response that follows its generation."""
-        arrival_s = self._worker.now_s()
+        arrival_s = self._worker.now_s() - self._config.per_request_s
         body = await self._body(http)
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,9 @@ class ServerConfig:
     """The temperature of requests that set none; 1 is OpenAI's default, 0 is greedy."""
     retry_after_s: float = 1.0
     """Seconds in the `Retry-After` header of a 429 or 503."""
+    per_request_s: float = 0.0
+    """How much later a client sees its first token than the engine has it.  A request counts as
+    sent so much before it was received, so that its deadlines are those of its client."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Device, engine, policy and limits, which a recorder of the steps writes down with them."""
 
@@ -34,5 +38,9 @@ class ServerConfig:
             )
         if not self.default_temperature >= 0:
             raise ValueError(f"default_temperature must be >= 0, not {self.default_temperature!r}")
+        if not 0 <= self.per_request_s < math.inf:
+            raise ValueError(
+                f"per_request_s must be finite seconds >= 0, not {self.per_request_s!r}"
+            )
         if not self.retry_after_s > 0:
             raise ValueError(f"retry_after_s must be positive, not {self.retry_after_s!r}")

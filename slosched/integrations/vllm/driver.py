@@ -51,7 +51,8 @@ class Driver:
         self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
         self._policy = settings.make_policy(self._model, limits)
         self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
-        self._mirror = Mirror(host, self._kv, settings.make_promises(), limits)
+        per_request_s = 0.0 if fitted is None else fitted.server_time.per_request_s
+        self._mirror = Mirror(host, self._kv, settings.make_promises(), limits, per_request_s)
         self._steps = StepTimes(self._model, record)
         self._ended: list[tuple[int, EngineCoreOutput]] = []
         self._busy_s = time.monotonic()

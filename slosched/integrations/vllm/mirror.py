@@ -44,12 +44,24 @@ class Mirror:
     compiled, or tokens from before a preemption are still to come.
     """
 
-    def __init__(self, host: Any, kv: VLLMBlocks, promises: Promises, limits: Limits) -> None:
-        """Mirror the queues of `host`, which is vLLM's scheduler."""
+    def __init__(
+        self,
+        host: Any,
+        kv: VLLMBlocks,
+        promises: Promises,
+        limits: Limits,
+        per_request_s: float = 0.0,
+    ) -> None:
+        """Mirror the queues of `host`, which is vLLM's scheduler.
+
+        A client sees its first token `per_request_s` later than the engine has it, so each request
+        counts as sent so much earlier.
+        """
         self._host = host
         self._kv = kv
         self._promises = promises
         self._limits = limits
+        self._per_request_s = per_request_s
         self._requests: dict[str, Request] = {}
         self._theirs: dict[str, Any] = {}
         self._max_model_len: int = host.max_model_len
@@ -169,7 +181,7 @@ class Mirror:
     def _made(self, theirs: Any) -> Request:
         ours = Request(
             theirs.request_id,
-            theirs.arrival_time,
+            theirs.arrival_time - self._per_request_s,
             theirs.num_prompt_tokens,
             max_tokens=max(
                 1, min(theirs.max_tokens, self._max_model_len - theirs.num_prompt_tokens)

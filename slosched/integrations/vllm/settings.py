@@ -22,7 +22,7 @@ from slosched.core import (
 )
 from slosched.integrations.vllm.slo import Promises
 from slosched.kv import KVCache
-from slosched.perfmodel import FittedModel, load_model, scaled
+from slosched.perfmodel import FittedModel, load_model, scaled, with_longer_steps
 from slosched.perfmodel.device import OtherDeviceError, check_device
 from slosched.perfmodel.scheduling import TooSlowError, check_can_schedule
 from slosched.policy.spec import make_policy
@@ -96,7 +96,7 @@ class Settings:
                 message = str(error).replace("--force", '"any_device": true')
                 raise SettingsError(f"slosched.profile: {message}") from error
             _check_model(model.provenance.get("model", ""), model_names)
-        return model
+        return _with_steps_in_vllm(model)
 
     def make_device(self) -> FittedModel | None:
         """Return the emulated device's latency model, slowed down; None if none is emulated."""
@@ -104,6 +104,7 @@ class Settings:
             return None
         device = load_model(self.emulate)
         _check_speed("emulate", device)
+        device = _with_steps_in_vllm(device)
         return device if self.emulate_slowdown == 1 else scaled(device, self.emulate_slowdown)
 
     def make_policy(self, model: LatencyModel | None, limits: Limits) -> Policy:
@@ -138,6 +139,11 @@ def read_settings(additional_config: object) -> Settings:
         raise SettingsError(f"slosched.emulate_slowdown must be a factor, as 4, not {slowdown!r}")
     settings.make_promises()
     return settings
+
+
+def _with_steps_in_vllm(model: FittedModel) -> FittedModel:
+    """Return a model of the steps that vLLM times: with all that planning ahead cannot hide."""
+    return with_longer_steps(model, model.server_time.per_step_device_s)
 
 
 def _check_keys(where: str, section: object, known: tuple[str, ...]) -> None:

@@ -21,6 +21,7 @@ import pytest
 from live_server import Live, live, parse_events, post, stream, with_client
 
 from slosched.core import (
+    SLO,
     EndReason,
     Limits,
     Policy,
@@ -32,6 +33,7 @@ from slosched.engine.server import ServerStartError
 from slosched.engine.server.run import _listen
 from slosched.policy import FCFS, SLOAware
 from slosched.policy.kit.drop import Drop
+from slosched.policy.spec import make_policy
 
 
 def reasons(server: Live) -> list[EndReason | None]:
@@ -381,3 +383,17 @@ def test_slo_aware_serves_over_http() -> None:
                 prompt="hello", max_tokens=5, slo_ttft_ms=5000, slo_tpot_ms=500
             )
             assert (status, answer["choices"][0]["text"]) == (200, "hello")
+
+
+def test_a_promise_that_is_over_before_the_client_can_see_a_token_is_refused() -> None:
+    """The server's own time for a request is a part of the client's TTFT."""
+    body = {"prompt": "hello", "max_tokens": 2}
+    drops = make_policy("edf:drop=expired")
+    with live(drops, default_slo=SLO(0.9, 1.0), per_request_s=1.0) as server:
+        status, answer, _ = server.post(**body)
+        assert (status, answer["error"]["reason"]) == (429, "expired")
+        [record] = server.worker.records
+        assert record.end_reason is EndReason.EXPIRED
+    with live(default_slo=SLO(1.5, 1.0), per_request_s=1.0) as server:
+        events = server.events(**body, stream=True, stream_options={"include_usage": True})
+        assert events[-1]["metrics"]["time_to_first_token_ms"] >= 1000
