@@ -13,6 +13,7 @@ from slosched.engine.profiling import ProfileLimits
 from slosched.perfmodel.device import cpu_name
 
 if TYPE_CHECKING:
+    from slosched.engine.server import Tokenizer
     from slosched.engine.torch import LoadedModel, TorchExecutor
 
 
@@ -109,3 +110,13 @@ def open_local(
             seed=seed,
         )
     return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size)
+
+
+def make_tokenizer(local: LocalModel) -> Tokenizer:
+    """Return the tokenizer with which a server answers for this model."""
+    from slosched.engine.server import HuggingFaceTokenizer, NoTokenizer
+
+    loaded = local.loaded
+    if loaded.tokenizer is None:
+        return NoTokenizer(loaded.vocab_size)
+    return HuggingFaceTokenizer(loaded.tokenizer, loaded.vocab_size)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slosched.core import SloschedError
+from slosched.engine.host_time import waited_s
 from slosched.engine.loop import StepRecord
 from slosched.perfmodel import Measurement
 from slosched.perfmodel.measurement import format_chunks, parse_chunks
@@ -35,6 +36,15 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """An executed step."""
+
+    measurement: Measurement
+    waited_s: float | None
+    """How long the device waited before it; None if it had nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
 class Missing:
     """A count of executed steps that the stream left out because this reader was too slow."""
 
@@ -48,14 +58,15 @@ class End:
     reason: str
 
 
-Line = Head | Measurement | Missing | End
+Line = Head | Step | Missing | End
 
 
 def head_line(provenance: Mapping[str, str]) -> bytes:
     return _line({"format": FORMAT, "provenance": dict(provenance)})
 
 
-def step_line(record: StepRecord) -> bytes:
+def step_line(record: StepRecord, before: StepRecord | None = None) -> bytes:
+    """Return the line of a step; `before` is the step before it, if it is known."""
     batch = record.batch
     chunks = [(chunk.num_new_tokens, chunk.num_prior_tokens) for chunk in batch.chunks]
     return _line(
@@ -63,6 +74,7 @@ def step_line(record: StepRecord) -> bytes:
             "batch": format_chunks(chunks),
             "num_swapped_blocks": len(batch.swap_out) + len(batch.swap_in),
             "seconds": record.result.elapsed_s,
+            "waited_s": None if before is None else waited_s(before, record),
         }
     )
 
@@ -105,4 +117,5 @@ def _parse(document: Mapping[str, Any]) -> Line:
     )
     if not 0 < measurement.seconds < math.inf:
         raise ValueError(f"{measurement.seconds!r} is not a positive time in seconds")
-    return measurement
+    waited = document.get("waited_s")
+    return Step(measurement, None if waited is None else float(waited))

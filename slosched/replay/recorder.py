@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,9 +22,10 @@ from slosched.engine.step_lines import (
     Head,
     Line,
     Missing,
+    Step,
     parse_line,
 )
-from slosched.perfmodel import Measurement, Profile, write_profile
+from slosched.perfmodel import Profile, ServerTime, write_profile
 from slosched.perfmodel.measurement import append_measurement
 
 _SILENCE_S = 30.0
@@ -45,10 +47,25 @@ class Recording:
     """Steps that the server ran while this reader was too slow to receive them."""
     ended: str | None = None
     """The reason why the server ended the recording; None if it did not."""
+    plans_ahead: bool = False
+    """Whether the server plans each step while the one before it runs."""
+    waits_s: list[float] = field(default_factory=list)
+    """How long the device waited before each step for which it did not have to wait for work."""
 
     @property
     def num_steps(self) -> int:
         return self.regimes.total()
+
+    @property
+    def server_time(self) -> ServerTime:
+        """Return what the server added to its steps; a recording cannot tell it of requests.
+
+        What the device waits for although the server plans ahead is not hidden.
+        """
+        waited_s = statistics.median(self.waits_s) if self.waits_s else 0.0
+        if self.plans_ahead:
+            return ServerTime(per_step_device_s=waited_s)
+        return ServerTime(per_step_host_s=waited_s)
 
 
 class OnProgress(Protocol):
@@ -72,6 +89,7 @@ def record_steps(
             raise RecordError(f"{url}{PATH} does not begin by saying what the server is")
         date = datetime.now(UTC).isoformat(timespec="seconds")
         provenance = {**head.provenance, "method": f"recorded from {url}", "date": date}
+        recording.plans_ahead = head.provenance.get("overlap") == "yes"
         for line in lines:
             _note(line, recording, provenance)
             elapsed_s = time.monotonic() - start_s
@@ -82,12 +100,14 @@ def record_steps(
 
 
 def _note(line: Line | None, recording: Recording, provenance: dict[str, str]) -> None:
-    if isinstance(line, Measurement):
+    if isinstance(line, Step):
         if not recording.num_steps:
             recording.path.parent.mkdir(parents=True, exist_ok=True)
             write_profile(Profile((), provenance), recording.path)
-        append_measurement(line, recording.path)
-        recording.regimes[line.regime] += 1
+        append_measurement(line.measurement, recording.path)
+        recording.regimes[line.measurement.regime] += 1
+        if line.waited_s is not None:
+            recording.waits_s.append(line.waited_s)
     elif isinstance(line, Missing):
         recording.num_missing += line.num_steps
     elif isinstance(line, End):

@@ -73,11 +73,17 @@ def test_recorded_traffic_is_fitted_and_simulates(cli: Cli) -> None:
     assert provenance["policy"] == "fcfs"
     assert provenance["limits"] == "256 tokens and 32 requests"
 
+    assert "the server adds" in said_by_two
+    assert second.server_time.per_step_host_s > 0
+    assert second.server_time.per_request_s == second.server_time.per_step_device_s == 0
+
     said = cli("fit", "two.csv", "-o", "model.json", "--form", "linear")
     assert said.status == 0, said.err
     truth, fitted = load_model(GPU), load_model("model.json")
     assert all(m.seconds >= truth.predict(m.shape) for m in second.measurements)
     assert fitted.predict(second.measurements[0].shape) > 0
+    assert fitted.server_time == second.server_time
+    assert fitted.noise > 0
     said = cli("replay", "--latency-model", "model.json", "-n", "20", "--rate", "2")
     assert said.status == 0, said.err
 

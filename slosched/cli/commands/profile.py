@@ -13,10 +13,11 @@ from slosched.cli.bundled_models import ShowBundled
 from slosched.cli.commands.record import RecordUrl, record_to
 from slosched.cli.composed_profile import ComposedRun, SourceOptions
 from slosched.cli.console import console
-from slosched.cli.local_model import LocalModel, open_local
+from slosched.cli.local_model import open_local
 from slosched.cli.option_groups import grouped
 from slosched.cli.profile_run import ProfileRun, run_profile, summary
-from slosched.cli.vllm import Engine, EngineName, VLLMModel, Words, check_vllm, open_vllm, split
+from slosched.cli.profile_server import profile_server
+from slosched.cli.vllm import Engine, EngineName, Words, check_vllm, open_vllm, split
 
 
 @grouped
@@ -59,6 +60,14 @@ def profile(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start anew even if the file exists.")
     ] = False,
+    server: Annotated[
+        bool,
+        typer.Option(
+            "--server/--no-server",
+            help="Whether to measure what the HTTP server adds to a request and to a step, in some "
+            "seconds at the end.",
+        ),
+    ] = True,
     source: SourceOptions = SourceOptions(),
     record: RecordUrl = None,
     engine: EngineName = Engine.TORCH,
@@ -70,7 +79,8 @@ def profile(
 
     The plan covers every regime with few batches. It is measured in passes, until the median time
     of each batch is known to 2 %.  Every step is written as soon as it is measured: a run that is
-    interrupted or out of time leaves a valid profile, and the same command continues it.
+    interrupted or out of time leaves a valid profile, and the same command continues it.  At the
+    end, a server is started on this machine to measure what it adds to the steps.
 
     Examples:
 
@@ -91,12 +101,15 @@ def profile(
         record_to(out, record, time_limit, overwrite)
         return
     name, rest = split(words, engine, model.model)
-    local: LocalModel | VLLMModel
+    run = ProfileRun(batches, passes, time_limit, max_context_tokens, seed, overwrite)
     if engine is Engine.VLLM:
         check_vllm(context, force=True)
-        local = open_vllm(context, model, name, limits.limits(), kv, rest)
-    else:
-        local = open_local(replace(model, model=name), kv, seed)
-    run = ProfileRun(batches, passes, time_limit, max_context_tokens, seed, overwrite)
+        theirs = open_vllm(context, model, name, limits.limits(), kv, rest)
+        measured = run_profile(theirs, limits.limits(), out, run)
+        console.print(f"wrote {out}: {summary(measured, theirs.block_bytes)}")
+        return
+    local = open_local(replace(model, model=name), kv, seed)
     measured = run_profile(local, limits.limits(), out, run)
     console.print(f"wrote {out}: {summary(measured, local.block_bytes)}")
+    if server:
+        profile_server(local, out)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from slosched.cli.console import console, progress_bar
+from slosched.perfmodel.measurement import append_server_time
 from slosched.replay.recorder import RecordError, Recording, record_steps
 
 RecordUrl = Annotated[
@@ -47,7 +48,10 @@ def record_to(out: Path, url: str, time_limit_s: float, overwrite: bool) -> None
             f"nothing was recorded: the server at {url} ran no step in this time; "
             f"send it traffic, as with `slosched replay --url {url}`"
         )
-    console.print(f"wrote {_described(recording)} to {out}")
+    append_server_time(recording.server_time, out)
+    console.print(
+        f"wrote {_described(recording)} to {out}; the server adds {recording.server_time}"
+    )
 
 
 def _described(recording: Recording) -> str:

@@ -15,7 +15,7 @@ import typer
 from slosched.cli import options, vllm
 from slosched.cli.calibration import calibrated_model
 from slosched.cli.console import console
-from slosched.cli.local_model import ExtraMissingError, LocalModel, open_local
+from slosched.cli.local_model import ExtraMissingError, LocalModel, make_tokenizer, open_local
 from slosched.cli.option_groups import grouped
 from slosched.core import NO_SLO, Executor
 from slosched.engine.background import InBackground
@@ -188,6 +188,7 @@ def serve(
         provenance={
             **device.provenance,
             "policy": policy,
+            "overlap": "yes" if overlap else "no",
             "limits": f"{limits.max_num_batched_tokens} tokens and {limits.max_num_seqs} requests",
             "kv_capacity_tokens": str(worker.capacity_tokens),
         },
@@ -266,12 +267,3 @@ def _real(
         provenance={**local.provenance(), "origin": "measured"},
         server_time=model.server_time,
     )
-
-
-def make_tokenizer(local: LocalModel) -> Tokenizer:
-    from slosched.engine.server import HuggingFaceTokenizer, NoTokenizer
-
-    loaded = local.loaded
-    if loaded.tokenizer is None:
-        return NoTokenizer(loaded.vocab_size)
-    return HuggingFaceTokenizer(loaded.tokenizer, loaded.vocab_size)

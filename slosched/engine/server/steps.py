@@ -44,6 +44,8 @@ class Listener:
         self._max_waiting = max_waiting
         self._num_missed = 0
         self._num_told = 0
+        self._before: StepRecord | None = None
+        """The step that was formatted last."""
 
     def offer(self, record: StepRecord) -> None:
         """Append a step without waiting; if the queue is full, only count it as missed."""
@@ -56,10 +58,20 @@ class Listener:
         """Return and remove at most `at_most` of the oldest steps, in order."""
         return [self._steps.popleft() for _ in range(min(at_most, len(self._steps)))]
 
+    def lines(self, at_most: int) -> list[bytes]:
+        """Format and remove at most `at_most` of the oldest steps, in order."""
+        lines = []
+        for record in self.take(at_most):
+            lines.append(step_line(record, self._before))
+            self._before = record
+        return lines
+
     def take_missed(self) -> int:
         """Return how many steps were missed since the last call."""
         missed = self._num_missed - self._num_told
         self._num_told += missed
+        if missed:
+            self._before = None  # nobody knows what the next step waited for
         return missed
 
 
@@ -136,7 +148,7 @@ class StepsResponse:
 
 def _told(listener: Listener) -> bytes:
     """Return the lines of what has happened since the last call; empty if nothing has."""
-    lines = [step_line(record) for record in listener.take(_MAX_STEPS_AT_ONCE)]
+    lines = listener.lines(_MAX_STEPS_AT_ONCE)
     # the missed steps came after all queued ones
     if not lines and (num_missed := listener.take_missed()):
         lines.append(missing_line(num_missed))

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -13,10 +14,19 @@ from factories import make_request
 from live_server import Live, live, post, with_client
 from starlette.types import Message
 
-from slosched.core import BatchShape, BlockCopy, Limits, ScheduledBatch, ScheduledChunk, StepResult
+from slosched.core import (
+    BatchShape,
+    BlockCopy,
+    Limits,
+    RequestStatus,
+    ScheduledBatch,
+    ScheduledChunk,
+    StepResult,
+)
+from slosched.engine.host_time import waited_s
 from slosched.engine.loop import StepRecord
 from slosched.engine.server.steps import StepFeed, StepsResponse
-from slosched.engine.step_lines import End, Head, Line, Missing, parse_line, step_line
+from slosched.engine.step_lines import End, Head, Line, Missing, Step, parse_line, step_line
 from slosched.perfmodel import Measurement
 
 PROMPT = "x" * 20
@@ -53,7 +63,7 @@ async def listen(client: aiohttp.ClientSession, until: Callable[[list[Line]], bo
 
 
 def steps_of(lines: Sequence[Line]) -> list[Measurement]:
-    return [line for line in lines if isinstance(line, Measurement)]
+    return [line.measurement for line in lines if isinstance(line, Step)]
 
 
 def listen_while_one_is_served(
@@ -76,7 +86,33 @@ def listen_while_one_is_served(
 
 def test_a_step_is_told_with_its_chunks_its_copies_both_ways_and_its_time() -> None:
     line = parse_line(step_line(make_record(0.0125, [(512, 1024), (1, 300), (1, 300), (3, 0)])))
-    assert line == Measurement(((512, 1024), (1, 300), (1, 300), (3, 0)), 0.0125, 3)
+    measurement = Measurement(((512, 1024), (1, 300), (1, 300), (3, 0)), 0.0125, 3)
+    assert line == Step(measurement, waited_s=None)
+
+
+def test_a_step_is_told_with_what_the_device_waited_for_it_if_it_had_work() -> None:
+    """The records begin at 0 and run for a second; one request is running after each plan."""
+    before, after = make_record(0.75), replace(make_record(0.5), start_s=1.25, end_s=2.0)
+    assert waited_s(before, after) == 0.5
+    line = parse_line(step_line(after, before))
+    assert isinstance(line, Step)
+    assert line.waited_s == 0.5
+    [chunk] = before.batch.chunks
+    chunk.request.status = RequestStatus.FINISHED
+    was_the_last = replace(before, ended=(chunk.request,))
+    assert waited_s(was_the_last, after) is None
+
+
+def test_after_missed_steps_nobody_says_what_the_device_waited_for() -> None:
+    feed = StepFeed(max_waiting=2)
+    with feed.listen() as listener:
+        for _ in range(3):
+            feed.publish(make_record(0.5))
+        told = [parse_line(line) for line in listener.lines(9)]
+        assert listener.take_missed() == 1
+        feed.publish(make_record(0.5))
+        told += [parse_line(line) for line in listener.lines(9)]
+    assert [line.waited_s for line in told if isinstance(line, Step)] == [None, 0.0, None]
 
 
 def test_a_slow_listener_loses_the_latest_and_nobody_waits_for_it() -> None:
@@ -204,7 +240,7 @@ def test_a_client_that_does_not_read_loses_steps_and_hears_so_when_it_does() -> 
     asyncio.run(use())
     head, *steps, missing, end = map(parse_line, sent.splitlines())
     assert head == Head({"model": "m"})
-    assert [step.seconds for step in steps if isinstance(step, Measurement)] == list(range(1, 9))
+    assert [step.seconds for step in steps_of(steps)] == list(range(1, 9))
     assert (missing, end) == (Missing(92), End("enough"))
     assert feed.num_listeners == 0
 
