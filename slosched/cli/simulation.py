@@ -147,6 +147,15 @@ class ReplicaOptions:
             "each plan knows one step less.",
         ),
     ] = False
+    client_timeout: Annotated[
+        float | None,
+        typer.Option(
+            parser=options.duration,
+            metavar="TIME",
+            help="Time from its arrival after which a client without its whole answer disconnects: "
+            "60s.  The request is aborted, and is a miss.  Default: clients wait.",
+        ),
+    ] = None
     max_loras: Annotated[
         int | None,
         typer.Option(min=1, help="Different LoRA adapters in one step.  Default: no limit."),
@@ -178,6 +187,7 @@ class ReplicaOptions:
             online=self.online,
             schedule_s=MEASURED if self.schedule_time == MEASURED else 0.0,
             overlap=self.overlap,
+            client_timeout_s=self.client_timeout,
             seed=seed,
         )
         return Replica.of(model, name, config, self._server_time(model))

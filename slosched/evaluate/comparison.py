@@ -70,6 +70,7 @@ class Replica:
             **asdict(self.server_time),
             "schedule_s": config.schedule_s,
             "overlap": config.overlap,
+            "client_timeout_s": config.client_timeout_s,
             "seed": config.seed,
             **{f"limit {name}": value for name, value in _limits(config.limits).items()},
             **{f"measured {name}": value for name, value in self.model.provenance.items()},

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -66,6 +67,8 @@ class ReplayOptions:
     """Prompt ids are drawn from [low, high); None for ids that are plain in every vocabulary."""
     num_warmup: int = 3
     """Requests of the trace's lengths that are sent one by one before the start."""
+    client_timeout_s: float | None = None
+    """Time from its arrival after which a request without its whole answer is disconnected."""
     drain_timeout_s: float = 600.0
     """Time after the last arrival at which requests still running are given up (ABORTED)."""
     late_after_s: float = 0.01
@@ -74,6 +77,8 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         if self.token_range is not None and not 0 <= self.token_range[0] < self.token_range[1]:
             raise ValueError(f"token_range must be 0 <= low < high, not {self.token_range!r}")
+        if self.client_timeout_s is not None and not self.client_timeout_s > 0:
+            raise ValueError(f"client_timeout_s must be positive, but is {self.client_timeout_s!r}")
         for name in ("num_warmup", "drain_timeout_s", "late_after_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)!r}")
@@ -226,13 +231,13 @@ class _Run:
 
     async def play(self, trace: Trace) -> ReplayReport:
         self._start_s = self._now_s() + _LEAD_S
-        deadline_s = self._start_s + trace.duration_s + self._options.drain_timeout_s
+        last_s = self._start_s + trace.duration_s + self._options.drain_timeout_s
         tasks: list[asyncio.Task[RequestRecord]] = []
         async with asyncio.TaskGroup() as group:
             for index, request in enumerate(trace.requests):
                 body = self._target.body(index, request, request.num_output_tokens)
                 await asyncio.sleep(self._start_s + request.arrival_s - self._now_s())
-                tasks.append(group.create_task(self._follow(request, body, deadline_s)))
+                tasks.append(group.create_task(self._follow(request, body, last_s)))
         return ReplayReport(
             records=[task.result() for task in tasks],
             num_late_sends=sum(late_s >= self._options.late_after_s for late_s in self._lateness_s),
@@ -240,13 +245,15 @@ class _Run:
             errors=dict(self._errors),
         )
 
-    async def _follow(self, request: TraceRequest, body: bytes, deadline_s: float) -> RequestRecord:
-        """Send one request and follow it to its end."""
+    async def _follow(self, request: TraceRequest, body: bytes, last_s: float) -> RequestRecord:
+        """Send one request and follow it to its end, but not beyond `last_s`."""
+        timeout_s = self._options.client_timeout_s
+        leaves_s = math.inf if timeout_s is None else self._start_s + request.arrival_s + timeout_s
         self._lateness_s.append(self._now_s() - self._start_s - request.arrival_s)
         times_s: list[float] = []
         try:
             async with (
-                asyncio.timeout_at(deadline_s),
+                asyncio.timeout_at(min(leaves_s, last_s)),
                 self._target.post(body, request.slo) as response,
             ):
                 if response.status == 200:
@@ -254,7 +261,10 @@ class _Run:
                 else:
                     end = _refusal(response.status, await response.read())
         except TimeoutError:
-            end = _lost("not ended in time, given up", EndReason.CLIENT)
+            waited = (
+                "not ended in time" if last_s < leaves_s else f"no answer after {timeout_s:g} s"
+            )
+            end = _lost(f"{waited}, given up", EndReason.CLIENT)
         except (aiohttp.ClientError, OSError) as error:
             end = _lost(f"connection failed: {type(error).__name__}")
         except (ValueError, LookupError, TypeError, AttributeError) as error:

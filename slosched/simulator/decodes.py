@@ -34,7 +34,7 @@ class GroupedDecodes:
     """The decodes of a simulated replica; a `DecodeGroup`.
 
     Steps are counted from the group's creation.  The caller knows how long outputs are and so when
-    a member leaves; requests end in no other way while they are members.
+    a member finishes; one whose client goes away leaves before.
     """
 
     def __init__(self, kv: KVCache, rule: DeadlineRule) -> None:
@@ -71,9 +71,24 @@ class GroupedDecodes:
         self.context_tokens += context
         if context > self.max_context_tokens:
             self.max_context_tokens = context
-        heappush(self._longest, (step - context, member.end_step))
         self._num_filling[(step - request.num_computed_tokens) % self._block_size] += 1
-        self._due.add(request, step, member.end_step)
+        self._enter(member)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.request_id in self._members
+
+    def leave(self, request: Request) -> None:
+        """Remove a member in the middle of a step, which computes its token but emits none."""
+        member = self._members[request.request_id]
+        self._ending[member.end_step].remove(member)
+        self._remove(member)
+        request.num_computed_tokens += 1
+        self._kv.grow_lent(request.request_id, request.num_computed_tokens)
+        self._longest.clear()
+        self._due = _Deadlines(self._rule)
+        for other in self._members.values():
+            self._enter(other)
+        self._find_longest()
 
     @property
     def num_new_blocks(self) -> int:
@@ -121,6 +136,12 @@ class GroupedDecodes:
         """Update the requests of all members; the group must not be used after that."""
         for member in self._members.values():
             self._book(member)
+
+    def _enter(self, member: Member) -> None:
+        """Add a member to those of which the longest and the most urgent are known."""
+        request, step = member.request, member.start_step
+        heappush(self._longest, (step - request.num_computed_tokens - 1, member.end_step))
+        self._due.add(request, step, member.end_step)
 
     def _remove(self, member: Member) -> None:
         request = member.request

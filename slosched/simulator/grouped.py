@@ -24,6 +24,7 @@ from slosched.core import (
 from slosched.engine.loop import Engine
 from slosched.metrics import StepRow
 from slosched.perfmodel import FittedModel
+from slosched.simulator.clients import Clients
 from slosched.simulator.decodes import GroupedDecodes
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 
@@ -41,6 +42,7 @@ class GroupedSteps:
         engine: Engine,
         executor: SimulatedExecutor,
         clock: VirtualClock,
+        clients: Clients,
         on_row: OnRow | None = None,
     ) -> None:
         scheduler = engine.scheduler
@@ -49,6 +51,7 @@ class GroupedSteps:
         self._kv = scheduler.kv
         self._executor = executor
         self._clock = clock
+        self._clients = clients
         self._on_row = on_row
         model = scheduler.latency_model
         learns = model is not None and not isinstance(model, FittedModel)
@@ -142,6 +145,7 @@ class GroupedSteps:
             queued, model = self._queued(), scheduler.latency_model
             predicted_s = None if model is None else model.predict(batch.shape)
         now_s = self._pass_time(batch.shape, start_s)
+        self._let_clients_leave(group, now_s)
         finished = group.advance(now_s)
         scheduler.update(batch, self._executor.result(batch, now_s - start_s), now_s)
         self._end(finished, now_s)
@@ -151,7 +155,7 @@ class GroupedSteps:
         return 1
 
     def _run_alone(self, group: GroupedDecodes, policy: ForeseesDecodes, arrival_s: float) -> int:
-        """Run steps of the group alone, until a member ends, and return their number.
+        """Run steps of the group alone, until a member leaves, and return their number.
 
         They also stop at an arrival, when blocks run out, or when the policy wants to plan.
         """
@@ -177,13 +181,14 @@ class GroupedSteps:
                 predicted_s = model.predict(shape)
             queued = self._queued() if on_row is not None else None
             now_s = self._pass_time(shape, start_s)
+            have_left = self._let_clients_leave(group, now_s)
             finished = group.advance(now_s)
             num_steps += 1
             if finished:
                 self._end(finished, now_s)
             if queued is not None:
                 self._tell(start_s, shape, predicted_s, queued)
-            if finished or now_s >= arrival_s:
+            if finished or have_left or now_s >= arrival_s:
                 break
             shape.num_swapped_blocks = 0
             shape.decode_context_tokens += group.num_decodes
@@ -204,6 +209,17 @@ class GroupedSteps:
             self._observe(shape, elapsed_s)
         return start_s + elapsed_s
 
+    def _let_clients_leave(self, group: GroupedDecodes, now_s: float) -> bool:
+        """Abort the requests whose clients left before the step ended; tell if there were any."""
+        have_left = False
+        for request in self._clients.leaving(now_s):
+            if request in group:
+                group.leave(request)
+            self._others.pop(request.request_id, None)
+            self._clients.abort(request)
+            have_left = True
+        return have_left
+
     def _end(self, finished: Iterable[Request], now_s: float) -> None:
         for request in finished:
             reason = self._executor.end_reason(request)
@@ -215,7 +231,8 @@ class GroupedSteps:
         for request, _, _, emits_token, _ in batch.chunks:
             request_id = request.request_id
             if not emits_token:
-                others[request_id] = request
+                if not request.status.is_ended:
+                    others[request_id] = request
                 continue
             is_oldest = not others or next(iter(others)) == request_id
             others.pop(request_id, None)

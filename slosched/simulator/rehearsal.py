@@ -18,6 +18,7 @@ from slosched.policy.portfolio.policy import Portfolio
 from slosched.policy.portfolio.question import Answer, PastRequest, Question
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
+from slosched.simulator.clients import Clients
 from slosched.simulator.grouped import GroupedSteps
 from slosched.simulator.open_loop import play_open_loop
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
@@ -54,7 +55,8 @@ def rehearse(question: Question, lengths: Mapping[str, int], policy: Policy) -> 
     scheduler = Scheduler(policy, kv, question.limits, model)
     executor = SimulatedExecutor(model, clock, lengths)
     engine = Engine(scheduler, executor, clock)
-    grouped = GroupedSteps(engine, executor, clock)
+    clients = Clients(scheduler)
+    grouped = GroupedSteps(engine, executor, clock, clients)
 
     def run_some(arrival_s: float) -> None:
         if not grouped.run(arrival_s):
@@ -62,7 +64,8 @@ def rehearse(question: Question, lengths: Mapping[str, int], policy: Policy) -> 
 
     requests = [_made(i, past) for i, past in enumerate(question.requests)]
     arriving = [request for request in requests if not scheduler.take_over(request)]
-    play_open_loop(arriving, [r.arrival_s for r in arriving], engine, clock, run_some)
+    enter_s = [request.arrival_s for request in arriving]
+    play_open_loop(arriving, enter_s, engine, clients, clock, run_some)
     columns = RequestColumns.of([RequestRecord.from_request(request) for request in requests])
     return tuple(map(bool, good_requests(columns, question.limits.deadline_rule)))
 

@@ -12,6 +12,7 @@ from slosched.engine.overlap import OverlappedEngine
 from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
 from slosched.perfmodel import FittedModel, OnlineModel, scaled
 from slosched.scheduler import Scheduler
+from slosched.simulator.clients import Clients, WatchedByClients
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
 from slosched.simulator.grouped import GroupedSteps, OnRow
 from slosched.simulator.open_loop import play_open_loop
@@ -47,6 +48,8 @@ class SimulationConfig:
     """Whether the next step is planned while one runs, so that the decision costs no time."""
     per_request_s: float = 0.0
     """What the server adds to a request's TTFT outside of its engine (`ServerTime`)."""
+    client_timeout_s: float | None = None
+    """The time from its arrival after which a client without its whole answer disconnects."""
     seed: int = 0
 
     @property
@@ -76,7 +79,8 @@ def simulate(
     which takes several times as long.
 
     A request reaches the engine `config.per_request_s` after its arrival.  So its deadlines are
-    those of its client, and its TTFT is what the client sees.
+    those of its client, and its TTFT is what the client sees.  It is aborted if it has not ended
+    `config.client_timeout_s` after its arrival.
     """
     config = config or SimulationConfig()
     policy.reset()
@@ -96,14 +100,16 @@ def simulate(
         policy = TakesTime(policy, clock, config.schedule_s)
     scheduler = Scheduler(policy, kv, config.limits, predictor)
     lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
+    clients = Clients(scheduler, config.client_timeout_s)
     device_clock = VirtualClock() if config.overlap else clock
     executor = SimulatedExecutor(model, device_clock, lengths, config.disturbances, config.seed)
+    watched = WatchedByClients(executor, device_clock, clients)
     if config.overlap:
-        device = SimulatedDevice(executor, device_clock, clock)
+        device = SimulatedDevice(watched, device_clock, clock)
         engine: Engine = OverlappedEngine(scheduler, device, clock)
     else:
-        engine = Engine(scheduler, executor, clock)
-    grouped = GroupedSteps(engine, executor, clock, on_row)
+        engine = Engine(scheduler, watched, clock)
+    grouped = GroupedSteps(engine, executor, clock, clients, on_row)
     requests = make_requests(trace, capacity_tokens=config.num_blocks * config.block_size)
     enter_s = [request.arrival_s + config.per_request_s for request in requests]
 
@@ -116,7 +122,7 @@ def simulate(
         if on_row is not None:
             on_row(record.row(), record.ended)
 
-    play_open_loop(requests, enter_s, engine, clock, run_some)
+    play_open_loop(requests, enter_s, engine, clients, clock, run_some)
     return requests
 
 

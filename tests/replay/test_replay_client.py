@@ -151,6 +151,31 @@ def test_what_does_not_end_in_time_is_given_up_and_freed() -> None:
         assert server.num_held_blocks == 0
 
 
+def test_a_client_with_a_timeout_disconnects_and_the_server_frees_its_request() -> None:
+    """The first request has its answer in time; the others wait behind a device that stands."""
+    trace = Trace.of([TraceRequest(f"t{i}", 0.4 * i, 20, 1) for i in range(3)], "test")
+    options = ReplayOptions(num_warmup=1, client_timeout_s=0.3)
+    with live() as server:
+
+        def stand_still(record: RequestRecord) -> None:
+            if record.status is RequestStatus.FINISHED:
+                server.device.gate.clear()
+
+        report = replay(trace, server.url, options, on_record=stand_still)
+        assert [r.end_reason for r in report.records] == [
+            *(EndReason.LENGTH, EndReason.CLIENT, EndReason.CLIENT)
+        ]
+        assert report.errors == {"no answer after 0.3 s, given up": 2}
+        for record in report.records[1:]:
+            assert record.end_s is not None
+            assert record.end_s >= record.arrival_s + 0.3
+            assert not record.token_times_s
+        server.device.gate.set()
+        for _ in range(4):  # the warm-up and all three
+            server.device.released.get(timeout=10)
+        assert server.num_held_blocks == 0
+
+
 def test_no_server_and_the_wrong_model() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
@@ -235,7 +260,13 @@ def test_other_servers_and_broken_streams(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"token_range": (5, 5)}, {"token_range": (-1, 5)}, {"late_after_s": -1.0}]
+    "wrong",
+    [
+        {"token_range": (5, 5)},
+        {"token_range": (-1, 5)},
+        {"late_after_s": -1.0},
+        {"client_timeout_s": 0.0},
+    ],
 )
 def test_options_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

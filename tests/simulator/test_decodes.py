@@ -59,12 +59,13 @@ decodes = st.tuples(
     st.integers(1, 4),  # TPOT
     st.integers(1, 12),  # left
     st.integers(0, 6),  # joins before this step
+    st.integers(1, 30),  # its client leaves in this step, if it has not finished by then
 )
 
 
 @given(st.lists(decodes, min_size=1, max_size=6), st.sampled_from(DeadlineRule))
 def test_the_group_is_the_sum_of_its_members(
-    lines: list[tuple[int, int, int, int, int]], rule: DeadlineRule
+    lines: list[tuple[int, int, int, int, int, int]], rule: DeadlineRule
 ) -> None:
     grouped_kv, kv = (KVCache(400, BLOCK_SIZE) for _ in range(2))
     group: GroupedDecodes = GroupedDecodes(grouped_kv, rule)
@@ -73,7 +74,7 @@ def test_the_group_is_the_sum_of_its_members(
     twins: dict[str, Request] = {}
     now_s = 32 * TICK_S
     for step in range(20):
-        for i, (prompt, out, tpot, left, start) in enumerate(lines):
+        for i, (prompt, out, tpot, left, start, _) in enumerate(lines):
             if start == step:
                 name = f"r{i}"
                 twin, single = (make_decode(k, name, prompt, out, tpot) for k in (grouped_kv, kv))
@@ -94,6 +95,18 @@ def test_the_group_is_the_sum_of_its_members(
         assert as_seen.first_deadline_s == min(request.deadline_s for request in members)
         now_s += (1 + step % 3) * TICK_S
         assert group.take_blocks()
+        for i, (*_, leaves) in enumerate(lines):
+            name = f"r{i}"
+            if step == leaves and name in twins and twins[name] in group:
+                request, _ = alone.pop(name)
+                twin = twins.pop(name)
+                group.leave(twin)
+                request.num_computed_tokens += 1
+                kv.grow(name, request.num_computed_tokens)
+                assert state(twin) == state(request)
+                grouped_kv.forget(name)
+                kv.forget(name)
+        members = [request for request in members if request.request_id in alone]
         for name, (request, left) in alone.items():
             if left:
                 step_alone(kv, request, now_s, rule)

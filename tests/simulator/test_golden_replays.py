@@ -18,6 +18,7 @@ import pytest
 from slosched.core import (
     SLO,
     DeadlineRule,
+    EndReason,
     Limits,
     PreemptionMode,
     Request,
@@ -193,6 +194,22 @@ def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str) -> None:
         in_one_go = simulate(trace, make_policy(spec), MODEL, config)
         assert digest(in_one_go) == digest(one_by_one)
         assert len(watched) > 500
+
+
+@pytest.mark.parametrize("timeout_s", [0.06, 0.25, 1.0])
+@pytest.mark.parametrize("spec", [*SPECS, *GROUPED])
+def test_clients_that_leave_are_the_same_in_steps_done_in_one_go(
+    spec: str, timeout_s: float
+) -> None:
+    """Waiting requests, prompts and decodes are aborted, in steps with and without others."""
+    trace = make_trace(60, calm=8)
+    for replica in (ROOMY, replace(TIGHT, num_blocks=200)):
+        config = replace(replica, client_timeout_s=timeout_s)
+        one_by_one = simulate(trace, make_policy(spec), MODEL, config, on_step=lambda _: None)
+        in_one_go = simulate(trace, make_policy(spec), MODEL, config)
+        assert digest(in_one_go) == digest(one_by_one)
+        left = [r for r in one_by_one if r.end_reason is EndReason.CLIENT]
+        assert 0 < len(left) < len(trace)
 
 
 @pytest.mark.parametrize("spec", GROUPED)

@@ -84,7 +84,8 @@ def replay(
       --latency-model h100/llama-3.1-8b --rate 10`
 
     With --url, the server has its own policy and limits; the options for these are for the
-    simulator.  Ctrl-C ends a replay against a server early and keeps what was measured.
+    simulator.  Clients wait for their answers, however long, or disconnect after --client-timeout.
+    Ctrl-C ends a replay against a server early and keeps what was measured.
     """
     if url is not None:
         if not url.startswith(("http://", "https://")):
@@ -93,8 +94,9 @@ def replay(
         model = None if replica.latency_model is None else load_model(replica.latency_model)
         requests = arrivals.open(trace, promise.rule(model, seed), seed)
         name = "the server"
-        outcome = Outcome(_replay_until_ctrl_c(requests, url, seed))
-        simulated: dict[str, object] = {}
+        timeout_s = replica.client_timeout
+        outcome = Outcome(_replay_until_ctrl_c(requests, url, seed, timeout_s))
+        setting: dict[str, object] = {"client_timeout_s": timeout_s}
     else:
         entry = Entry(context, limits, kv, replica, seed)
         specs = [policy] if like is None or options.is_given(context, "policy") else []
@@ -105,11 +107,11 @@ def replay(
         note_settings(settings)
         done = simulate_contenders(requests, {name: (entrant.policy, device)})
         outcome = done.outcomes[name]
-        simulated = {"policy": entrant.spec, **settings, **device.provenance()}
+        setting = {"policy": entrant.spec, **settings, **device.provenance()}
     provenance: dict[str, object] = {
         "trace": requests.name,
         **requests.provenance,
-        **simulated,
+        **setting,
     }
     rule = limits.deadline_rule
     is_whole = len(outcome.records) == len(requests)
@@ -127,12 +129,13 @@ def replay(
 
 
 def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
-    """Print the table, why requests were rejected, and a note if there were no SLOs."""
+    """Print the table, why requests were rejected or aborted, and a note if there were no SLOs."""
     console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
-    rejected = [r for r in outcome.records if r.status is RequestStatus.REJECTED]
-    if reasons := Counter(record.end_reason for record in rejected):
-        said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        console.print(f"rejected: {said}")
+    for status in (RequestStatus.REJECTED, RequestStatus.ABORTED):
+        reasons = Counter(r.end_reason for r in outcome.records if r.status is status)
+        if reasons:
+            said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+            console.print(f"{status}: {said}")
     if all(record.slo == NO_SLO for record in outcome.records):
         console.print(
             "[yellow]note:[/] nothing was promised, so every finished request is good: "
@@ -170,10 +173,12 @@ class ReplayStopped(KeyboardInterrupt):
         self.records = records
 
 
-def _replay_until_ctrl_c(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
+def _replay_until_ctrl_c(
+    trace: Trace, url: str, seed: int, client_timeout_s: float | None
+) -> list[RequestRecord]:
     """Return the records of all requests, or after Ctrl-C of those that had ended."""
     try:
-        return replay_live(trace, url, seed)
+        return replay_live(trace, url, seed, client_timeout_s)
     except ReplayStopped as stopped:
         if not stopped.records:
             raise
@@ -184,7 +189,9 @@ def _replay_until_ctrl_c(trace: Trace, url: str, seed: int) -> list[RequestRecor
         return stopped.records
 
 
-def replay_live(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
+def replay_live(
+    trace: Trace, url: str, seed: int, client_timeout_s: float | None = None
+) -> list[RequestRecord]:
     """Replay against a server with a progress bar; print a note if the client sent anything late.
 
     Raise ReplayStopped on Ctrl-C.
@@ -198,6 +205,7 @@ def replay_live(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
             "pip install 'slosched[serve]'"
         ) from error
     ended: list[RequestRecord] = []
+    client = ReplayOptions(seed=seed, client_timeout_s=client_timeout_s)
     with progress_bar() as progress:
         task = progress.add_task(f"replaying against {url}", total=len(trace))
 
@@ -206,7 +214,7 @@ def replay_live(trace: Trace, url: str, seed: int) -> list[RequestRecord]:
             progress.advance(task)
 
         try:
-            report = replay_against(trace, url, ReplayOptions(seed=seed), on_record=on_record)
+            report = replay_against(trace, url, client, on_record=on_record)
         except KeyboardInterrupt:
             raise ReplayStopped(sorted(ended, key=lambda record: record.arrival_s)) from None
     if report.num_late_sends:

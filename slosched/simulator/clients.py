@@ -1,0 +1,71 @@
+"""Clients of a simulated server that disconnect when their answer takes too long."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from slosched.core import EndReason, Executor, Request, ScheduledBatch, StepResult
+from slosched.scheduler import Scheduler
+from slosched.simulator.simulated import VirtualClock
+
+
+class Clients:
+    """The clients of a replay, each of which waits `timeout_s` from arrival for its whole answer.
+
+    A client may leave in the middle of a step.  Then the step runs to its end, but its token
+    reaches nobody: the request is aborted before the step's results are recorded.
+    """
+
+    def __init__(self, scheduler: Scheduler, timeout_s: float | None = None) -> None:
+        """Wait without end if `timeout_s` is None; raise ValueError if it is not positive."""
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"a client's timeout must be positive, not {timeout_s!r} s")
+        self._scheduler = scheduler
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._waiting: deque[Request] = deque()
+        """Requests in order of arrival; the first ones have not ended."""
+
+    def send(self, request: Request) -> None:
+        """Hand a request to the scheduler; its client waits for it from its arrival on."""
+        self._scheduler.add_request(request)
+        self._waiting.append(request)
+
+    def leaving(self, now_s: float) -> Iterator[Request]:
+        """Yield the unfinished requests whose clients have left by `now_s`, each once."""
+        waiting = self._waiting
+        while waiting and self._leaves_s(waiting[0]) <= now_s:
+            request = waiting.popleft()
+            if not request.status.is_ended:
+                yield request
+
+    def abort(self, request: Request) -> None:
+        """End the request of a client that has left, at the time when it left."""
+        self._scheduler.end(request.request_id, EndReason.CLIENT, self._leaves_s(request))
+
+    def leave(self, now_s: float) -> None:
+        """Abort all requests whose clients have left by `now_s`."""
+        for request in self.leaving(now_s):
+            self.abort(request)
+
+    def _leaves_s(self, request: Request) -> float:
+        return request.arrival_s + self._timeout_s
+
+
+class WatchedByClients:
+    """An executor during whose steps clients leave; `Scheduler.update` drops their tokens."""
+
+    def __init__(self, executor: Executor, clock: VirtualClock, clients: Clients) -> None:
+        """Wrap an executor whose steps let time pass on `clock`."""
+        self._executor = executor
+        self._clock = clock
+        self._clients = clients
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        result = self._executor.execute(batch)
+        self._clients.leave(self._clock.now_s())
+        return result
+
+    def release(self, request_id: str) -> None:
+        self._executor.release(request_id)
