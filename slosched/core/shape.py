@@ -9,6 +9,7 @@ ATTENTION_TILE_TOKENS = 64
 """Query rows that one thread block of an attention kernel works on: FlashAttention-2's usual size.
 
 It is a constant of the latency models' forms, not a setting of a kernel."""
+_HALF_TILE_TOKENS = ATTENTION_TILE_TOKENS // 2
 
 
 class BatchShape:
@@ -82,7 +83,7 @@ class BatchShape:
         else:
             # Full tile i reads prior + 64 i keys, i = 1 … full; a last, shorter one reads all.
             tiles = num_new_tokens // ATTENTION_TILE_TOKENS
-            walked = tiles * (num_prior_tokens + (tiles + 1) * (ATTENTION_TILE_TOKENS // 2))
+            walked = tiles * (num_prior_tokens + (tiles + 1) * _HALF_TILE_TOKENS)
             if num_new_tokens % ATTENTION_TILE_TOKENS:
                 tiles += 1
                 walked += context

@@ -261,10 +261,11 @@ def _as_json(value: object) -> object:
 
 
 MAX_ADD_AND_PREDICT_S = 2e-6
-MAX_JOINT_S = {"chunk": 2.7e-6, "decode": 2.3e-6}
-"""Limits for a batch of a joint kernel: a chunk's sums take 0.6 µs, the second wave 0.3 µs.
+MAX_JOINT_CHUNK_S = 2.4e-6
+"""The limit for a chunk in a joint kernel, of which the chunk's sums take 0.6 µs.
 
-Measured were 2.45 and 1.98 µs on the core that `slowed` is scaled to.
+Both limits are for the slow core that `slowed` is scaled to. On a core of twice its speed, 0.9 µs
+were measured.
 """
 MIXED = ((512, 1024), *((1, 300),) * 100)
 NUM_ADDED = 10
@@ -292,6 +293,6 @@ def test_adding_a_request_and_asking_takes_two_microseconds(
 
     benchmark.pedantic(add_and_ask, setup=fresh, rounds=10_000, warmup_rounds=50)
     limit_s = MAX_ADD_AND_PREDICT_S
-    if form.endswith("-joint"):
-        limit_s = MAX_JOINT_S["chunk" if new > 1 else "decode"]
+    if form.endswith("-joint") and new > 1:
+        limit_s = MAX_JOINT_CHUNK_S
     assert benchmark.stats.stats.min / NUM_ADDED < slowed(limit_s)

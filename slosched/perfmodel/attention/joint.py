@@ -72,7 +72,8 @@ class JointKernel:
         """Return a fast version of `column_seconds` for one shape.
 
         `decode_s` answers for shapes without a chunk. A scheduler calls the function many times in
-        every decision, so constants are computed here once and calls are avoided.
+        every decision, so constants are computed here once, calls are avoided, and constants are
+        floats, as Python adds a float to a float faster than to an int.
         """
         overhead, launch_s = self.tile_overhead_tokens, self.launch_s
         walked_s, tile_token_s = self.per_walked_token_s, self.per_tile_token_s
@@ -89,36 +90,36 @@ class JointKernel:
             if not num_prefills:
                 return decode_s(shape)
             prefill_tiles, decode_tokens = shape.num_prefill_tiles, shape.decode_context_tokens
-            tiles = prefill_tiles + num_decodes
+            tiles = prefill_tiles + num_decodes + 0.0  # a float
             walked = shape.prefill_tile_tokens + decode_tokens + overhead * tiles
             longest = shape.max_context_tokens + overhead
             compute_s = walk_s = walked_s * longest
             if tiles > saturated_tiles:
-                work_s = tile_token_s * walked * (1 - saturated_tiles / tiles)
+                work_s = tile_token_s * walked * (1.0 - saturated_tiles / tiles)
                 if work_s < walk_s:
                     ratio = work_s / walk_s
                 else:
                     ratio, compute_s = walk_s / work_s, work_s
                 ratio *= sqrt(ratio)
                 # `one_plus_to_two_thirds` inlined, to save the call.
-                compute_s *= (1 + ratio * (a + ratio * b)) / (1 + ratio * (c + ratio * d))
+                compute_s *= (1.0 + ratio * (a + ratio * b)) / (1.0 + ratio * (c + ratio * d))
             # A second wave takes at most twice the longest walk.
-            if tiles > tiles_per_wave and compute_s < 2 * walk_s:
+            if tiles > tiles_per_wave and compute_s < 2.0 * walk_s:
                 second_s = 2 * walked_s * second_wave_walk(shape, walked)
                 if second_s > compute_s:
                     compute_s += wave_share * (second_s - compute_s)
             tokens = shape.prefill_context_tokens + decode_tokens
             stream_s = streamed_s * tokens
             rereads = rereads_per_tile * tiles
-            if rereads > 1:
+            if rereads > 1.0:
                 if rereads > group_size:
                     rereads = group_size
                 filled = tokens * l2_per_token
                 filled *= filled
                 filled *= filled
-                stream_s *= 1 + (rereads - 1) * filled / (1 + filled)
+                stream_s *= 1.0 + (rereads - 1.0) * filled / (1.0 + filled)
             grid = (num_prefills + num_decodes) * (
-                1 + rows_per_tile * sqrt(shape.squared_chunk_tokens)
+                1.0 + rows_per_tile * sqrt(shape.squared_chunk_tokens)
             )
             overlapped_s = sqrt(compute_s * compute_s + stream_s * stream_s)
             return launch_s + grid_block_s * grid + overlapped_s
