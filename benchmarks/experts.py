@@ -1,9 +1,10 @@
-"""Steps of a mixture of experts, composed from kernels that LLMServingSim measured.
+"""Steps of mixtures of experts, composed from AIConfigurator's tables or from measured kernels.
 
-Its profile of Qwen3-30B-A3B on the RTX PRO 6000 has the time of a layer's experts over the tokens
-of a step and the number of experts that they touch, besides the same tables as of dense models.
-How many experts are touched depends on the router, which was not profiled.  So tokens are routed at
-random here, to experts of equal popularity and to favourites.
+The measured kernels are those of LLMServingSim's profile of Qwen3-30B-A3B on the RTX PRO 6000.  It
+has the time of a layer's experts over the tokens of a step and the number of experts that they
+touch, besides the same tables as of dense models.  How many experts are touched depends on the
+router, which was not profiled.  So tokens are routed at random here, to experts of equal popularity
+and to favourites.
 """
 
 from __future__ import annotations
@@ -17,11 +18,22 @@ import numpy as np
 import pandas as pd
 
 from slosched.perfmodel import Measurement, Part, Profile
+from slosched.perfmodel.aiconfigurator import Deployment, compose_profile
 from slosched.perfmodel.columns import Array
 
 NUM_EXPERTS, NUM_PER_TOKEN, NUM_LAYERS = 128, 8, 48
 _MAX_ROUTED = 512
 """Tokens beyond which all experts are touched, with favourites nearly so."""
+
+
+DEPLOYMENTS = (
+    Deployment("h100_sxm", "Qwen/Qwen3-30B-A3B"),
+    Deployment("h200_sxm", "Qwen/Qwen3-30B-A3B", "sglang"),
+    Deployment("h100_sxm", "Qwen/Qwen3-235B-A22B", tensor_parallel=8),
+    Deployment("h100_sxm", "openai/gpt-oss-20b"),
+    Deployment("h100_sxm", "openai/gpt-oss-120b", tensor_parallel=2),
+    Deployment("b200_sxm", "openai/gpt-oss-120b"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +57,24 @@ ROUTERS = {"routed evenly": None, "routed to favourites": 1.0}
 _FOLDER = "RTXPRO6000/Qwen/Qwen3-30B-A3B-Instruct-2507/bf16"
 
 
-def mixtures(perf: Path, compose: ModuleType) -> Iterator[tuple[str, Profile]]:
+def composed_mixtures() -> Iterator[tuple[str, Profile, Profile]]:
+    """Yield the title, 160 steps to be fitted and 1,500 others of mixtures in AIConfigurator."""
+    for deployment in DEPLOYMENTS:
+        fitted, judged = (
+            compose_profile(deployment, num_steps=num_steps, seed=seed)
+            for num_steps, seed in ((160, 0), (1500, 1))
+        )
+        gpus = f"{deployment.tensor_parallel} x {deployment.system}"
+        title = f"{deployment.model} on {gpus}, {deployment.backend}'s tables"
+        yield title, _whole_steps(fitted), _whole_steps(judged)
+
+
+def _whole_steps(profile: Profile) -> Profile:
+    steps = tuple(m for m in profile.measurements if m.part is Part.STEP)
+    return Profile(steps, profile.provenance)
+
+
+def measured_mixtures(perf: Path, compose: ModuleType) -> Iterator[tuple[str, Profile]]:
     """Yield the title and the composed steps of each profile and router.
 
     `compose` is the script profiling/llmservingsim/compose.py, which composes dense models.

@@ -2,7 +2,8 @@
 
     python -m benchmarks.latency_model                      # all sets that are present
     python -m benchmarks.latency_model lss                  # measured kernels of three GPUs
-    python -m benchmarks.latency_model experts PERF         # measured mixture of experts
+    python -m benchmarks.latency_model experts              # mixtures of experts (extra)
+    python -m benchmarks.latency_model experts PERF         # one that was measured
     python -m benchmarks.latency_model aic                  # AIConfigurator's tables (extra)
     python -m benchmarks.latency_model vllm --plot runs/vllm.png
     python -m benchmarks.latency_model pair profile.csv traffic.csv
@@ -29,7 +30,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benchmarks.experts import mixtures
+from benchmarks.experts import composed_mixtures, measured_mixtures
 from benchmarks.trees import REFERENCES, TreesModel, fit_trees
 from slosched.core import BatchShape, LatencyModel, Limits
 from slosched.perfmodel import (
@@ -178,10 +179,20 @@ def _context_tokens(measurement: Measurement) -> int:
 
 @app.command()
 def experts(
-    perf: Annotated[Path, typer.Argument(help="profiler/perf of a clone of LLMServingSim")],
+    perf: Annotated[
+        Path | None, typer.Argument(help="profiler/perf of a clone of LLMServingSim")
+    ] = None,
 ) -> None:
-    """Judge on steps of a mixture of experts, composed from measured kernels, without layers."""
-    for title, profile in mixtures(perf, _script("profiling/llmservingsim/compose.py")):
+    """Judge on mixtures of experts, fitted to whole steps without a table of the layers.
+
+    With a folder, the steps are composed from measured kernels, without from AIConfigurator's
+    tables.
+    """
+    if perf is None:
+        for title, fitted, judged in composed_mixtures():
+            judge(Task(title, fitted.measurements, judged.measurements, fitted.provenance))
+        return
+    for title, profile in measured_mixtures(perf, _script("profiling/llmservingsim/compose.py")):
         for task in lss_tasks(title, profile, ()):
             judge(task)
 

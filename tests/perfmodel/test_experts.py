@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from aiconfigurator_tables import needs_tables
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slosched.perfmodel import FITTERS, Part
+from slosched.perfmodel.aiconfigurator import Deployment, compose_profile
+from slosched.perfmodel.errors import evaluate
 from slosched.perfmodel.experts import ExpertLayers, touched_share
 from slosched.perfmodel.table import Table
 
@@ -68,6 +72,26 @@ def test_more_tokens_touch_more_experts_and_never_more_than_all(
     assert np.all(np.diff(seconds) >= -1e-15)
     rest_s = REST.at(np.array(counts, dtype=float))
     assert np.all((seconds > rest_s) & (seconds <= rest_s + 0.03 * (1 + 1e-12)))
+
+
+@needs_tables
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-30B-A3B", "openai/gpt-oss-20b"])
+def test_on_real_tables_whole_steps_are_enough(model: str) -> None:
+    """The form is fitted to 160 steps and judged on others, without a table of the layers."""
+    fitted, judged = (
+        compose_profile(Deployment("h100_sxm", model), num_steps=count, seed=seed)
+        for count, seed in ((160, 0), (300, 1))
+    )
+    steps, others = (
+        [m for m in profile.measurements if m.part is Part.STEP] for profile in (fitted, judged)
+    )
+    experts, roofline = (
+        evaluate(FITTERS[form](steps, fitted.provenance, 0)[0], others)
+        for form in ("experts-separate", "roofline")
+    )
+    assert experts.mape < 1.5
+    assert experts.p99 < 6
+    assert roofline.mape > 8
 
 
 @pytest.mark.parametrize(
