@@ -1,11 +1,12 @@
-"""Fits and bundles latency models of data-centre GPUs from AIConfigurator's operator tables.
+"""Fits and bundles latency models of GPUs from AIConfigurator's operator tables.
 
     pip install 'slosched[aiconfigurator]'
     python profiling/aiconfigurator/compose.py
 
 For each source it writes one CSV next to itself (the 160 steps that are fitted, and the layers at
 every tile edge), and the fitted model into the package.  Each model is judged on 1,500 other steps,
-which are composed at each run; `--judged FOLDER` keeps them.
+which are composed at each run; `--judged FOLDER` keeps them.  Models of GPUs without tables get the
+error of the derivation instead.  `--only a30/` makes those whose names start so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ import typer
 
 import slosched.perfmodel
 from slosched.perfmodel import FittedModel, Part, Profile, fit, save_model, write_profile
-from slosched.perfmodel.aiconfigurator import Deployment, compose_profile
+from slosched.perfmodel.aiconfigurator import (
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    UNMEASURED,
+    Deployment,
+    compose_profile,
+    derive_profile,
+)
+from slosched.perfmodel.derivation import with_derivation_error
 from slosched.perfmodel.errors import ErrorReport, predictions, report_errors
 from slosched.perfmodel.forms import described
 
@@ -42,6 +51,9 @@ class Source:
 
 _LLAMA_8B = "meta-llama/Meta-Llama-3.1-8B"
 _LLAMA_70B = "meta-llama/Meta-Llama-3.1-70B"
+_LLAMA_3B = str(HERE / "configs" / "Llama-3.2-3B")
+_GPT_OSS_20B, _GPT_OSS_120B = "openai/gpt-oss-20b", "openai/gpt-oss-120b"
+_QWEN_235B = "Qwen/Qwen3-235B-A22B"
 
 SOURCES = (
     *(
@@ -61,17 +73,51 @@ SOURCES = (
     Source("h100/qwen3-8b", Deployment("h100_sxm", "Qwen/Qwen3-8B")),
     Source("h200/qwen3-8b", Deployment("h200_sxm", "Qwen/Qwen3-8B")),
     Source("h200/qwen3-32b", Deployment("h200_sxm", "Qwen/Qwen3-32B")),
+    Source("h100/gpt-oss-20b", Deployment("h100_sxm", _GPT_OSS_20B)),
+    Source("l40s/gpt-oss-20b", Deployment("l40s", _GPT_OSS_20B)),
+    Source("h100/gpt-oss-120b-tp2", Deployment("h100_sxm", _GPT_OSS_120B, tensor_parallel=2)),
+    Source("h200/gpt-oss-120b", Deployment("h200_sxm", _GPT_OSS_120B)),
+    Source("b200/gpt-oss-120b", Deployment("b200_sxm", _GPT_OSS_120B)),
+    Source("h100/qwen3-30b-a3b", Deployment("h100_sxm", "Qwen/Qwen3-30B-A3B")),
+    Source("h200/qwen3-30b-a3b", Deployment("h200_sxm", "Qwen/Qwen3-30B-A3B")),
+    Source("b200/qwen3-235b-a22b-tp4", Deployment("b200_sxm", _QWEN_235B, tensor_parallel=4)),
+    Source(
+        "h200/qwen3-235b-a22b-tp8-ep8",
+        Deployment("h200_sxm", _QWEN_235B, tensor_parallel=8, expert_parallel=8),
+    ),
+    Source(
+        "h200/deepseek-v3-tp8-ep8",
+        Deployment("h200_sxm", "deepseek-ai/DeepSeek-V3", tensor_parallel=8, expert_parallel=8),
+    ),
+    Source("l40s/llama-3.2-3b", Deployment("l40s", _LLAMA_3B)),
+    *(
+        Source(f"{gpu}/{name}", Deployment(gpu, model))
+        for gpu in ("a30", "l4")
+        for name, model in (("llama-3.1-8b", _LLAMA_8B), ("llama-3.2-3b", _LLAMA_3B))
+    ),
 )
+
+
+def composed(source: Source, num_steps: int, seed: int) -> Profile:
+    """Compose steps, or derive them where the GPU has no tables."""
+    make = derive_profile if source.deployment.system in UNMEASURED else compose_profile
+    return make(
+        source.deployment,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        max_num_seqs=MAX_NUM_SEQS,
+        num_steps=num_steps,
+        seed=seed,
+    )
 
 
 def fitted_steps(source: Source) -> Profile:
     """Compose the steps that the model is fitted on."""
-    return compose_profile(source.deployment, num_steps=NUM_FITTED, seed=FITTED_SEED)
+    return composed(source, NUM_FITTED, FITTED_SEED)
 
 
 def judged_steps(source: Source) -> Profile:
     """Compose other steps, which no fit has seen."""
-    profile = compose_profile(source.deployment, num_steps=NUM_JUDGED, seed=JUDGED_SEED)
+    profile = composed(source, NUM_JUDGED, JUDGED_SEED)
     steps = tuple(m for m in profile.measurements if m.part is Part.STEP)
     return Profile(steps, profile.provenance)
 
@@ -87,16 +133,19 @@ def fit_and_judge(fitted: Profile, judged: Profile) -> tuple[FittedModel, ErrorR
         "p99": error.p99,
         "under_p99": error.under_p99,
     }
-    return described(model, model.provenance, summary), error
+    return with_derivation_error(described(model, model.provenance, summary)), error
 
 
 def main(
     csvs: Annotated[Path, typer.Option(help="where the fitted steps go")] = HERE,
     out: Annotated[Path, typer.Option(help="where the models go")] = BUNDLED,
     judged: Annotated[Path | None, typer.Option(help="also write the judged steps here")] = None,
+    only: Annotated[str, typer.Option(help="names of the models to make start with this")] = "",
 ) -> None:
     """Compose, fit, judge and save the model of every source."""
     for source in SOURCES:
+        if not source.name.startswith(only):
+            continue
         to_fit, to_judge = fitted_steps(source), judged_steps(source)
         write_profile(to_fit, _ready(csvs / f"{source.name}.csv"))
         if judged is not None:
@@ -104,7 +153,7 @@ def main(
         model, error = fit_and_judge(to_fit, to_judge)
         save_model(model, _ready(out / f"{source.name}.json"))
         typer.echo(
-            f"{source.name:24} MAPE {error.mape:4.2f} %, p50 {error.p50:4.2f} %, "
+            f"{source.name:28} MAPE {error.mape:4.2f} %, p50 {error.p50:4.2f} %, "
             f"p90 {error.p90:4.2f} %, p99 {error.p99:4.2f} %, under p99 {error.under_p99:4.2f} %"
         )
 

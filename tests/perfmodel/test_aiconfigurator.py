@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +24,7 @@ from slosched.perfmodel.aiconfigurator import (
     system_of,
 )
 from slosched.perfmodel.aiconfigurator.compose import layer_batches
+from slosched.perfmodel.aiconfigurator.package import compile_model
 from slosched.perfmodel.measurement import Measurement, Part
 from slosched.perfmodel.stress import StressLimits
 
@@ -68,7 +70,7 @@ TABLES = OperatorTables.of(Formulas(), Formulas.PREFILL, Formulas.DECODE)
 
 
 def test_layers_are_all_operators_but_attention() -> None:
-    assert TABLES.layers_s(((30, 0), (1, 99))) == pytest.approx((1 + 0.1 * 31 + 0.5 * 2) / 1e3)
+    assert TABLES.layers_s(((300, 0), (1, 99))) == pytest.approx((1 + 0.1 * 301 + 0.5 * 2) / 1e3)
 
 
 def test_a_step_adds_the_attention_of_each_chunk_and_of_all_decodes() -> None:
@@ -126,9 +128,32 @@ def test_operators_that_depend_on_the_context_are_attention_whatever_their_names
     assert 1e3 * tables.chunk_attention_s(10, 0) == pytest.approx(30.0)
 
 
-def test_decodes_alone_run_the_operators_of_the_decode_phase() -> None:
-    """An engine may overlap operators in it, as vLLM does with DeepSeek's shared expert."""
+def test_steps_of_few_tokens_run_the_operators_of_the_decode_phase() -> None:
+    """An engine may overlap operators in them, as vLLM does with DeepSeek's shared expert."""
     assert 1e3 * TABLES.layers_s(((1, 99),) * 4) == pytest.approx(7.0 + 0.5 * 4)
+    assert 1e3 * TABLES.layers_s(((255, 0), (1, 99))) == pytest.approx(7.0 + 0.5 * 2)
+    assert 1e3 * TABLES.layers_s(((256, 0), (1, 99))) == pytest.approx(1 + 25.7 + 0.5 * 2)
+
+
+def test_projections_that_were_measured_with_attention_are_computed_once_a_step() -> None:
+    """Not once for each chunk and once for the decodes, as the measurements would have it."""
+    tables = replace(TABLES, has_projections=True)
+    alone_ms = 1e3 * TABLES.chunk_attention_s(20, 0)
+    assert tables.chunk_attention_s(20, 0) == 0.0
+    assert tables.layers_s(((20, 0),)) == pytest.approx(
+        TABLES.layers_s(((20, 0),)) + alone_ms / 1e3
+    )
+    both = ((300, 0), (300, 0))
+    assert 1e3 * tables.step_s(both) == pytest.approx(1e3 * TABLES.step_s(both) - alone_ms)
+
+
+@needs_tables
+def test_deepseeks_projections_are_counted_once() -> None:
+    """A decode beside a chunk costs a fraction of the projections' launches, as in one kernel."""
+    tables = compile_model(Deployment("h200_sxm", "deepseek-ai/DeepSeek-V3", "vllm", 8, 8)).tables()
+    chunk, decode = (600, 0), (1, 1000)
+    alone_s = tables.step_s((chunk,))
+    assert alone_s < tables.step_s((chunk, decode)) < alone_s + 0.2 * tables.step_s((decode,))
 
 
 def test_a_model_without_attention_or_output_projection_is_refused() -> None:

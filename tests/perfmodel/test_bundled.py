@@ -21,6 +21,7 @@ from slosched.perfmodel import (
     load_model,
     read_profile,
 )
+from slosched.perfmodel.derivation import DERIVATION_ERROR
 from slosched.policy import FCFS
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload.trace import Trace, TraceRequest
@@ -54,9 +55,10 @@ def test_a_bundled_model_says_where_it_comes_from_and_how_wrong_it_is(name: str)
     assert int(model.provenance["kv_capacity_tokens"]) >= 16_384
     assert model.provenance["kv_capacity_origin"]
     assert model.held_out_error["count"] > (50 if is_cpu else 100)
-    assert 0 < model.held_out_error["mape"] < (10 if is_cpu else 4)
+    is_derived = DERIVATION_ERROR in model.provenance
+    assert 0 < model.held_out_error["mape"] < (10 if is_cpu else 15 if is_derived else 4)
     # The CPU's errors are larger because of noise and its small cache: profiling/cpu/README.md.
-    assert 0 < model.held_out_error["under_p99"] < (50 if is_cpu else 15)
+    assert 0 < model.held_out_error["under_p99"] < (50 if is_cpu else 40 if is_derived else 15)
 
 
 @pytest.mark.parametrize(

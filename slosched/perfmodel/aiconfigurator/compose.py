@@ -24,7 +24,7 @@ from slosched.perfmodel.swap import KV_BYTES_PER_TOKEN
 MAX_NUM_BATCHED_TOKENS = 8192
 MAX_NUM_SEQS = 512
 
-_NOT_IN_IT = (
+NOT_IN_IT = (
     "how prefill and decode disturb each other in one batch: the sum is additive by construction; "
     "launch gaps, CUDA graphs, scheduling and sampling on the CPU; KV swap"
 )
@@ -120,7 +120,7 @@ def provenance(
         "range": f"up to {limits.max_num_batched_tokens} tokens and {limits.max_num_seqs} requests "
         f"a step, contexts up to {limits.max_context_tokens} tokens",
         LARGEST_STEP_TOKENS: str(limits.max_num_batched_tokens),
-        "not_in_it": _NOT_IN_IT + (_JOINT_CAVEAT if is_joint else ""),
+        "not_in_it": NOT_IN_IT + (_JOINT_CAVEAT if is_joint else ""),
         "kv_capacity_tokens": str(room.capacity_tokens),
         "kv_capacity_origin": f"AIConfigurator's estimate: {MEMORY_FRACTION} of the memory less "
         "weights, activations and a margin of some GB",

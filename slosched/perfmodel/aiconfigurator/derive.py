@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slosched.perfmodel.aiconfigurator.compose import composed_measurements, provenance
+from slosched.perfmodel.aiconfigurator.compose import NOT_IN_IT, composed_measurements, provenance
 from slosched.perfmodel.aiconfigurator.deployment import BACKENDS, Deployment
 from slosched.perfmodel.aiconfigurator.derived import (
     Reference,
@@ -81,6 +81,5 @@ def _derivation(
         "least time that the GPU's peaks allow as on the GPUs with tables, in the geometric mean; "
         "operator times are added up",
         "not_in_it": "clock rates other than those of the data sheet, as under a limit of power; "
-        "how prefill and decode disturb each other in one batch; launch gaps, CUDA graphs, "
-        "scheduling and sampling on the CPU; KV swap",
+        + NOT_IN_IT,
     }

@@ -7,6 +7,10 @@ A step of T tokens of S requests takes
 The sum is additive by construction: nothing in it knows how prefill and decode disturb each other.
 GEMMs, experts, all-reduces, decode attention, and prefill attention without prior context are
 measured; norms and activations are formulas of AIConfigurator.
+
+DeepSeek's attention was measured together with its projections, for prefills and for decodes.  An
+engine computes the projections of all tokens of a step at once, so they are taken out of attention
+and counted with the rest.
 """
 
 from __future__ import annotations
@@ -22,6 +26,13 @@ OperatorTime = tuple[str, float, float, str]
 """Name, milliseconds, energy, and where it comes from ("silicon", "empirical", "mixed")."""
 
 _LONG_CONTEXT = 8192
+_OVERLAPPED_TOKENS = 256
+"""Steps of up to so many tokens overlap what an engine overlaps in decodes, such as shared experts.
+
+It is vLLM's default of VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD.
+"""
+_SHORT_PROMPT = 64
+"""Tokens of prompts whose attention takes no time next to their projections."""
 
 
 class OperatorEngine(Protocol):
@@ -41,18 +52,20 @@ class OperatorTables:
     """The operators of one deployment, by index; all times in seconds.
 
     An operator whose time depends on the context is attention.  A model may have several of them,
-    for its full and its windowed layers, say, and DeepSeek's contain the projections, too.
+    for its full and its windowed layers, say.
     """
 
     engine: OperatorEngine
     prefill_attention: tuple[int, ...]
     prefill_rest: tuple[int, ...]
-    """The operators of a step with chunks that depend on the number of tokens alone."""
+    """The operators of prefills that depend on the number of tokens alone."""
     decode_attention: tuple[int, ...]
     decode_rest: tuple[int, ...]
-    """The same of a step of decodes alone, in which some engines overlap operators."""
+    """The same of decodes, in which some engines overlap operators."""
     logits: int
     """The output projection among the decode operators; not every model's prefill lists it."""
+    has_projections: bool = False
+    """Whether the attention operators contain the projections."""
 
     @classmethod
     def of(
@@ -88,11 +101,12 @@ class OperatorTables:
     def layers_s(self, chunks: Sequence[Chunk]) -> float:
         """Return the seconds of a batch without its attention."""
         tokens = sum(new for new, _ in chunks)
-        if tokens == len(chunks):
+        if tokens <= _OVERLAPPED_TOKENS:
             rest_s = self._decode_s(self.decode_rest, tokens, 1)
         else:
             rest_s = self.prefill_rest_s(tokens, self.prefill_rest)
-        return rest_s + self._decode_s((self.logits,), len(chunks), 1)
+        logits_s = self._decode_s((self.logits,), len(chunks), 1)
+        return rest_s + self._projections_s(tokens) + logits_s
 
     def prefill_rest_s(self, num_tokens: int, indices: Sequence[int]) -> float:
         """Return the seconds of some of the prefill operators that depend on tokens alone."""
@@ -116,7 +130,8 @@ class OperatorTables:
 
     def decode_attention_s(self, num_decodes: int, context_tokens: int) -> float:
         """Return the seconds of the decodes' attention; contexts include the computed token."""
-        return self._decode_s(self.decode_attention, num_decodes, context_tokens)
+        whole_s = self._decode_s(self.decode_attention, num_decodes, context_tokens)
+        return max(0.0, whole_s - self._projections_s(num_decodes))
 
     def step_s(self, chunks: Sequence[Chunk]) -> float:
         """Return the seconds of a whole step."""
@@ -128,10 +143,29 @@ class OperatorTables:
         return seconds
 
     def _prefill_attention_s(self, num_new_tokens: int, num_prior_tokens: int) -> float:
+        whole_s = self._whole_attention_s(1, num_new_tokens, num_prior_tokens)
+        return max(0.0, whole_s - self._projections_s(num_new_tokens))
+
+    def _projections_s(self, num_tokens: int) -> float:
+        """Return the seconds of the projections that the attention operators contain.
+
+        They take at most as long as one prompt, and as short ones of as many tokens.
+        """
+        if not self.has_projections:
+            return 0.0
+        as_one_s = self._whole_attention_s(1, num_tokens, 0)
+        if num_tokens <= _SHORT_PROMPT:
+            return as_one_s
+        num_prompts = -(-num_tokens // _SHORT_PROMPT)
+        return min(as_one_s, self._whole_attention_s(num_prompts, _SHORT_PROMPT, 0))
+
+    def _whole_attention_s(
+        self, num_prompts: int, num_new_tokens: int, num_prior_tokens: int
+    ) -> float:
         return _seconds(
             self.engine.evaluate_context_ops(
                 list(self.prefill_attention),
-                batch_size=1,
+                batch_size=num_prompts,
                 s=num_new_tokens,
                 prefix=num_prior_tokens,
             )

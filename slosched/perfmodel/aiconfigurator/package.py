@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module, metadata
 from pathlib import Path
@@ -78,7 +78,9 @@ class CompiledModel:
     def tables(self) -> OperatorTables:
         """Return the operators' times, sorted by what they depend on."""
         prefill, decode = ([op.name for op in ops] for ops in (self.prefill, self.decode))
-        return OperatorTables.of(self.engine, prefill, decode)
+        tables = OperatorTables.of(self.engine, prefill, decode)
+        kinds = {self.prefill[i].kind for i in tables.prefill_attention}
+        return replace(tables, has_projections=not kinds <= {"ContextAttention"})
 
     def prefill_limit_s(self, index: int, num_tokens: int) -> float:
         """Return the seconds that a prefill operator takes at the GPU's peaks."""
