@@ -14,7 +14,7 @@ FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get gl
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow fuzz test-vllm test-vllm-part bench bench-simulator bench-accuracy arena robustness engines clean look-again
+.PHONY: help setup demo test lint check-types test-slow fuzz test-vllm test-vllm-part bench bench-simulator bench-accuracy arena robustness engines fidelity clean look-again
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -82,6 +82,9 @@ robustness: setup  ## Disturb every policy at its own knee (a quarter of an hour
 
 engines: setup  ## Reproduce what is known of today's engines (some minutes); make docs/engines.md
 	$(BIN)/python -m experiments.engines run
+
+fidelity: setup  ## Simulate what real vLLM servers were measured at (ten minutes); make docs/fidelity.md
+	$(BIN)/python -m experiments.fidelity run
 
 clean:  ## Remove .venv and results
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,380 @@
+"""The page docs/fidelity.md; all its numbers and verdicts are made from the results."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.arena.figures import save
+from experiments.fidelity import results, sharegpt
+from experiments.fidelity.judge import judge, learn_per_request_s
+from experiments.fidelity.models import BACKENDS
+from experiments.fidelity.stages import Stage, read_runs
+from experiments.inside_vllm.compare import prediction_errors
+from experiments.inside_vllm.results import PREDICTIONS, Book
+from experiments.markdown import table
+from slosched.evaluate.plots.style import COLOURS, MARKERS, WIDTH_IN, legend_above, log_axis, tidy
+
+PAGE = Path(__file__).parents[2] / "docs" / "fidelity.md"
+_GOALS = {"e2e_mean_s": (3.0, 10.0), "ttft_p50_s": (5.0, 10.0)}
+"""Median and worst |error| in percent that we aim at below saturation."""
+_POINTS = 5.0
+_SHOWN_PERCENT = 25.0
+"""The largest error of the figure's axis."""
+
+
+def write(page: Path = PAGE, folder: Path = results.HERE) -> None:
+    """Write the page, and its figure into a folder with the same name."""
+    compared = results.compared(folder)
+    simulated = compared[compared["is_chosen"]]
+    per_request_s = learn_per_request_s(simulated)
+    stages = judge(simulated, per_request_s)
+    save(errors_figure(stages), page.with_suffix("") / "errors.svg")
+    requests = results.read(sharegpt.NAME, folder)
+    page.write_text(text(judge(compared, per_request_s), per_request_s, requests, folder))
+
+
+def text(
+    every: pd.DataFrame, per_request_s: float, requests: pd.DataFrame, folder: Path = results.HERE
+) -> str:
+    """Return the page in Markdown; `every` has the stages with every backend's tables."""
+    stages = every[every["is_chosen"]]
+    parts = [
+        _HEAD,
+        _summary(stages),
+        "![Errors of mean E2E latency and of TTFT, by stage](fidelity/errors.svg)",
+        _H100,
+        _stages_table(stages),
+        _learnt(per_request_s),
+        _ASSUMPTIONS,
+        _backends(every),
+        _misses(stages),
+        _sharegpt(requests),
+        _inside_vllm(),
+        _foot(folder),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+_HEAD = (
+    "# The simulator against real engines\n\n"
+    "<!-- Made by `python -m experiments.fidelity report`; edit report.py there instead. -->\n\n"
+    "Does a simulation say what a real server does? Here every measurement of a real engine that "
+    "we have is compared with slosched's simulator. Nothing is fitted to a run that judges. Errors "
+    "are simulated over measured, less one. How it is done: "
+    "[experiments/fidelity](../experiments/fidelity/README.md)."
+)
+
+
+def _summary(stages: pd.DataFrame) -> str:
+    judged = stages[stages["is_judged"]]
+    rows = []
+    for latency, name in (
+        ("e2e_mean_s", "mean E2E latency"),
+        ("tpot_mean_s", "mean TPOT"),
+        ("ttft_p50_s", "median TTFT"),
+        ("ttft_mean_s", "mean TTFT"),
+    ):
+        errors = judged[f"{latency}_error"].dropna()
+        goal = _GOALS.get(latency)
+        rows.append(
+            (
+                name,
+                len(errors),
+                f"{errors.abs().median():.1f} %",
+                f"{errors.median():+.1f} %",
+                f"{max(errors, key=abs):+.1f} %",
+                "" if goal is None else f"{goal[0]:g} % and {goal[1]:g} %",
+                "" if goal is None else _met(errors, *goal),
+            )
+        )
+    heads = ("H100, vLLM 0.15.1", "stages", "median error", "bias", "worst", "goals", "met")
+    return (
+        f"{len(judged)} stages of load on {judged['model'].nunique()} models judge; none of them "
+        f"saturates its server.\n\n{table(heads, rows, 1)}\n\n{_worst(judged)}"
+    )
+
+
+def _worst(judged: pd.DataFrame) -> str:
+    """Say how much of the worst error is due to a single model."""
+    errors = judged["e2e_mean_s_error"]
+    model = str(judged["model"].iloc[int(errors.abs().argmax())])
+    others = errors[judged["model"] != model]
+    return (
+        f"The worst stages are those of {model.rpartition('/')[2]}, for a [reason](#misses) that "
+        f"is known. Without them the median error of the mean E2E latency is "
+        f"{others.abs().median():.1f} %, and the worst {max(others, key=abs):+.1f} %."
+    )
+
+
+def _met(errors: pd.Series, median: float, worst: float) -> str:
+    verdicts = (errors.abs().median() <= median, errors.abs().max() <= worst)
+    return " and ".join("yes" if verdict else "no" for verdict in verdicts)
+
+
+_H100 = (
+    "## vLLM 0.15.1 on H100\n\n"
+    "The authors of inference-sim measured vLLM with the client inference-perf: stages of load of "
+    "10 or 20 minutes each. They publish the settings, the load and the aggregates of what the "
+    "client saw ([training](https://github.com/inference-sim/training), whole summaries; "
+    "[sim-to-real-accuracy-validation](https://github.com/inference-sim/sim-to-real-accuracy-"
+    "validation), means and two quantiles). `python -m experiments.fidelity run` simulates them. "
+    "Each line has measured values and, in brackets, the error. Runs that say *learnt from* do not "
+    "judge."
+)
+
+
+def _stages_table(stages: pd.DataFrame) -> str:
+    heads = ("model, GPUs", "load", "rate/s", "E2E mean", "TPOT mean", "TTFT p50", "TTFT mean", "")
+    rows = [
+        (
+            f"{row['model'].rpartition('/')[2]}, {row['tensor_parallel']}",
+            row["workload"],
+            f"{row['rate_per_s']:g}",
+            _cell(row, "e2e_mean_s", "s"),
+            _cell(row, "tpot_mean_s", "ms"),
+            _cell(row, "ttft_p50_s", "ms"),
+            _cell(row, "ttft_mean_s", "ms"),
+            "" if row["is_judged"] else "learnt from",
+        )
+        for row in stages.to_dict("records")
+    ]
+    return table(heads, rows, 2)
+
+
+def _cell(row: dict[object, object], latency: str, unit: str) -> str:
+    """Return a measured latency and the simulator's error: "2.06 s (+0.3 %)"."""
+    seconds, error = float(str(row[latency])), float(str(row[f"{latency}_error"]))
+    if seconds != seconds:
+        return "–"
+    value = f"{seconds:.2f} s" if unit == "s" else f"{1000 * seconds:.1f} ms"
+    return f"{value} ({error:+.1f} %)"
+
+
+def _learnt(per_request_s: float) -> str:
+    runs = " and ".join(f"`{run}`" for run in results.LEARNT_FROM)
+    return (
+        "### What is learnt, and from which runs\n\n"
+        "One number: HTTP, tokenizing and the network add "
+        f"{1000 * per_request_s:.1f} ms to a TTFT. It is the median of what the simulated median "
+        f"TTFT lacks in {runs}. Everything else is published by others: operator times by NVIDIA, "
+        "the sizes of the models, vLLM's settings."
+    )
+
+
+def _backends(every: pd.DataFrame) -> str:
+    """Return a table of errors by model and by whose kernels the tables hold."""
+    rows = []
+    for (model, gpus), here in every.groupby(["model", "tensor_parallel"], sort=False):
+        errors = here.groupby("backend")["tpot_mean_s_error"]
+        taken = here.loc[here["is_chosen"], "backend"].iloc[0]
+        cells = [
+            f"{errors.get_group(b).median():+.1f} %" if b in errors.groups else "–"
+            for b in BACKENDS
+        ]
+        rows.append((f"{str(model).rpartition('/')[2]}, {gpus}", taken, *cells))
+    return (
+        "### Whose kernels\n\n"
+        "AIConfigurator has tables of three engines' kernels, and none of vLLM 0.15. `slosched "
+        "profile --from aiconfigurator` takes vLLM's, unless they cannot be right for the model "
+        "([how](how-to/profile-and-fit.md)); it has seen none of these runs. This is the median "
+        "error of TPOT with each engine's tables:\n\n"
+        f"{table(('model, GPUs', 'taken', *BACKENDS), rows, 2)}"
+    )
+
+
+_ASSUMPTIONS = (
+    "### What a simulation needs to know\n\n"
+    "- **The prompts.** The recorded settings ask for conversations of several turns, but this "
+    "version of inference-perf does not know the settings' names and falls back to its defaults "
+    "(`results/config.yaml` of the runs): 100 different prompts, sent in turn. Their lengths agree "
+    "with that in every stage. So after the first 100 requests vLLM's prefix cache has all but the "
+    "last few tokens of every prompt, and a prefill is 1 to 16 tokens long.\n"
+    "- **The arrivals.** inference-perf's `constant` load draws exponential gaps and scales them "
+    "so that the stage lasts as long as asked: Poisson arrivals, not evenly spaced ones.\n"
+    "- **Asynchronous scheduling**, on by default in vLLM 0.15: a request that arrives during step "
+    "n is planned for step n + 2. The measured median TTFT is about 2.5 steps and some "
+    "milliseconds; without `overlap` the simulator says 1.5 steps.\n"
+    "- **The output's length** is the limit of the request, since `ignore_eos` is set. TPOT is "
+    "computed from E2E and TTFT; this version of inference-perf reports half of it, since it "
+    "counts two events for each token.\n"
+    "- **Stages** follow one another when all requests have ended. The first 4 minutes of a stage, "
+    "and at least 1,000 requests, are simulated."
+)
+
+
+def _misses(stages: pd.DataFrame) -> str:
+    judged = stages[stages["is_judged"]]
+    by_model = judged.groupby(["model", "tensor_parallel"], sort=False)[
+        ["e2e_mean_s_error", "tpot_mean_s_error", "ttft_mean_s_error"]
+    ].median()
+    rows = [
+        (f"{str(model).rpartition('/')[2]}, {gpus}", *(f"{error:+.1f} %" for error in errors))
+        for (model, gpus), errors in zip(by_model.index, by_model.to_numpy(), strict=True)
+    ]
+    missing = [stage for run in read_runs() for stage in run if stage.run not in set(stages["run"])]
+    return (
+        "### Misses\n\n"
+        "Median errors by model:\n\n"
+        f"{table(('model, GPUs', 'E2E mean', 'TPOT mean', 'TTFT mean'), rows, 1)}\n\n"
+        f"{_MISSES}\n{_missing_ttft(stages)}\n\nNot simulated: {_listed(missing)}."
+    )
+
+
+def _missing_ttft(stages: pd.DataFrame) -> str:
+    """Say how what a simulated TTFT lacks grows with the load, in the runs learnt from."""
+    known = stages[~stages["is_judged"]]
+    lacks_ms = 1000 * (known["ttft_p50_s"] - known["ttft_p50_s_sim"])
+    running = known["rate_per_s"] * known["e2e_mean_s"]
+    (few, least_ms), *_, (many, most_ms) = sorted(zip(running, lacks_ms, strict=True))
+    return (
+        "- **TTFT at high load** is short: vLLM's API server sends the tokens of a step one "
+        "request after the other, so a first token waits the longer the more requests run. The "
+        f"simulator adds the same time to all. In the runs learnt from, {least_ms:+.1f} ms are "
+        f"missing with {few:.0f} requests running, and {most_ms:+.1f} ms with {many:.0f}."
+    )
+
+
+_MISSES = (
+    "- **Mixtral with vLLM's tables**: their kernel for the experts takes 21.6 ms for 83 tokens "
+    "and 18.6 ms for 128, as kernels do that were not tuned for the model and the GPU. The server "
+    "that was measured has no such bump, and at 20/s the simulated one cannot keep up with the "
+    "load. SGLang's tables have no bump at these sizes.\n"
+    "- **Qwen2.5 and Llama-3.1** are simulated too fast, probably because the tables have no "
+    "sampling: their generation_config.json asks for top-p, which vLLM follows by default, and "
+    "which sorts 152,000 and 128,000 logits a request. Mistral-Nemo has as many, asks for no "
+    "top-p, and is not too fast.\n"
+    "- **What else the tables lack**: rotary embedding, gaps between kernels, all-reduces that "
+    "have to wait for the last GPU. All of these make the simulator too fast, and the more so the "
+    "more layers and GPUs there are.\n"
+    "- **TTFT of long prompts** is short: the two reasoning loads have prompts of 1,000 tokens and "
+    "more, which take longer to tokenize than the 600 of the runs learnt from, and with "
+    "Llama-2-7B they fill the KV cache to the last block.\n"
+    "- **Stalls** of real servers, of up to a second, are in the measured mean TTFT and in its "
+    "p99. No model of steps predicts them, so the median is the better comparison."
+)
+
+
+def _listed(stages: list[Stage]) -> str:
+    runs = sorted({f"{s.model.rpartition('/')[2]} {s.workload}" for s in stages})
+    return (
+        f"{len(stages)} stages ({', '.join(runs)}), since the client gives up after 300 s in those "
+        "of the training repository, and since Llama-4-Scout's operators are not in the tables"
+    )
+
+
+def _sharegpt(requests: pd.DataFrame) -> str:
+    rows = []
+    for row in requests.to_dict("records"):
+        for latency, name in (
+            ("ttft_mean_s", "mean TTFT"),
+            ("tpot_mean_s", "mean TPOT"),
+            ("e2e_mean_s", "mean E2E"),
+        ):
+            measured, simulated = row[latency], row[f"{latency}_sim"]
+            scale, unit = (1000, "ms") if latency == "tpot_mean_s" else (1, "s")
+            rows.append(
+                (
+                    row["run"],
+                    name,
+                    f"{scale * measured:.2f} {unit}",
+                    f"{scale * simulated:.2f} {unit}",
+                    f"{100 * (simulated / measured - 1):+.1f} %",
+                )
+            )
+    return (
+        "## vLLM 0.19 on RTX GPUs\n\n"
+        "300 ShareGPT requests at 10/s, which both GPUs cannot serve at that rate: the queue "
+        "grows. LLMServingSim's authors measured the runs, and on the same GPUs the kernels from "
+        "which the bundled latency models `rtx4090/llama-3.1-8b` and `rtxpro6000/llama-3.1-8b` are "
+        "made. Nothing is fitted to the runs, and no server time is added (the client is in the "
+        "engine's process).\n\n"
+        f"{table(('run', '', 'measured', 'simulated', 'error'), rows, 2)}\n\n"
+        "On the RTX 4090 the KV cache is too small, and requests are preempted. Since a preempted "
+        "request finds the blocks of its prompt again, the prefix cache decides here, although "
+        "only 2 % of the prompts' tokens are shared: without it the mean TTFT is off by 4.2 %. "
+        "On the RTX PRO 6000 decodes alone are as fast as measured (26.5 ms for 128 of them). "
+        "Steps with a chunk are too short, so the queue that they cause is, too. The kernels were "
+        "measured one at a time, and we do not know what slows them down in the server."
+    )
+
+
+def _inside_vllm() -> str:
+    book = Book()
+    errors = prediction_errors(book.shown(), book.read(PREDICTIONS))
+    close = int((errors["points"].abs() <= _POINTS).sum())
+    worst = max(errors["points"], key=abs)
+    return (
+        "## vLLM 0.32 with slosched inside\n\n"
+        "Policies inside vLLM against the simulator with the same policies, by SLO attainment: "
+        f"{close} of {len(errors)} are within {_POINTS:g} points, the worst is "
+        f"{worst:+.1f} points off. The latency model is fitted to steps that were "
+        "recorded in the same runs, so this judges the scheduling and not the latency model: "
+        "[inside_vllm.md](inside_vllm.md)."
+    )
+
+
+def errors_figure(stages: pd.DataFrame) -> Figure:
+    """Draw the errors over the measured values: mean TPOT, and TTFT."""
+    figure = Figure(figsize=(WIDTH_IN * 1.1, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axes, latency, name in (
+        (left, "tpot_mean_s", "mean TPOT, ms"),
+        (right, "ttft_mean_s", "mean TTFT, ms"),
+    ):
+        _errors_panel(axes, stages, latency)
+        axes.set_xlabel(f"measured {name}")
+    left.set_ylabel("simulated against measured, %")
+    legend_above(figure, ncols=3)
+    return figure
+
+
+def _errors_panel(axes: Axes, stages: pd.DataFrame, latency: str) -> None:
+    """Draw a mark for each stage, hollow where something was learnt from it.
+
+    Marks beyond the axis are drawn at its end, with their error.
+    """
+    tidy(axes)
+    axes.axhspan(-5, 5, color="0.93", linewidth=0)
+    axes.axhline(0, color="0.6", linewidth=0.8)
+    servers = stages.groupby(["model", "tensor_parallel"], sort=False)
+    for i, ((model, gpus), here) in enumerate(servers):
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i // 2 % len(MARKERS)]
+        label = f"{str(model).rpartition('/')[2]}, {gpus} GPU{'s' if int(str(gpus)) > 1 else ''}"
+        for judges, fill in ((True, colour), (False, "none")):
+            part = here[here["is_judged"] == judges]
+            axes.plot(
+                1000 * part[latency],
+                part[f"{latency}_error"].clip(-_SHOWN_PERCENT, _SHOWN_PERCENT),
+                marker,
+                color=colour,
+                mfc=fill,
+                label=label if judges else None,
+            )
+    for measured_s, error in zip(stages[latency], stages[f"{latency}_error"], strict=True):
+        if abs(error) > _SHOWN_PERCENT:
+            place = (1000 * measured_s, math.copysign(_SHOWN_PERCENT, error))
+            said = axes.annotate(
+                f"{error:+.0f} %",
+                place,
+                (-6, -4),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8,
+            )
+            said.set_in_layout(False)
+    axes.set_ylim(-1.08 * _SHOWN_PERCENT, 1.08 * _SHOWN_PERCENT)
+    log_axis(axes)
+
+
+def _foot(folder: Path) -> str:
+    made = results.who_made(results.SIMULATED, folder)
+    return (
+        f"Simulated on {str(made['made'])[:10]} by code {made['code_digest']}. The numbers are in "
+        "[experiments/fidelity/results](../experiments/fidelity/results), what was measured in "
+        "[experiments/fidelity/measured](../experiments/fidelity/measured)."
+    )
