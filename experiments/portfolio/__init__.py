@@ -1,0 +1,1 @@
+"""Whether `portfolio` finds the best of its candidates, and what that costs."""
