@@ -21,7 +21,7 @@ class TakingTurns:
         names = (*question.candidates, *question.eliminated)
         self._num_asked += 1
         best = names[self._num_asked % len(names)]
-        good = {name: (name == best,) * LEAST_JUDGED for name in names}
+        good = {name: (float(name == best),) * LEAST_JUDGED for name in names}
         self._answer = Answer(good, num_unjudged=0, has_turned=True)
         return True
 

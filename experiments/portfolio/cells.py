@@ -125,7 +125,7 @@ CELLS = {
             (Part(CONVERSATIONS, 16.0, "medium", 1800),),
             kv_divisor=8,
         ),
-        Cell("H100, code, medium", H100, (Part(CODE, 4.0, "medium", 600),)),
+        Cell("H100, code, medium", H100, (Part(CODE, 6.5, "medium", 800),)),
         Cell(
             "RTX 4090 with 3B, conversations, mixed",
             "rtx4090/llama-3.2-3b",
@@ -139,7 +139,7 @@ CELLS = {
         Cell(
             "H100, medium, code after conversations",
             H100,
-            (Part(CONVERSATIONS, 16.0, "medium", 1000), Part(CODE, 5.0, "medium", 400)),
+            (Part(CONVERSATIONS, 16.0, "medium", 1000), Part(CODE, 7.0, "medium", 500)),
         ),
         Cell(
             "H100, conversations, promises tightened from relaxed to tight",

@@ -69,7 +69,8 @@ _ABOUT = """Made by `python -m experiments.portfolio run`. One simulated replica
 every step, latency model corrected online, KV cache of the device, 2,048 tokens and 256 \
 requests a step. The table has the share of good requests in percent, of those that arrive in the \
 last three quarters of a window. Requests are Azure's of 2023; the windows lie behind those on \
-which the policy was designed. The candidates are those that `portfolio` has by default. "Against the best" is the \
+which the policy was designed. The candidates are those that `portfolio` has by default. \
+"Against the best" is the \
 difference to the candidate that is best in hindsight, with the 95 % interval of Student's t over \
 eight blocks of consecutive requests a window, paired. Rates are fixed: they were not tuned to any \
 policy's knee."""

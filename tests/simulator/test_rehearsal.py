@@ -13,11 +13,11 @@ from slosched.metrics import RequestRecord, is_good
 from slosched.perfmodel import FittedModel, OnlineModel, load_model
 from slosched.perfmodel.frozen import frozen
 from slosched.policy.goodput import Goodput
-from slosched.policy.portfolio.policy import Portfolio
+from slosched.policy.portfolio.policy import Portfolio, portfolio_in
 from slosched.policy.portfolio.question import PastRequest, Question
 from slosched.policy.spec import make_policy
 from slosched.simulator.disturbances import Disturbances
-from slosched.simulator.rehearsal import answer, draw_lengths, portfolio_in, rehearse
+from slosched.simulator.rehearsal import Passes, answer, draw_lengths, rehearse
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.simulator.turns import first_alike
 from slosched.workload import Trace, TraceRequest
@@ -49,32 +49,40 @@ def question(*requests: PastRequest, candidates: tuple[str, ...] = ("goodput",))
         block_size=16,
         num_host_blocks=0,
         latency_model=make_model(),
+        horizon_s=0.0,
+        max_requests=800,
         seed=0,
     )
 
 
 class TestLengths:
     def test_a_request_that_has_ended_emits_what_it_emitted(self) -> None:
-        assert draw_lengths(question(past(0.0, output=7))) == {"r0": 7}
+        assert draw_lengths(question(past(0.0, output=7))) == [7]
 
     def test_other_lengths_are_of_finished_requests_that_were_longer(self) -> None:
         running = [past(float(i), output=15, has_ended=False) for i in range(50)]
-        assert set(draw_lengths(question(*running)).values()) == {20, 30}
+        assert set(draw_lengths(question(*running))) == {20, 30}
 
     def test_a_request_longer_than_all_finished_ones_ends_with_the_next_token(self) -> None:
-        assert draw_lengths(question(past(0.0, output=99, has_ended=False))) == {"r0": 100}
+        assert draw_lengths(question(past(0.0, output=99, has_ended=False))) == [100]
 
     def test_a_length_does_not_depend_on_how_many_others_have_ended(self) -> None:
         first, second = past(0.0, output=0, has_ended=False), past(1.0, output=5)
         both = draw_lengths(question(second, first))
         alone = draw_lengths(question(replace(second, has_ended=False), first))
-        assert both["r1"] == alone["r1"]
+        assert both[1] == alone[1]
+
+
+def verdicts(asked: Question) -> list[bool]:
+    """Return which requests are good if they arrive once and FCFS serves them."""
+    once = Passes(first=0, num_passes=1, period_s=0.0)
+    (good,) = rehearse(asked, once, draw_lengths(asked), make_policy("fcfs"))
+    return list(good)
 
 
 class TestRehearsal:
     def test_requests_on_an_idle_replica_are_good(self) -> None:
-        asked = question(past(0.0), past(5.0))
-        assert rehearse(asked, draw_lengths(asked), make_policy("fcfs")) == (True, True)
+        assert verdicts(question(past(0.0), past(5.0))) == [True, True]
 
     def test_decodes_that_ran_when_the_window_began_take_their_time(self) -> None:
         """Two hundred decodes make a step of 20 ms into one of 31 ms or more."""
@@ -85,8 +93,8 @@ class TestRehearsal:
         ]
         alone = question(tight)
         beside = replace(question(*running, tight), num_blocks=60_000)
-        assert rehearse(alone, draw_lengths(alone), make_policy("fcfs"))[-1]
-        assert not rehearse(beside, draw_lengths(beside), make_policy("fcfs"))[-1]
+        assert verdicts(alone)[-1]
+        assert not verdicts(beside)[-1]
 
     def test_decodes_without_room_wait(self) -> None:
         running = [
@@ -94,7 +102,22 @@ class TestRehearsal:
             for _ in range(4)
         ]
         short = replace(question(*running, past(0.0)), num_blocks=120)
-        assert len(rehearse(short, draw_lengths(short), make_policy("fcfs"))) == 5
+        assert len(verdicts(short)) == 5
+
+    def test_arrivals_of_a_short_window_are_repeated(self) -> None:
+        """Once, ten prompts of a second each can wait for each other; arriving again they cannot.
+
+        The first of them come when nothing waits, in the first pass alone.
+        """
+        burst = [past(i / 10, prompt=16_000, slo=SLO(6.0, 1.0)) for i in range(10)]
+        once = answer(question(*burst))
+        asked = replace(question(*burst), horizon_s=10.0)
+        repeated = answer(asked)
+        assert set(once.good["goodput"]) <= {0.0, 1.0}
+        assert sum(repeated.good["goodput"]) < sum(once.good["goodput"])
+        assert len(repeated.good["goodput"]) == len(once.good["goodput"])
+        few = answer(replace(asked, max_requests=len(burst)))
+        assert few.good == once.good, "no more than max_requests arrivals are replayed"
 
     def test_the_same_question_has_the_same_answer(self) -> None:
         requests = [past(i / 10, 500 * (i % 5 + 1), has_ended=i % 2 == 0) for i in range(60)]

@@ -24,6 +24,7 @@ from slosched.policy.goodput import Goodput
 from slosched.policy.kit.checks import check_at_least, check_positive, check_share
 from slosched.policy.kit.deadlines import Deadlines
 from slosched.policy.kit.drop import Drop
+from slosched.policy.kit.wrapper import Wrapper
 from slosched.policy.portfolio.evaluation import Evaluation, Reason, Score
 from slosched.policy.portfolio.question import Answer, Forecaster, Question
 from slosched.policy.portfolio.scores import LEAST_JUDGED, Scores
@@ -65,7 +66,9 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes):
     2. Every `every_s` the policy looks at the requests of the last `window_s`.  If more than
        `trouble` of them were rejected, late or overdue, it asks the simulator: how would each
        candidate have served these requests, on this replica, beginning with the decodes that ran
-       then?  Lengths of outputs that are still to come are drawn from finished requests.  As long
+       then?  Lengths of outputs that are still to come are drawn from finished requests, and
+       arrivals that span less than `window_s` are repeated, since what they bring about may take
+       that long to show.  As long
        as the answer changes nothing and no more requests are in trouble than it foretold, the
        time to the next question doubles, up to eight times `every_s`.
     3. `delay_s` later the answer counts.  The candidate that is ahead takes over if its lead is
@@ -90,8 +93,8 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes):
     """Time between two evaluations."""
     window_s: float = tunable(40.0, 20.0, 80.0)
     """Time over which arrivals are replayed."""
-    max_requests: int = 400
-    """Largest number of requests that are replayed: the latest ones."""
+    max_requests: int = 800
+    """Largest number of arrivals that are replayed: the latest ones."""
     delay_s: float = 1.0
     """Time from a question until its answer counts, so that replays on a server have time."""
     trouble: float = 0.005
@@ -220,6 +223,8 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes):
             num_host_blocks=kv.num_free_host_blocks
             + sum(kv.num_held_host_blocks(request.request_id) for request in view.swapped),
             latency_model=frozen(view.model),
+            horizon_s=self.window_s,
+            max_requests=self.max_requests,
             seed=self.seed,
         )
         if not forecaster.ask(question):
@@ -252,10 +257,13 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes):
         self._losers = (*kept, *scores.losers(best))
         if reason is Reason.BETTER:
             self._go_over_to(best)
-        is_new = reason is Reason.BETTER or answer.has_turned
-        self._interval_s = (
-            self.every_s if is_new else min(2 * self._interval_s, _LONGEST_INTERVAL * self.every_s)
-        )
+        if reason is Reason.BETTER or answer.has_turned:
+            self._interval_s = self.every_s
+        elif reason is Reason.BEST:
+            longest_s = _LONGEST_INTERVAL * self.every_s
+            self._interval_s = min(2 * self._interval_s, longest_s)
+        else:  # more evidence is needed soon
+            self._interval_s = 2 * self.every_s
         self._again_s = asked.at_s + self._interval_s
         self._expected = 1 - scores.share(self.current).mean
         self._leave(asked, answer, now_s, before, reason)
@@ -304,3 +312,10 @@ class _Asked:
     question: Question
     at_s: float
     in_trouble: float
+
+
+def portfolio_in(policy: Policy) -> Portfolio | None:
+    """Return the portfolio that the policy is or wraps, if there is one."""
+    while isinstance(policy, Wrapper):
+        policy = policy.inner
+    return policy if isinstance(policy, Portfolio) else None

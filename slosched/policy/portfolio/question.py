@@ -55,6 +55,10 @@ class Question:
     num_host_blocks: int
     latency_model: LatencyModel
     """The model as it is now; replays do not change it."""
+    horizon_s: float
+    """Time for which the judged arrivals are replayed; they are repeated if they span less."""
+    max_requests: int
+    """Largest number of arrivals that are replayed, repeated ones included."""
     seed: int
     """Seed of the drawn output lengths."""
 
@@ -63,8 +67,8 @@ class Question:
 class Answer:
     """The result of one question."""
 
-    good: Mapping[str, tuple[bool, ...]]
-    """For each candidate, whether each judged request would have been good."""
+    good: Mapping[str, tuple[float, ...]]
+    """For each candidate, in which share of its repetitions each judged request was good."""
     num_unjudged: int
     """Requests before the first judged one, which only fill the replica."""
     has_turned: bool

@@ -45,7 +45,7 @@ class Scores:
     def __init__(self) -> None:
         self._evaluations: list[dict[str, FloatArray]] = []
 
-    def add(self, good: Mapping[str, Sequence[bool]]) -> None:
+    def add(self, good: Mapping[str, Sequence[float]]) -> None:
         """Add an evaluation; each candidate has an entry for each judged request."""
         self._evaluations.append({name: _by_block(each) for name, each in good.items()})
         del self._evaluations[:-_MOST_KEPT]
@@ -100,7 +100,7 @@ class Scores:
         return Estimate(mean, mean - margin, mean + margin)
 
 
-def _by_block(good: Sequence[bool]) -> FloatArray:
+def _by_block(good: Sequence[float]) -> FloatArray:
     """Return the share of good requests in each block, shape (_NUM_BLOCKS,)."""
     blocks = np.array_split(np.asarray(good, dtype=np.float64), _NUM_BLOCKS)
     return np.array([block.mean() for block in blocks])
