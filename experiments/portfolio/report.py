@@ -22,7 +22,8 @@ _PORTFOLIO = "portfolio"
 
 def replace_cell(rows: pd.DataFrame, made: Mapping[str, object]) -> None:
     """Write the results of one cell, in place of those of the same cell and kind."""
-    rows = rows.assign(code=made["code_digest"], command=made["command"], made=made["made"])
+    for fact in ("code_digest", "command", "made"):
+        rows[fact] = str(made[fact])
     kept = read() if RESULTS.exists() else pd.DataFrame()
     if len(kept):
         same = (kept["cell"] == rows["cell"].iloc[0]) & (kept["kind"] == rows["kind"].iloc[0])

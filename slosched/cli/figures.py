@@ -39,6 +39,7 @@ from slosched.perfmodel.fit_report import (
     form_rows,
     parameter_rows,
 )
+from slosched.policy.portfolio.explanation import explained
 
 
 def plot_fit(report: FitReport) -> Figure:
@@ -94,8 +95,24 @@ def leave_report(
     made = figures(outcomes, rule)
     save_figures(out, made)
     frame = comparison_frame(outcomes, rule, shares)
-    sections = [Section("Outcome", [text, frame, *made.values()]), metrics_section(outcomes, rule)]
+    sections = [
+        Section("Outcome", [text, frame, *made.values()]),
+        *choices_sections(outcomes),
+        metrics_section(outcomes, rule),
+    ]
     write_report(out / "report.html", title, sections, provenance)
+
+
+def choices_sections(outcomes: Mapping[str, Outcome]) -> list[Section]:
+    """Return a report section for each portfolio on what it chose and why."""
+    return [
+        Section(
+            f"Choices of {name}",
+            ["\n\n".join(" ".join(explained(each)) for each in outcome.evaluations)],
+        )
+        for name, outcome in outcomes.items()
+        if outcome.evaluations
+    ]
 
 
 def metrics_section(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> Section:
@@ -129,7 +146,9 @@ def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Fi
         made["by_tier"] = tier_bars(records, rule)
     for name, outcome in outcomes.items():
         if outcome.steps:
-            figure = timeline(outcome.steps, outcome.records, rule)
+            taken_over = [e for e in outcome.evaluations if e.chosen != e.before]
+            changes = [(e.counted_s, e.chosen) for e in taken_over]
+            figure = timeline(outcome.steps, outcome.records, rule, changes)
             figure.suptitle(name, fontsize=10)
             made[f"timeline_{_file_name(name)}"] = figure
     return made

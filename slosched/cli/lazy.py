@@ -19,6 +19,7 @@ SUMMARIES = {
     "serve": "Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.",
     "replay": "Replay a trace open loop and score it: requests are sent on time, however slow "
     "the answers.",
+    "explain": "Say in plain sentences what a portfolio chose in a simulated replay, and why.",
     "compare": "Simulate policies on the same trace and device; write a table, figures and an HTML "
     "report.",
     "bounds": "Print four upper bounds on how many requests of a trace any scheduler can serve "

@@ -13,6 +13,8 @@ from slosched.perfmodel import (
     ServerTime,
     with_longer_steps,
 )
+from slosched.policy.portfolio.evaluation import Evaluation
+from slosched.policy.portfolio.policy import portfolio_in
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace
 
@@ -83,6 +85,8 @@ class Outcome:
 
     records: Sequence[RequestRecord]
     steps: list[StepRow] = field(default_factory=list)
+    evaluations: Sequence[Evaluation] = ()
+    """The evaluations of a portfolio."""
     _summaries: dict[DeadlineRule, Summary] = field(default_factory=dict, repr=False)
 
     def summary(self, rule: DeadlineRule) -> Summary:
@@ -162,7 +166,9 @@ def _replayed(
 
     on_progress(name, 0)
     requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
-    return Outcome([RequestRecord.from_request(request) for request in requests], steps)
+    records = [RequestRecord.from_request(request) for request in requests]
+    portfolio = portfolio_in(policy)
+    return Outcome(records, steps, () if portfolio is None else tuple(portfolio.evaluations))
 
 
 def _limits(limits: Limits) -> dict[str, object]:

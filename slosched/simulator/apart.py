@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from multiprocessing.connection import Connection
 
 from slosched.core import Policy
@@ -152,9 +153,13 @@ def _serve() -> None:
     threading.Thread(target=_read, args=(asked,), daemon=True).start()
     while True:
         peak_share, question = pickle.loads(asked.get())
-        rest = 1 / peak_share - 1
-        found = answer(question, after_each=lambda cpu_s, rest=rest: time.sleep(cpu_s * rest))
-        answers.send_bytes(pickle.dumps(found))
+        rest = partial(_rest, peak_share)
+        answers.send_bytes(pickle.dumps(answer(question, after_each=rest)))
+
+
+def _rest(peak_share: float, cpu_s: float) -> None:
+    """Sleep after `cpu_s` of work, so that the work takes `peak_share` of a core in the mean."""
+    time.sleep(cpu_s * (1 / peak_share - 1))
 
 
 def _read(asked: queue.SimpleQueue[bytes]) -> None:

@@ -234,7 +234,8 @@ class TestWhatWasSeen:
     def test_a_cached_prefix_shortens_the_prompt(self) -> None:
         seen = Seen(window_s=10.0, max_requests=2)
         started, waiting = overdue(0.0), overdue(1.0)
-        started.started_s, started.num_cached_tokens, started.num_computed_tokens = 0.0, 3, 8
+        started.status, started.num_cached_tokens = RequestStatus.RUNNING, 3
+        started.num_computed_tokens = 8
         waiting.num_computed_tokens = 5
         seen.note([started, waiting])
         assert [past.num_prompt_tokens for past in seen.requests(1.0)] == [5, 3]

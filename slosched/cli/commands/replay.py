@@ -20,6 +20,7 @@ from slosched.core import NO_SLO, DeadlineRule, RequestStatus
 from slosched.evaluate.comparison import Outcome, summarize_all
 from slosched.evaluate.perfetto import write_perfetto
 from slosched.perfmodel import load_model
+from slosched.replay.evaluations import write_evaluations
 from slosched.replay.files import write_records
 from slosched.workload import Trace
 
@@ -158,6 +159,9 @@ def _leave(
     text = f"{title}. Rejected and unfinished requests count as misses."
     leave_report(out, f"A replay of {name}", text, {name: outcome}, rule, provenance)
     wrote = "records.jsonl, report.html, and its figures as PNG and SVG"
+    if outcome.evaluations:
+        write_evaluations(out, outcome.evaluations)
+        console.print(f"why the portfolio chose what it chose: slosched explain {out}")
     if len(outcome.steps) + len(outcome.records) <= _MAX_TRACED:
         trace = out / "trace.perfetto.json.gz"
         write_perfetto(trace, outcome.records, outcome.steps, rule, provenance)

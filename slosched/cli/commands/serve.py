@@ -37,6 +37,7 @@ from slosched.perfmodel.scheduling import check_can_schedule
 from slosched.policy.door import Door, Refuse
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
+from slosched.simulator.apart import rehearse_apart
 
 if TYPE_CHECKING:
     from slosched.engine.server import Tokenizer
@@ -177,6 +178,7 @@ def serve(
     steps = with_longer_steps(device.latency_model, times.per_step_s(overlap=overlap))
     scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(steps))
     loop = Engine(scheduler, device.executor, MonotonicClock(), host_s=times.per_step_host_s)
+    rehearse_apart(chosen)
     if overlap:
         loop = OverlappedEngine(scheduler, InBackground(device.executor), MonotonicClock())
     worker = http.EngineWorker(loop, step_limit=http.StepLimit(step_timeout))

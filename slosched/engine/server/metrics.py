@@ -16,6 +16,7 @@ from slosched.engine.loop import StepRecord
 from slosched.engine.server.watchdog import Watchdog
 from slosched.metrics import RequestRecord, is_good, met_e2e, met_tokens, met_ttft
 from slosched.perfmodel import OnlineModel
+from slosched.policy.portfolio.policy import portfolio_in
 from slosched.scheduler import Scheduler
 
 _LATENCY_BUCKETS_S = (
@@ -124,7 +125,7 @@ class ServerMetrics:
         escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         label = f'model_name="{escaped}"'
         lines = [*self._gauges(label), *self._counters(label)]
-        lines += [*self._latency_model(label), *self._hangs(label)]
+        lines += [*self._latency_model(label), *self._portfolio(label), *self._hangs(label)]
         for histogram in (
             self._ttft, self._itl, self._tpot, self._e2e, self.queue_time, self._step,
         ):  # fmt: skip
@@ -222,6 +223,28 @@ class ServerMetrics:
             ),
         ):
             yield from _samples(name, kind, text, values)
+
+    def _portfolio(self, label: str) -> Iterator[str]:
+        """Yield which candidate of a portfolio plans, and what the replays found and cost."""
+        portfolio = portfolio_in(self._scheduler.policy)
+        if portfolio is None:
+            return
+        for name, text, value in (
+            ("evaluations", "Answers of the simulator.", portfolio.num_evaluations),
+            ("changes", "Times at which another candidate took over.", portfolio.num_changes),
+            ("cpu_seconds", "Processor time of the replays.", portfolio.cpu_s),
+        ):
+            yield from _sample(f"slosched:portfolio_{name}_total", "counter", text, label, value)
+        plans = {
+            f'{label},policy="{spec}"': int(spec == portfolio.current)
+            for spec in portfolio.candidates
+        }
+        yield from _samples("slosched:portfolio_plans", "gauge", "1 if it plans now.", plans)
+        latest = next(reversed(portfolio.evaluations), None)
+        if latest is not None and latest.scores:
+            shares = {f'{label},policy="{s}"': score.share for s, score in latest.scores.items()}
+            text = "Share of good requests in the latest replays."
+            yield from _samples("slosched:portfolio_share", "gauge", text, shares)
 
 
 def _promises(record: RequestRecord, rule: DeadlineRule) -> dict[str, bool]:

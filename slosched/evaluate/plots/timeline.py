@@ -33,12 +33,14 @@ def timeline(
     steps: Sequence[StepRow],
     records: Sequence[RequestRecord] = (),
     rule: DeadlineRule = DeadlineRule.MEAN_TPOT,
+    changes: Sequence[tuple[float, str]] = (),
 ) -> Figure:
     """Draw one replay over time: tokens in the batches, requests by state, KV cache used.
 
     Long replays are averaged over at most `_MAX_BINS` intervals: tokens over the steps in each, the
     rest over its time.  With `records` of its requests, the slack of the most urgent request is
-    drawn as well (the least in each interval).  Raises ValueError if there are no steps.
+    drawn as well (the least in each interval).  `changes` are times at which another policy took
+    over, with its name.  Raises ValueError if there are no steps.
     """
     if not steps:
         raise ValueError("there are no steps to draw: the replay executed nothing")
@@ -56,8 +58,13 @@ def timeline(
     if records:
         _slack(panels[3], least_slack_s(records, rule, edges), edges)
     for axes in panels:
+        for at_s, _ in changes:
+            axes.axvline(at_s, color=GREY, linewidth=1, linestyle="--")
         tidy(axes)
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+    for at_s, name in changes:
+        place = {"xy": (at_s, 1.0), "xycoords": ("data", "axes fraction")}
+        panels[0].annotate(name, **place, fontsize=7, rotation=20, va="bottom")
     panels[-1].set(xlabel="time (s)", xlim=(edges[0], edges[-1]))
     figure.align_ylabels(panels)
     return figure

@@ -25,6 +25,7 @@ from slosched.integrations.vllm.truth import Fallback, Truth
 from slosched.perfmodel import OnlineModel
 from slosched.perfmodel.measurement import Chunk
 from slosched.scheduler.plan_check import PlanCheck
+from slosched.simulator.apart import rehearse_apart
 
 _PATIENCE_S = 1.0
 """Seconds for which a policy may leave the device idle while requests wait."""
@@ -50,6 +51,7 @@ class Driver:
         fitted = settings.make_model(device, names, parallel.world_size)
         self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
         self._policy = settings.make_policy(self._model, limits)
+        rehearse_apart(self._policy)
         self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
         per_request_s = 0.0 if fitted is None else fitted.server_time.per_request_s
         self._mirror = Mirror(host, self._kv, settings.make_promises(), limits, per_request_s)

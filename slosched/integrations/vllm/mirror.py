@@ -109,7 +109,10 @@ class Mirror:
             ours = known.get(request_id) or self._find(theirs)
             if ours is None:
                 continue
-            ours.status = _RUNNING
+            if ours.status is not _RUNNING:
+                ours.status = _RUNNING
+                if not ours.num_preemptions:  # what was found of it while it waited
+                    ours.num_cached_tokens = ours.num_computed_tokens
             computed = ours.num_computed_tokens = theirs.num_computed_tokens
             num_placeholders = theirs.num_output_placeholders
             if num_placeholders or ours.num_output_placeholders:

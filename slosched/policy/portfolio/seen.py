@@ -151,8 +151,8 @@ def _end_s(request: Request) -> float:
 
 
 def _past(request: Request, begin_s: float) -> PastRequest:
-    never_began = request.started_s is None and not request.num_output_tokens
-    cached = request.num_computed_tokens if never_began else request.num_cached_tokens
+    never_ran = request.status is RequestStatus.WAITING and not request.num_preemptions
+    cached = request.num_computed_tokens if never_ran else request.num_cached_tokens
     past = PastRequest(
         arrival_s=request.arrival_s - begin_s,
         num_prompt_tokens=max(1, request.num_prompt_tokens - cached),

@@ -1,0 +1,39 @@
+"""Evaluations of a portfolio as a JSON-lines file, one line for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from slosched.policy.portfolio.evaluation import Evaluation
+from slosched.replay.files import RecordsError
+
+FILE_NAME = "evaluations.jsonl"
+
+
+def write_evaluations(folder: Path, evaluations: Iterable[Evaluation]) -> Path:
+    """Write evaluations into `folder`, and make it; return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE_NAME
+    path.write_text("".join(f"{json.dumps(e.as_json())}\n" for e in evaluations), "utf-8")
+    return path
+
+
+def read_evaluations(folder: Path) -> list[Evaluation]:
+    """Read the evaluations in `folder`.  Raises RecordsError with file and line if it cannot."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        raise RecordsError(
+            f"{folder} has no {FILE_NAME}: name the folder of a simulated replay of a portfolio, "
+            f"as `slosched replay -p portfolio -o {folder}` leaves it"
+        )
+    found = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        try:
+            found.append(Evaluation.from_json(json.loads(line)))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecordsError(
+                f"{path}, line {number} is not what `slosched replay` writes: {error!r}"
+            ) from error
+    return found
