@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
 
 from slosched.core.kv import KVView
 from slosched.core.request import DeadlineRule, EndReason, Request
@@ -108,7 +107,7 @@ class SchedulerOutput:
 
 
 class PromptOrder(StrEnum):
-    """The order in which a policy mostly begins prompts, which those who forecast waits ask for."""
+    """The order in which a policy mostly begins prompts."""
 
     ARRIVAL = "arrival"
     DEADLINE = "deadline"
@@ -122,7 +121,10 @@ class Policy(ABC):
     It keeps state across steps only where the algorithm itself does, and `reset` clears that state.
     """
 
-    prompt_order: ClassVar[PromptOrder] = PromptOrder.ARRIVAL
+    @property
+    def prompt_order(self) -> PromptOrder:
+        """Return the order of prompts by which others may forecast how long each waits."""
+        return PromptOrder.ARRIVAL
 
     @abstractmethod
     def schedule(self, view: SchedulerView) -> SchedulerOutput:

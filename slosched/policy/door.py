@@ -11,7 +11,6 @@ from slosched.core import (
     Doorkeeper,
     EndReason,
     LatencyModel,
-    Policy,
     Refusal,
     Request,
     SchedulerOutput,
@@ -63,7 +62,7 @@ class Door(Wrapper, Doorkeeper):
 
     def reset(self) -> None:
         super().reset()
-        self._quoter = Quoter(_innermost(self.inner).prompt_order)
+        self._quoter = Quoter(lambda: self.prompt_order)
         self._returns = Returns()
         self._refused: dict[str, EndReason] = {}
         """Requests that the step being planned refuses."""
@@ -143,12 +142,6 @@ class Door(Wrapper, Doorkeeper):
         if self.refuse is not Refuse.LATE or ttft_s[self.level] <= slo.ttft_s:
             return None
         return Refusal(EndReason.OVERLOAD, "TTFT", ttft_s[0.5], slo.ttft_s, None)
-
-
-def _innermost(policy: Policy) -> Policy:
-    while isinstance(policy, Wrapper):
-        policy = policy.inner
-    return policy
 
 
 def _is_preempted(request: Request) -> bool:

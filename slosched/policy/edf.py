@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import ClassVar
 
 from slosched.core import PromptOrder, Request, SchedulerView
 from slosched.policy.kit.decode_first import DecodeFirst
@@ -20,7 +19,9 @@ class EDF(DecodeFirst):
     Source: Sarathi-EDF, a baseline of the QoServe paper (ASPLOS '26, arXiv 2503.22562).
     """
 
-    prompt_order: ClassVar[PromptOrder] = PromptOrder.DEADLINE
+    @property
+    def prompt_order(self) -> PromptOrder:
+        return PromptOrder.DEADLINE
 
     def prefill_order(self, view: SchedulerView) -> Callable[[Request], float]:
         return attrgetter("deadline_s")

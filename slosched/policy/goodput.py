@@ -100,7 +100,6 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     min_share: float = 0.1
     """Least share of the device that prompts are planned with."""
 
-    prompt_order: ClassVar[PromptOrder] = PromptOrder.LENGTH
     pace_class: ClassVar[type[Pace]] = Pace
     """The class that computes how much time decodes need and how much they have."""
     pack_class: ClassVar[type[PromptPack]] = PromptPack
@@ -113,6 +112,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         check_positive_share(shortest=self.shortest, min_share=self.min_share)
         if not 0 <= self.fairness <= 1:
             raise ValueError(f"fairness must be in [0, 1], not {self.fairness}")
+
+    @property
+    def prompt_order(self) -> PromptOrder:
+        return PromptOrder.LENGTH
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch, model = self.new_batch(view), view.model

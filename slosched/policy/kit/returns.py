@@ -6,29 +6,39 @@ import math
 
 from slosched.policy.kit.quote import Expected
 
-_SHARE = 0.5
+_SHARE = 0.15
 """Share of the device that those who come again may have; new clients come meanwhile."""
-_MAX_WAIT_S = 60.0
+_LEAST_WAIT_S = 5.0
+_MAX_WAIT_S = 300.0
+_AS_LONG_AGAIN = 2.0
+"""Expected rest of an overload over the time that it has lasted."""
+_LULL_S = 5.0
+"""Time without a refusal after which an overload is over."""
 
 
 class Returns:
-    """Gives each refused client a time of its own, so that they do not come back all at once."""
+    """Gives each refused client a time of its own, so that they do not come back all at once.
+
+    An overload that has lasted for some time is expected to last for twice that time again.  Nobody
+    is told to come before it is over, and those who come after it come one after the other.
+    """
 
     def __init__(self) -> None:
         self._free_s = -math.inf
         """Time from which on nobody was told to come again."""
+        self._began_s = self._latest_s = -math.inf
+        """Times of the first and of the latest refusal of this overload."""
 
     def wait_s(self, refused: Expected) -> float:
-        """Return the seconds after which the client should come again, at most a minute.
+        """Return the seconds after which the client should come again, at most five minutes.
 
-        They are at least what is expected beyond the promise, and long enough that all who were
-        told to come before it can be served in half of the device's time.  The next client is told
-        to come after this one.
+        The next client is told to come after this one, as far as five minutes allow.
         """
-        request = refused.request
-        late_s = refused.quote.ttft_s[0.5] - request.slo.ttft_s
-        soonest_s = request.arrival_s + min(max(0.0, late_s), request.slo.ttft_s)
-        at_s = max(soonest_s, self._free_s)
-        wait_s = min(at_s - request.arrival_s, _MAX_WAIT_S)
-        self._free_s = request.arrival_s + wait_s + refused.work_s / _SHARE
+        now_s = refused.request.arrival_s
+        if now_s > self._latest_s + _LULL_S:
+            self._began_s = now_s
+        self._latest_s = now_s
+        soonest_s = now_s + max(_LEAST_WAIT_S, _AS_LONG_AGAIN * (now_s - self._began_s))
+        wait_s = min(max(soonest_s, self._free_s) - now_s, _MAX_WAIT_S)
+        self._free_s = max(self._free_s, now_s + wait_s + refused.work_s / _SHARE)
         return wait_s

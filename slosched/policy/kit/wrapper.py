@@ -15,6 +15,7 @@ from slosched.core import (
     Limits,
     PlansBesideDecodes,
     Policy,
+    PromptOrder,
     Request,
     SchedulerOutput,
     SchedulerView,
@@ -77,6 +78,10 @@ class Wrapper(PlansBesideDecodes, ForeseesDecodes):
         if not isinstance(inner, ForeseesDecodes):
             return -math.inf
         return inner.decodes_until_s(decodes, limits)
+
+    @property
+    def prompt_order(self) -> PromptOrder:
+        return self.inner.prompt_order
 
     def reset(self) -> None:
         self.inner.reset()

@@ -14,6 +14,7 @@ from slosched.core import (
     Limits,
     PlansBesideDecodes,
     Policy,
+    PromptOrder,
     SchedulerOutput,
     SchedulerView,
     tunable,
@@ -155,6 +156,11 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes):
         self._begin_s = math.nan
         self._next_s = -math.inf if self._forecaster is not None else math.inf
         """Time of the next evaluation, or at which the answer to a question counts."""
+
+    @property
+    def prompt_order(self) -> PromptOrder:
+        """Return the order of the candidate that plans now."""
+        return self._planner.prompt_order
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         if self._forecaster is not None:

@@ -1,0 +1,1 @@
+"""Quotes and refusals on arrival, measured in simulation."""
