@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
 
 from real_vllm import Loop, make_config, make_scheduler, random_workload
+from vllm.config import CUDAGraphMode
 
 from slosched.core import SloschedError
 from slosched.integrations.vllm import SLOScheduler
-from slosched.integrations.vllm.record import recorder
+from slosched.integrations.vllm.record import provenance, recorder
 from slosched.integrations.vllm.settings import Settings
 from slosched.perfmodel import Measurement, load_model, read_profile
 from slosched.perfmodel.measurement import MeasurementError
@@ -41,8 +42,24 @@ def test_every_step_is_written_with_what_it_held(is_async: bool, tmp_path: Path)
     assert profile.measurements[0].chunks[0][1] == 0
     assert any(prior for m in profile.measurements for _, prior in m.chunks)
     assert profile.provenance["engine"].startswith("vllm ")
+    heads = (profile.provenance[f"num_{kind}_heads"] for kind in ("query", "kv"))
+    assert all(int(num_heads) > 0 for num_heads in heads)
+    assert "num_experts" not in profile.provenance, "the model is dense"
+    assert "graph_sizes" not in profile.provenance, "a CPU has no CUDA graphs"
     run(settings, is_async=is_async)
     assert len(read_profile(path).measurements) == 2 * len(ran), "the same device goes on"
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes"), [("FULL_AND_PIECEWISE", "1,2,4"), ("FULL_DECODE_ONLY", None), ("NONE", None)]
+)
+def test_the_sizes_of_graphs_are_kept_where_every_step_is_padded(
+    mode: str, sizes: str | None
+) -> None:
+    config = make_config(random_workload(SEED))
+    config.compilation_config.cudagraph_mode = CUDAGraphMode[mode]
+    config.compilation_config.cudagraph_capture_sizes = [1, 2, 4]
+    assert provenance(config, "a GPU", 100).get("graph_sizes") == sizes
 
 
 def test_another_engine_writes_another_file_and_more_devices_another_profile(

@@ -14,6 +14,7 @@ from slosched.integrations.vllm.settings import Settings, SettingsError
 from slosched.integrations.vllm.steps import Record
 from slosched.perfmodel import Measurement, Profile, read_profile, write_profile
 from slosched.perfmodel.device import cpu_name
+from slosched.perfmodel.graphs import GRAPH_SIZES
 from slosched.perfmodel.measurement import append_measurement
 
 _SAME = (
@@ -50,7 +51,28 @@ def provenance(config: Any, device: str, num_blocks: int) -> dict[str, str]:
         "block_size": str(block_size),
         "kv_capacity_tokens": str(num_blocks * block_size),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **_kernel_facts(config),
     }
+
+
+def _kernel_facts(config: Any) -> dict[str, str]:
+    """Return what some forms of latency model have to know: heads, experts, and CUDA graphs."""
+    model, parallel = config.model_config, config.parallel_config
+    facts = {
+        "num_query_heads": model.get_num_attention_heads(parallel),
+        "num_kv_heads": model.get_num_kv_heads(parallel),
+    }
+    if torch.cuda.is_available():
+        facts["num_sms"] = torch.cuda.get_device_properties(0).multi_processor_count
+    # Older versions of vLLM do not say how many experts compute a token.
+    per_token = getattr(model, "get_num_experts_per_tok", lambda: 0)()
+    if model.get_num_experts() and per_token:
+        facts |= {"num_experts": model.get_num_experts(), "num_experts_per_token": per_token}
+    graphs = config.compilation_config
+    # Graphs for decodes alone are left out: the forms pad all steps or none.
+    if graphs.cudagraph_mode and graphs.cudagraph_mode.mixed_mode().value:
+        facts[GRAPH_SIZES] = ",".join(map(str, graphs.cudagraph_capture_sizes or ()))
+    return {name: str(value) for name, value in facts.items() if value}
 
 
 def recorder(settings: Settings, facts: dict[str, str], engine: int = 0) -> Record | None:
