@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
 
 from slosched.core import EndReason, Executor, Request, ScheduledBatch, StepResult
 from slosched.scheduler import Scheduler
@@ -25,20 +24,25 @@ class Clients:
         self._scheduler = scheduler
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._waiting: deque[Request] = deque()
-        """Requests in order of arrival; the first ones have not ended."""
+        """Requests in order of arrival, from the first that has not left."""
+        self.next_s = math.inf
+        """The time before which no client leaves."""
 
     def send(self, request: Request) -> None:
         """Hand a request to the scheduler; its client waits for it from its arrival on."""
         self._scheduler.add_request(request)
         self._waiting.append(request)
+        self.next_s = self._leaves_s(self._waiting[0])
 
-    def leaving(self, now_s: float) -> Iterator[Request]:
-        """Yield the unfinished requests whose clients have left by `now_s`, each once."""
-        waiting = self._waiting
-        while waiting and self._leaves_s(waiting[0]) <= now_s:
+    def leaving(self, now_s: float) -> list[Request]:
+        """Return the unfinished requests whose clients have left by `now_s`, each once."""
+        waiting, gone = self._waiting, []
+        while self.next_s <= now_s:
             request = waiting.popleft()
+            self.next_s = self._leaves_s(waiting[0]) if waiting else math.inf
             if not request.status.is_ended:
-                yield request
+                gone.append(request)
+        return gone
 
     def abort(self, request: Request) -> None:
         """End the request of a client that has left, at the time when it left."""

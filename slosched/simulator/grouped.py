@@ -211,14 +211,15 @@ class GroupedSteps:
 
     def _let_clients_leave(self, group: GroupedDecodes, now_s: float) -> bool:
         """Abort the requests whose clients left before the step ended; tell if there were any."""
-        have_left = False
-        for request in self._clients.leaving(now_s):
+        if now_s < self._clients.next_s:
+            return False
+        gone = self._clients.leaving(now_s)
+        for request in gone:
             if request in group:
                 group.leave(request)
             self._others.pop(request.request_id, None)
             self._clients.abort(request)
-            have_left = True
-        return have_left
+        return bool(gone)
 
     def _end(self, finished: Iterable[Request], now_s: float) -> None:
         for request in finished:
