@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,26 @@ import numpy as np
 from experiments.inside_vllm.heats import Heat, Row, identity, scores
 from experiments.inside_vllm.setups import Setup, System
 from slosched.metrics import RequestRecord
-from slosched.perfmodel import FitReport, FittedModel, Measurement, Profile, fit, read_profile
+from slosched.perfmodel import (
+    NO_SERVER_TIME,
+    FitReport,
+    FittedModel,
+    Measurement,
+    Profile,
+    ServerTime,
+    fit,
+    read_profile,
+)
+from slosched.perfmodel.forms import described
+from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
 from slosched.policy.spec import make_policy
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import simulate
 
 _MAX_FITTED = 1000
 """The most recorded steps that are fitted; thousands more add nothing."""
-_SIGMA_PER_ERROR = math.sqrt(math.pi / 2)
-"""The standard deviation of a normal distribution over its mean absolute error."""
+_TRIAL_S = 0.01
+"""The host's time for a step with which runs are simulated to see how much it slows them down."""
 
 
 @dataclass(frozen=True)
@@ -58,34 +69,72 @@ def fitted(stretches: Sequence[Stretch], seed: int = 0) -> FitReport:
     return fit(Profile(tuple(rows), next(iter(profiles.values())).provenance))
 
 
-def predicted(heat: Heat, system: System, device: FittedModel, lag_s: float = 0.0) -> Row:
-    """Return the row that the simulator predicts for a run on `device`.
+def predicted(heat: Heat, system: System, device: FittedModel) -> Row:
+    """Return the row that the simulator predicts for a run on `device` and in its server.
 
-    Policies start with the setup's latency model.  `lag_s` is added to the time of a first token: a
-    client sees it so much later than the engine's clock says.
+    Policies start with the setup's latency model, which knows nothing of the server.  So they plan
+    for the engine's clock, and a client sees its first token `per_request_s` later.  The host's
+    time is hidden if vLLM plans ahead, and no policy learns it from the steps.
 
-    The device is as noisy as the steps were about its model.  This matters for policies that fill a
-    step to the last millisecond that an SLO leaves.
+    Steps scatter as they did about the fitted model.  This matters for policies that fill a step to
+    the last millisecond that an SLO leaves.
     """
     setup: Setup = heat.setup
-    noise = _SIGMA_PER_ERROR * device.held_out_error.get("mape", 0.0) / 100
+    server = device.server_time
+    config = replace(
+        setup.simulation(system),
+        disturbances=Disturbances(device.noise),
+        schedule_s=server.per_step_host_s,
+    )
     requests = simulate(
         setup.load(heat.rate, heat.window),
         make_policy(system.simulated_policy),
         device,
-        replace(setup.simulation(system), disturbances=Disturbances(noise)),
+        config,
         scheduler_model=setup.model,
     )
     records = [RequestRecord.from_request(request) for request in requests]
-    seen = [replace(record, arrival_s=record.arrival_s - lag_s) for record in records]
-    return {**identity(heat, system), **scores(setup, seen), "lag_s": lag_s}
+    seen = [replace(r, arrival_s=r.arrival_s - server.per_request_s) for r in records]
+    learnt = {"per_request_s": server.per_request_s, "per_step_host_s": server.per_step_host_s}
+    return {**identity(heat, system), **scores(setup, seen), **learnt}
 
 
-def lag(pairs: Sequence[tuple[Mapping[Hashable, Any], Row]], slowdown: float) -> float:
-    """Return what a server adds to TTFT before and after its engine, in seconds of wall time.
+Guess = Callable[[FittedModel], Sequence[Row]]
+"""A function that simulates some measured runs on a device, in the order of the runs."""
 
-    `pairs` are measured and simulated runs.  The result is the median difference of their median
-    TTFTs, at least 0.
+
+def with_server_time(
+    device: FittedModel, setup: Setup, runs: Sequence[Mapping[Hashable, Any]], guess: Guess
+) -> FittedModel:
+    """Return the device with what its server adds, learnt from `runs` at the lowest rate.
+
+    There hardly any request waits.  The host's time for a step is what makes the simulated runs
+    take as long as the measured ones, on average; if vLLM plans ahead, it is hidden and stays 0.
+    The time per request is then the median difference of the runs' median TTFTs.  Both are in
+    seconds of wall time and at least 0.
     """
-    apart_s = [float(run["ttft_p50_s"]) - float(str(guess["ttft_p50_s"])) for run, guess in pairs]
-    return max(0.0, statistics.median(apart_s) * slowdown)
+    rate = min(run["rate"] for run in runs)
+    origin = f"learnt from the {len(runs)} runs at {rate:g}/s, the lowest rate"
+    facts = {**device.provenance, SERVER_TIME_ORIGIN: origin}
+
+    def served(times: ServerTime) -> FittedModel:
+        return described(device, facts, device.held_out_error, server_time=times)
+
+    host_s = 0.0
+    if not setup.is_emulated:
+        trial = served(ServerTime(per_step_host_s=_TRIAL_S))
+        without, with_it = (_haste(runs, guess(d)) for d in (served(NO_SERVER_TIME), trial))
+        host_s = max(0.0, _TRIAL_S * without / (without - with_it))
+    stepping = ServerTime(per_step_host_s=host_s)
+    pairs = zip(runs, guess(served(stepping)), strict=True)
+    late_s = [float(run["ttft_p50_s"]) - float(str(row["ttft_p50_s"])) for run, row in pairs]
+    per_request_s = max(0.0, statistics.median(late_s) * setup.slowdown)
+    return served(replace(stepping, per_request_s=per_request_s))
+
+
+def _haste(runs: Sequence[Mapping[Hashable, Any]], rows: Sequence[Row]) -> float:
+    """Return by how much simulated runs are faster, as the mean logarithm of the token rates."""
+    return statistics.fmean(
+        math.log(float(str(row["tokens_per_s"])) / float(run["tokens_per_s"]))
+        for run, row in zip(runs, rows, strict=True)
+    )

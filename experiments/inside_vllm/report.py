@@ -14,6 +14,7 @@ from experiments.inside_vllm.compare import gains, mean_of, prediction_errors, s
 from experiments.inside_vllm.results import PREDICTIONS, TUNING, Book
 from experiments.inside_vllm.setups import SETUPS, Setup
 from slosched.evaluate.plots.style import WIDTH_IN, legend_above, look, tidy
+from slosched.perfmodel import ServerTime
 
 PAGE = Path(__file__).parents[2] / "docs" / "inside_vllm.md"
 _POINTS = 5.0
@@ -182,12 +183,14 @@ def _predictions(runs: pd.DataFrame, predictions: pd.DataFrame) -> str:
     worst = max(errors.to_dict("records"), key=lambda row: abs(row["points"]))
     groups = [group for _, group in errors.groupby(["setup", "rate"])]
     ranked = sum(same_ranking(group) for group in groups)
-    lags = predictions.groupby("setup")["lag_s"].first()
-    told = ", ".join(f"{name} {1000 * lag_s:.0f} ms" for name, lag_s in lags.items())
+    told = "; ".join(
+        f"{name}: {ServerTime(first['per_request_s'], 0.0, first['per_step_host_s'])}"
+        for name, first in predictions.groupby("setup").first().iterrows()
+    )
     return (
         "## The simulator\n\nThe latency model was fitted to the steps that slosched recorded "
-        "inside vLLM's engine during these runs. First tokens count as later by the delay that "
-        "clients saw at the lowest rate, where hardly any request waits (in wall time: "
+        "inside vLLM's engine during these runs. What the server adds to these steps was learnt "
+        "from the runs at the lowest rate, where hardly any request waits (in wall time; "
         f"{told}). {within} of {len(errors)} mean attainments are within {_POINTS:g} points of "
         f"the measured ones; the worst is {worst['points']:+.1f} points off "
         f"(`{worst['system']}` at {worst['rate']:g}/s, {worst['setup']}). The schedulers are "

@@ -15,7 +15,13 @@ from typing import Any
 
 from experiments.inside_vllm.device import is_measured, measure
 from experiments.inside_vllm.heats import Heat, Row, run
-from experiments.inside_vllm.predict import Stretch, fitted, lag, num_steps, predicted
+from experiments.inside_vllm.predict import (
+    Stretch,
+    fitted,
+    num_steps,
+    predicted,
+    with_server_time,
+)
 from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
 from experiments.inside_vllm.server import Server, started
 from experiments.inside_vllm.setups import Setup, System
@@ -71,14 +77,17 @@ class Session:
             error = fit.held_out
             console.print(f"wrote {path}: held-out error {error.mape:.1f} % on average")
         device = load_model(path)
-        # At the lowest rate hardly any request waits, so the server alone delays a first token.
         lowest = min(row["rate"] for row in rows)
         calm = [row for row in rows if row["rate"] == lowest]
+        with console.status(f"{setup.name}: learning what the server adds"):
+            device = with_server_time(
+                device, setup, calm, lambda d: [_guess(setup, row, d) for row in calm]
+            )
+        save_model(device, path)
+        console.print(f"{path}: the server adds {device.server_time}")
         with progress_bar() as progress:
-            trial = progress.track(calm, description=f"{setup.name}, what HTTP takes")
-            lag_s = lag([(row, _guess(setup, row, device)) for row in trial], setup.slowdown)
             for row in progress.track(rows, description=f"simulating {setup.name}"):
-                self.book.keep(PREDICTIONS, [_guess(setup, row, device, lag_s)])
+                self.book.keep(PREDICTIONS, [_guess(setup, row, device)])
 
     def missing(self, table: str, setup: Setup, num_windows: int | None = None) -> list[Heat]:
         """Return the heats that have not been measured, or only while the machine was too busy."""
@@ -166,12 +175,10 @@ def _policy_of(row: Mapping[Hashable, Any]) -> str | None:
     return None if name.startswith("vLLM ") else name
 
 
-def _guess(
-    setup: Setup, row: Mapping[Hashable, Any], device: FittedModel, lag_s: float = 0.0
-) -> Row:
+def _guess(setup: Setup, row: Mapping[Hashable, Any], device: FittedModel) -> Row:
     """Simulate a measured run."""
     system = System(int(row["max_num_batched_tokens"]), _policy_of(row))
-    return predicted(Heat(setup, row["rate"], row["window"]), system, device, lag_s)
+    return predicted(Heat(setup, row["rate"], row["window"]), system, device)
 
 
 def seconds_of(tuning: Sequence[Heat], runs: Sequence[Heat]) -> float:

@@ -13,16 +13,32 @@ from experiments.inside_vllm import report
 from experiments.inside_vllm.compare import gains, mean_of, prediction_errors, same_ranking
 from experiments.inside_vllm.device import is_measured
 from experiments.inside_vllm.heats import Heat, Row, scores
-from experiments.inside_vllm.predict import Stretch, fitted, lag, num_steps, predicted
+from experiments.inside_vllm.predict import (
+    Stretch,
+    fitted,
+    num_steps,
+    predicted,
+    with_server_time,
+)
 from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
 from experiments.inside_vllm.session import Session, seconds_of
-from experiments.inside_vllm.setups import SETUPS, TRACES, System, smoke
+from experiments.inside_vllm.setups import SETUPS, TRACES, Setup, System, smoke
 from slosched.core import SLO, EndReason, RequestStatus
 from slosched.integrations.vllm.settings import read_settings
 from slosched.metrics import RequestRecord
-from slosched.perfmodel import Measurement, Profile, save_model, write_profile
+from slosched.perfmodel import (
+    NO_SERVER_TIME,
+    FittedModel,
+    Measurement,
+    Profile,
+    ServerTime,
+    save_model,
+    write_profile,
+)
 from slosched.perfmodel.device import cpu_name
+from slosched.perfmodel.forms import described
 from slosched.perfmodel.measurement import Chunk
+from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
 
 CONV = SETUPS["conv-h100"]
 needs_traces = pytest.mark.skipif(not TRACES.exists(), reason=f"{TRACES} is not there")
@@ -57,7 +73,8 @@ def row(system: str, window: int, num_good: int, *, late_s: float = 0.0, rate: f
         "max_num_batched_tokens": 2048,
         "machine": "a computer",
         "first_step": 0,
-        "lag_s": 0.0,
+        "per_request_s": 0.031,
+        "per_step_host_s": 0.0,
         "num_steps": 0,
         "code_digest": "abc",
         "made": "2026-01-01",
@@ -184,15 +201,43 @@ def test_a_model_is_fitted_to_the_steps_of_the_runs_that_count(tmp_path: Path) -
         assert found_s == pytest.approx([factor * took for took in took_s], rel=0.1)
 
 
+def served(setup: Setup, times: ServerTime) -> FittedModel:
+    model = setup.model
+    return described(model, model.provenance, model.held_out_error, server_time=times)
+
+
 @needs_traces
 def test_a_server_that_hands_tokens_on_late_breaks_promises_and_is_found_out() -> None:
     setup = replace(CONV, num_requests=60)
     heat, system = Heat(setup, 40.0, 0), System(2048)
-    prompt, late = (predicted(heat, system, setup.model, lag_s) for lag_s in (0.0, 2.0))
+
+    def guess(device: FittedModel) -> list[Row]:
+        return [predicted(heat, system, device)]
+
+    [late] = guess(served(setup, ServerTime(per_request_s=2.0)))
+    [prompt] = guess(setup.model)
     assert int(str(late["num_good"])) < int(str(prompt["num_good"]))
     assert late["tpot_p99_s"] == pytest.approx(prompt["tpot_p99_s"])
-    assert lag([(dict(late), prompt)], setup.slowdown) == pytest.approx(2.0)
-    assert lag([(dict(prompt), late)], setup.slowdown) == 0.0, "nobody is early"
+    found = with_server_time(setup.model, setup, [dict(late)], guess)
+    assert found.server_time.per_request_s == pytest.approx(2.0)
+    assert found.server_time.per_step_host_s == 0.0, "vLLM plans ahead of an emulated device"
+    assert found.provenance[SERVER_TIME_ORIGIN].startswith("learnt from the 1 runs at 40/s")
+    early = with_server_time(served(setup, NO_SERVER_TIME), setup, [dict(prompt)], guess)
+    assert early.server_time == NO_SERVER_TIME
+
+
+@needs_traces
+def test_the_hosts_time_is_what_makes_runs_take_longer_where_nothing_hides_it() -> None:
+    setup = SETUPS["conv-cpu"]
+    heat, system = Heat(setup, 4.0, 1), System(128)
+
+    def guess(device: FittedModel) -> list[Row]:
+        return [predicted(heat, system, device)]
+
+    [slow] = guess(served(setup, ServerTime(0.03, per_step_host_s=0.02)))
+    found = with_server_time(setup.model, setup, [dict(slow)], guess).server_time
+    assert found.per_step_host_s == pytest.approx(0.02, rel=0.1)
+    assert found.per_request_s == pytest.approx(0.03, abs=0.01)
 
 
 def test_a_device_that_is_not_emulated_is_measured_before_it_is_used(tmp_path: Path) -> None:
@@ -247,4 +292,5 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
     page = (tmp_path / "page.md").read_text()
     assert "surely more" in page
     assert "2 of 2 mean attainments are within 5 points" in page
+    assert "31 ms a request" in page
     assert (tmp_path / "page" / "goodput.svg").stat().st_size > 1000
