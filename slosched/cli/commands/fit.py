@@ -87,6 +87,7 @@ def fit(
     - `slosched fit profile.csv -o model.json --plot fit.png`
     - `slosched fit profile.csv --form linear`
     - `slosched fit steps.csv --graph-sizes vllm`
+    - `slosched fit steps.csv --form boosting`
     """
     measured = read_profile(profile)
     if graph_sizes is not None:
