@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from slosched.core import SloschedError
 from slosched.perfmodel.device import num_devices
 from slosched.perfmodel.forms import with_swapped_block_s
+from slosched.perfmodel.gpu_names import fact_of
 from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.transformers import known_transformer
 
@@ -54,14 +55,14 @@ _PCIE_5 = HostLink(
 HOST_LINKS: Mapping[str, HostLink] = {
     "A100-SXM4-80GB": _PCIE_4,
     "A100 80GB PCIe": _PCIE_4,
-    "NVIDIA A10": _PCIE_4,
-    "NVIDIA A30": _PCIE_4,
+    "A10": _PCIE_4,
+    "A30": _PCIE_4,
     "H100 80GB HBM3": _PCIE_5,
     "H100 PCIe": _PCIE_5,
-    "NVIDIA H200": _PCIE_5,
-    "NVIDIA B200": _PCIE_5,
+    "H200": _PCIE_5,
+    "B200": _PCIE_5,
     "L40S": _PCIE_4,
-    "NVIDIA L4": _PCIE_4,
+    "L4": _PCIE_4,
     "RTX 3090": _PCIE_4,
     "RTX 4090": _PCIE_4,
     "RTX PRO 6000 Blackwell": _PCIE_5,
@@ -79,8 +80,7 @@ def with_derived_swap(model: FittedModel) -> FittedModel:
     The model is unchanged if it has a cost, or if its GPU or its model is not known.  The
     provenance says that the cost was derived, and from what.
     """
-    gpu = model.provenance.get("gpu", "")
-    link = next((link for name, link in HOST_LINKS.items() if name in gpu), None)
+    link = fact_of(model.provenance.get("gpu", ""), HOST_LINKS)
     if link is None or model.swapped_block_s or _bytes_per_token(model) is None:
         return model
     return _with_bandwidth(model, link.bytes_per_s, f"over {link.name}", f" ({link.source})")

@@ -145,7 +145,7 @@ def test_a_decode_step_takes_about_as_long_as_reading_the_weights(l4: Profile) -
     [
         (Deployment("l4", LLAMA_8B, tensor_parallel=2), ValueError, r"--tp 2: .*all-reduces"),
         (Deployment("l4", "openai/gpt-oss-20b"), MissingTablesError, "only times of bfloat16"),
-        (Deployment("l4", "Qwen/Qwen3-32B"), NoRoomError, "does not fit"),
+        (Deployment("l4", "Qwen/Qwen3-32B"), NoRoomError, "into the 24 GiB of l4"),
     ],
 )
 def test_what_cannot_be_derived_is_said(

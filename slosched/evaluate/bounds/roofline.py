@@ -14,6 +14,7 @@ from slosched.core import BatchShape, Limits
 from slosched.evaluate.bounds.demand import demand_at, shortest_step_s
 from slosched.evaluate.bounds.on_time import Bound, fluid_bound
 from slosched.evaluate.bounds.prices import StepPrices
+from slosched.perfmodel.gpu_names import fact_of
 from slosched.perfmodel.peaks import GPUS, Peaks
 from slosched.perfmodel.transformers import BYTES_PER_NUMBER, Transformer, known_transformer
 from slosched.workload.trace import Trace
@@ -112,7 +113,7 @@ def roofline_of(provenance: Mapping[str, str]) -> Roofline | None:
     None if one of them is not known here, or if the weights were not bfloat16: other number formats
     have other peaks.
     """
-    gpu = next((GPUS[name] for name in GPUS if name in provenance.get("gpu", "")), None)
+    gpu = fact_of(provenance.get("gpu", ""), GPUS)
     model = known_transformer(provenance)
     if gpu is None or model is None:
         return None

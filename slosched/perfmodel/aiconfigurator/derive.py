@@ -12,7 +12,7 @@ from slosched.perfmodel.aiconfigurator.derived import (
     derived_tables,
     references_of,
 )
-from slosched.perfmodel.aiconfigurator.errors import MissingTablesError
+from slosched.perfmodel.aiconfigurator.errors import MissingTablesError, NoRoomError
 from slosched.perfmodel.aiconfigurator.package import VERSION, kv_room
 from slosched.perfmodel.aiconfigurator.unmeasured import UNMEASURED, UnmeasuredGPU
 from slosched.perfmodel.derivation import DERIVATION_ERROR, error_text
@@ -32,8 +32,9 @@ def derive_profile(
 ) -> Profile:
     """Derive `num_steps` stress batches, and the layers at every tile edge, from other GPUs.
 
-    Raises MissingTablesError if too few GPUs have tables of the model, or if it is quantised, and
-    ValueError for more than one GPU: how fast they talk to each other is not on a data sheet.
+    Raises MissingTablesError if too few GPUs have tables of the model, or if it is quantised;
+    NoRoomError if it does not fit; and ValueError for more than one GPU, since a data sheet does
+    not say how long all-reduces take.
     """
     gpu = UNMEASURED[deployment.system]
     if deployment.tensor_parallel > 1:
@@ -49,9 +50,13 @@ def derive_profile(
             f"derived, not those of {deployment.model!r}, with {dict(first.compiled.dtypes)}"
         )
     near = replace(deployment, system=first.system)
-    room = kv_room(
-        near, first.compiled, max_num_batched_tokens, max_num_seqs, memory_bytes=gpu.memory_bytes
-    )
+    try:
+        room = kv_room(near, first.compiled, max_num_batched_tokens, max_num_seqs, gpu.memory_bytes)
+    except NoRoomError as error:
+        raise NoRoomError(
+            f"{deployment.model} does not fit into the {gpu.memory_bytes / 1024**3:.0f} GiB of "
+            f"{deployment.system}; take a smaller model"
+        ) from error
     limits = StressLimits(
         max_num_batched_tokens, max_num_seqs, kv_capacity_tokens=room.capacity_tokens
     )

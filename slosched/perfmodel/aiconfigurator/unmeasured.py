@@ -21,10 +21,10 @@ class UnmeasuredGPU:
 
 UNMEASURED = {
     "a100pcie": UnmeasuredGPU("NVIDIA A100 80GB PCIe", 80 * _GIB, GPUS["A100 80GB PCIe"]),
-    "a10": UnmeasuredGPU("NVIDIA A10", 24 * _GIB, GPUS["NVIDIA A10"]),
-    "a30": UnmeasuredGPU("NVIDIA A30", 24 * _GIB, GPUS["NVIDIA A30"]),
+    "a10": UnmeasuredGPU("NVIDIA A10", 24 * _GIB, GPUS["A10"]),
+    "a30": UnmeasuredGPU("NVIDIA A30", 24 * _GIB, GPUS["A30"]),
     "h100pcie": UnmeasuredGPU("NVIDIA H100 PCIe", 80 * _GIB, GPUS["H100 PCIe"]),
-    "l4": UnmeasuredGPU("NVIDIA L4", 24 * _GIB, GPUS["NVIDIA L4"]),
+    "l4": UnmeasuredGPU("NVIDIA L4", 24 * _GIB, GPUS["L4"]),
     "rtx3090": UnmeasuredGPU("NVIDIA GeForce RTX 3090", 24 * _GIB, GPUS["RTX 3090"]),
     "rtx4090": UnmeasuredGPU("NVIDIA GeForce RTX 4090", 24 * _GIB, GPUS["RTX 4090"]),
     "t4": UnmeasuredGPU("Tesla T4", 16 * _GIB, GPUS["Tesla T4"]),
