@@ -52,11 +52,11 @@ def derive_profile(
     near = replace(deployment, system=first.system)
     try:
         room = kv_room(near, first.compiled, max_num_batched_tokens, max_num_seqs, gpu.memory_bytes)
-    except NoRoomError as error:
+    except NoRoomError as reason:
         raise NoRoomError(
             f"{deployment.model} does not fit into the {gpu.memory_bytes / 1024**3:.0f} GiB of "
             f"{deployment.system}; take a smaller model"
-        ) from error
+        ) from reason
     limits = StressLimits(
         max_num_batched_tokens, max_num_seqs, kv_capacity_tokens=room.capacity_tokens
     )
