@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from experiments.fidelity.results import LEARNT_FROM
+from experiments.fidelity.stages import is_saturated
 
 LATENCIES = ("e2e_mean_s", "ttft_mean_s", "ttft_p50_s", "ttft_p99_s")
 
@@ -21,8 +22,9 @@ def learn_per_request_s(stages: pd.DataFrame) -> float:
 def judge(simulated: pd.DataFrame, per_request_s: float) -> pd.DataFrame:
     """Return the stages with the server's time per request, and with errors in percent.
 
-    `is_judged` tells which stages nothing was learnt from.  The time per request delays all
-    requests alike, so it is added to latencies that were simulated without it.
+    `is_judged` tells which stages nothing was learnt from, `is_saturated` where requests queue.
+    The time per request delays all requests alike, so it is added to latencies that were simulated
+    without it.
     """
     stages = simulated.copy()
     for latency in LATENCIES:
@@ -34,4 +36,9 @@ def judge(simulated: pd.DataFrame, per_request_s: float) -> pd.DataFrame:
         stages[f"tpot_mean_s{suffix}"] = span_s / (stages["output_tokens"] - 1)
     stages["tpot_mean_s_error"] = 100 * (stages["tpot_mean_s_sim"] / stages["tpot_mean_s"] - 1)
     stages["is_judged"] = ~stages["run"].isin(LEARNT_FROM)
+    stages["is_saturated"] = [is_saturated(*means) for means in zip(*_means(stages), strict=True)]
     return stages
+
+
+def _means(stages: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    return stages["ttft_mean_s"], stages["e2e_mean_s"]

@@ -16,6 +16,8 @@ from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
 
 POLICY = "vllm_v1"
+CLIENT_TIMEOUT_S = 300.0
+"""The time after which aiohttp, which inference-perf uses, gives up a request by default."""
 
 
 def play(run: Run, model: FittedModel) -> Iterator[dict[str, float]]:
@@ -31,7 +33,10 @@ def play(run: Run, model: FittedModel) -> Iterator[dict[str, float]]:
         num_blocks=stated_blocks if np.isnan(server.kv_blocks) else int(server.kv_blocks),
         block_size=BLOCK_SIZE,
         prefix_cache=PrefixCaching.HASH,
-        overlap=True,
+        # It delays a first token by a step, which does not show where requests wait for minutes.
+        # Without it such a long simulation is several times as fast.
+        overlap=not any(stage.is_saturated for stage in run),
+        client_timeout_s=CLIENT_TIMEOUT_S,
     )
     requests = simulate(trace_of(run), make_policy(POLICY), model, config)
     for _, of_stage in groupby(requests, key=lambda request: stage_of(request.request_id)):

@@ -55,12 +55,16 @@ class Stage:
 
     @property
     def is_saturated(self) -> bool:
-        """Tell whether requests spent more than a tenth of their time before their first token."""
-        return self.ttft_mean_s > _WAITING_SHARE * self.e2e_mean_s
+        return is_saturated(self.ttft_mean_s, self.e2e_mean_s)
 
     @property
     def label(self) -> str:
         return f"{self.run} stage {self.stage}"
+
+
+def is_saturated(ttft_mean_s: float, e2e_mean_s: float) -> bool:
+    """Tell whether requests spend more than a tenth of their time before their first token."""
+    return ttft_mean_s > _WAITING_SHARE * e2e_mean_s
 
 
 Run = tuple[Stage, ...]
