@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
@@ -16,6 +17,7 @@ from slosched.policy.portfolio.policy import default_candidates
 _FOLDER = Path(__file__).parent
 PAGE = _FOLDER / "README.md"
 RESULTS = _FOLDER / "results.csv"
+FloatArray = npt.NDArray[np.float64]
 _LEVEL = 0.95
 _PORTFOLIO = "portfolio"
 
@@ -66,15 +68,17 @@ def write() -> None:
     )
 
 
-_ABOUT = """Made by `python -m experiments.portfolio run`. One simulated replica: 5 % noise on \
-every step, latency model corrected online, KV cache of the device, 2,048 tokens and 256 \
-requests a step. The table has the share of good requests in percent, of those that arrive in the \
-last three quarters of a window. Requests are Azure's of 2023; the windows lie behind those on \
-which the policy was designed. The candidates are those that `portfolio` has by default. \
-"Against the best" is the \
-difference to the candidate that is best in hindsight, with the 95 % interval of Student's t over \
-eight blocks of consecutive requests a window, paired. Rates are fixed: they were not tuned to any \
-policy's knee."""
+_ABOUT = """Made by `python -m experiments.portfolio run`, cell by cell. One simulated replica: \
+5 % noise on every step, latency model corrected online, KV cache of the device, 2,048 tokens and \
+256 requests a step. The tables have the share of good requests in percent, of those that arrive \
+in the last three quarters of a window. Requests are Azure's of 2023; the windows lie behind those \
+on which the policy was designed. The candidates are those that `portfolio` has by default.
+
+"Against the best" is the difference to the candidate that is best in hindsight, with the 95 % \
+interval of Student's t over eight blocks of consecutive requests a window, paired. Rates are \
+fixed: they were not tuned to any policy's knee. "Code" is the beginning of the digest of the code \
+that was played. At `cd9d75` `goodput` still let promises that cannot be kept bind all \
+requests; later code is without that."""
 _COST = """Processor time of the replays that `portfolio` asks for, over the time on the simulated \
 device's clock, on a machine that others used as well."""
 
@@ -95,19 +99,28 @@ def _attained(results: pd.DataFrame, names: list[str]) -> str:
                 *(f"{means[spec]:.1f}" for spec in candidates),
                 f"**{means[_PORTFOLIO]:.1f}**",
                 _against(100 * (blocks[_PORTFOLIO] - blocks[best])),
+                cell["window"].nunique(),
+                cell["code_digest"].iloc[0][:6],
             ]
         )
-    heads = ["cell", *(f"`{spec}`" for spec in candidates), "`portfolio`", "against the best"]
+    heads = [
+        "cell",
+        *(f"`{spec}`" for spec in candidates),
+        "`portfolio`",
+        "against the best",
+        "windows",
+        "code",
+    ]
     return table(heads, rows, 1)
 
 
-def _blocks(cell: pd.DataFrame, spec: str) -> np.ndarray:
+def _blocks(cell: pd.DataFrame, spec: str) -> FloatArray:
     """Return the shares of good requests of all windows and blocks under a policy."""
     texts = cell[cell["policy"] == spec].sort_values("window")["blocks"]
     return np.array([float(share) for text in texts for share in text.split()])
 
 
-def _against(differences: np.ndarray) -> str:
+def _against(differences: FloatArray) -> str:
     mean = float(differences.mean())
     count = len(differences)
     margin = float(stats.t.ppf((1 + _LEVEL) / 2, count - 1) * differences.std(ddof=1) / count**0.5)
