@@ -137,6 +137,11 @@ CELLS = {
             (Part(CONVERSATIONS, 14.0, "medium", 2000),),
         ),
         Cell(
+            "H100 with a mixture of experts (30B, 3B active), conversations, medium",
+            "h100/qwen3-30b-a3b",
+            (Part(CONVERSATIONS, 12.0, "medium", 1000),),
+        ),
+        Cell(
             "H100, medium, code after conversations",
             H100,
             (Part(CONVERSATIONS, 16.0, "medium", 1000), Part(CODE, 7.0, "medium", 500)),
