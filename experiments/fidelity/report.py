@@ -216,7 +216,9 @@ def _backends(every: pd.DataFrame) -> str:
     """Return a table of errors by model and by whose kernels the tables hold."""
     rows = []
     below = every[~every["is_saturated"]]
-    for (model, gpus), here in below.groupby(["model", "tensor_parallel"], sort=False):
+    for (model, gpus), of_model in below.groupby(["model", "tensor_parallel"], sort=False):
+        num_backends = of_model.groupby(["run", "stage"])["backend"].transform("size")
+        here = of_model[num_backends == of_model["backend"].nunique()]
         errors = here.groupby("backend")["tpot_mean_s_error"]
         taken = here.loc[here["is_chosen"], "backend"].iloc[0]
         cells = [
@@ -229,7 +231,8 @@ def _backends(every: pd.DataFrame) -> str:
         "AIConfigurator has tables of three engines' kernels, and none of vLLM 0.15. `slosched "
         "profile --from aiconfigurator` takes vLLM's, unless they cannot be right for the model "
         "([how](how-to/profile-and-fit.md)); it has seen none of these runs. This is the median "
-        "error of TPOT below saturation, with each engine's tables:\n\n"
+        "error of TPOT below saturation, over the stages that were simulated with each of the tables "
+        "that are named:\n\n"
         f"{table(('model, GPUs', 'taken', *BACKENDS), rows, 2)}"
     )
 
