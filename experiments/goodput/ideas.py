@@ -65,6 +65,11 @@ IDEAS = (
         parts.LateDecodesLeftOut,
     ),
     Idea(
+        "the tightest binds",
+        "the smallest TPOT limits the step, also if it cannot be kept",
+        parts.TightestBinds,
+    ),
+    Idea(
         "floor of the study",
         "a step may always last 0.9 of the smallest TPOT, or take 128 tokens besides all decodes",
         partial(parts.WithFloor, shortest=0.9),

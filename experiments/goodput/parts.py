@@ -112,6 +112,31 @@ class LateDecodesLeftOut(Goodput):
         return super().schedule_beside(decodes, view)
 
 
+class PaceOfTheTightest(Pace):
+    """A pace set by the smallest TPOT, whether it can be kept or not."""
+
+    @classmethod
+    def of_sums(
+        cls,
+        num_by_tpot_s: Mapping[float, int],
+        first_slack_s: float,
+        model: LatencyModel,
+        shape: BatchShape,
+    ) -> Self:
+        pace = super().of_sums(num_by_tpot_s, first_slack_s, model, shape)
+        pace.tpot_s, pace.least_s = min(num_by_tpot_s, default=math.inf), 0.0
+        num_decodes = max(1, sum(num_by_tpot_s.values()))
+        tokens_per_s = sum(num / tpot_s for tpot_s, num in sorted(num_by_tpot_s.items()))
+        pace.steps_per_s = tokens_per_s / num_decodes
+        return pace
+
+
+class TightestBinds(Goodput):
+    """The smallest TPOT limits the step, also if it cannot be kept."""
+
+    pace_class = PaceOfTheTightest
+
+
 @dataclass
 class PaceWithFloor(Pace):
     """A pace that knows how long a step of all decodes and 128 tokens of a prompt takes."""

@@ -38,6 +38,8 @@ class Point:
     """Factor by which the KV cache is smaller than that of the device."""
     tail: float = 0.0
     """Share of steps that are slow, in addition to the arena's noise."""
+    unkeepable: float = 0.0
+    """Share of the requests with a TPOT of 5 ms, which is less than one decode alone takes."""
 
     def play(self, policy: Policy, window: int) -> dict[str, float]:
         """Simulate one window under the policy, and return its `shares`."""
@@ -57,7 +59,15 @@ class Point:
         seed = self.first_window + window
         rule = PROMISES[self.scenario.promise](self.scenario.device(), abs(seed))
         cut = _cut(self.scenario, self.num_requests, seed)
-        return cut.scaled_to(self.requests_per_s).with_slo(rule)
+        trace = cut.scaled_to(self.requests_per_s).with_slo(rule)
+        if not self.unkeepable:
+            return trace
+        drawn = np.random.default_rng(abs(seed)).random(len(trace)) < self.unkeepable
+        requests = [
+            replace(r, slo=replace(r.slo, tpot_s=0.005)) if is_drawn else r
+            for r, is_drawn in zip(trace.requests, drawn, strict=True)
+        ]
+        return Trace.of(requests, trace.name, trace.provenance)
 
 
 @lru_cache(maxsize=32)
@@ -93,5 +103,9 @@ POINTS = (
     Point("4090 medium 13/s", replace(_SMALL, promise="medium"), 13, 600, 16),
     Point("cache ÷ 10, 20/s", _TIGHT, 20, cache_factor=10.0),
     Point("slow steps 20/s", _TIGHT, 20, tail=0.1),
+    Point("5 ms for a tenth, 24/s", SCENARIOS["conv-medium"], 24, 400, 30, unkeepable=0.1),
+    Point("L40S mixed 5/s", replace(_SMALL, model="l40s/llama-3.1-8b"), 5, 400, 30),
 )
-"""The last two are conv-tight with too small a cache, and with a tenth of the steps slow."""
+"""The last four: conv-tight with too small a cache, and with a tenth of the steps slow; a tenth of
+the requests promised what cannot be kept; a device on which the smallest TPOT can hardly be kept.
+"""

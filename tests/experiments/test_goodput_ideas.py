@@ -26,7 +26,7 @@ SCENARIO = Scenario("small", "rtx4090/llama-3.2-3b", SOURCE, "mixed")
 POINT = Point("busy", SCENARIO, 11, num_requests=100, first_window=0)
 RARE = {
     *("give way to the last", "no end for a prompt", "reject when expired"),
-    *("fairness 0.25", "fairness 0.5", "late decodes do not count"),
+    *("fairness 0.25", "fairness 0.5", "late decodes do not count", "the tightest binds"),
 }
 """Ideas that do nothing within so few requests."""
 
@@ -54,6 +54,13 @@ OFTEN = [idea for idea in IDEAS if idea is not BASE and idea.name not in RARE]
 @pytest.mark.parametrize("idea", OFTEN, ids=lambda idea: idea.name)
 def test_an_idea_does_something(idea: Idea, base: list[tuple[float, ...]]) -> None:
     assert token_times(idea) != base
+
+
+def test_the_tightest_binds_where_it_cannot_be_kept() -> None:
+    poisoned = replace(POINT, requests_per_s=4, unkeepable=0.2)
+    tightest = next(idea for idea in IDEAS if idea.name == "the tightest binds")
+    kept, lost = (poisoned.play(idea.policy(), 0)["attainment"] for idea in (BASE, tightest))
+    assert lost < kept - 0.2
 
 
 def test_what_is_counted() -> None:
