@@ -231,8 +231,8 @@ def _backends(every: pd.DataFrame) -> str:
         "AIConfigurator has tables of three engines' kernels, and none of vLLM 0.15. `slosched "
         "profile --from aiconfigurator` takes vLLM's, unless they cannot be right for the model "
         "([how](how-to/profile-and-fit.md)); it has seen none of these runs. This is the median "
-        "error of TPOT below saturation, over the stages that were simulated with each of the tables "
-        "that are named:\n\n"
+        "error of TPOT below saturation, over the stages that were simulated with each of the "
+        "tables that are named:\n\n"
         f"{table(('model, GPUs', 'taken', *BACKENDS), rows, 2)}"
     )
 
