@@ -17,7 +17,7 @@ from slosched.perfmodel import FittedModel, bundled_models, load_model
 _COLUMNS = ("name", "GPU", "engine", "form", "MAPE / p99", "KV cache", "origin")
 _NUMBERS = ("MAPE / p99", "KV cache")
 _FOLDED = ("GPU", "origin")
-_WIDTH_IN_A_FILE = 140
+_WIDTH_IN_A_FILE = 180
 
 
 def _print_bundled(asked: bool) -> None:
