@@ -14,9 +14,9 @@ from rich.table import Table
 from slosched.cli.console import console
 from slosched.perfmodel import FittedModel, bundled_models, load_model
 
-_COLUMNS = ("name", "GPU", "engine", "form", "MAPE / p99", "KV cache", "origin")
+_COLUMNS = ("name", "GPU", "engine", "form", "MAPE / p99", "KV cache", "server", "origin")
 _NUMBERS = ("MAPE / p99", "KV cache")
-_FOLDED = ("GPU", "origin")
+_FOLDED = ("GPU", "server", "origin")
 _WIDTH_IN_A_FILE = 180
 
 
@@ -38,7 +38,8 @@ def _print_bundled(asked: bool) -> None:
     (console if console.is_terminal else Console(width=_WIDTH_IN_A_FILE)).print(table)
     console.print(
         "Errors in % of the measured time, on steps that were not fitted; KV cache in thousands of "
-        "tokens.  Take one with `--latency-model NAME`; `--emulate NAME` serves at its speed."
+        "tokens; server: what it adds to the device's times.  Take one with `--latency-model "
+        "NAME`; `--emulate NAME` serves at its speed."
     )
     raise typer.Exit
 
@@ -54,13 +55,9 @@ def model_row(name: str, model: FittedModel) -> tuple[str, ...]:
         model.form,
         f"{error['mape']:.1f} / {error['p99']:.1f}" if {"mape", "p99"} <= set(error) else "?",
         f"{int(said['kv_capacity_tokens']) // 1000}k" if "kv_capacity_tokens" in said else "?",
-        _origin(model),
+        str(model.server_time),
+        said.get("origin", "?"),
     )
-
-
-def _origin(model: FittedModel) -> str:
-    origin = model.provenance.get("origin", "?")
-    return origin if model.server_time.is_none else f"{origin}; server: {model.server_time}"
 
 
 def _device(said: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from slosched.core import BatchShape
 from slosched.perfmodel import bundled_models, fit, load_model, read_profile
+from slosched.perfmodel.server_time import SERVER_TIME_ORIGIN
 
 CSVS = sorted((Path(__file__).parents[2] / "profiling" / "aiconfigurator").glob("*/*.csv"))
 NAMES = [f"{path.parent.name}/{path.stem}" for path in CSVS]
@@ -58,13 +59,21 @@ def test_more_tokens_of_a_mixture_of_experts_need_more_experts(name: str) -> Non
     assert many < 1.6 * some
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_says_what_its_server_adds_and_how_that_is_known(name: str) -> None:
+    model = load_model(name)
+    assert 0.001 < model.server_time.per_request_s < 0.02
+    assert "docs/fidelity.md" in model.provenance[SERVER_TIME_ORIGIN]
+
+
 @pytest.mark.parametrize("name", ["h200/llama-3.1-8b", "h200/qwen3-32b", "h200/llama-3.1-70b-tp4"])
 def test_the_committed_steps_give_the_bundled_model(name: str) -> None:
     path = CSVS[NAMES.index(name)]
     bundled = load_model(name)
     profile = read_profile(path)
     model = fit(profile, bundled.form).model
-    assert dict(model.provenance) == dict(bundled.provenance)
+    facts_of_server = {SERVER_TIME_ORIGIN: bundled.provenance[SERVER_TIME_ORIGIN]}
+    assert dict(model.provenance) | facts_of_server == dict(bundled.provenance)
     for batch in (((1, 700),) * 40, ((2048, 0),), ((512, 4096), *((1, 1000),) * 100)):
         shape = shape_of(batch)
         # The file holds nanoseconds.
