@@ -318,9 +318,9 @@ _MISSES = (
 def _listed(stages: list[Stage]) -> str:
     runs = sorted({f"{s.model.rpartition('/')[2]} {s.workload}" for s in stages})
     return (
-        f"{len(stages)} stages ({', '.join(runs)}). Composed from the tables, whose matrix products "
-        "reach 15 % of the GPU's peak for this model, 64 decodes would take 90 ms, several times as "
-        "long as measured"
+        f"{len(stages)} stages ({', '.join(runs)}). Composed from the tables, whose matrix "
+        "products reach 15 % of the GPU's peak for this model, 64 decodes would take 90 ms, "
+        "several times as long as measured"
     )
 
 
