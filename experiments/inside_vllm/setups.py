@@ -12,7 +12,8 @@ from experiments.inside_vllm.server import Launch
 from slosched.core import DeadlineRule, Limits
 from slosched.engine.torch.embedded import embedded_model_dir
 from slosched.evaluate.capacity.windows import window
-from slosched.perfmodel import FittedModel, load_model, scaled
+from slosched.perfmodel import NO_SERVER_TIME, FittedModel, load_model, scaled
+from slosched.perfmodel.forms import described
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Proportional, Trace, read_trace
 
@@ -82,8 +83,15 @@ class Setup:
 
     @cached_property
     def model(self) -> FittedModel:
-        """Return the latency model in slow motion."""
-        return scaled(load_model(self.latency_model), self.slowdown)
+        """Return the latency model of the bare device, in slow motion.
+
+        What the server adds is measured.
+        """
+        bundled = load_model(self.latency_model)
+        bare = described(
+            bundled, bundled.provenance, bundled.held_out_error, server_time=NO_SERVER_TIME
+        )
+        return scaled(bare, self.slowdown)
 
     @property
     def untuned(self) -> tuple[System, ...]:

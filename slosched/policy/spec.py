@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, get_type_hints
 from slosched.core import HEEDED, TRIED, Policy, SloschedError
 from slosched.policy import POLICIES, WRAPPERS
 from slosched.policy.kit.wrapper import Wrapper
-from slosched.policy.portfolio.policy import Portfolio
 from slosched.spelling import meant
 
 _PLUS = re.compile(r"(?<!=)\+(?=\s*[A-Za-z_])")
@@ -156,7 +155,7 @@ def _part(text: str) -> _Part:
         name = rest.pop(0)
         policy_class = _import(head, name)
         head = f"{head}:{name}"
-    if candidates and not issubclass(policy_class, Portfolio):
+    if candidates and not _chooses(policy_class):
         raise PolicySpecError(
             f"{head!r} chooses among no candidates; put portfolio before the bars, as in "
             f"portfolio|{text}|{'|'.join(candidates)}"
@@ -182,7 +181,7 @@ def _fields(policy_class: Any) -> Sequence[Field[object]]:
     Policies that another one holds, as the inner one of a wrapper, are no options.
     """
     held = {"inner"} if issubclass(policy_class, Wrapper) else set()
-    held |= {"candidates"} if issubclass(policy_class, Portfolio) else set()
+    held |= {"candidates"} if _chooses(policy_class) else set()
     found = fields(policy_class) if is_dataclass(policy_class) else ()
     return [field for field in found if field.name not in held]
 
@@ -251,3 +250,8 @@ def _choices(kind: Any) -> list[str]:
 
 def _default(field: Field[object]) -> object:
     return None if field.default is MISSING else field.default
+
+
+def _chooses(policy_class: type[Policy]) -> bool:
+    """Tell whether policies of this class choose among candidates."""
+    return issubclass(policy_class, POLICIES["portfolio"])

@@ -19,8 +19,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from slosched.core import Policy
-from slosched.policy.portfolio.policy import portfolio_in
-from slosched.policy.portfolio.question import Answer, Question
+from slosched.policy.portfolio.question import Answer, Question, asking_in
 from slosched.simulator.rehearsal import answer
 
 log = logging.getLogger(__name__)
@@ -135,12 +134,12 @@ class Apart:
 
 
 def rehearse_apart(policy: Policy) -> Apart | None:
-    """Let the portfolio in `policy`, if there is one, be answered by a process of its own."""
-    portfolio = portfolio_in(policy)
-    if portfolio is None:
+    """Let `policy`, or the one that it wraps, be answered by a process if it asks a simulator."""
+    asking = asking_in(policy)
+    if asking is None:
         return None
     forecaster = Apart()
-    portfolio.forecast_with(forecaster)
+    asking.forecast_with(forecaster)
     return forecaster
 
 

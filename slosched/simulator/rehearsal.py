@@ -16,9 +16,7 @@ from slosched.kv import KVCache
 from slosched.metrics import RequestRecord
 from slosched.metrics.columns import RequestColumns
 from slosched.metrics.promises import good_requests
-from slosched.policy.portfolio.policy import portfolio_in
-from slosched.policy.portfolio.question import Answer, PastRequest, Question
-from slosched.policy.spec import make_policy
+from slosched.policy.portfolio.question import Answer, PastRequest, Question, asking_in
 from slosched.scheduler import Scheduler
 from slosched.simulator.clients import Clients
 from slosched.simulator.grouped import GroupedSteps
@@ -32,6 +30,9 @@ def answer(question: Question, after_each: Callable[[float], None] = lambda _cpu
 
     `after_each` is called with the processor time that a candidate's replay took.
     """
+    # Imports all policies, which only the replays of a portfolio need.
+    from slosched.policy.spec import make_policy
+
     began_s = time.process_time()
     first, has_turned = first_alike(question.requests)
     lengths = draw_lengths(question)
@@ -150,10 +151,10 @@ class InLine:
 
 
 def rehearse_in_line(policy: Policy) -> None:
-    """Let the portfolio in `policy`, if there is one, be answered in line."""
-    portfolio = portfolio_in(policy)
-    if portfolio is not None and portfolio.forecaster is None:
-        portfolio.forecast_with(InLine())
+    """Let `policy`, or the one that it wraps, be answered in line if it asks a simulator."""
+    asking = asking_in(policy)
+    if asking is not None and asking.forecaster is None:
+        asking.forecast_with(InLine())
 
 
 def _made(request_id: str, past: PastRequest, later_s: float) -> Request:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 from slosched.policy.portfolio.question import PastRequest
 
@@ -46,4 +45,6 @@ def first_alike(requests: Sequence[PastRequest]) -> tuple[int, bool]:
 
 def _chance(before: np.typing.NDArray[np.float64], after: np.typing.NDArray[np.float64]) -> float:
     """Return the probability that two samples of one distribution differ at least so much."""
+    from scipy import stats  # slow to import
+
     return float(stats.ks_2samp(before, after, method="asymp").pvalue)

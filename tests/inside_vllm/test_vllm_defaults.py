@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
+
 from vllm.config import CacheConfig
 from vllm.engine import arg_utils
 from vllm.usage.usage_lib import UsageContext

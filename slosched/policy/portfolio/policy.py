@@ -25,9 +25,14 @@ from slosched.policy.goodput import Goodput
 from slosched.policy.kit.checks import check_at_least, check_positive, check_share
 from slosched.policy.kit.deadlines import Deadlines
 from slosched.policy.kit.drop import Drop
-from slosched.policy.kit.wrapper import Wrapper
 from slosched.policy.portfolio.evaluation import Evaluation, Reason, Score
-from slosched.policy.portfolio.question import Answer, Forecaster, Question
+from slosched.policy.portfolio.question import (
+    Answer,
+    AsksForecaster,
+    Forecaster,
+    Question,
+    asking_in,
+)
 from slosched.policy.portfolio.scores import LEAST_JUDGED, Scores
 from slosched.policy.portfolio.seen import Seen
 from slosched.policy.published.qoserve import QoServe
@@ -60,7 +65,7 @@ def default_candidates() -> dict[str, Policy]:
 
 
 @dataclass
-class Portfolio(PlansBesideDecodes, ForeseesDecodes):
+class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
     """The candidate that would have served the requests of late best, found by simulation.
 
     1. One candidate plans every step, at first the first.
@@ -120,13 +125,11 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes):
         self.reset()
 
     def forecast_with(self, forecaster: Forecaster | None) -> None:
-        """Hand in who simulates; None ends the evaluations."""
         self._forecaster = forecaster
         self.reset()
 
     @property
     def forecaster(self) -> Forecaster | None:
-        """Return who simulates, if anybody does."""
         return self._forecaster
 
     def reset(self) -> None:
@@ -322,6 +325,5 @@ class _Asked:
 
 def portfolio_in(policy: Policy) -> Portfolio | None:
     """Return the portfolio that the policy is or wraps, if there is one."""
-    while isinstance(policy, Wrapper):
-        policy = policy.inner
-    return policy if isinstance(policy, Portfolio) else None
+    found = asking_in(policy)
+    return found if isinstance(found, Portfolio) else None

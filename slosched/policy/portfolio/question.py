@@ -7,11 +7,13 @@ simulator replays in line, a server in a process of its own (`slosched.simulator
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slosched.core import SLO, LatencyModel, Limits
+from slosched.core import SLO, LatencyModel, Limits, Policy
+from slosched.policy.kit.wrapper import Wrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +93,23 @@ class Forecaster(Protocol):
     @property
     def is_busy(self) -> bool:
         """Tell whether an answer is still to come."""
+
+
+class AsksForecaster(Policy):
+    """A policy that asks a simulator how its candidates would have served recent traffic."""
+
+    @property
+    @abstractmethod
+    def forecaster(self) -> Forecaster | None:
+        """Return who simulates, if anybody does."""
+
+    @abstractmethod
+    def forecast_with(self, forecaster: Forecaster | None) -> None:
+        """Hand in who simulates; None ends the evaluations."""
+
+
+def asking_in(policy: Policy) -> AsksForecaster | None:
+    """Return the policy that asks a simulator: this one, or one that it wraps."""
+    while isinstance(policy, Wrapper):
+        policy = policy.inner
+    return policy if isinstance(policy, AsksForecaster) else None

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -25,7 +25,6 @@ _MOST_KEPT = 8
 """Evaluations that are remembered; older ones would weigh a tenth at most."""
 _SURE = 0.9
 """Confidence of every one-sided statement; an interval holds the truth with 80 %."""
-_QUANTILE = float(stats.t.ppf(_SURE, _NUM_BLOCKS - 1))
 
 LEAST_JUDGED = 3 * _NUM_BLOCKS
 """Least number of judged requests from which anything is concluded."""
@@ -96,7 +95,7 @@ class Scores:
             return Estimate(math.nan, -math.inf, math.inf)
         share = np.array(weights) / sum(weights)
         mean = float(share @ means)
-        margin = _QUANTILE * math.sqrt(float(share**2 @ variances))
+        margin = _quantile() * math.sqrt(float(share**2 @ variances))
         return Estimate(mean, mean - margin, mean + margin)
 
 
@@ -104,3 +103,11 @@ def _by_block(good: Sequence[float]) -> FloatArray:
     """Return the share of good requests in each block, shape (_NUM_BLOCKS,)."""
     blocks = np.array_split(np.asarray(good, dtype=np.float64), _NUM_BLOCKS)
     return np.array([block.mean() for block in blocks])
+
+
+@cache
+def _quantile() -> float:
+    """Return the quantile of Student's t for the blocks' mean."""
+    from scipy import stats  # slow to import
+
+    return float(stats.t.ppf(_SURE, _NUM_BLOCKS - 1))
