@@ -22,7 +22,7 @@ from slosched.policy.kit.returns import Returns
 from slosched.policy.kit.spread import LEVELS
 from slosched.policy.kit.wrapper import Gate, Wrapper
 
-_MAX_JUDGED = 64
+_MAX_JUDGED = 32
 """Requests judged in one step, where none was on arrival; it bounds the cost of a step."""
 
 
