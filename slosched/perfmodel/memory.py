@@ -17,15 +17,17 @@ from slosched.perfmodel.transformers import known_transformer
 MIB = 1 << 20
 
 GPU_MEMORY_MIB: Mapping[str, int] = {
+    "A30": 24576,
     "A100-SXM4-80GB": 81920,
     "H100 80GB HBM3": 81559,
     "NVIDIA H200": 143771,
     "NVIDIA B200": 183359,
+    "L4": 23034,
     "L40S": 46068,
     "RTX 4090": 24564,
     "RTX PRO 6000 Blackwell": 97887,
 }
-"""The memory of each GPU by a part of its name, as `nvidia-smi` prints it (memory.total)."""
+"""The memory of each GPU by whole words of its name, as `nvidia-smi` prints it (memory.total)."""
 
 _SHARE_OF_CAPACITY = 0.9
 """The share of the memory with which the KV capacities in provenances were found."""
@@ -34,7 +36,8 @@ _SHARE_OF_CAPACITY = 0.9
 def gpu_memory_mib(provenance: Mapping[str, str]) -> int | None:
     """Return the memory of one GPU of the measured device; None if it is not known here."""
     gpu = provenance.get("gpu", "")
-    return next((mib for name, mib in GPU_MEMORY_MIB.items() if name in gpu), None)
+    found = (m for name, m in GPU_MEMORY_MIB.items() if re.search(rf"\b{re.escape(name)}\b", gpu))
+    return next(found, None)
 
 
 @dataclass(frozen=True)
