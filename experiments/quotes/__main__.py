@@ -6,8 +6,9 @@ next to this file.  It takes about five minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -62,12 +63,7 @@ def refusal_rows() -> Iterator[str]:
         "| within 100 ms | median | refused on arrival, but good by waiting |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
-    for spec in _DROPPING:
-        for cell in CELLS:
-            for load in (1.5, 3.0):
-                yield f"| `{spec}` | {cell.device}, {cell.kind} | {load:g} | " + refusals(
-                    cell, spec, load
-                )
+    yield from _rows((1.5, 3.0), "", refusals)
 
 
 def refusals(cell: Cell, spec: str, load: float) -> str:
@@ -89,15 +85,19 @@ def refusals(cell: Cell, spec: str, load: float) -> str:
 def second_try_rows() -> Iterator[str]:
     yield "| policy | cell | burst | rejected | second tries in time | they came after (median) |"
     yield "|---|---|---|---|---|---|"
-    for spec in _DROPPING:
-        for cell in CELLS:
-            for burst_s in (5, 20):
-                yield f"| `{spec}` | {cell.device}, {cell.kind} | {burst_s} s | " + second_tries(
-                    cell, spec, burst_s
-                )
+    yield from _rows((5.0, 20.0), " s", second_tries)
 
 
-def second_tries(cell: Cell, spec: str, burst_s: int) -> str:
+def _rows(
+    values: Sequence[float], unit: str, measured: Callable[[Cell, str, float], str]
+) -> Iterator[str]:
+    """Yield a row for each policy that drops requests, each cell and each value."""
+    for spec, cell, value in product(_DROPPING, CELLS, values):
+        shown = f"{value:g}{unit}"
+        yield f"| `{spec}` | {cell.device}, {cell.kind} | {shown} | {measured(cell, spec, value)}"
+
+
+def second_tries(cell: Cell, spec: str, burst_s: float) -> str:
     """Play a burst at a load of 3, then 60 s at a load of 0.6."""
     burst = cell.trace(3.0, int(3 * cell.rate * burst_s), _SEED).requests
     calm = cell.trace(0.6, int(0.6 * cell.rate * 60), _SEED + 1).requests
