@@ -22,15 +22,15 @@ class LiveSteps:
         self._thread = threading.Thread(target=self._record, args=(url,), daemon=True)
         self._thread.start()
 
-    def from_first_start(self, begins_s: float) -> list[TimedStep]:
-        """Return the steps, the first of which begins at `begins_s`, once the server is gone."""
+    def all(self) -> list[TimedStep]:
+        """Return the steps, once the server is gone; times count from the first step's end."""
         self._thread.join()
         if not self._ended_s:
             return []
         measured: tuple[Measurement, ...] = read_profile(self._path).measurements
-        first_s = self._ended_s[0] - measured[0].seconds
+        first_s = self._ended_s[0]
         return [
-            TimedStep(ended_s - first_s + begins_s, step)
+            TimedStep(ended_s - first_s, step)
             for ended_s, step in zip(self._ended_s, measured, strict=True)
         ]
 

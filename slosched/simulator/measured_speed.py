@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slosched.core import LatencyModel
 from slosched.perfmodel import Measurement
@@ -21,6 +21,16 @@ class TimedStep:
 
     ended_s: float
     measured: Measurement
+
+
+def in_replay_time(steps: Sequence[TimedStep], last_end_s: float) -> list[TimedStep]:
+    """Return the steps of a replay, in whose time the last of `steps` ended at `last_end_s`.
+
+    What the server ran before the replay began at 0, to warm up, is left out.
+    """
+    shift_s = last_end_s - steps[-1].ended_s if steps else 0.0
+    moved = [replace(step, ended_s=step.ended_s + shift_s) for step in steps]
+    return [step for step in moved if step.ended_s > 0]
 
 
 def measured_speed(steps: Sequence[TimedStep], model: LatencyModel) -> Disturbances:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from factories import make_model
 
@@ -10,7 +12,12 @@ from slosched.engine.loop import StepRecord
 from slosched.perfmodel import Measurement
 from slosched.policy import FCFS
 from slosched.simulator.disturbances import Disturbances
-from slosched.simulator.measured_speed import TimedStep, mean_slowness, measured_speed
+from slosched.simulator.measured_speed import (
+    TimedStep,
+    in_replay_time,
+    mean_slowness,
+    measured_speed,
+)
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import synthesize
 
@@ -54,6 +61,15 @@ def test_a_simulation_at_the_measured_speed_takes_as_long_as_the_replay_that_was
     steps = recorded(Disturbances(slowness=SLOW))
     again = recorded(measured_speed(steps, MODEL))
     assert again[-1].ended_s == pytest.approx(steps[-1].ended_s, rel=0.01)
+
+
+def test_steps_are_found_in_the_time_of_the_replay_and_warming_up_is_left_out() -> None:
+    steps = recorded(Disturbances(slowness=SLOW))
+    warm_up = [TimedStep(ended_s, Measurement(((64, 0),), 0.1)) for ended_s in (-0.9, -0.2)]
+    on_another_clock = [replace(s, ended_s=s.ended_s + 77.0) for s in (*warm_up, *steps)]
+    found = in_replay_time(on_another_clock, steps[-1].ended_s)
+    assert [step.measured for step in found] == [step.measured for step in steps]
+    assert [s.ended_s for s in found] == pytest.approx([s.ended_s for s in steps])
 
 
 def test_without_steps_there_is_no_speed() -> None:
