@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ from slosched.policy import FCFS
 from slosched.simulator.simulate import simulate
 from slosched.workload import Trace
 
+_PROBES = 3
+"""Bursts that are measured; a neighbour on the machine may slow down one of them."""
 _PROBE_REQUESTS = 5
 _PATIENT = SLO(ttft_s=3600.0, tpot_s=3600.0)
 """An SLO with which no policy drops a request, used instead of the server's default."""
@@ -43,19 +46,30 @@ class Load:
 
 
 def as_fast_as_now(model: FittedModel, url: str, seed: int) -> FittedModel:
-    """Return the model, scaled to the time that a burst of requests takes on the server now.
+    """Return the model, scaled to the median time that bursts of requests take on the server now.
 
     A machine that others use, too, may be faster or slower now than when it was profiled.
     """
-    burst = _azure(_PROBE_REQUESTS, seed + 1).scaled_to(1000.0).with_slo(_PATIENT)
+    server = Replica.of(model, "of this machine", REPLICA, model.server_time)
+    ratio = statistics.median(_slowness(server, url, seed + 1 + i) for i in range(_PROBES))
+    console.print(
+        f"The median of {_PROBES} bursts takes {ratio:.2f} times as long as the fitted model says: "
+        "corrected."
+    )
+    return scaled(model, ratio)
+
+
+def _slowness(server: Replica, url: str, seed: int) -> float:
+    """Return how many times as long a burst of requests takes at `url` as on `server`, simulated.
+
+    Raises DemoError if a request is not answered.
+    """
+    burst = _azure(_PROBE_REQUESTS, seed).scaled_to(1000.0).with_slo(_PATIENT)
     live = replay_live(burst, url, seed)
     if any(record.status is not RequestStatus.FINISHED for record in live):
         raise DemoError(f"the server at {url} did not answer a burst of {_PROBE_REQUESTS} requests")
-    server = Replica.of(model, "of this machine", REPLICA, model.server_time)
     expected = simulate(burst, FCFS(), server.model, server.config)
-    ratio = _makespan_s(live) / _makespan_s([RequestRecord.from_request(r) for r in expected])
-    console.print(f"A burst takes {ratio:.2f} times as long as the fitted model says: corrected.")
-    return scaled(model, ratio)
+    return _makespan_s(live) / _makespan_s([RequestRecord.from_request(r) for r in expected])
 
 
 def _makespan_s(records: Sequence[RequestRecord]) -> float:
