@@ -44,6 +44,9 @@ class DecodeGroup(Protocol):
     def first_deadline_s(self) -> float:
         """Return the earliest deadline of their next tokens."""
 
+    def first_deadline_from(self, tpot_s: float) -> float:
+        """Return the earliest deadline of those with at least this TPOT; infinite without any."""
+
 
 def group_shape(decodes: DecodeGroup) -> BatchShape:
     """Return the shape of a step that serves `decodes` and nothing else."""

@@ -147,8 +147,6 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if batch.num_free_tokens < 0:
             return None
         pace = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
-        if min(decodes.num_by_tpot_s) < pace.tpot_s:  # When the others are due is not known.
-            return None
         prompts = self._prompts(batch, model, view, view.running)
         if len(prompts) - len(view.running) > batch.num_free_seqs:
             return None

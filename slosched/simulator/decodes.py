@@ -109,6 +109,9 @@ class GroupedDecodes:
     def first_deadline_s(self) -> float:
         return self._due.first_s(self._times_s)
 
+    def first_deadline_from(self, tpot_s: float) -> float:
+        return self._due.first_s(self._times_s, tpot_s)
+
     def take_blocks(self) -> bool:
         """Take the KV blocks that this step needs; return False if too few are free."""
         num_blocks = self._num_filling[len(self._times_s) % self._block_size]
@@ -185,26 +188,32 @@ class _Deadlines:
 
     def __init__(self, rule: DeadlineRule) -> None:
         self._rule = rule
-        self._first_s = math.inf
-        """The earliest deadline of the members that joined before the first step."""
+        self._first_s: dict[float, float] = {}
+        """For each TPOT the earliest deadline of the members that joined before the first step."""
         self._heaps: dict[float, list[tuple[float, int, float, int]]] = {}
         """For each TPOT a heap of (deadline as if at step 0, end, anchor, tokens out minus steps).
         """
 
     def add(self, request: Request, step: int, end_step: int) -> None:
-        self._first_s = min(self._first_s, request.deadline_s)
         tpot_s, ahead = request.slo.tpot_s, request.num_output_tokens - step
+        self._first_s[tpot_s] = min(self._first_s.get(tpot_s, math.inf), request.deadline_s)
         anchor_s = 0.0 if self._rule is DeadlineRule.TBT else self._rule.anchor_s(request)
         at_0_s = anchor_s + ahead * tpot_s if tpot_s < math.inf else math.inf
         heappush(self._heaps.setdefault(tpot_s, []), (at_0_s, end_step, anchor_s, ahead))
 
-    def first_s(self, times_s: list[float]) -> float:
-        """Return the earliest deadline after the steps that ended at `times_s`."""
+    def first_s(self, times_s: list[float], least_tpot_s: float = 0.0) -> float:
+        """Return the earliest deadline after the steps that ended at `times_s`.
+
+        Members with a TPOT below `least_tpot_s` do not count.
+        """
         step = len(times_s)
         if not step:
-            return self._first_s
+            due_s = (first_s for tpot_s, first_s in self._first_s.items() if tpot_s >= least_tpot_s)
+            return min(due_s, default=math.inf)
         first_s = math.inf
         for tpot_s, heap in self._heaps.items():
+            if tpot_s < least_tpot_s:
+                continue
             while heap and heap[0][1] <= step:
                 heappop(heap)
             if heap:

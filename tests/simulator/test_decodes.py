@@ -93,6 +93,10 @@ def test_the_group_is_the_sum_of_its_members(
         assert as_seen.num_by_tpot_s == Counter(request.slo.tpot_s for request in members)
         assert as_seen.num_new_blocks == blocks_needed(kv, members)
         assert as_seen.first_deadline_s == min(request.deadline_s for request in members)
+        for ticks in range(1, 6):
+            deadlines_s = [r.deadline_s for r in members if r.slo.tpot_s >= ticks * TICK_S]
+            first_s = as_seen.first_deadline_from(ticks * TICK_S)
+            assert first_s == min(deadlines_s, default=math.inf)
         now_s += (1 + step % 3) * TICK_S
         assert group.take_blocks()
         for i, (*_, leaves) in enumerate(lines):

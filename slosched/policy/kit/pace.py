@@ -55,12 +55,10 @@ class Pace:
     def of_group(
         cls, decodes: DecodeGroup, model: LatencyModel, now_s: float, shape: BatchShape
     ) -> Self:
-        """Return the pace of a group of decodes; `shape` is that of a step of them alone.
-
-        Its `first_slack_s` is that of all decodes, also of those whose TPOT cannot be kept.
-        """
-        first_slack_s = decodes.first_deadline_s - now_s
-        return cls.of_sums(decodes.num_by_tpot_s, first_slack_s, model, shape)
+        """Return the pace of a group of decodes; `shape` is that of a step of them alone."""
+        pace = cls.of_sums(decodes.num_by_tpot_s, math.inf, model, shape)
+        pace.first_slack_s = decodes.first_deadline_from(pace.tpot_s) - now_s
+        return pace
 
     @classmethod
     def of_sums(
