@@ -118,5 +118,5 @@ def make_tokenizer(local: LocalModel) -> Tokenizer:
 
     loaded = local.loaded
     if loaded.tokenizer is None:
-        return NoTokenizer(loaded.vocab_size)
-    return HuggingFaceTokenizer(loaded.tokenizer, loaded.vocab_size)
+        return NoTokenizer(loaded.vocab_size, loaded.eos_token_ids)
+    return HuggingFaceTokenizer(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)

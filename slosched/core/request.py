@@ -136,10 +136,16 @@ class SamplingParams:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    """Tokens less than this times as likely as the likeliest one are not drawn."""
     seed: int | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only tokens that may be drawn; None for all."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that the output may not contain."""
 
 
 PLACEHOLDER = -1

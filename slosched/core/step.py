@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from slosched.core.plan import SchedulerOutput
@@ -70,6 +70,8 @@ class StepResult:
     stopped: frozenset[str] = frozenset()
     """Requests that the model ended with their new token."""
     elapsed_s: float = 0.0
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Requests that have no token and must end, alone, for the given reasons."""
 
 
 class Executor(Protocol):

@@ -177,7 +177,10 @@ class Engine:
 
 def _check_tokens(batch: ScheduledBatch, result: StepResult) -> None:
     for chunk in batch.chunks:
-        if chunk.emits_token and chunk.request.request_id not in result.token_ids:
-            raise ExecutorFaultError(
-                f"the executor returned no token for {chunk.request.request_id!r}"
-            )
+        request_id = chunk.request.request_id
+        if (
+            chunk.emits_token
+            and request_id not in result.token_ids
+            and request_id not in result.failed
+        ):
+            raise ExecutorFaultError(f"the executor returned no token for {request_id!r}")

@@ -9,7 +9,7 @@ wasted work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slosched.core import Clock, Executor, ScheduledBatch, StepResult
@@ -107,4 +107,4 @@ def _wanted(batch: ScheduledBatch, result: StepResult) -> StepResult:
     if not ended:
         return result
     token_ids = {name: token for name, token in result.token_ids.items() if name not in ended}
-    return StepResult(token_ids, result.stopped - ended, result.elapsed_s)
+    return replace(result, token_ids=token_ids, stopped=result.stopped - ended)

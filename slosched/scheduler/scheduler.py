@@ -13,7 +13,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable
 
 from slosched.core import (
     NO_SLO,
@@ -242,8 +242,10 @@ class Scheduler:
     def update(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
         """Record the tokens that an executed batch emitted at `now_s`.
 
-        A request that ended while its step ran gets none.
+        A request that ended while its step ran gets none.  One that failed in it ends as a fault.
         """
+        if result.failed:
+            self._end_failed(batch, result.failed, now_s)
         next_deadline_s = self.limits.deadline_rule.next_deadline_s
         token_ids, stopped = result.token_ids, result.stopped
         is_foreseen, self._foreseen = batch is self._foreseen, None
@@ -272,10 +274,30 @@ class Scheduler:
         These are the requests that it computes or copies, and those that count on the blocks of
         these.  What they leave behind is not found in the prefix cache any more.
         """
-        prefixes, output = self.kv.prefixes, batch.output
-        failed = {chunk.request for chunk in batch.chunks}
-        hit = (*output.num_scheduled_tokens, *output.swapped_out, *prefixes.counting_on(failed))
-        for request_id in hit:
+        output = batch.output
+        self._fault(
+            [chunk.request for chunk in batch.chunks],
+            (*output.num_scheduled_tokens, *output.swapped_out),
+            now_s,
+        )
+
+    def _end_failed(self, batch: ScheduledBatch, failed: Container[str], now_s: float) -> None:
+        """End the `failed` requests of a batch, and forget what the prefix cache has of them.
+
+        It drops all blocks that no request holds, since it does not know which of them are theirs.
+        """
+        requests = [
+            chunk.request
+            for chunk in batch.chunks
+            if chunk.request.request_id in failed and chunk.request.end_reason is None
+        ]
+        self._fault(requests, [request.request_id for request in requests], now_s)
+        self.kv.prefixes.drop_unheld()
+
+    def _fault(self, failed: Collection[Request], request_ids: Iterable[str], now_s: float) -> None:
+        """End `request_ids` and those that count on what `failed` requests compute, as faults."""
+        prefixes = self.kv.prefixes
+        for request_id in (*request_ids, *prefixes.counting_on(failed)):
             self.end(request_id, EndReason.FAULT, now_s)
         prefixes.on_failed_step(failed)
 

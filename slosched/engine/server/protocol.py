@@ -7,7 +7,6 @@ not implemented are refused.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,6 +37,9 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 """Fields that are refused unless null or equal to a listed value, which changes nothing."""
 
 _MAX_STOPS = 16
+_MAX_STOP_TOKEN_IDS = 128
+_MAX_TEMPERATURE = 100.0
+"""At this temperature all tokens are as likely as each other, but for a few percent."""
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
 _MIN_PRIORITY, _MAX_PRIORITY = -(2**31), 2**31 - 1
 
@@ -69,7 +71,7 @@ def parse_options(body: Body, default_temperature: float, vocab_size: int) -> Op
     return Options(
         max_tokens=_max_tokens(body),
         sampling=SamplingParams(
-            temperature=_number(body, "temperature", default_temperature, 0, sys.float_info.max),
+            temperature=_number(body, "temperature", default_temperature, 0, _MAX_TEMPERATURE),
             top_p=_number(body, "top_p", 1.0, 0, 1),
             top_k=max(_integer(body, "top_k", 0, -1), 0),
             seed=_seed(body),
@@ -156,8 +158,12 @@ def _stop_token_ids(body: Body, vocab_size: int) -> tuple[int, ...]:
     ids = body.get("stop_token_ids")
     if ids is None:
         return ()
-    if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-        raise _wrong("stop_token_ids", ids, "a list of token ids")
+    if (
+        not isinstance(ids, list)
+        or len(ids) > _MAX_STOP_TOKEN_IDS
+        or not all(type(i) is int for i in ids)
+    ):
+        raise _wrong("stop_token_ids", ids, f"a list of at most {_MAX_STOP_TOKEN_IDS} token ids")
     return tuple(_token_ids("stop_token_ids", ids, vocab_size))
 
 

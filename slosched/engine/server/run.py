@@ -34,7 +34,7 @@ class ServerStartError(SloschedError):
 
 
 class ServerStoppedError(SloschedError):
-    """The engine's thread died.  Every request was answered, and no further one can be served."""
+    """The engine failed for good.  Every request was answered, and no further one can be served."""
 
 
 class _DrainingServer(uvicorn.Server):
@@ -61,6 +61,7 @@ class _DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self.drain_requested:
             self._worker.begin_drain(0.0 if self.should_exit else self._drain_timeout_s)
+            self._worker.give_up_hung_drain(_LAST_BYTES_S)
         if self._worker.has_stopped:
             self.should_exit = True
         return await super().on_tick(counter)
@@ -81,7 +82,9 @@ def serve(
     signal aborts them at once.  Returns the number of requests that were cut short in this way.
 
     `on_ready` is called with the base URL once the server listens; port 0 chooses a free port.
-    Raises ServerStartError if it cannot listen there, ServerStoppedError if its engine thread dies.
+    Raises ServerStartError if it cannot listen there, ServerStoppedError if the engine fails for
+    good: after too many failed steps in a row, after a bug of the policy, or if it hangs in a step
+    when a drain is to end.
     """
     listener, url = _listen(host, port)
     server = _server(app, worker, drain_timeout_s)
@@ -91,8 +94,8 @@ def serve(
         asyncio.run(_serve(server, listener, lambda: on_ready(url) if on_ready else None))
     finally:
         _stop(worker)
-    if not server.drain_requested:
-        raise ServerStoppedError(f"the server stopped by itself: {worker.why_not_serving}")
+    if worker.why_broken is not None:
+        raise ServerStoppedError(f"the engine failed for good: {worker.why_broken}")
     return worker.num_cut_short
 
 

@@ -16,6 +16,10 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int:
         """Return the size of the vocabulary; ids are in [0, vocab_size)."""
 
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Return the ids with which the model ends an output."""
+
     def encode(self, text: str, /) -> list[int]:
         """Return the ids of a prompt, with the special tokens that the model wants in front of it.
 
@@ -36,6 +40,7 @@ class ByteTokenizer:
     """A tokenizer with one token per UTF-8 byte, for emulated devices, which have no vocabulary."""
 
     vocab_size = 256
+    end_token_ids: frozenset[int] = frozenset()
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", errors="replace"))
@@ -51,8 +56,9 @@ class ByteTokenizer:
 class NoTokenizer:
     """A stand-in for a missing tokenizer: prompts are token ids, and the answer's text is empty."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, end_token_ids: frozenset[int] = frozenset()) -> None:
         self.vocab_size = vocab_size
+        self.end_token_ids = end_token_ids
 
     def encode(self, _text: str, /) -> list[int]:
         raise ValueError("this model has no tokenizer; send the prompt as a list of token ids")
@@ -71,9 +77,12 @@ class HuggingFaceTokenizer:
     embeddings.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, end_token_ids: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
+        self.end_token_ids = end_token_ids
 
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text))

@@ -28,6 +28,7 @@ from slosched.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 _STEP_LIMIT = StepLimit()
+_NO_FAULTS: Mapping[str, str] = {}
 
 
 class NotServingError(SloschedError):
@@ -68,9 +69,9 @@ class _Abort(NamedTuple):
 class EngineWorker:
     """Runs an engine's steps in a thread of its own.  All methods may be called from any thread.
 
-    After `max_consecutive_faults` failed steps in a row, the device counts as lost.  From then on
-    the server is broken and says so, as it also is after a bug of the policy.  While a step takes
-    longer than `step_limit`, the server is not healthy but goes on taking requests.
+    After `max_consecutive_faults` failed steps in a row, the device counts as lost, and the thread
+    ends, as it also does after a bug of the policy.  While a step takes longer than `step_limit`,
+    the server is not healthy but goes on taking requests.
     """
 
     def __init__(
@@ -113,6 +114,11 @@ class EngineWorker:
         if self._broken is not None:
             return self._broken
         return None if self._drain_until_s is None else "it is shutting down"
+
+    @property
+    def why_broken(self) -> str | None:
+        """Return why the engine has failed for good; None if it has not."""
+        return self._broken
 
     @property
     def why_over(self) -> str | None:
@@ -201,14 +207,26 @@ class EngineWorker:
                 self._drain_until_s = until_s
             self._wake.notify()
 
+    def give_up_hung_drain(self, grace_s: float) -> None:
+        """Fail all requests if a drain is `grace_s` late because the engine's thread hangs.
+
+        The thread is left behind.
+        """
+        until_s = self._drain_until_s
+        if until_s is not None and not self.has_stopped and self.now_s() > until_s + grace_s:
+            self._die(f"a step had not ended {grace_s:g} s after the end of the drain")
+            self._stopped.set()
+
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of a drain; return False if it takes longer than `timeout_s`."""
         return self._stopped.wait(timeout_s)
 
     def _run(self) -> None:
         try:
-            while (commands := self._next_commands()) is not None:
+            while self._broken is None and (commands := self._next_commands()) is not None:
                 self._turn(commands)
+            if self._broken is not None:
+                self._die(self._broken)
         except Exception as error:  # a bug in slosched: no request may be left waiting
             log.exception("the engine thread died")
             self._die(f"its engine thread died of {_describe(error)}")
@@ -234,8 +252,6 @@ class EngineWorker:
                 self._carry_out(command)
         if self._drain_until_s is not None and self.now_s() >= self._drain_until_s:
             self._abort_all(EndReason.SHUTDOWN)
-        if self._broken is not None:
-            self._abort_all(EndReason.FAULT)
         if self._engine.has_work:
             self._step()
         else:
@@ -262,7 +278,7 @@ class EngineWorker:
         self._num_faults = 0
         self._note_first_scheduled(record)
         self.metrics.observe_step(record)
-        self._report(record.result.token_ids, record.ended)
+        self._report(record.result.token_ids, record.ended, record.result.failed)
         self.steps.publish(record)
 
     def _handle_failed_step(self, error: Exception, *, is_fault: bool) -> None:
@@ -283,9 +299,8 @@ class EngineWorker:
         if self._broken is not None:
             self._abort_all(EndReason.FAULT)
             ended += self._engine.take_ended()
-        self._report({}, ended, detail=self._broken or what)
-        if self._broken is not None:
-            self._fail_rest()
+        why = self._broken or what
+        self._report({}, ended, {request.request_id: why for request in ended})
 
     def _note_first_scheduled(self, record: StepRecord) -> None:
         for chunk in record.batch.chunks:
@@ -295,14 +310,19 @@ class EngineWorker:
                 self.metrics.queue_time.observe(record.start_s - chunk.request.arrival_s)
 
     def _report(
-        self, token_ids: Mapping[str, int], ended: Iterable[Request], detail: str = ""
+        self,
+        token_ids: Mapping[str, int],
+        ended: Iterable[Request],
+        whys: Mapping[str, str] = _NO_FAULTS,
     ) -> None:
-        """Send each handler its update, and keep the records of the requests that ended."""
+        """Send each handler its update, and keep the records of the requests that ended.
+
+        `whys` tells what was wrong with requests that ended by a fault.
+        """
         updates = {name: Update(token_id) for name, token_id in token_ids.items()}
         for request in ended:
             name = request.request_id
-            is_fault = request.end_reason is EndReason.FAULT
-            why = (detail or self._broken or "") if is_fault else ""
+            why = whys.get(name, "") if request.end_reason is EndReason.FAULT else ""
             updates[name] = Update(token_ids.get(name), request.end_reason, why)
             record = RequestRecord.from_request(request)
             self.records.append(record)
@@ -324,20 +344,14 @@ class EngineWorker:
                 log.warning("%d updates came after their event loop had closed", len(deliveries))
 
     def _die(self, why: str) -> None:
-        """Fail all requests after the engine's thread died, without asking the scheduler."""
+        """Fail all requests that still wait, without asking the scheduler, and take no more."""
         with self._wake:
             self._broken = why
             inbox, self._inbox = self._inbox, []
         for command in inbox:
             if isinstance(command, Generation):
                 self._generations[command.request.request_id] = command
-        self._fail_rest()
-
-    def _fail_rest(self) -> None:
-        """Fail all requests that still wait, of which the engine no longer knows."""
-        assert self._broken is not None
-        end = Update(None, EndReason.FAULT, self._broken)
-        self._deliver(dict.fromkeys(self._generations, end))
+        self._deliver(dict.fromkeys(self._generations, Update(None, EndReason.FAULT, why)))
 
 
 def _hand_over(deliveries: Iterable[tuple[Generation, Update]]) -> None:

@@ -12,7 +12,7 @@ from slosched.core import PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, 
 from slosched.engine.torch.attention import PagedStep, TokenSpan, forward
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.model import LoadedModel
-from slosched.engine.torch.sampling import Sampler
+from slosched.engine.torch.sampling import Draws, Sampler
 
 
 class TorchExecutor:
@@ -43,6 +43,8 @@ class TorchExecutor:
         self._newest_tokens: dict[str, int] = {}
         """The last token of each request, which the next step may need before the scheduler has it.
         """
+        self._spoilt_blocks: set[int] = set()
+        """Blocks whose content may not be numbers, from requests that failed."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Copy blocks out, copy blocks in, run all chunks in one pass, sample.
@@ -53,24 +55,26 @@ class TorchExecutor:
         start_s = time.perf_counter()
         self._cache.swap_out(batch.swap_out)
         self._cache.swap_in(batch.swap_in)
+        if self._spoilt_blocks:
+            self._clear_spoilt(batch.chunks)
         with torch.inference_mode():
-            token_ids = self._run(batch.chunks) if batch.chunks else {}
+            token_ids, failed = self._run(batch.chunks) if batch.chunks else Draws({}, {})
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
         stopped = frozenset(
             chunk.request.request_id
             for chunk in batch.chunks
-            if chunk.emits_token
-            and self._sampler.is_last(chunk.request, token_ids[chunk.request.request_id])
+            if (token_id := token_ids.get(chunk.request.request_id)) is not None
+            and self._sampler.is_last(chunk.request, token_id)
         )
-        return StepResult(token_ids, stopped, time.perf_counter() - start_s)
+        return StepResult(token_ids, stopped, time.perf_counter() - start_s, failed)
 
     def release(self, request_id: str) -> None:
         self._sampler.release(request_id)
         self._newest_tokens.pop(request_id, None)
 
-    def _run(self, chunks: Sequence[ScheduledChunk]) -> dict[str, int]:
-        """Run one forward pass and return the new token of each chunk that emits one."""
+    def _run(self, chunks: Sequence[ScheduledChunk]) -> Draws:
+        """Run one forward pass and draw a token for each chunk that emits one."""
         for chunk in chunks:
             if chunk.request.lora_id is not None:
                 raise ValueError(
@@ -92,11 +96,27 @@ class TorchExecutor:
         logits = forward(self._model.model, self._token_ids(chunks), step, emitting)
         emitters = [chunk for chunk in chunks if chunk.emits_token]
         if not emitters:
-            return {}
-        names = [chunk.request.request_id for chunk in emitters]
-        token_ids = dict(zip(names, self._sampler.sample(emitters, logits), strict=True))
-        self._newest_tokens.update(token_ids)
-        return token_ids
+            return Draws({}, {})
+        draws = self._sampler.sample(emitters, logits)
+        self._newest_tokens.update(draws.token_ids)
+        for chunk in emitters if draws.failed else ():
+            if chunk.request.request_id in draws.failed:
+                self._spoilt_blocks.update(chunk.block_table)
+        return draws
+
+    def _clear_spoilt(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """Empty the spoilt blocks that this step begins to fill.
+
+        Attention multiplies the rest of a block by zero, and 0 * NaN is NaN.
+        """
+        size = self._cache.block_size
+        begun: set[int] = set()
+        for chunk in chunks:
+            stop = chunk.num_prior_tokens + chunk.num_new_tokens
+            begun.update(chunk.block_table[-(-chunk.num_prior_tokens // size) : -(-stop // size)])
+        blocks = self._spoilt_blocks & begun
+        self._spoilt_blocks -= blocks
+        self._cache.clear(sorted(blocks))
 
     def _token_ids(self, chunks: Sequence[ScheduledChunk]) -> Tensor:
         """Return the token ids of all chunks, [tokens]."""

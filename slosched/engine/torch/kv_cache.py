@@ -71,6 +71,11 @@ class PagedKVCache:
         keys, values = self._blocks[index]
         return keys, values
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Overwrite blocks on the device with zeros."""
+        if blocks:
+            self._blocks.index_fill_(2, torch.tensor(blocks, device=self.device), 0)
+
     def swap_out(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks from the device to the host."""
         if copies:

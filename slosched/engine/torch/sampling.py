@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +15,14 @@ from slosched.core import Request, SamplingParams, ScheduledChunk
 _GREEDY_TEMPERATURE = 1e-5
 """A temperature at or below which dividing overflows, and the draw would be the argmax anyway.
 """
+_NEVER = float("-inf")
+
+
+class Draws(NamedTuple):
+    """What was drawn for each request, and why nothing could be drawn for the others."""
+
+    token_ids: dict[str, int]
+    failed: dict[str, str]
 
 
 class Sampler:
@@ -26,25 +36,38 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._device = device
         self._seed = seed
-        self._generators: dict[str, torch.Generator] = {}
+        self._drawing: dict[str, _Drawing] = {}
 
-    def sample(self, chunks: Sequence[ScheduledChunk], logits: Tensor) -> list[int]:
-        """Return one token for each chunk; row i of `logits` [chunks, vocabulary] is chunk i's.
+    def sample(self, chunks: Sequence[ScheduledChunk], logits: Tensor) -> Draws:
+        """Draw one token for each chunk; row i of `logits` [chunks, vocabulary] is chunk i's.
 
-        Overwrites the logits of end tokens for requests that have not reached `min_tokens`.
+        A request fails if its logits are not numbers, or if what it asks for allows no token.
+        Overwrites the logits of tokens that a request may not have.
         """
-        for row, chunk in enumerate(chunks):
-            sampling = chunk.request.sampling
-            if chunk.num_known_outputs < sampling.min_tokens:
-                logits[row, list(self._ends(sampling))] = float("-inf")
-        tokens: list[int] = logits.argmax(dim=-1).tolist()
-        for row, chunk in enumerate(chunks):
+        drawing = [self._drawing_of(chunk.request) for chunk in chunks]
+        are_numbers: list[bool] = logits.amax(dim=-1).isfinite().tolist()
+        for row, (chunk, one) in enumerate(zip(chunks, drawing, strict=True)):
+            one.forbid(logits[row], chunk)
+        likeliest = logits.max(dim=-1)
+        tops: list[float] = likeliest.values.tolist()
+        tokens: list[int] = likeliest.indices.tolist()
+        draws = Draws({}, {})
+        for row, (chunk, one) in enumerate(zip(chunks, drawing, strict=True)):
             request = chunk.request
-            if request.sampling.temperature > _GREEDY_TEMPERATURE:
+            if not are_numbers[row]:
+                draws.failed[request.request_id] = "the model's logits are not numbers"
+                continue
+            if tops[row] == _NEVER:
+                draws.failed[request.request_id] = (
+                    "allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token"
+                )
+                continue
+            if one.generator is not None:
                 weights = next_token_weights(logits[row], request.sampling)
-                generator = self._generator(request)
-                tokens[row] = int(torch.multinomial(weights, 1, generator=generator))
-        return tokens
+                tokens[row] = int(torch.multinomial(weights, 1, generator=one.generator))
+            one.note(tokens[row])
+            draws.token_ids[request.request_id] = tokens[row]
+        return draws
 
     def is_last(self, request: Request, token_id: int) -> bool:
         """Tell whether `token_id` ends the request, apart from its output limit."""
@@ -54,32 +77,87 @@ class Sampler:
         return token_id in self._ends(sampling)
 
     def release(self, request_id: str) -> None:
-        self._generators.pop(request_id, None)
+        self._drawing.pop(request_id, None)
 
     def _ends(self, sampling: SamplingParams) -> frozenset[int]:
         return self._eos_token_ids.union(sampling.stop_token_ids)
 
-    def _generator(self, request: Request) -> torch.Generator:
-        generator = self._generators.get(request.request_id)
-        if generator is None:
-            seed = request.sampling.seed
+    def _drawing_of(self, request: Request) -> _Drawing:
+        found = self._drawing.get(request.request_id)
+        if found is None:
+            found = self._drawing[request.request_id] = self._new_drawing(request)
+        return found
+
+    def _new_drawing(self, request: Request) -> _Drawing:
+        sampling = request.sampling
+        generator = None
+        if sampling.temperature > _GREEDY_TEMPERATURE:
+            seed = sampling.seed
             if seed is None:
                 seed = zlib.crc32(request.request_id.encode(), self._seed)
             generator = torch.Generator(self._device).manual_seed(seed)
-            self._generators[request.request_id] = generator
-        return generator
+        ends = self._ends(sampling) if sampling.min_tokens else ()
+        allowed = sampling.allowed_token_ids
+        return _Drawing(
+            generator,
+            ends=self._ids(ends),
+            allowed=None if allowed is None else self._ids(allowed),
+            bad_words=sampling.bad_words,
+        )
+
+    def _ids(self, ids: Sequence[int] | frozenset[int]) -> Tensor:
+        return torch.tensor(list(ids), dtype=torch.long, device=self._device)
+
+
+@dataclass(slots=True)
+class _Drawing:
+    """What a request's draws depend on besides its logits."""
+
+    generator: torch.Generator | None
+    """The source of its random numbers; None if it takes the likeliest token."""
+    ends: Tensor
+    """The tokens that it may not have before `min_tokens`."""
+    allowed: Tensor | None
+    """The only tokens that it may have; None if it may have all."""
+    bad_words: Sequence[Sequence[int]]
+    """Sequences of tokens of which it may never have the last one after the others."""
+    outputs: list[int] = field(default_factory=list)
+    """Its tokens so far, if it has bad words.  The request's own list may be a token behind."""
+
+    def forbid(self, logits: Tensor, chunk: ScheduledChunk) -> None:
+        """Overwrite the logits of tokens that the request may not have next."""
+        if self.allowed is not None:
+            kept = logits[self.allowed]
+            logits.fill_(_NEVER)
+            logits[self.allowed] = kept
+        if chunk.num_known_outputs < chunk.request.sampling.min_tokens:
+            logits[self.ends] = _NEVER
+        for *before, last in self.bad_words:
+            if self.outputs[len(self.outputs) - len(before) :] == before:
+                logits[last] = _NEVER
+
+    def note(self, token_id: int) -> None:
+        if self.bad_words:
+            self.outputs.append(token_id)
 
 
 def next_token_weights(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Return unnormalized odds [vocabulary] after temperature, top-k and top-p, in vLLM's order.
+    """Return unnormalized odds [vocabulary] after temperature, min-p, top-k and top-p.
 
-    Top-p keeps the smallest set of most likely tokens that holds at least `top_p`; `top_k` 0 and
-    `top_p` 1 keep everything.
+    That is vLLM's order.  Min-p drops what is less than `min_p` times as likely as the likeliest
+    token.  Top-p keeps the smallest set of most likely tokens that holds at least `top_p`.  `min_p`
+    0, `top_k` 0 and `top_p` 1 keep everything.  The greatest logit must be finite.
     """
-    scaled = logits.float() / sampling.temperature
+    logits = logits.float()
+    # The greatest becomes 0, so that nothing overflows; what is forbidden stays so at any
+    # temperature, although -inf / inf is not a number.
+    scaled = (logits - logits.max()) / sampling.temperature
+    scaled = scaled.masked_fill(logits == _NEVER, _NEVER)
+    if sampling.min_p > 0:
+        scaled = scaled.masked_fill(scaled.exp() < sampling.min_p, _NEVER)
     if 0 < sampling.top_k < scaled.shape[-1]:
         least = scaled.topk(sampling.top_k).values[-1]
-        scaled = scaled.masked_fill(scaled < least, float("-inf"))
+        scaled = scaled.masked_fill(scaled < least, _NEVER)
     probabilities = scaled.softmax(dim=-1)
     if sampling.top_p < 1:
         ordered, order = probabilities.sort(descending=True)

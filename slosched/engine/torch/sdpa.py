@@ -160,9 +160,12 @@ def _bucket(num_tokens: int) -> int:
 
 
 def _padded(block_table: Sequence[int], num_blocks: int) -> list[int]:
-    """Return `num_blocks` entries, padded with block 0, whose tokens the mask hides."""
+    """Return `num_blocks` entries, padded with the last block, whose tokens the mask hides.
+
+    No request reads another's blocks: if those hold NaN, a mask does not keep it out.
+    """
     table = list(block_table[:num_blocks])
-    return table + [0] * (num_blocks - len(table))
+    return table + table[-1:] * (num_blocks - len(table))
 
 
 def _gather(cache: Tensor, blocks: Tensor, length: int) -> Tensor:

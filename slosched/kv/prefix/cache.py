@@ -70,6 +70,9 @@ class PrefixCache(NoPrefixCache):
     def settle_ends(self) -> None:
         self._blocks.settle_ends()
 
+    def drop_unheld(self) -> None:
+        self._pool.give_back(self._blocks.evict(self.index.num_evictable))
+
 
 class TieredPrefixCache(PrefixCache):
     """A prefix cache with a second tier: what the device evicts stays in host memory."""

@@ -112,6 +112,9 @@ class NoPrefixCache:
         """Return the requests that count on what unfinished steps of `requests` compute or copy."""
         return ()
 
+    def drop_unheld(self) -> None:
+        """Forget every cached block on the device that no request holds."""
+
     def on_failed_step(self, requests: Iterable[Request]) -> None:
         """Make unfindable what a failed step of `requests` left behind, and what is on the host.
 

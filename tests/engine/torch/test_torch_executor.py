@@ -137,6 +137,7 @@ def stopped_with(executor: TorchExecutor, sampling: SamplingParams, num_tokens: 
         if result.stopped:
             assert result.stopped == {"r"}
             stops.append(position)
+    executor.release("r")
     return stops
 
 

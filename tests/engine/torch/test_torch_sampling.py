@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from batches import make_chunk, make_prompt_request
 
-from slosched.core import SamplingParams
-from slosched.engine.torch.sampling import next_token_weights
+from slosched.core import Request, SamplingParams
+from slosched.engine.torch.sampling import Draws, Sampler, next_token_weights
 
 torch.set_num_threads(1)
 
@@ -29,8 +31,78 @@ LOGITS = torch.tensor([math.log(p) for p in (0.1, 0.4, 0.2, 0.3)])
         (SamplingParams(temperature=1.0, top_p=0.0), [0, 1, 0, 0]),
         # Top-k first: within {4/7, 3/7}, 0.5 needs only the first.
         (SamplingParams(temperature=1.0, top_k=2, top_p=0.5), [0, 1, 0, 0]),
+        # Half as likely as the likeliest is enough for min-p 0.5, a quarter is not.
+        (SamplingParams(temperature=1.0, min_p=0.49), [0, 4 / 9, 2 / 9, 3 / 9]),
+        (SamplingParams(temperature=1.0, min_p=1.0), [0, 1, 0, 0]),
+        # Min-p first: of what it leaves, 4/9 + 3/9 is the smallest set of at least 0.7.
+        (SamplingParams(temperature=1.0, min_p=0.49, top_p=0.7), [0, 4 / 7, 0, 3 / 7]),
     ],
 )
 def test_probabilities(sampling: SamplingParams, expected: list[float]) -> None:
     weights = next_token_weights(LOGITS, sampling)
     torch.testing.assert_close(weights / weights.sum(), torch.tensor(expected, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("temperature", [1e4, 1e39, 1e300])
+def test_what_is_forbidden_stays_so_at_any_temperature(temperature: float) -> None:
+    logits = torch.tensor([3.0, -math.inf, 1e30, -1e30])
+    weights = next_token_weights(logits, SamplingParams(temperature=temperature))
+    assert weights[1] == 0
+    assert float(weights.sum()) == pytest.approx(1)
+
+
+def draw(sampler: Sampler, rows: torch.Tensor, *requests: Request) -> Draws:
+    """Draw one token for each request, and append it to the request's output."""
+    chunks = [make_chunk(request, [0, 1, 2, 3]) for request in requests]
+    draws = sampler.sample(chunks, rows.clone())
+    for request in requests:
+        if request.request_id in draws.token_ids:
+            request.output_token_ids.append(draws.token_ids[request.request_id])
+            request.num_output_tokens += 1
+    return draws
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
+def test_a_row_that_is_no_number_fails_alone(spoilt: float) -> None:
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    rows = LOGITS.repeat(3, 1)
+    rows[1, 2] = spoilt
+    hot = SamplingParams(temperature=1.0, seed=1)
+    requests = [make_prompt_request(name, [1, 2], hot) for name in ("a", "b", "c")]
+    draws = draw(sampler, rows, *requests)
+    assert draws.token_ids.keys() == {"a", "c"}
+    assert draws.failed == {"b": "the model's logits are not numbers"}
+
+
+def test_a_row_that_allows_no_token_fails_alone() -> None:
+    sampler = Sampler(frozenset({1}), torch.device("cpu"))
+    only_the_end = SamplingParams(allowed_token_ids=(1,), min_tokens=1)
+    requests = [make_prompt_request("a", [1, 2], only_the_end), make_prompt_request("b", [1, 2])]
+    draws = draw(sampler, LOGITS.repeat(2, 1), *requests)
+    assert draws.token_ids == {"b": 1}
+    assert "leave no token" in draws.failed["a"]
+
+
+def test_only_allowed_tokens_are_drawn() -> None:
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    greedy = make_prompt_request("greedy", [1], SamplingParams(allowed_token_ids=(0, 2)))
+    hot = SamplingParams(temperature=1.0, seed=3, allowed_token_ids=(0, 2))
+    hot_one = make_prompt_request("hot", [1], hot)
+    for _ in range(30):
+        draw(sampler, LOGITS.repeat(2, 1), greedy, hot_one)
+    assert set(greedy.output_token_ids) == {2}
+    assert set(hot_one.output_token_ids) == {0, 2}
+
+
+def test_bad_words_are_never_completed() -> None:
+    """The likeliest tokens are 1, 3, 2, 0 in this order."""
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    one = make_prompt_request("one", [1], SamplingParams(bad_words=((1,),)))
+    pair = make_prompt_request("pair", [1], SamplingParams(bad_words=((1, 1), (1, 3))))
+    for _ in range(4):
+        draw(sampler, LOGITS.repeat(2, 1), one, pair)
+    assert one.output_token_ids == [3, 3, 3, 3]
+    assert pair.output_token_ids == [1, 2, 1, 2]
+    again = replace(pair, output_token_ids=[], num_output_tokens=0, num_computed_tokens=0)
+    sampler.release("pair")
+    assert draw(sampler, LOGITS[None], again).token_ids == {"pair": 1}, "nothing is left of it"

@@ -1,0 +1,119 @@
+"""A server whose engine has failed for good answers everybody and ends with a status that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from live_server import post, stream, with_client
+
+SERVER_PROGRAM = """
+import threading
+from slosched.engine.emulated import EmulatedExecutor
+from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.server import (
+    ByteTokenizer, EngineWorker, ServerConfig, build_app, run, serve
+)
+from slosched.kv import KVCache
+from slosched.perfmodel import LinearCoefficients, LinearModel
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
+
+def begins_with(requests, letter):
+    return any(request.prompt_token_ids[0] == ord(letter) for request in requests)
+
+class Device(EmulatedExecutor):
+    def execute(self, batch):
+        requests = [chunk.request for chunk in batch.chunks]
+        if begins_with(requests, "F"):
+            raise RuntimeError("the device fell off the bus")
+        if begins_with(requests, "H"):
+            threading.Event().wait()
+        return super().execute(batch)
+
+class Policy(FCFS):
+    def schedule(self, view):
+        if begins_with(view.waiting, "P"):
+            raise KeyError("a bug of the policy")
+        return super().schedule(view)
+
+run._LAST_BYTES_S = 0.3
+model = LinearModel(LinearCoefficients(0, 0, 0, 0, 0, 0, 0.001))
+scheduler = Scheduler(Policy(), KVCache(64))
+worker = EngineWorker(Engine(scheduler, Device(model), MonotonicClock()), max_consecutive_faults=3)
+app = build_app(worker, ByteTokenizer(), ServerConfig("m", 512))
+serve(app, worker, port=0, drain_timeout_s=0.2, on_ready=lambda url: print(url, flush=True))
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[str]]:
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER_PROGRAM],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    try:
+        yield server
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("prompt", "num_asks", "why"),
+    [("P", 1, "a bug of the policy"), ("F", 3, "3 steps failed one after the other")],
+)
+def test_an_engine_that_fails_for_good_ends_the_process(
+    process: subprocess.Popen[str], prompt: str, num_asks: int, why: str
+) -> None:
+    async def scenario(client: aiohttp.ClientSession) -> list[Any]:
+        return [await post(client, prompt=prompt) for _ in range(num_asks)]
+
+    for status, answer, _ in asyncio.run(with_client(url_of(process), scenario)):
+        assert (status, answer["error"]["code"]) == (500, "engine_fault")
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    last = err.splitlines()[-1]
+    assert "the engine failed for good" in last
+    assert why in last
+
+
+@pytest.mark.e2e
+def test_a_drain_ends_although_the_device_hangs(process: subprocess.Popen[str]) -> None:
+    async def scenario(client: aiohttp.ClientSession) -> tuple[list[Any], tuple[int, Any, Any]]:
+        running = asyncio.create_task(stream(client, prompt="abc", max_tokens=400))
+        hanging = asyncio.create_task(post(client, prompt="H"))
+        while (await health(client)) != 200:
+            pass
+        await asyncio.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        return await running, await hanging
+
+    events, (status, answer, _) = asyncio.run(with_client(url_of(process), scenario))
+    assert events[-1]["error"]["code"] == "engine_fault"
+    assert (status, answer["error"]["code"]) == (500, "engine_fault")
+    assert "had not ended" in answer["error"]["message"]
+    process.communicate(timeout=20)
+    assert process.returncode == 1
+
+
+async def health(client: aiohttp.ClientSession) -> int:
+    async with client.get("/health") as response:
+        return response.status
