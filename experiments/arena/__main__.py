@@ -20,6 +20,7 @@ from experiments.arena.rows import knee_of
 from experiments.arena.scenarios import PROMISED, SCALES, SCENARIOS, Scale, Scenario
 from experiments.arena.tournament import Tournament
 from experiments.command import add_report, make_app, provenance, start
+from experiments.random_arena import __main__ as random_arena
 from slosched.cli.console import console, progress_bar, table
 from slosched.evaluate.capacity import Store
 
@@ -201,6 +202,7 @@ def take_over(
     )
 
 
+app.command("random")(random_arena.run)
 make_report = add_report(app, "arena", report.PAGE, lambda: report.write(Results()))
 
 

@@ -57,6 +57,10 @@ class Outcomes:
     def unpack(cls, blob: bytes) -> Outcomes:
         return cls(np.frombuffer(zlib.decompress(blob), dtype=OUTCOME))
 
+    def among(self, chosen: BoolArray) -> Outcomes:
+        """Return the outcomes of these requests alone."""
+        return Outcomes(self.requests[chosen])
+
     def pack(self) -> bytes:
         return zlib.compress(self.requests.tobytes())
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from slosched.evaluate.capacity.measured import Measured
-from slosched.evaluate.capacity.outcomes import Outcomes
+from slosched.evaluate.capacity.outcomes import BoolArray, Outcomes
 from slosched.evaluate.capacity.windows import blocks_of
 from slosched.evaluate.statistics import (
     NUM_REPLICATES,
@@ -103,18 +103,26 @@ class Study:
     """The results of a sweep; all contenders are judged on the same resampled blocks."""
 
     def __init__(
-        self, measured: Sequence[Measured], windows: Sequence[Trace], *, seed: int = 0
+        self,
+        measured: Sequence[Measured],
+        windows: Sequence[Trace],
+        *,
+        seed: int = 0,
+        judged: Sequence[BoolArray] | None = None,
     ) -> None:
         """Prepare the results of all contenders that played all windows at one rate at least.
 
-        Raises ValueError if there is no such contender.
+        `judged` marks the requests of each window that counted in the sweep.  Raises ValueError if
+        there is no such contender.
         """
         self.num_seeds = len(windows)
         by_window = [blocks_of(window) for window in windows]
         sizes = [int(blocks.max()) + 1 for blocks in by_window]
+        if judged is not None:
+            by_window = [blocks[mine] for blocks, mine in zip(by_window, judged, strict=True)]
         offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         blocks = [b + offset for b, offset in zip(by_window, offsets, strict=True)]
-        curves = {m.contender.name: _curve(m, blocks) for m in measured if m.complete}
+        curves = {m.contender.name: _curve(m, blocks, sum(sizes)) for m in measured if m.complete}
         if not curves:
             raise ValueError("no contender was played at any rate by all windows")
         # Blocks in which all contenders warm up would be drawn to no purpose.
@@ -225,8 +233,7 @@ def _ratio(study: Study, contender: str, other: Study, reference: str, target: f
     return Ratio(value, interval(worlds, value, min(study.num_seeds, other.num_seeds)))
 
 
-def _curve(measured: Measured, blocks: Sequence[IntArray]) -> _Curve:
-    num_blocks = 1 + max(int(b.max()) for b in blocks)
+def _curve(measured: Measured, blocks: Sequence[IntArray], num_blocks: int) -> _Curve:
     rates, good, counted, grows, short = [], [], [], [], []
     for k in measured.complete:
         found = [measured.outcomes[k][i] for i in range(len(blocks))]

@@ -13,7 +13,7 @@ import numpy as np
 
 from slosched.core import BatchShape
 from slosched.evaluate.capacity.measured import Contender, Measured, Plan
-from slosched.evaluate.capacity.outcomes import Outcomes
+from slosched.evaluate.capacity.outcomes import BoolArray, Outcomes
 from slosched.evaluate.capacity.point import (
     Bench,
     CapacityError,
@@ -50,10 +50,13 @@ class Sweep:
         windows: Sequence[Trace],
         plan: Plan | None = None,
         store: Store | None = None,
+        judged: Sequence[BoolArray] | None = None,
     ) -> None:
         """Prepare the searches; at each rate a contender plays all windows, one seed each.
 
-        Raises ValueError if there is no contender or window, or if two contenders have one name.
+        `judged` marks the requests of each window that count; by default all do.  The others are
+        served like any, but nobody is judged by them.  Raises ValueError if there is no contender
+        or window, or if two contenders have one name.
         """
         if not contenders or not windows:
             raise ValueError("a sweep needs at least one contender and one window of a trace")
@@ -62,7 +65,7 @@ class Sweep:
             raise ValueError(f"two contenders have the same name: {', '.join(names)}")
         plan = plan or Plan()
         self.windows = list(windows)
-        self._store = store
+        self._store, self._judged = store, judged
         self._num_shared_rates, self._has_shared = plan.num_shared_rates, False
         self._bench = Bench.of(windows, [contender.model for contender in contenders])
         self._models = {c.name: model_digest(c.model) for c in contenders}
@@ -143,7 +146,7 @@ class Sweep:
         """Take a replay from the store and tell whether it was there."""
         kept = self._store.get(self._point(measured, place, window)) if self._store else None
         if kept is not None:
-            measured.outcomes.setdefault(place, {})[window] = kept
+            self._take(measured, place, window, kept)
         return kept is not None
 
     def _point(self, measured: Measured, place: int, window: int) -> Point:
@@ -165,10 +168,16 @@ class Sweep:
             measured.error = measured.error or error
             return
         outcomes = Outcomes.unpack(future.result())
-        measured.outcomes.setdefault(place, {})[window] = outcomes
+        self._take(measured, place, window, outcomes)
         if self._store is not None:
             names = {"trace": self.windows[window].name, "model": measured.contender.model_name}
             self._store.put(point, outcomes, names)
+
+    def _take(self, measured: Measured, place: int, window: int, outcomes: Outcomes) -> None:
+        """Keep what counts of a replay."""
+        if self._judged is not None:
+            outcomes = outcomes.among(self._judged[window])
+        measured.outcomes.setdefault(place, {})[window] = outcomes
 
     def _progress(self) -> tuple[int, int]:
         done = sum(measured.num_done for measured in self.measured.values())

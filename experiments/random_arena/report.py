@@ -1,0 +1,191 @@
+"""The page docs/random_arena.md; all its numbers are made from the results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+
+from experiments.arena.figures import save
+from experiments.markdown import table
+from experiments.random_arena import results
+from experiments.random_arena.cells import NUM_WINDOWS, Cell
+from experiments.random_arena.contenders import FLAGSHIP, RIVALS
+from experiments.random_arena.figures import MOST_RATIO, clipped, distribution, ratios
+from experiments.random_arena.play import OVERLOAD, REFERENCE_TARGET, Effort
+from experiments.random_arena.results import Row
+from experiments.random_arena.workloads import PROMISED
+
+PAGE = Path(__file__).parents[2] / "docs" / "random_arena.md"
+DESIGN_SEED, REPORT_SEED = 1, 2
+"""Cells of the first seed may be looked at while policies are changed, those of the second not."""
+METRICS = ("capacity 99%", "capacity 90%", f"overload {OVERLOAD:g}x")
+_GROUPS = [group.value for group in RIVALS]
+
+
+def write(page: Path = PAGE) -> None:
+    """Write the page, and its figure into a folder with the same name."""
+    rows = results.read()
+    if not rows:
+        raise FileNotFoundError(
+            "no cell has been played yet: python -m experiments.arena random --cells 2"
+        )
+    drawn = distribution(_of_seed(rows, REPORT_SEED), METRICS, _GROUPS)
+    if drawn is not None:
+        save(drawn, page.with_suffix("") / "ratios.svg")
+    page.write_text(text(rows, has_figure=drawn is not None), encoding="utf-8")
+
+
+def text(rows: Sequence[Row], *, has_figure: bool) -> str:
+    """Return the page in Markdown."""
+    parts = [_head()]
+    reported, designed = _of_seed(rows, REPORT_SEED), _of_seed(rows, DESIGN_SEED)
+    parts += [f"## Cells of seed {REPORT_SEED}", *_results(reported)]
+    if has_figure:
+        parts.append("![Ratios to the best of each class](random_arena/ratios.svg)")
+    parts += ["### Cell by cell", _table(reported), "### Where it is surely behind"]
+    parts.append(_behind(reported))
+    parts += [f"## Cells of seed {DESIGN_SEED}", *_results(designed), _table(designed)]
+    parts += ["## How it was made", _provenance(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def line(row: Row) -> str:
+    """Return what a cell came to in a line."""
+    what = f"{row['name']}: {Cell(**row['cell'])}: "
+    if "void" in row:
+        return f"{what}{row['void']}"
+    found = [f"{r['metric']} {r['class']} {r['ratio']:.2f}" for r in row["ratios"]]
+    return what + ", ".join(found) + f" ({row['cpu_s']:.0f} s)"
+
+
+def _head() -> str:
+    effort = Effort()
+    promises = "\n".join(f"- **{name}**: {what}." for name, what in PROMISED.items())
+    return f"""# The arena of random cells
+
+<!-- Made by `python -m experiments.random_arena report`; edit its report.py instead. -->
+
+In [the arena](arena.md) the scenarios were chosen, and `{FLAGSHIP}` was made while they were \
+looked at. Here each cell is drawn from a seed: device and model (all bundled ones on GPUs, dense \
+and mixtures of experts), trace and window, promise, deadline rule, size of the KV cache, tail of \
+the outputs, prefix cache and error of the latency model. Cells of seed {DESIGN_SEED} may be \
+looked at while policies are changed. Those of seed {REPORT_SEED} were first played for this page.
+
+In each cell every contender may try {effort.num_trials} settings on windows that do not judge, at \
+the rate at which the best of three reference policies serves {REFERENCE_TARGET:.0%} in time. Ours \
+and the best {effort.num_finalists} of each class go on to {NUM_WINDOWS} windows of \
+{effort.window_requests} requests (fewer where they are long). There the search of \
+`slosched capacity` finds capacities at 99 % and 90 %. Then all are played at {OVERLOAD:g} times \
+the best capacity at 90 %. Ratios are to the best of a class in that cell, chosen in hindsight. \
+They are paired by window, with 95 % intervals from resampled windows and blocks. The windows are \
+short: intervals are wide, and a queue that grows for minutes is not seen.
+
+Requests that no idle device could serve in time do not count, but they are served, and in the \
+way. The class "with dropping" has `fcfs`, `sarathi`, `edf` and `sjf`, each with rejection of \
+requests that are late. The class "published" has `slidebatching`, `qoserve`, `slai`, `slo_aware` \
+and vLLM's scheduler behind Mooncake's early rejection.
+
+How to run it: [experiments/random_arena](../experiments/random_arena/README.md). The promises, \
+as TTFT and TPOT:
+
+{promises}"""
+
+
+def _results(rows: Sequence[Row]) -> Iterator[str]:
+    if not rows:
+        yield "No cell has been played yet."
+        return
+    void = [row["name"] for row in rows if "void" in row]
+    yield (
+        f"{len(rows)} cells, of which {len(void)} say nothing"
+        + (f" ({', '.join(void)}: nobody serves enough in time at any rate). " if void else ". ")
+        + f'A ratio is "surely" below or above 1 if its whole interval is. Ratios are taken as at '
+        f"most {MOST_RATIO:g} and at least 1/{MOST_RATIO:g}. Where only one of the two reaches the "
+        "target at any rate, there is no ratio."
+    )
+    heads = ["metric", "best", "cells", "geometric mean", "worst", "in cell"]
+    heads += [
+        "surely below 1",
+        "surely above 1",
+        f"only {FLAGSHIP} reaches",
+        "only the best reaches",
+    ]
+    yield table(heads, [_summary(rows, m, g) for m in METRICS for g in _GROUPS], 2)
+
+
+def _summary(rows: Sequence[Row], metric: str, group: str) -> list[object]:
+    every = ratios(rows, metric, group)
+    found = [ratio for ratio in every if not math.isnan(ratio["ratio"])]
+    worst = min(found, key=lambda ratio: ratio["ratio"], default=None)
+    values = [clipped(ratio["ratio"]) for ratio in found]
+    return [
+        metric,
+        group,
+        len(found),
+        f"{geometric_mean(values):.2f}" if values else "",
+        f"{worst['ratio']:.2f}" if worst else "",
+        worst["name"] if worst else "",
+        sum(ratio["high"] < 1 for ratio in found),
+        sum(ratio["low"] > 1 for ratio in found),
+        sum(ratio["of_ours"] > 0 == ratio["of_best"] for ratio in every),
+        sum(ratio["of_best"] > 0 == ratio["of_ours"] for ratio in every),
+    ]
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Return a line for each cell, in which a star marks ratios that are surely not 1."""
+    heads = ["cell", "what"]
+    heads += [f"{metric}, {group}" for metric in METRICS for group in _GROUPS]
+    lines = []
+    for row in rows:
+        cells = [_ratio_text(ratios([row], m, g)) for m in METRICS for g in _GROUPS]
+        lines.append([row["name"], str(Cell(**row["cell"])), *cells])
+    return table(heads, lines, 2)
+
+
+def _ratio_text(found: Sequence[Row]) -> str:
+    if not found:
+        return ""
+    (one,) = found
+    if math.isnan(one["ratio"]):
+        if one["of_ours"] and one["of_best"]:
+            return "no limit found"
+        return "only ours" if one["of_ours"] else "only the other" if one["of_best"] else "neither"
+    return f"{one['ratio']:.2f}" + "*" * (not one["low"] <= 1 <= one["high"])
+
+
+def _behind(rows: Sequence[Row]) -> str:
+    lines = []
+    for metric in METRICS:
+        for group in _GROUPS:
+            for one in ratios(rows, metric, group):
+                only_other = one["of_best"] > 0 == one["of_ours"]
+                if only_other or one["high"] < 1:
+                    interval = "" if only_other else f"{one['low']:.2f} to {one['high']:.2f}"
+                    ours, best = f"{one['of_ours']:.3g}", f"`{one['best']}`: {one['of_best']:.3g}"
+                    lines.append([one["name"], metric, ours, best, _ratio_text([one]), interval])
+    if not lines:
+        return f"`{FLAGSHIP}` is surely behind the best of a class in no cell."
+    heads = ["cell", "metric", f"`{FLAGSHIP}`", "best of the class", "ratio", "interval"]
+    return table(heads, lines, 2)
+
+
+def _provenance(rows: Sequence[Row]) -> str:
+    lines = []
+    for digest in dict.fromkeys(row["code_digest"] for row in rows):
+        same = [row for row in rows if row["code_digest"] == digest]
+        seconds = sum(row["cpu_s"] for row in same)
+        sources = sorted({row["source"] for row in same})
+        names = f"{same[0]['name']} to {same[-1]['name']}"
+        lines.append(
+            f"{len(same)} cells ({names}) by code {digest} ({same[0]['git_hash'][:12]}), with "
+            f"`{same[-1]['command']}` on {same[-1]['machine']}, until {same[-1]['made']}, in "
+            f"{seconds / len(same):.0f} s of a core each. Requests: {', '.join(sources)}."
+        )
+    return "\n\n".join(lines)
+
+
+def _of_seed(rows: Sequence[Row], seed: int) -> list[Row]:
+    return [row for row in rows if row["cell"]["seed"] == seed]
