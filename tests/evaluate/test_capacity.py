@@ -219,6 +219,29 @@ def test_goodput_at_a_rate_is_compared_on_the_same_requests() -> None:
     assert found.goodput_ratio("1.0", "1.0", rate).interval == (1.0, 1.0)
 
 
+def test_requests_that_are_not_judged_change_no_capacity() -> None:
+    """Let one request in four have a promise that nothing can keep, as part of the same load."""
+    windows = [poisson(seed) for seed in range(2)]
+    impossible = SLO(PROMISE.ttft_s, 1e-6)
+    poisoned = [
+        Trace.of(
+            [replace(r, slo=impossible if i % 4 == 0 else r.slo) for i, r in enumerate(w.requests)],
+            w.name,
+        )
+        for w in windows
+    ]
+    judged = [np.arange(len(w)) % 4 != 0 for w in windows]
+    shares = []
+    for played in (windows, poisoned):
+        sweep = Sweep([contender()], played, QUICK, judged=judged)
+        sweep.run(local_pool(1))
+        found = Study(list(sweep.measured.values()), played, judged=judged)
+        assert found.capacity("sarathi", 0.9).requests_per_s > 0
+        shares.append(found.frame())
+    assert shares[0].equals(shares[1])
+    assert study([contender()], poisoned, QUICK).capacity("sarathi", 0.9).requests_per_s == 0
+
+
 # Stored results
 
 
