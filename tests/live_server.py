@@ -28,7 +28,13 @@ from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
-from slosched.engine.server import ByteTokenizer, EngineWorker, ServerConfig, build_app
+from slosched.engine.server import (
+    ByteTokenizer,
+    EngineWorker,
+    ServerConfig,
+    Tokenizer,
+    build_app,
+)
 from slosched.engine.server.run import serve_in_thread
 from slosched.kv import KVCache
 from slosched.policy import FCFS
@@ -108,6 +114,7 @@ def live(
     clock: Clock | None = None,
     model: LatencyModel | None = FAST,
     per_request_s: float = 0.0,
+    tokenizer: Tokenizer | None = None,
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model)
@@ -118,7 +125,7 @@ def live(
         engine = OverlappedEngine(scheduler, InBackground(device), clock)
     worker = EngineWorker(engine, max_consecutive_faults=max_consecutive_faults)
     config = ServerConfig(MODEL, max_model_len, default_slo, per_request_s=per_request_s)
-    app = build_app(worker, ByteTokenizer(), config)
+    app = build_app(worker, tokenizer or ByteTokenizer(), config)
     with serve_in_thread(app, worker, drain_timeout_s=drain_timeout_s) as url:
         try:
             yield Live(url, worker, device)

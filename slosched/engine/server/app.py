@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,13 +18,14 @@ from slosched.core import Request
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.cut_short import CutShort
 from slosched.engine.server.errors import ApiError, not_serving, too_large, too_long
-from slosched.engine.server.protocol import (
-    Body,
-    Options,
-    parse_messages,
-    parse_options,
-    parse_prompt,
+from slosched.engine.server.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    TOKENIZE_FIELDS,
+    check_fields,
 )
+from slosched.engine.server.prompts import PromptEncoder
+from slosched.engine.server.protocol import Options, parse_options
 from slosched.engine.server.quote import milliseconds_by_quantile, parse_prompt_tokens
 from slosched.engine.server.respond import (
     ChatFormat,
@@ -36,6 +36,7 @@ from slosched.engine.server.respond import (
 from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.steps import StepsResponse
 from slosched.engine.server.tokenizer import Tokenizer
+from slosched.engine.server.values import Body
 from slosched.engine.server.worker import EngineWorker, NoQuoteError, NotServingError
 from slosched.engine.step_lines import PATH as STEPS_PATH
 
@@ -80,6 +81,7 @@ class _Api:
         self._tokenizer = tokenizer
         self._config = config
         self._max_model_len = min(config.max_model_len, worker.capacity_tokens)
+        self._encoder = PromptEncoder(tokenizer, self._max_model_len)
         self._max_body_bytes = max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * self._max_model_len)
 
     async def health(self, _http: HTTPRequest) -> Response:
@@ -147,36 +149,40 @@ class _Api:
         )
 
     async def tokenize(self, http: HTTPRequest) -> Response:
-        body = await self._body(http)
-        encode = self._encode_chat if "messages" in body else self._encode_prompt
-        ids = encode(body)
+        body = await self._body(http, TOKENIZE_FIELDS)
+        is_chat = "messages" in body
+        encode = self._encoder.encode_chat if is_chat else self._encoder.encode_prompt
+        ids = await encode(body)
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._max_model_len}
         )
 
     async def completions(self, http: HTTPRequest) -> Response | GenerationResponse:
+        encode = self._encoder.encode_prompt
         return await self._generate(
-            http, self._encode_prompt, CompletionFormat(), _DEFAULT_COMPLETION_TOKENS
+            http, COMPLETION_FIELDS, encode, CompletionFormat(), _DEFAULT_COMPLETION_TOKENS
         )
 
     async def chat_completions(self, http: HTTPRequest) -> Response | GenerationResponse:
-        return await self._generate(http, self._encode_chat, ChatFormat(), self._max_model_len)
+        encode = self._encoder.encode_chat
+        return await self._generate(http, CHAT_FIELDS, encode, ChatFormat(), self._max_model_len)
 
     async def _generate(
         self,
         http: HTTPRequest,
-        encode: Callable[[Body], list[int]],
+        fields: frozenset[str],
+        encode: Callable[[Body, int], Awaitable[list[int]]],
         answer: Format,
         default_max_tokens: int,
     ) -> GenerationResponse:
         """Check and queue the request, and return the response that follows its generation."""
         arrival_s = self._worker.now_s() - self._config.per_request_s
-        body = await self._body(http)
+        body = await self._body(http, fields)
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
-        options = parse_options(body, self._config.default_temperature, self._tokenizer.vocab_size)
+        options = parse_options(body, self._config.default_temperature, self._tokenizer)
         slo = parse_slo(http.headers, body, self._config.default_slo)
-        prompt = encode(body)
+        prompt = await encode(body, options.max_tokens or 1)
         request = Request(
             request_id=f"{answer.id_prefix}-{uuid.uuid4().hex}",
             arrival_s=arrival_s,
@@ -203,8 +209,11 @@ class _Api:
             self._config.retry_after_s,
         )
 
-    async def _body(self, http: HTTPRequest) -> Body:
-        """Return the body, a JSON object; raise ApiError if it is none or names another model."""
+    async def _body(self, http: HTTPRequest, fields: frozenset[str]) -> Body:
+        """Return the body, a JSON object with no other `fields` than these.
+
+        Raises ApiError if it is none, has another field, or names another model.
+        """
         try:
             body = json.loads(await self._read(http), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -220,6 +229,7 @@ class _Api:
                 param="model",
                 code="model_not_found",
             )
+        check_fields(body, fields)
         return body
 
     async def _read(self, http: HTTPRequest) -> bytearray:
@@ -248,31 +258,6 @@ class _Api:
                 400, f"min_tokens={min_tokens} exceeds max_tokens={max_tokens}", param="min_tokens"
             )
         return max_tokens
-
-    def _encode_prompt(self, body: Body) -> list[int]:
-        prompt = parse_prompt(body, self._tokenizer.vocab_size)
-        if isinstance(prompt, list):
-            ids = prompt
-        else:
-            ids = _encode(partial(self._tokenizer.encode, prompt), [prompt], "prompt")
-        if not ids:
-            raise ApiError(400, "the prompt is empty: it needs at least one token", param="prompt")
-        return ids
-
-    def _encode_chat(self, body: Body) -> list[int]:
-        messages = parse_messages(body)
-        texts = [text for message in messages for text in message.values()]
-        return _encode(partial(self._tokenizer.apply_chat_template, messages), texts, "messages")
-
-
-def _encode(encode: Callable[[], list[int]], texts: list[str], param: str) -> list[int]:
-    """Return the token ids; raise ApiError (400) if a text is not valid or not tokenizable."""
-    try:
-        for text in texts:
-            text.encode()  # JSON can escape half a surrogate pair, which no tokenizer accepts
-        return encode()
-    except ValueError as error:
-        raise ApiError(400, f"{param} cannot be tokenized: {error}", param=param) from error
 
 
 def _refuse_constant(name: str) -> None:

@@ -78,11 +78,15 @@ def not_serving(why: str, retry_after_s: float) -> ApiError:
     )
 
 
-def too_long(num_prompt_tokens: int, max_tokens: int, limit_tokens: int) -> ApiError:
+def too_long(
+    num_prompt_tokens: int, max_tokens: int, limit_tokens: int, *, is_estimate: bool = False
+) -> ApiError:
+    """Return a 400; as an estimate, `num_prompt_tokens` is what the prompt has at least."""
+    at_least = "at least " if is_estimate else ""
     return ApiError(
         400,
-        f"the prompt has {num_prompt_tokens} tokens and {max_tokens} output tokens are asked for, "
-        f"but prompt and output together may have {limit_tokens}; shorten the prompt or max_tokens",
+        f"the prompt has {at_least}{num_prompt_tokens} tokens and {max_tokens} output tokens are "
+        f"asked for, but prompt and output together may have {limit_tokens}; shorten the prompt or max_tokens",
         param="max_tokens" if num_prompt_tokens < limit_tokens else "prompt",
         code="context_length_exceeded",
         reason=EndReason.TOO_LONG,

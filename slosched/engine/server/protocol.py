@@ -1,42 +1,31 @@
-"""Parsing and checks of the bodies that clients send to the two generation endpoints.
-
-Unknown fields are ignored, as in other servers.  Known fields that would change the answer and are
-not implemented are refused.
-"""
+"""Parsing and checks of the bodies that clients send to the two generation endpoints."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slosched.core import SamplingParams
 from slosched.engine.server.errors import ApiError
-from slosched.engine.server.tokenizer import Message
+from slosched.engine.server.fields import MESSAGE_FIELDS, STREAM_FIELDS, check_fields
+from slosched.engine.server.tokenizer import Message, TemplateOptions, Tokenizer
+from slosched.engine.server.values import (
+    Body,
+    check_vocabulary,
+    flag,
+    integer,
+    mapping,
+    number,
+    strings,
+    token_ids,
+    wrong,
+)
 from slosched.workload.http_slo import BEST_EFFORT_FIELD
 
-Body = Mapping[str, object]
-
-_UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
-    "echo": (False,),
-    "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "tools": ([],),
-    "functions": ([],),
-    "response_format": ({"type": "text"},),
-    "use_beam_search": (False,),
-}
-"""Fields that are refused unless null or equal to a listed value, which changes nothing."""
-
 _MAX_STOPS = 16
+_MAX_BAD_WORDS = 64
+_MAX_CHARS = 512
+"""The limit of each stop string and each bad word."""
 _MAX_STOP_TOKEN_IDS = 128
 _MAX_TEMPERATURE = 100.0
 """At this temperature all tokens are as likely as each other, but for a few percent."""
@@ -52,39 +41,122 @@ class Options:
     """None if the client set no limit."""
     sampling: SamplingParams
     stops: tuple[str, ...]
+    shows_stop: bool
+    """Whether the text includes the stop string or the stop token at which it ended."""
+    skips_special_tokens: bool
+    returns_token_ids: bool
     priority: int
     cache_salt: str | None
     is_streaming: bool
     include_usage: bool
+    continuous_usage: bool
+    """Whether every event has the usage so far."""
     takes_best_effort: bool
 
 
-def parse_options(body: Body, default_temperature: float, vocab_size: int) -> Options:
+def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) -> Options:
     """Return a body's options; raise ApiError (400) that names a wrong field and its value."""
-    for name, neutral in _UNSUPPORTED.items():
-        value = body.get(name)
-        if value is not None and not any(_is_same(value, other) for other in neutral):
-            raise ApiError(400, f"{name}={value!r:.100} is not supported; leave it out", param=name)
-    stream_options = body.get("stream_options") or {}
-    if not isinstance(stream_options, Mapping):
-        raise _wrong("stream_options", stream_options, "an object")
+    stream_options = mapping(body, "stream_options")
+    check_fields(stream_options, STREAM_FIELDS, "stream_options.")
+    include_usage = flag(stream_options, "include_usage")
     return Options(
         max_tokens=_max_tokens(body),
-        sampling=SamplingParams(
-            temperature=_number(body, "temperature", default_temperature, 0, _MAX_TEMPERATURE),
-            top_p=_number(body, "top_p", 1.0, 0, 1),
-            top_k=max(_integer(body, "top_k", 0, -1), 0),
-            seed=_seed(body),
-            ignore_eos=_flag(body, "ignore_eos"),
-            min_tokens=_integer(body, "min_tokens", 0, 0),
-            stop_token_ids=_stop_token_ids(body, vocab_size),
-        ),
-        stops=_stops(body),
-        priority=_integer(body, "priority", 0, _MIN_PRIORITY, _MAX_PRIORITY),
+        sampling=_sampling(body, default_temperature, tokenizer),
+        stops=strings(body, "stop", _MAX_STOPS, _MAX_CHARS),
+        shows_stop=flag(body, "include_stop_str_in_output"),
+        skips_special_tokens=flag(body, "skip_special_tokens", default=True),
+        returns_token_ids=flag(body, "return_token_ids"),
+        priority=integer(body, "priority", 0, _MIN_PRIORITY, _MAX_PRIORITY),
         cache_salt=_cache_salt(body),
-        is_streaming=_flag(body, "stream"),
-        include_usage=_flag(stream_options, "include_usage"),
-        takes_best_effort=_flag(body, BEST_EFFORT_FIELD),
+        is_streaming=flag(body, "stream"),
+        include_usage=include_usage,
+        continuous_usage=include_usage and flag(stream_options, "continuous_usage_stats"),
+        takes_best_effort=flag(body, BEST_EFFORT_FIELD),
+    )
+
+
+def _sampling(body: Body, default_temperature: float, tokenizer: Tokenizer) -> SamplingParams:
+    vocab_size = tokenizer.vocab_size
+    sampling = SamplingParams(
+        temperature=number(body, "temperature", default_temperature, 0, _MAX_TEMPERATURE),
+        top_p=number(body, "top_p", 1.0, 0, 1),
+        top_k=max(integer(body, "top_k", 0, -1), 0),
+        min_p=number(body, "min_p", 0.0, 0, 1),
+        seed=_seed(body),
+        ignore_eos=flag(body, "ignore_eos"),
+        min_tokens=integer(body, "min_tokens", 0, 0),
+        stop_token_ids=token_ids(body, "stop_token_ids", vocab_size, _MAX_STOP_TOKEN_IDS) or (),
+        allowed_token_ids=_allowed_token_ids(body, vocab_size),
+        bad_words=_bad_words(body, tokenizer),
+    )
+    if sampling.min_tokens:
+        _check_something_is_left(sampling, tokenizer)
+    return sampling
+
+
+def _allowed_token_ids(body: Body, vocab_size: int) -> tuple[int, ...] | None:
+    allowed = token_ids(body, "allowed_token_ids", vocab_size)
+    if allowed == ():
+        raise wrong("allowed_token_ids", [], "a list of at least one token id")
+    return allowed and tuple(dict.fromkeys(allowed))
+
+
+def _check_something_is_left(sampling: SamplingParams, tokenizer: Tokenizer) -> None:
+    """Raise ApiError (400) if before `min_tokens` no token may come but those that end it."""
+    ends = tokenizer.end_token_ids.union(sampling.stop_token_ids)
+    allowed = sampling.allowed_token_ids
+    name = "stop_token_ids" if allowed is None else "allowed_token_ids"
+    if ends.issuperset(range(tokenizer.vocab_size) if allowed is None else allowed):
+        raise ApiError(
+            400,
+            f"{name} leave only tokens that end the output, but min_tokens={sampling.min_tokens} "
+            "asks for others before",
+            param=name,
+        )
+
+
+def _bad_words(body: Body, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each bad word at the beginning of a text and after a space."""
+    variants = [
+        tuple(tokenizer.encode(text, add_special_tokens=False))
+        for word in strings(body, "bad_words", _MAX_BAD_WORDS, _MAX_CHARS)
+        for text in (word, f" {word}")
+    ]
+    return tuple(dict.fromkeys(ids for ids in variants if ids))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """The settings by which a prompt becomes token ids."""
+
+    add_special_tokens: bool
+    """Whether the special tokens go in front that the model wants there."""
+    truncate_tokens: int | None
+    """How many tokens to keep, from the end; -1 for as many as fit, None for all."""
+    template: TemplateOptions
+
+
+def parse_prompt_options(body: Body, *, is_chat: bool) -> PromptOptions:
+    """Return the options; the template of a chat writes special tokens, so none are added to it."""
+    truncate_tokens = integer(body, "truncate_prompt_tokens", -2, -1)
+    if truncate_tokens == 0:
+        raise wrong("truncate_prompt_tokens", 0, "-1 or at least 1")
+    add_special_tokens = flag(body, "add_special_tokens", default=not is_chat)
+    template = TemplateOptions(
+        add_generation_prompt=flag(body, "add_generation_prompt", default=True),
+        continue_final_message=flag(body, "continue_final_message"),
+        add_special_tokens=add_special_tokens,
+        values=mapping(body, "chat_template_kwargs"),
+    )
+    if template.add_generation_prompt and template.continue_final_message:
+        raise ApiError(
+            400,
+            "continue_final_message=true needs add_generation_prompt=false: the answer either "
+            "continues the last message or begins a new one",
+            param="continue_final_message",
+        )
+    return PromptOptions(
+        add_special_tokens, None if truncate_tokens == -2 else truncate_tokens, template
     )
 
 
@@ -96,32 +168,39 @@ def parse_prompt(body: Body, vocab_size: int) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list) or not all(type(i) is int for i in prompt):
-        raise _wrong("prompt", prompt, "one string or one list of token ids")
-    return _token_ids("prompt", prompt, vocab_size)
+        raise wrong("prompt", prompt, "one string or one list of token ids")
+    check_vocabulary("prompt", prompt, vocab_size)
+    return prompt
 
 
 def parse_messages(body: Body) -> list[Message]:
     """Return role and content of each message; text parts of a list are joined by line breaks."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", messages, "a list of at least one message")
+        raise wrong("messages", messages, "a list of at least one message")
     return [_message(i, message) for i, message in enumerate(messages)]
 
 
 def _message(i: int, message: object) -> Message:
     where = f"messages[{i}]"
     if not isinstance(message, Mapping):
-        raise _wrong(where, message, "an object with role and content")
+        raise wrong(where, message, "an object with role and content")
+    check_fields(message, MESSAGE_FIELDS, f"{where}.")
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        raise _wrong(f"{where}.role", role, "a string such as 'user'")
+        raise wrong(f"{where}.role", role, "a string such as 'user'")
     if content is None:
         content = ""
     if isinstance(content, list):
         content = "\n".join(_part(f"{where}.content[{j}]", part) for j, part in enumerate(content))
     if not isinstance(content, str):
-        raise _wrong(f"{where}.content", content, "a string or a list of text parts")
-    return {"role": role, "content": content}
+        raise wrong(f"{where}.content", content, "a string or a list of text parts")
+    name = message.get("name")
+    if name is None:
+        return {"role": role, "content": content}
+    if not isinstance(name, str):
+        raise wrong(f"{where}.name", name, "a string")
+    return {"role": role, "content": content, "name": name}
 
 
 def _part(where: str, part: object) -> str:
@@ -129,101 +208,24 @@ def _part(where: str, part: object) -> str:
         text = part.get("text")
         if isinstance(text, str):
             return text
-    raise _wrong(where, part, 'a part {"type": "text", "text": "…"}')
+    raise wrong(where, part, 'a part {"type": "text", "text": "…"}')
 
 
 def _max_tokens(body: Body) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
         if body.get(name) is not None:
-            return _integer(body, name, 1, 1)
+            return integer(body, name, 1, 1)
     return None
-
-
-def _stops(body: Body) -> tuple[str, ...]:
-    stops = body.get("stop")
-    if stops is None:
-        return ()
-    if isinstance(stops, str):
-        stops = [stops]
-    if (
-        not isinstance(stops, list)
-        or len(stops) > _MAX_STOPS
-        or not all(isinstance(stop, str) and stop for stop in stops)
-    ):
-        raise _wrong("stop", stops, f"a string or at most {_MAX_STOPS} strings, none of them empty")
-    return tuple(stops)
-
-
-def _stop_token_ids(body: Body, vocab_size: int) -> tuple[int, ...]:
-    ids = body.get("stop_token_ids")
-    if ids is None:
-        return ()
-    if (
-        not isinstance(ids, list)
-        or len(ids) > _MAX_STOP_TOKEN_IDS
-        or not all(type(i) is int for i in ids)
-    ):
-        raise _wrong("stop_token_ids", ids, f"a list of at most {_MAX_STOP_TOKEN_IDS} token ids")
-    return tuple(_token_ids("stop_token_ids", ids, vocab_size))
-
-
-def _token_ids(name: str, ids: list[int], vocab_size: int) -> list[int]:
-    """Return `ids`; raise ApiError (400) if one of them is outside the vocabulary."""
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        bad = next(i for i in ids if not 0 <= i < vocab_size)
-        raise ApiError(
-            400, f"{name} has the token id {bad}, but ids are in [0, {vocab_size})", param=name
-        )
-    return ids
 
 
 def _seed(body: Body) -> int | None:
     if body.get("seed") is None:
         return None
-    return _integer(body, "seed", 0, _MIN_SEED, _MAX_SEED)
+    return integer(body, "seed", 0, _MIN_SEED, _MAX_SEED)
 
 
 def _cache_salt(body: Body) -> str | None:
     salt = body.get("cache_salt")
     if salt is None or (isinstance(salt, str) and salt):
         return salt
-    raise _wrong("cache_salt", salt, "a string that is not empty")
-
-
-def _integer(body: Body, name: str, default: int, low: int, high: float = math.inf) -> int:
-    value = body.get(name)
-    if value is None:
-        return default
-    if type(value) is not int or not low <= value <= high:
-        bounds = f">= {low}" if high == math.inf else f"in [{low}, {high}]"
-        raise _wrong(name, value, f"an integer {bounds}")
-    return value
-
-
-def _number(body: Body, name: str, default: float, low: float, high: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise _wrong(name, value, f"a number in [{low:g}, {high:g}]")
-    return float(value)
-
-
-def _flag(body: Body, name: str) -> bool:
-    value = body.get(name)
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise _wrong(name, value, "true or false")
-    return value
-
-
-def _is_same(value: object, other: object) -> bool:
-    """Compare two values without taking true for 1."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _wrong(name: str, value: object, expected: str) -> ApiError:
-    if value is None:
-        return ApiError(400, f"{name} is missing; it must be {expected}", param=name)
-    return ApiError(400, f"{name} must be {expected}, not {value!r:.100}", param=name)
+    raise wrong("cache_salt", salt, "a string that is not empty")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -15,9 +17,12 @@ from starlette.types import Receive, Scope, Send
 from slosched.core import EndReason
 from slosched.engine.server.errors import ApiError, is_for_later, of_end, of_refusal
 from slosched.engine.server.protocol import Options
-from slosched.engine.server.text import Detokenizer, StopStrings
+from slosched.engine.server.stop_strings import StopStrings
+from slosched.engine.server.text import Detokenizer
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.worker import EngineWorker, Generation
+
+log = logging.getLogger(__name__)
 
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE = b"data: [DONE]\n\n"
@@ -28,6 +33,7 @@ Json = dict[str, object]
 class Piece(NamedTuple):
     """The text that became certain with one token, often empty; the last has a finish reason."""
 
+    token_id: int
     text: str
     finish_reason: str | None
 
@@ -45,6 +51,9 @@ class Format(Protocol):
     def delta(self, text: str, is_first: bool, /) -> Json:
         """Return the new text of a stream as a part of `choices[0]`."""
 
+    def with_prompt(self, document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
+        """Put the prompt's token ids where vLLM puts them."""
+
 
 class CompletionFormat:
     id_prefix = "cmpl"
@@ -55,6 +64,9 @@ class CompletionFormat:
 
     def delta(self, text: str, _is_first: bool, /) -> Json:
         return {"text": text}
+
+    def with_prompt(self, _document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
+        choice["prompt_token_ids"] = list(token_ids)
 
 
 class ChatFormat:
@@ -68,6 +80,9 @@ class ChatFormat:
     def delta(self, text: str, is_first: bool, /) -> Json:
         role: Json = {"role": "assistant"} if is_first else {}
         return {"delta": {**role, "content": text}}
+
+    def with_prompt(self, document: Json, _choice: Json, token_ids: Sequence[int], /) -> None:
+        document["prompt_token_ids"] = list(token_ids)
 
 
 @dataclass(frozen=True)
@@ -117,12 +132,18 @@ class GenerationResponse:
             return JSONResponse(await self._whole(first, pieces), headers=headers)
         except ApiError as error:
             return error.response()
+        except Exception as error:
+            return self._fail(error).response()
 
     async def _pieces(self) -> AsyncIterator[Piece]:
         """Yield one piece for each token; raise ApiError if the request ends without finishing."""
         generation, sampling = self.generation, self.options.sampling
-        detokenizer = Detokenizer(self.tokenizer.decode)
-        stops = StopStrings(self.options.stops)
+        decode = partial(
+            self.tokenizer.decode, skip_special_tokens=self.options.skips_special_tokens
+        )
+        detokenizer = Detokenizer(decode)
+        shows_stop = self.options.shows_stop
+        stops = StopStrings(self.options.stops, is_shown=shows_stop)
         num_tokens = 0
         while True:
             update = await generation.updates.get()
@@ -134,8 +155,9 @@ class GenerationResponse:
                     retry_after_s = self.worker.retry_after_s(generation.request) or retry_after_s
                 raise of_end(reason, update.detail, retry_after_s)
             num_tokens += 1
-            # The token at which the model stopped is not part of the text.
-            text = "" if reason is EndReason.STOP else detokenizer.add(update.token_id)
+            # The token at which the model stopped is a part of the text only if the client says so.
+            is_hidden = reason is EndReason.STOP and not shows_stop
+            text = "" if is_hidden else detokenizer.add(update.token_id)
             if reason is not None:
                 text += detokenizer.flush()
             # Stop strings are searched only in text after the first `min_tokens` tokens.
@@ -146,38 +168,64 @@ class GenerationResponse:
                 reason = EndReason.STOP
             elif reason is not None:
                 text += stops.flush()
-            yield Piece(text, reason and reason.value)
+            yield Piece(update.token_id, text, reason and reason.value)
             if reason is not None:
                 return
 
     async def _whole(self, first: Piece, pieces: AsyncIterator[Piece]) -> Json:
         all_pieces = [first, *[piece async for piece in pieces]]
         text = "".join(piece.text for piece in all_pieces)
-        choice = self._choice(self.format.whole(text), all_pieces[-1].finish_reason)
-        return {
-            **self._head(self.format.whole_object),
-            "choices": [choice],
-            "usage": self._usage(len(all_pieces)),
-            "metrics": self._metrics(),
-        }
+        document = self._document(self.format.whole_object, self.format.whole(text), all_pieces)
+        return {**document, "usage": self._usage(len(all_pieces)), "metrics": self._metrics()}
 
     async def _events(self, first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
-        head = self._head(self.format.chunk_object)
         num_tokens = 0
         piece: Piece | None = first
         end = _DONE
         try:
             while piece is not None:
                 delta = self.format.delta(piece.text, num_tokens == 0)
-                yield _event({**head, "choices": [self._choice(delta, piece.finish_reason)]})
+                document = self._document(
+                    self.format.chunk_object, delta, [piece], has_prompt=num_tokens == 0
+                )
                 num_tokens += 1
+                if self.options.continuous_usage:
+                    document["usage"] = self._usage(num_tokens)
+                yield _event(document)
                 piece = await anext(pieces, None)
             if self.options.include_usage:
                 usage = {"usage": self._usage(num_tokens), "metrics": self._metrics()}
-                yield _event({**head, "choices": [], **usage})
+                yield _event({**self._head(self.format.chunk_object), "choices": [], **usage})
         except ApiError as error:
             end = last_events(error)
+        except Exception as error:
+            end = last_events(self._fail(error))
         yield end
+
+    def _fail(self, error: Exception) -> ApiError:
+        """End the request as a fault, log the traceback, and return the error for the client."""
+        request_id = self.generation.request.request_id
+        log.exception("the answer to %s failed", request_id)
+        self.worker.abort(request_id, EndReason.FAULT)
+        return of_end(EndReason.FAULT, f"{type(error).__name__} while its text was written", 1.0)
+
+    def _document(
+        self, kind: str, content: Json, pieces: Sequence[Piece], *, has_prompt: bool = True
+    ) -> Json:
+        """Return a whole answer or an event, with the finish reason of the last piece."""
+        choice: Json = {
+            "index": 0,
+            **content,
+            "logprobs": None,
+            "finish_reason": pieces[-1].finish_reason,
+        }
+        document: Json = {**self._head(kind), "choices": [choice]}
+        if self.options.returns_token_ids:
+            choice["token_ids"] = [piece.token_id for piece in pieces]
+            if has_prompt:
+                prompt = self.generation.request.prompt_token_ids or ()
+                self.format.with_prompt(document, choice, prompt)
+        return document
 
     def _head(self, kind: str) -> Json:
         return {
@@ -186,9 +234,6 @@ class GenerationResponse:
             "created": int(time.time()),
             "model": self.model_name,
         }
-
-    def _choice(self, content: Json, finish_reason: str | None) -> Json:
-        return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
 
     def _usage(self, num_output_tokens: int) -> Json:
         request = self.generation.request

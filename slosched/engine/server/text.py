@@ -1,4 +1,4 @@
-"""Token ids to text, piece by piece: only whole characters, and nothing after a stop string."""
+"""Token ids to text, piece by piece and only whole characters."""
 
 from __future__ import annotations
 
@@ -60,37 +60,3 @@ def _num_open(text: str) -> int:
     """Return the number of trailing characters of `text` that later bytes may still change."""
     tail = text[-_MAX_OPEN_BYTES:]
     return len(tail) - len(tail.rstrip("\ufffd"))
-
-
-class StopStrings:
-    """Passes text on up to the first stop string; holds back what may be the start of one."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._held = ""
-        self.found = False
-
-    def push(self, text: str) -> str:
-        """Return the text that may be shown now; set `found` if it ends at a stop string."""
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            # the stop string that is complete first, however the text was cut into pieces
-            _, start = min(found)
-            self.found, self._held = True, ""
-            return text[:start]
-        num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - num_held :]
-        return text[: len(text) - num_held]
-
-    def flush(self) -> str:
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a proper beginning of `stop`."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 Message = Mapping[str, str]
-"""One chat message: its `role` and its `content`."""
+"""One chat message: its `role`, its `content` and perhaps the `name` of who speaks."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """The settings by which a conversation becomes a prompt."""
+
+    add_generation_prompt: bool = True
+    """Whether the prompt goes on to where the assistant's answer begins."""
+    continue_final_message: bool = False
+    """Whether the last message is left open, so that the answer continues it."""
+    add_special_tokens: bool = False
+    """Whether special tokens are added to those that the template writes."""
+    values: Mapping[str, object] = field(default_factory=dict)
+    """Further values for the template."""
 
 
 class Tokenizer(Protocol):
@@ -20,20 +36,28 @@ class Tokenizer(Protocol):
     def end_token_ids(self) -> frozenset[int]:
         """Return the ids with which the model ends an output."""
 
-    def encode(self, text: str, /) -> list[int]:
+    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a prompt, with the special tokens that the model wants in front of it.
 
         Raises ValueError if the text cannot be encoded.
         """
 
-    def decode(self, token_ids: Sequence[int], /) -> str:
-        """Return the text without special tokens; bytes that are not UTF-8 become U+FFFD."""
+    def fewest_tokens(self, text: str, /) -> int:
+        """Return a number of tokens that a text has at least, without encoding it."""
 
-    def apply_chat_template(self, messages: Sequence[Message], /) -> list[int]:
-        """Return the ids of a conversation, up to where the assistant's answer begins.
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
+        """Return the text; bytes that are not UTF-8 become U+FFFD."""
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], options: TemplateOptions = ..., /
+    ) -> list[int]:
+        """Return the ids of a conversation.
 
         Raises ValueError if there is no template or it refuses the conversation.
         """
+
+
+_DEFAULT = TemplateOptions()
 
 
 class ByteTokenizer:
@@ -42,15 +66,27 @@ class ByteTokenizer:
     vocab_size = 256
     end_token_ids: frozenset[int] = frozenset()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         return list(text.encode("utf-8", errors="replace"))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def fewest_tokens(self, text: str) -> int:
+        return len(text)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return bytes(token_ids).decode("utf-8", errors="replace")
 
-    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
+    def apply_chat_template(
+        self, messages: Sequence[Message], options: TemplateOptions = _DEFAULT
+    ) -> list[int]:
+        if options.values:
+            raise ValueError(
+                f"this template has no values {sorted(options.values)}; leave out "
+                "chat_template_kwargs"
+            )
         turns = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-        return self.encode(f"{turns}assistant: ")
+        if options.continue_final_message:
+            turns = turns.removesuffix("\n")
+        return self.encode(f"{turns}assistant: " if options.add_generation_prompt else turns)
 
 
 class NoTokenizer:
@@ -60,13 +96,18 @@ class NoTokenizer:
         self.vocab_size = vocab_size
         self.end_token_ids = end_token_ids
 
-    def encode(self, _text: str, /) -> list[int]:
+    def encode(self, _text: str, /, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         raise ValueError("this model has no tokenizer; send the prompt as a list of token ids")
 
-    def decode(self, _token_ids: Sequence[int], /) -> str:
+    def fewest_tokens(self, _text: str, /) -> int:
+        return 0
+
+    def decode(self, _token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return ""
 
-    def apply_chat_template(self, _messages: Sequence[Message], /) -> list[int]:
+    def apply_chat_template(
+        self, _messages: Sequence[Message], _options: TemplateOptions = _DEFAULT, /
+    ) -> list[int]:
         raise ValueError("this model has no tokenizer; send token ids to /v1/completions")
 
 
@@ -83,26 +124,68 @@ class HuggingFaceTokenizer:
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.end_token_ids = end_token_ids
+        self._longest_token_bytes = _longest_token_bytes(tokenizer)
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        """The tokenizer in Rust, if there is one."""
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text))
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if self._backend is None:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        # Without offsets of characters; other threads run meanwhile.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def fewest_tokens(self, text: str) -> int:
+        if self._longest_token_bytes is None:
+            return 0
+        return len(text.encode()) // self._longest_token_bytes
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
         )
         return text
 
-    def apply_chat_template(self, messages: Sequence[Message]) -> list[int]:
+    def apply_chat_template(
+        self, messages: Sequence[Message], options: TemplateOptions = _DEFAULT
+    ) -> list[int]:
         from jinja2 import TemplateError
 
         if self._tokenizer.chat_template is None:
             raise ValueError("this model has no chat template; send text to /v1/completions")
+        own = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        if taken := sorted(own.keys() & options.values.keys()):
+            raise ValueError(f"chat_template_kwargs may not set {taken}")
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=options.add_generation_prompt,
+                continue_final_message=options.continue_final_message,
+                **options.values,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise ValueError(f"the model's chat template refuses the messages: {error}") from error
-        # The template has already written the special tokens.
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return self.encode(text, add_special_tokens=options.add_special_tokens)
+
+
+def _longest_token_bytes(tokenizer: Any) -> int | None:
+    """Return the most bytes that a token stands for; None if a text may lose bytes on its way.
+
+    That is known of byte-level tokenizers alone, whose tokens have a character for each byte.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or backend.normalizer is not None:
+        return None
+    steps = str(backend.pre_tokenizer)
+    if "ByteLevel" not in steps or "Removed" in steps:
+        return None
+    added = tokenizer.added_tokens_decoder.values()
+    if any(token.lstrip or token.rstrip for token in added):
+        return None
+    return max(len(token.encode()) for token in tokenizer.get_vocab())

@@ -59,7 +59,7 @@ class Sampler:
                 continue
             if tops[row] == _NEVER:
                 draws.failed[request.request_id] = (
-                    "allowed_token_ids, bad_words, stop_token_ids and min_tokens leave no token"
+                    "allowed_token_ids, stop_token_ids and min_tokens leave no token"
                 )
                 continue
             if one.generator is not None:
@@ -132,9 +132,17 @@ class _Drawing:
             logits[self.allowed] = kept
         if chunk.num_known_outputs < chunk.request.sampling.min_tokens:
             logits[self.ends] = _NEVER
+        if self.bad_words:
+            self._forbid_bad_words(logits)
+
+    def _forbid_bad_words(self, logits: Tensor) -> None:
+        """Forbid the tokens that would complete a bad word, unless no other token is left."""
+        without = logits.clone()
         for *before, last in self.bad_words:
             if self.outputs[len(self.outputs) - len(before) :] == before:
-                logits[last] = _NEVER
+                without[last] = _NEVER
+        if without.max() > _NEVER:
+            logits.copy_(without)
 
     def note(self, token_id: int) -> None:
         if self.bad_words:

@@ -137,12 +137,16 @@ def test_a_stop_string_counts_as_finished_and_frees_its_blocks(server: Live) -> 
     assert record.num_output_tokens < 400
 
 
-def test_unknown_fields_nulls_and_neutral_values_are_fine(server: Live) -> None:
+def test_harmless_fields_nulls_and_neutral_values_are_fine(server: Live) -> None:
     status, answer, _ = server.post(
         prompt="ab",
         max_tokens=2,
         user="me",
-        made_up={"x": [1]},
+        metadata={"x": "1"},
+        store=True,
+        service_tier="auto",
+        tool_choice="none",
+        chat_template=None,
         n=1,
         logprobs=None,
         presence_penalty=0.0,
@@ -163,6 +167,30 @@ WRONG = [
     ({"presence_penalty": 0.5}, "presence_penalty"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"made_up": 1}, "made_up"),
+    ({"max_token": 1}, "max_token"),
+    ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
+    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"guided_regex": "a+"}, "guided_regex"),
+    ({"guided_choice": ["a"]}, "guided_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
+    ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+    ({"stream_options": {"made_up": True}}, "stream_options.made_up"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"bad_words": ["x"] * 65}, "bad_words"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [256]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [7], "stop_token_ids": [7], "min_tokens": 1}, "allowed_token_ids"),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+    ({"stop": "x" * 513}, "stop"),
     ({"prompt": ["a", "b"]}, "prompt"),
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
@@ -220,12 +248,70 @@ def test_a_wrong_field_is_named_with_its_value(
         (["hi"], "messages[0]"),
         ([{"content": "hi"}], "messages[0].role"),
         ([{"role": "user", "content": 3}], "messages[0].content"),
+        ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
     ],
 )
 def test_wrong_messages(server: Live, messages: Any, param: str) -> None:
     status, answer, _ = server.post(CHAT, messages=messages)
     assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_the_stop_string_is_part_of_the_text_if_asked_for(server: Live) -> None:
+    body = {"prompt": "abSTOPQ", "max_tokens": 20, "include_stop_str_in_output": True}
+    for stop in ({"stop": "STOP"}, {"stop_token_ids": [ord("P")]}):
+        [choice] = server.post(**body, **stop)[1]["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("abSTOP", "stop")
+
+
+def test_token_ids_are_returned_if_asked_for(server: Live) -> None:
+    body = {"prompt": "abc", "max_tokens": 4, "return_token_ids": True}
+    [choice] = server.post(**body)[1]["choices"]
+    assert choice["prompt_token_ids"] == list(b"abc")
+    assert choice["token_ids"] == list(b"abca")
+    first, *others = [event["choices"][0] for event in server.events(**body)]
+    assert (first["prompt_token_ids"], first["token_ids"]) == (list(b"abc"), [97])
+    assert [choice["token_ids"] for choice in others] == [[98], [99], [97]]
+    assert not any("prompt_token_ids" in choice for choice in others)
+    chat = server.post(CHAT, messages=HI, max_tokens=2, return_token_ids=True)[1]
+    assert bytes(chat["prompt_token_ids"]) == b"user: hi\nassistant: "
+    assert chat["choices"][0]["token_ids"] == list(b"us")
+
+
+def test_every_event_has_the_usage_so_far_if_asked_for(server: Live) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = server.events(prompt="abc", max_tokens=3, stream_options=options)
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 3]
+    without = server.events(prompt="abc", max_tokens=3, stream_options={"include_usage": True})
+    assert ["usage" in event for event in without] == [False] * 3 + [True]
+
+
+def test_only_the_end_of_a_prompt_is_kept_if_asked_for(server: Live) -> None:
+    kept = server.post(prompt="abcdef", max_tokens=2, truncate_prompt_tokens=2)[1]
+    assert (kept["choices"][0]["text"], kept["usage"]["prompt_tokens"]) == ("ef", 2)
+    fitting = server.post(prompt="x" * 600, max_tokens=12, truncate_prompt_tokens=-1)[1]
+    assert fitting["usage"]["prompt_tokens"] == 500
+
+
+def test_a_conversation_may_end_in_an_open_message(server: Live) -> None:
+    messages = [*HI, {"role": "assistant", "content": "hello"}]
+    fields = {"add_generation_prompt": False, "continue_final_message": True}
+    tokens = server.post("/tokenize", messages=messages, **fields)[1]["tokens"]
+    assert bytes(tokens) == b"user: hi\nassistant: hello"
+    tokens = server.post("/tokenize", messages=messages, add_generation_prompt=False)[1]["tokens"]
+    assert bytes(tokens) == b"user: hi\nassistant: hello\n"
+    status, answer, _ = server.post(CHAT, messages=messages, continue_final_message=True)
+    assert (status, answer["error"]["param"]) == (400, "continue_final_message")
+    status, answer, _ = server.post(CHAT, messages=HI, chat_template_kwargs={"thinking": True})
+    assert (status, answer["error"]["param"]) == (400, "messages")
+    assert "thinking" in answer["error"]["message"]
+
+
+def test_a_text_that_is_surely_too_long_is_refused_before_it_is_encoded(server: Live) -> None:
+    status, answer, _ = server.post(prompt="x" * 5000, max_tokens=2)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert "at least 5000 tokens" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(

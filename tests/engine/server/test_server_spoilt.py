@@ -55,6 +55,9 @@ class Running:
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
+        self.tokenizer = HuggingFaceTokenizer(
+            model.tokenizer, model.vocab_size, model.eos_token_ids
+        )
         self.kv = KVCache(NUM_BLOCKS, 4, 0, HashIndex())
         self.device = Spoiling(model, num_blocks=NUM_BLOCKS, block_size=4)
         self.worker = EngineWorker(
@@ -73,8 +76,7 @@ class Running:
 @pytest.fixture(scope="module")
 def server(model: LoadedModel) -> Iterator[Running]:
     running = Running(model)
-    tokenizer = HuggingFaceTokenizer(model.tokenizer, model.vocab_size, model.eos_token_ids)
-    app = build_app(running.worker, tokenizer, ServerConfig("tiny", model.max_model_len))
+    app = build_app(running.worker, running.tokenizer, ServerConfig("tiny", model.max_model_len))
     with serve_in_thread(app, running.worker) as running.url:
         yield running
 
@@ -107,6 +109,18 @@ def test_stop_tokens_that_leave_nothing_to_say_are_a_400(server: Running) -> Non
     [(status, answer, _)] = server.together({**everything, "min_tokens": 1})
     assert (status, answer["error"]["param"]) == (400, "stop_token_ids")
     assert "at most" in answer["error"]["message"]
+
+
+def test_what_the_client_forbids_is_not_said(server: Running) -> None:
+    """A bad word of one token never comes; where only two tokens are allowed, no other comes."""
+    body = {**GOOD, "return_token_ids": True}
+    [(_, plain, _)] = server.together(body)
+    first = plain["choices"][0]["token_ids"][0]
+    [(_, limited, _)] = server.together({**body, "allowed_token_ids": [first, 9]})
+    assert set(limited["choices"][0]["token_ids"]) <= {first, 9}
+    text = server.tokenizer.decode([first])
+    [(status, other, _)] = server.together({**body, "bad_words": [text]})
+    assert (status, first in other["choices"][0]["token_ids"]) == (200, False)
 
 
 def test_what_has_no_logits_ends_alone_and_the_server_goes_on(server: Running) -> None:

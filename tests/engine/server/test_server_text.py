@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slosched.engine.server import ByteTokenizer
-from slosched.engine.server.text import Detokenizer, StopStrings
+from slosched.engine.server.stop_strings import StopStrings
+from slosched.engine.server.text import Detokenizer
 
 TOKENIZER = ByteTokenizer()
 
@@ -88,6 +89,21 @@ def test_stop_strings_do_not_depend_on_the_pieces(
     else:
         shown += filter_.flush()
     assert (shown, filter_.found) == until_stop(text, stops)
+
+
+def test_the_stop_string_is_shown_to_who_wants_it() -> None:
+    filter_ = StopStrings(["bc", "bcd", "zz"], is_shown=True)
+    assert filter_.push("ab") + filter_.push("cde") == "abc"
+    assert filter_.found
+
+
+def test_long_stop_strings_cost_a_long_text_linear_time() -> None:
+    """Each character but the last of each stop string fits, all the time."""
+    stops = ["a" * 511 + chr(ord("b") + i) for i in range(16)]
+    filter_ = StopStrings(stops)
+    shown = "".join(filter_.push("a" * 40) for _ in range(5000))
+    assert len(shown) == 200_000 - 511
+    assert filter_.push("z") == "a" * 511 + "z"
 
 
 @pytest.mark.parametrize("prompt", ["héllo wörld", "naïve 🙂 emoji 👩‍🚀", "plain"])

@@ -1,0 +1,154 @@
+"""The fields that a body may have: those that are obeyed, and those that change nothing.
+
+All others are refused, so that no client takes an answer for something that it is not.  The names
+are OpenAI's and vLLM's (their API references, and `CompletionRequest` and `ChatCompletionRequest`
+of vLLM 0.11 and later).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slosched.engine.server.errors import ApiError
+from slosched.engine.server.values import Body
+from slosched.spelling import meant
+from slosched.workload.http_slo import BEST_EFFORT_FIELD, PROMISES
+
+_GENERATION = frozenset(
+    [
+        "model",
+        "max_tokens",
+        "max_completion_tokens",
+        "stream",
+        "stream_options",
+        "priority",
+        "cache_salt",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "min_tokens",
+        "ignore_eos",
+        "allowed_token_ids",
+        "bad_words",
+        "skip_special_tokens",
+        "return_token_ids",
+        "add_special_tokens",
+        "truncate_prompt_tokens",
+    ]
+)
+COMPLETION_FIELDS = _GENERATION | {"prompt"}
+_TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})
+CHAT_FIELDS = _GENERATION | _TEMPLATE | {"messages"}
+TOKENIZE_FIELDS = _TEMPLATE | {
+    "model",
+    "prompt",
+    "messages",
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+}
+STREAM_FIELDS = frozenset({"include_usage", "continuous_usage_stats"})
+MESSAGE_FIELDS = frozenset({"role", "content", "name"})
+
+_HARMLESS = frozenset(
+    [
+        "user",
+        "metadata",
+        "store",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prediction",
+        "request_id",
+        "include_reasoning",
+        "parallel_tool_calls",
+        "return_tokens_as_token_ids",
+    ]
+)
+"""Fields that change nothing here, whatever their value."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "spaces_between_special_tokens": (True,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": ({},),
+    "structural_tag": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "chat_template": (),
+    "documents": ([],),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "prompt_embeds": (),
+    "kv_transfer_params": (),
+    "vllm_xargs": ({},),
+    "service_tier": ("auto", "default"),
+    "reasoning_effort": ("none",),
+    "thinking_token_budget": (),
+    "verbosity": ("medium",),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "include_obfuscation": (False,),
+    "return_token_strs": (False,),
+    "tool_calls": ([],),
+    "tool_call_id": (),
+    "refusal": (),
+    "annotations": ([],),
+    "reasoning": (),
+    "reasoning_content": (),
+}
+"""Fields of OpenAI and vLLM that are not implemented, each with the values that change nothing."""
+
+_SLO = frozenset({*(names.field for names in PROMISES), BEST_EFFORT_FIELD})
+
+
+def check_fields(body: Body, obeyed: frozenset[str], where: str = "") -> None:
+    """Raise ApiError (400) for a field that would change the answer and is not obeyed.
+
+    `where` is what stands before the names of fields in the message.  Misspelt SLO fields are left
+    to `parse_slo`.
+    """
+    for name, value in body.items():
+        if name in obeyed or name in _HARMLESS or name.startswith("slo_") or value is None:
+            continue
+        shown = f"{where}{name:.100}"
+        if name not in _NEUTRAL:
+            hint = meant(name[:100], obeyed | _SLO)
+            raise ApiError(
+                400, f"{shown} is not a field of this endpoint{hint}; leave it out", param=shown
+            )
+        if not any(_is_same(value, neutral) for neutral in _NEUTRAL[name]):
+            raise ApiError(
+                400, f"{shown}={value!r:.100} is not supported; leave it out", param=shown
+            )
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Compare two values without taking true for 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)

@@ -1,0 +1,85 @@
+"""Prompts and messages to token ids, without holding up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from slosched.engine.server.errors import ApiError, too_long
+from slosched.engine.server.protocol import (
+    PromptOptions,
+    parse_messages,
+    parse_prompt,
+    parse_prompt_options,
+)
+from slosched.engine.server.tokenizer import Tokenizer
+from slosched.engine.server.values import Body
+
+_MAX_INLINE_CHARS = 4096
+"""Up to here encoding takes less time than another thread takes to wake up and answer."""
+
+
+class PromptEncoder:
+    """Encodes prompts for a model that holds `max_model_len` tokens of prompt and output."""
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        # One thread: a tokenizer is not made to be used by several at once.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="slosched-tokenizer")
+
+    async def encode_prompt(self, body: Body, num_output_tokens: int = 1) -> list[int]:
+        """Return the ids of a completion's prompt; raise ApiError (400) if it is wrong."""
+        options = parse_prompt_options(body, is_chat=False)
+        prompt = parse_prompt(body, self._tokenizer.vocab_size)
+        if isinstance(prompt, str):
+            encode = partial(
+                self._tokenizer.encode, prompt, add_special_tokens=options.add_special_tokens
+            )
+            prompt = await self._encode(encode, [prompt], "prompt", options)
+        if not prompt:
+            raise ApiError(400, "the prompt is empty: it needs at least one token", param="prompt")
+        return self._truncated(prompt, options, num_output_tokens)
+
+    async def encode_chat(self, body: Body, num_output_tokens: int = 1) -> list[int]:
+        """Return the ids of a conversation; raise ApiError (400) if it is wrong."""
+        options = parse_prompt_options(body, is_chat=True)
+        messages = parse_messages(body)
+        encode = partial(self._tokenizer.apply_chat_template, messages, options.template)
+        texts = [text for message in messages for text in message.values()]
+        ids = await self._encode(encode, texts, "messages", options)
+        if not ids:
+            raise ApiError(400, "the conversation has no tokens", param="messages")
+        return self._truncated(ids, options, num_output_tokens)
+
+    async def _encode(
+        self, encode: Callable[[], list[int]], texts: list[str], param: str, options: PromptOptions
+    ) -> list[int]:
+        """Return the ids; raise ApiError (400) if a text is not valid, not tokenizable or too long.
+
+        Texts that are surely too long are refused without encoding them.
+        """
+        try:
+            for text in texts:
+                text.encode()  # JSON can escape half a surrogate pair, which no tokenizer accepts
+            fewest = sum(self._tokenizer.fewest_tokens(text) for text in texts)
+            if fewest >= self._max_model_len and options.truncate_tokens is None:
+                raise too_long(fewest, 1, self._max_model_len, is_estimate=True)
+            if sum(map(len, texts)) <= _MAX_INLINE_CHARS:
+                return encode()
+            return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
+        except ValueError as error:
+            raise ApiError(400, f"{param} cannot be tokenized: {error}", param=param) from error
+
+    def _truncated(
+        self, ids: list[int], options: PromptOptions, num_output_tokens: int
+    ) -> list[int]:
+        """Return the last tokens, as many as the client wants to keep."""
+        keep = options.truncate_tokens
+        if keep is None:
+            return ids
+        if keep == -1:
+            keep = max(1, self._max_model_len - num_output_tokens)
+        return ids[-keep:]

@@ -1,0 +1,89 @@
+"""Prompts become token ids as the client asks, and a long one does not hold up the server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import aiohttp
+import pytest
+from live_server import live, post, with_client
+
+from slosched.engine.server import ByteTokenizer, HuggingFaceTokenizer
+from slosched.engine.server.tokenizer import TemplateOptions
+from slosched.engine.torch.tiny import tiny_tokenizer
+
+
+class Slow(ByteTokenizer):
+    """A tokenizer that takes as long as the test wants, and cannot tell lengths beforehand."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > 10_000:
+            self.entered.set()
+            assert self.gate.wait(30)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def fewest_tokens(self, text: str) -> int:
+        return len(text) // 1000
+
+
+def test_the_server_answers_others_while_it_encodes_a_long_prompt() -> None:
+    slow = Slow()
+
+    async def scenario(client: aiohttp.ClientSession) -> tuple[Any, Any]:
+        long = asyncio.create_task(post(client, prompt="x" * 20_000))
+        while not slow.entered.is_set():
+            await asyncio.sleep(0.001)
+        async with client.get("/health") as response:
+            assert response.status == 200
+        short = await post(client, prompt="abc", max_tokens=3)
+        slow.gate.set()
+        return short, await long
+
+    with live(tokenizer=slow) as server:
+        short, long = asyncio.run(with_client(server.url, scenario))
+    assert short[1]["choices"][0]["text"] == "abc"
+    assert (long[0], long[1]["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.fixture
+def tokenizer() -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(tiny_tokenizer(), 259, frozenset({2}))
+
+
+def test_a_text_has_at_least_as_many_tokens_as_its_bytes_make_longest_ones(
+    tokenizer: HuggingFaceTokenizer,
+) -> None:
+    text = "wörter " * 100
+    assert 50 < tokenizer.fewest_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_special_tokens_are_shown_to_who_wants_them(tokenizer: HuggingFaceTokenizer) -> None:
+    ids = [*tokenizer.encode("hi"), 2]
+    assert tokenizer.decode(ids) == "hi"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == f"hi{tiny_tokenizer().eos_token}"
+
+
+def test_the_template_gets_what_the_client_gives_it() -> None:
+    own = tiny_tokenizer()
+    own.chat_template = (
+        "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}"
+        "{% if loud %}!{% endif %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    tokenizer = HuggingFaceTokenizer(own, 259)
+    messages = [{"role": "user", "content": "hi", "name": "Eve"}]
+
+    def text(**options: Any) -> str:
+        return tokenizer.decode(tokenizer.apply_chat_template(messages, TemplateOptions(**options)))
+
+    assert text() == "Eve: hi>"
+    assert text(add_generation_prompt=False) == "Eve: hi"
+    assert text(values={"loud": True}) == "Eve: hi!>"
+    assert text(add_generation_prompt=False, continue_final_message=True) == "Eve: hi"
+    with pytest.raises(ValueError, match=r"may not set \['tokenize'\]"):
+        text(values={"tokenize": True})
