@@ -86,7 +86,8 @@ def too_long(
     return ApiError(
         400,
         f"the prompt has {at_least}{num_prompt_tokens} tokens and {max_tokens} output tokens are "
-        f"asked for, but prompt and output together may have {limit_tokens}; shorten the prompt or max_tokens",
+        f"asked for, but prompt and output together may have {limit_tokens}; shorten the prompt or "
+        "max_tokens",
         param="max_tokens" if num_prompt_tokens < limit_tokens else "prompt",
         code="context_length_exceeded",
         reason=EndReason.TOO_LONG,
