@@ -65,6 +65,30 @@ def test_vllm_was_not_measured_with_32_heads_that_share_no_keys(llama_2_7b: str)
     assert not check_tables(Deployment("h100_sxm", llama_2_7b, tensor_parallel=4)).doubts
 
 
+@pytest.fixture
+def mixtral(tmp_path: Path) -> str:
+    sizes = {
+        **LLAMA_2_7B,
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "intermediate_size": 14336,
+        "num_experts_per_tok": 2,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    return str(tmp_path)
+
+
+@needs_tables
+def test_experts_that_would_be_faster_with_idle_tokens_are_doubted(mixtral: str) -> None:
+    checks = compare_backends(Deployment("h100_sxm", mixtral, tensor_parallel=2))
+    for backend in ("vllm", "trtllm"):
+        [doubt] = checks[backend].doubts
+        assert doubt.startswith("experts take")
+    assert most_plausible(checks) == "sglang"
+
+
 @needs_tables
 def test_a_profile_says_what_speaks_against_its_tables(llama_2_7b: str) -> None:
     said = compose_profile(Deployment("h100_sxm", llama_2_7b), num_steps=16).provenance
@@ -93,5 +117,6 @@ def test_nothing_speaks_against_llama_8b(system: str) -> None:
 def test_backends_without_tables_of_the_model_are_left_out() -> None:
     checks = compare_backends(Deployment("h200_sxm", "openai/gpt-oss-120b", "vllm", 2))
     assert set(checks) == {"vllm", "sglang"}
+    assert checks["vllm"].doubts == (), "nothing speaks against its experts"
     with pytest.raises(MissingTablesError, match="h900"):
         compare_backends(Deployment("h900", LLAMA_8B))
