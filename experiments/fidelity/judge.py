@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from experiments.fidelity.results import LEARNT_FROM
+from experiments.fidelity.results import LEARNT_FROM, SEEN
 from experiments.fidelity.stages import is_saturated
 
 LATENCIES = ("e2e_mean_s", "ttft_mean_s", "ttft_p50_s", "ttft_p99_s")
@@ -22,7 +22,8 @@ def learn_per_request_s(stages: pd.DataFrame) -> float:
 def judge(simulated: pd.DataFrame, per_request_s: float) -> pd.DataFrame:
     """Return the stages with the server's time per request, and with errors in percent.
 
-    `is_judged` tells which stages nothing was learnt from, `is_saturated` where requests queue.
+    `is_judged` tells which stages nothing was learnt from, `is_seen` which of them are of models
+    whose misses led to a rule, and `is_saturated` where requests queue.
     The time per request delays all requests alike, so it is added to latencies that were simulated
     without it.
     """
@@ -36,6 +37,7 @@ def judge(simulated: pd.DataFrame, per_request_s: float) -> pd.DataFrame:
         stages[f"tpot_mean_s{suffix}"] = span_s / (stages["output_tokens"] - 1)
     stages["tpot_mean_s_error"] = 100 * (stages["tpot_mean_s_sim"] / stages["tpot_mean_s"] - 1)
     stages["is_judged"] = ~stages["run"].isin(LEARNT_FROM)
+    stages["is_seen"] = stages["model"].str.rpartition("/")[2].isin(SEEN)
     stages["is_saturated"] = [is_saturated(*means) for means in zip(*_means(stages), strict=True)]
     return stages
 

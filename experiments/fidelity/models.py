@@ -51,6 +51,8 @@ class Architecture:
     kind: str = "LlamaForCausalLM"
     num_experts: int = 0
     num_experts_per_token: int = 0
+    samples_top_p: bool = False
+    """Whether its generation_config.json sets top-p, which vLLM follows by default."""
 
     def config(self) -> dict[str, object]:
         """Return what AIConfigurator reads of a config.json."""
@@ -74,8 +76,8 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    "Llama-2-7b-hf": Architecture(32, 4096, 32, 32, 11008, 32000),
-    "Llama-2-70b-hf": Architecture(80, 8192, 64, 8, 28672, 32000),
+    "Llama-2-7b-hf": Architecture(32, 4096, 32, 32, 11008, 32000, samples_top_p=True),
+    "Llama-2-70b-hf": Architecture(80, 8192, 64, 8, 28672, 32000, samples_top_p=True),
     "CodeLlama-34b-Instruct-hf": Architecture(48, 8192, 64, 8, 22016, 32000),
     "Mixtral-8x7B-v0.1": Architecture(
         32,
@@ -88,14 +90,18 @@ ARCHITECTURES = {
         num_experts=8,
         num_experts_per_token=2,
     ),
-    "Llama-3.1-70B-Instruct": Architecture(80, 8192, 64, 8, 28672, 128256),
+    "Llama-3.1-70B-Instruct": Architecture(80, 8192, 64, 8, 28672, 128256, samples_top_p=True),
     "Mistral-Nemo-Instruct-2407": Architecture(40, 5120, 32, 8, 14336, 131072),
-    "Qwen2.5-7B-Instruct": Architecture(28, 3584, 28, 4, 18944, 152064, kind="Qwen2ForCausalLM"),
+    "Qwen2.5-7B-Instruct": Architecture(
+        28, 3584, 28, 4, 18944, 152064, kind="Qwen2ForCausalLM", samples_top_p=True
+    ),
     "Yi-34B": Architecture(60, 7168, 56, 8, 20480, 64000),
 }
 """Models by the end of their names.
 
-Mistral-Nemo has the layers of a Llama: AIConfigurator knows no architecture of its name.
+Mistral-Nemo has the layers of a Llama: AIConfigurator knows no architecture of its name.  We could
+not read Yi's generation_config.json and count no top-p for it; those of Mistral-Nemo, CodeLlama and
+Mixtral set none.
 """
 
 
@@ -148,7 +154,12 @@ def _deployment(server: Server, folder: Path) -> Deployment:
     named = folder / server.short_name
     named.mkdir()
     (named / "config.json").write_text(json.dumps(ARCHITECTURES[server.short_name].config()))
-    return Deployment(SYSTEM, str(named), tensor_parallel=server.num_gpus)
+    return Deployment(
+        SYSTEM,
+        str(named),
+        tensor_parallel=server.num_gpus,
+        samples_top_p=ARCHITECTURES[server.short_name].samples_top_p,
+    )
 
 
 def _note_chosen(server: Server, backend: str) -> None:

@@ -16,6 +16,8 @@ SIMULATED = "h100"
 _MADE = "provenance"
 LEARNT_FROM = ("20260217-155451-llama-2-7b-tp1-codegen", "20260217-231439-llama-2-7b-tp1-general")
 """The runs from which the server's time per request is learnt; all others judge."""
+SEEN = ("Mixtral-8x7B-v0.1", "Llama-3.1-70B-Instruct", "Qwen2.5-7B-Instruct")
+"""Models whose misses led to a rule or a term; what that did to their runs proves little."""
 _KEY = ["run", "stage"]
 
 

@@ -11,13 +11,14 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from slosched.core import Limits
 from slosched.kv import PrefixCaching
-from slosched.perfmodel import load_model
+from slosched.perfmodel import FittedModel, load_model
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
@@ -78,8 +79,12 @@ def collect(git: Path) -> None:
         frame.to_csv(run.path, index=False, float_format="%.6f")
 
 
-def simulate_run(run: ShareGPTRun) -> dict[str, object]:
-    """Simulate a run, and return measured means and medians beside the simulated ones."""
+def simulate_run(run: ShareGPTRun, model: FittedModel | None = None) -> dict[str, Any]:
+    """Simulate a run, and return measured means and medians beside the simulated ones.
+
+    The latency model is the run's, unless another one is given.
+    """
+    model = model or load_model(run.model)
     frame = pd.read_csv(run.path)
     config = SimulationConfig(
         Limits(max_num_batched_tokens=2048, max_num_seqs=run.max_num_seqs),
@@ -88,7 +93,7 @@ def simulate_run(run: ShareGPTRun) -> dict[str, object]:
         prefix_cache=PrefixCaching.HASH,
         overlap=True,
     )
-    requests = simulate(trace_of(frame), make_policy("vllm_v1"), load_model(run.model), config)
+    requests = simulate(trace_of(frame), make_policy("vllm_v1"), model, config)
     first_s = np.array([r.token_times_s[0] - r.arrival_s for r in requests])
     whole_s = np.array([r.token_times_s[-1] - r.arrival_s for r in requests])
     real = frame[["first_token_s", "last_token_s"]].sub(frame["queued_s"], axis=0).to_numpy()

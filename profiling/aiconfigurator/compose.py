@@ -44,8 +44,8 @@ SERVER_TIME = ServerTime(per_request_s=0.006)
 """What vLLM's server adds, as learnt from two of the runs in docs/fidelity.md."""
 SERVER_TIME_SAID = (
     "by so much are the median TTFTs of two public runs of vLLM 0.15.1 with Llama-2-7B on an H100 "
-    "longer than the simulator says without it (docs/fidelity.md); taken for every GPU, as it is "
-    "the host's time; not known are the times of a step"
+    "longer than the simulator says without it and without sampling (docs/fidelity.md); taken for "
+    "every GPU, as it is the host's time; not known are the times of a step"
 )
 
 

@@ -30,6 +30,7 @@ from slosched.perfmodel import (
     save_model,
     write_profile,
 )
+from slosched.perfmodel.memory import KV_CAPACITY_SHARE
 from slosched.perfmodel.split import covering
 
 BUNDLED = Path(slosched.perfmodel.__file__).parent / "bundled"
@@ -238,6 +239,7 @@ def _provenance(source: Source) -> dict[str, str]:
         "prefill chunk a step; decodes of unequal context; KV swap",
         "kv_capacity_tokens": str(source.kv_capacity_tokens),
         "kv_capacity_origin": source.kv_capacity_origin,
+        KV_CAPACITY_SHARE: "0.9",
     }
 
 

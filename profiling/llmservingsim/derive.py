@@ -30,6 +30,7 @@ from slosched.perfmodel import (
 from slosched.perfmodel.attention import DecodeAttention, JointAttention
 from slosched.perfmodel.errors import ErrorReport, predictions, report_errors
 from slosched.perfmodel.forms import described
+from slosched.perfmodel.memory import KV_CAPACITY_SHARE
 from slosched.perfmodel.table import monotone_table
 
 
@@ -154,7 +155,8 @@ def kv_capacity_tokens() -> int:
 def derived_model(perf: Path) -> FittedModel:
     """Return the derived model of Llama-3.2-3B on the RTX 4090, with its provenance."""
     error = check(perf)
-    measured = load_model(_MEASURED.name).provenance
+    measured = dict(load_model(_MEASURED.name).provenance)
+    del measured[KV_CAPACITY_SHARE]  # the estimate below is not one for a share of the memory
     provenance = {
         **measured,
         "model": "meta-llama/Llama-3.2-3B",

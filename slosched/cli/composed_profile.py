@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -19,19 +19,35 @@ from slosched.perfmodel.aiconfigurator import (
     MAX_NUM_SEQS,
     UNMEASURED,
     Deployment,
+    asks_for_top_p,
     compose_profile,
+    config_folder,
     derive_profile,
     system_of,
 )
 
 _NUM_STEPS = 160
-_FLAGS = {"gpu": "--gpu", "backend": "--backend", "tp": "--tp", "ep": "--ep"}
+_NO_SAMPLING = "greedy, takes no time (--sampling top-p counts the sorting of logits)"
+_FLAGS = {
+    "gpu": "--gpu",
+    "backend": "--backend",
+    "tp": "--tp",
+    "ep": "--ep",
+    "sampling": "--sampling",
+}
 
 
 class Origin(StrEnum):
     """The source of the measurements."""
 
     AICONFIGURATOR = "aiconfigurator"
+
+
+class Sampling(StrEnum):
+    """How requests are sampled."""
+
+    GREEDY = "greedy"
+    TOP_P = "top-p"
 
 
 @dataclass(frozen=True)
@@ -102,12 +118,27 @@ class SourceOptions:
         ),
     ] = None
 
+    sampling: Annotated[
+        Sampling | None,
+        typer.Option(
+            help="With --from: whether requests are sampled with top-p, for which vLLM sorts all "
+            "logits of a step.  Default: as the model's generation_config.json says, if there is "
+            "one."
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         given = [flag for name, flag in _FLAGS.items() if getattr(self, name) is not None]
         if self.origin is None and given:
             raise ValueError(f"{given[0]} belongs to --from; without it this device is measured")
         if self.origin is not None and self.gpu is None:
             raise ValueError("--from needs --gpu, the GPU: --gpu h100, say")
+
+    def _samples_top_p(self, model: str) -> bool:
+        """Tell whether to count top-p: as asked for, else as the model's own defaults are."""
+        if self.sampling is not None:
+            return self.sampling is Sampling.TOP_P
+        return asks_for_top_p(Path(config_folder(model))) is True
 
     def compose(self, model: str, out: Path, run: ComposedRun) -> None:
         """Compose the profile of `model` and write it to `out`."""
@@ -116,6 +147,7 @@ class SourceOptions:
             raise ValueError(f"{out} exists; name another file, or replace it with --overwrite")
         system, backend = system_of(self.gpu), self.backend or "vllm"
         deployment = Deployment(system, model, backend, self.tp or 1, self.ep or 1)
+        deployment = replace(deployment, samples_top_p=self._samples_top_p(model))
         if system in UNMEASURED:
             console.print(f"no tables of {self.gpu}: deriving its times from those of other GPUs …")
         elif self.backend is None:
@@ -134,5 +166,6 @@ class SourceOptions:
         said = composed.provenance
         console.print(f"wrote {len(composed.measurements)} composed measurements to {out}")
         console.print(f"{said['engine']}; range: {said['range']}")
+        console.print(f"sampling: {said.get('sampling', _NO_SAMPLING)}")
         console.print(f"not in them: {said['not_in_it']}")
         print_derivation(said)

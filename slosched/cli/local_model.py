@@ -58,6 +58,7 @@ class LocalModel:
             "engine": f"slosched torch {torch.__version__}",
             "attention": type(self.loaded.backend).__name__,
             "block_size": str(self.block_size),
+            **expert_facts(self.loaded.model.config.get_text_config()),
             "kv_capacity_tokens": str(self.num_blocks * self.block_size),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -72,6 +73,19 @@ class LocalModel:
             block_size=self.block_size,
             num_host_blocks=self.num_host_blocks,
         )
+
+
+def expert_facts(config: object) -> dict[str, str]:
+    """Return how many experts a layer of the model has and how many compute a token, if any.
+
+    `config` is that of a transformers model; its families have three names for the first number.
+    """
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    num_experts = next((n for name in names if (n := getattr(config, name, None))), None)
+    per_token = getattr(config, "num_experts_per_tok", None)
+    if not num_experts or not per_token:
+        return {}
+    return {"num_experts": str(num_experts), "num_experts_per_token": str(per_token)}
 
 
 def open_local(

@@ -1,7 +1,7 @@
 """The memory of known GPUs, and how many tokens of KV cache an engine keeps in a share of it.
 
 Engines count the share differently, so each way has a method.  All of them start from the capacity
-in a latency model's provenance, which is that of vLLM at 0.9 of the memory.
+in a latency model's provenance, which is that of vLLM at a share that the provenance says, too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ GPU_MEMORY_MIB: Mapping[str, int] = {
 }
 """The memory of each GPU by whole words of its name, as `nvidia-smi` prints it (memory.total)."""
 
-_SHARE_OF_CAPACITY = 0.9
-"""The share of the memory with which the KV capacities in provenances were found."""
+KV_CAPACITY_SHARE = "kv_capacity_share"
+"""The provenance's key for the share of the memory that weights, activations and the stated KV
+capacity fill; capacities that were set by hand have none."""
 
 
 def gpu_memory_mib(provenance: Mapping[str, str]) -> int | None:
@@ -69,20 +70,20 @@ class KVMemory:
 def kv_memory(model: FittedModel) -> KVMemory | None:
     """Return the memory of the device that a latency model was measured on.
 
-    Returns None unless GPU and model are known here, and the model's KV capacity is one for 0.9 of
-    the memory.
+    Returns None unless GPU and model are known here, and the provenance says for which share of the
+    memory its KV capacity is.
     """
     facts = model.provenance
     memory_mib, transformer = gpu_memory_mib(facts), known_transformer(facts)
     capacity = facts.get("kv_capacity_tokens")
-    is_of_share = re.search(r"\b0\.9\b", facts.get("kv_capacity_origin", ""))
-    if memory_mib is None or transformer is None or capacity is None or not is_of_share:
+    share = facts.get(KV_CAPACITY_SHARE)
+    if memory_mib is None or transformer is None or capacity is None or share is None:
         return None
     total_bytes = num_devices(model) * memory_mib * MIB
     kv_bytes = int(capacity) * transformer.kv_bytes_per_token
     return KVMemory(
         total_bytes=total_bytes,
         weight_bytes=transformer.weight_bytes,
-        other_bytes=_SHARE_OF_CAPACITY * total_bytes - kv_bytes,
+        other_bytes=float(share) * total_bytes - kv_bytes,
         bytes_per_token=transformer.kv_bytes_per_token,
     )

@@ -124,7 +124,7 @@ class _Api:
             raise not_serving(why, self._config.retry_after_s)
         request = Request(
             "quote",
-            self._worker.now_s(),
+            self._worker.now_s() - self._config.per_request_s,  # as those that are to be served
             parse_prompt_tokens(http.query_params, self._max_model_len),
             max_tokens=2,
             slo=parse_slo(http.headers, http.query_params, self._config.default_slo),

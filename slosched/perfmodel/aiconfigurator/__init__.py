@@ -16,7 +16,8 @@ from slosched.perfmodel.aiconfigurator.errors import (
     NoRoomError,
 )
 from slosched.perfmodel.aiconfigurator.operators import OperatorTables, OperatorTime
-from slosched.perfmodel.aiconfigurator.package import VERSION
+from slosched.perfmodel.aiconfigurator.package import VERSION, config_folder
+from slosched.perfmodel.aiconfigurator.sampling import asks_for_top_p
 from slosched.perfmodel.aiconfigurator.unmeasured import UNMEASURED
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
     "NoRoomError",
     "OperatorTables",
     "OperatorTime",
+    "asks_for_top_p",
     "compose_profile",
+    "config_folder",
     "derive_profile",
     "system_of",
 ]

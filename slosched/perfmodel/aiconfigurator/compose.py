@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from slosched.perfmodel.aiconfigurator.deployment import BACKENDS, DEVICES, Deployment
@@ -14,9 +15,13 @@ from slosched.perfmodel.aiconfigurator.package import (
     compile_model,
     kv_room,
     no_tables,
+    peaks_of,
 )
 from slosched.perfmodel.aiconfigurator.plausibility import check_tables
+from slosched.perfmodel.aiconfigurator.sampling import TOP_P_SAID, TopPSampling
 from slosched.perfmodel.measurement import Chunk, Measurement, Part, Profile
+from slosched.perfmodel.memory import KV_CAPACITY_SHARE
+from slosched.perfmodel.peaks import Peaks
 from slosched.perfmodel.profiled_range import LARGEST_STEP_TOKENS
 from slosched.perfmodel.stress import StressLimits, stress_batches
 from slosched.perfmodel.swap import KV_BYTES_PER_TOKEN
@@ -63,11 +68,22 @@ def compose_profile(
         max_num_batched_tokens, max_num_seqs, kv_capacity_tokens=room.capacity_tokens
     )
     try:
-        measurements = composed_measurements(compiled.tables(), limits, num_steps, seed)
+        tables = with_sampling(compiled.tables(), deployment, compiled, peaks_of(deployment.system))
+        measurements = composed_measurements(tables, limits, num_steps, seed)
     except (RuntimeError, ValueError) as error:  # the tables lack one of the operators
         raise no_tables(deployment, error) from error
     facts = provenance(deployment, compiled, room, limits)
     return Profile(measurements, {**facts, "plausibility": check_tables(deployment, compiled).said})
+
+
+def with_sampling(
+    tables: OperatorTables, deployment: Deployment, compiled: CompiledModel, peaks: Peaks
+) -> OperatorTables:
+    """Return the tables with the time of sampling, if the deployment samples with top-p."""
+    if not deployment.samples_top_p:
+        return tables
+    vocabulary = compiled.num_logits() * deployment.tensor_parallel
+    return replace(tables, sampling=TopPSampling(vocabulary, peaks.bytes_per_s))
 
 
 def composed_measurements(
@@ -124,7 +140,9 @@ def provenance(
         "kv_capacity_tokens": str(room.capacity_tokens),
         "kv_capacity_origin": f"AIConfigurator's estimate: {MEMORY_FRACTION} of the memory less "
         "weights, activations and a margin of some GB",
+        KV_CAPACITY_SHARE: str(MEMORY_FRACTION),
         KV_BYTES_PER_TOKEN: str(room.bytes_per_token),
+        **({"sampling": TOP_P_SAID} if deployment.samples_top_p else {}),
         **_experts(compiled),
     }
 

@@ -61,6 +61,8 @@ class Deployment:
     tensor_parallel: int = 1
     expert_parallel: int = 1
     """Groups of GPUs that hold different experts; within a group they share each expert."""
+    samples_top_p: bool = False
+    """Whether the time of sampling with top-p counts; greedy sampling takes none."""
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

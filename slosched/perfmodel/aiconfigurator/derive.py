@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slosched.perfmodel.aiconfigurator.compose import NOT_IN_IT, composed_measurements, provenance
+from slosched.perfmodel.aiconfigurator.compose import (
+    NOT_IN_IT,
+    composed_measurements,
+    provenance,
+    with_sampling,
+)
 from slosched.perfmodel.aiconfigurator.deployment import BACKENDS, Deployment
 from slosched.perfmodel.aiconfigurator.derived import (
     Reference,
@@ -60,7 +65,8 @@ def derive_profile(
     limits = StressLimits(
         max_num_batched_tokens, max_num_seqs, kv_capacity_tokens=room.capacity_tokens
     )
-    tables = derived_tables(references, gpu.peaks)
+    derived = derived_tables(references, gpu.peaks)
+    tables = with_sampling(derived, deployment, first.compiled, gpu.peaks)
     error = derivation_error(references, stress_batches(limits, _NUM_JUDGED, _JUDGED_SEED))
     facts = {
         **provenance(near, first.compiled, room, limits),

@@ -4,9 +4,10 @@ A step of T tokens of S requests takes
 
     rest(T) + logits(S) + Σ chunk attention(chunk, prior) + decode attention(B, mean context)
 
-The sum is additive by construction: nothing in it knows how prefill and decode disturb each other.
-GEMMs, experts, all-reduces, decode attention, and prefill attention without prior context are
-measured; norms and activations are formulas of AIConfigurator.
+and, where requests are sampled with top-p, the time for that.  The sum is additive by construction:
+nothing in it knows how prefill and decode disturb each other.  GEMMs, experts, all-reduces, decode
+attention, and prefill attention without prior context are measured; norms and activations are
+formulas of AIConfigurator.
 
 DeepSeek's attention was measured together with its projections, for prefills and for decodes.  An
 engine computes the projections of all tokens of a step at once, so they are taken out of attention
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slosched.perfmodel.aiconfigurator.errors import MissingTablesError
+from slosched.perfmodel.aiconfigurator.sampling import TopPSampling
 from slosched.perfmodel.measurement import Chunk
 
 OperatorTime = tuple[str, float, float, str]
@@ -66,6 +68,8 @@ class OperatorTables:
     """The output projection among the decode operators; not every model's prefill lists it."""
     has_projections: bool = False
     """Whether the attention operators contain the projections."""
+    sampling: TopPSampling | None = None
+    """How long sampling takes; None leaves it out, as AIConfigurator does."""
 
     @classmethod
     def of(
@@ -106,7 +110,8 @@ class OperatorTables:
         else:
             rest_s = self.prefill_rest_s(tokens, self.prefill_rest)
         logits_s = self._decode_s((self.logits,), len(chunks), 1)
-        return rest_s + self._projections_s(tokens) + logits_s
+        sampling_s = self.sampling.seconds(len(chunks)) if self.sampling else 0.0
+        return rest_s + self._projections_s(tokens) + logits_s + sampling_s
 
     def prefill_rest_s(self, num_tokens: int, indices: Sequence[int]) -> float:
         """Return the seconds of some of the prefill operators that depend on tokens alone."""

@@ -28,7 +28,7 @@ MEMORY_FRACTION = 0.9
 """The share of a GPU's memory that an engine takes, vLLM's default."""
 
 _REMEDY = "pip install 'slosched[aiconfigurator]'"
-_CONFIG_FILES = ["config.json", "hf_quant_config.json"]
+_CONFIG_FILES = ["config.json", "hf_quant_config.json", "generation_config.json"]
 
 
 class LimitedEngine(OperatorEngine, Protocol):
@@ -81,6 +81,11 @@ class CompiledModel:
         tables = OperatorTables.of(self.engine, prefill, decode)
         kinds = {self.prefill[i].kind for i in tables.prefill_attention}
         return replace(tables, has_projections=not kinds <= {"ContextAttention"})
+
+    def num_logits(self) -> int:
+        """Return how many logits of a request each GPU computes."""
+        [head] = (op for op in self.decode if "logits" in op.name)
+        return int(head.settings["n"])
 
     def prefill_limit_s(self, index: int, num_tokens: int) -> float:
         """Return the seconds that a prefill operator takes at the GPU's peaks."""
