@@ -24,6 +24,7 @@ from slosched.evaluate.capacity import (
     Ratio,
     Study,
     Sweep,
+    busy_rate,
     local_pool,
 )
 from slosched.evaluate.capacity.outcomes import BoolArray
@@ -36,8 +37,12 @@ Row = dict[str, Any]
 REFERENCE_TARGET = 0.95
 OVERLOAD = 2.0
 """The load at which all are compared, as a multiple of the best capacity at the first target."""
-_PRECISION, _COARSE = 0.08, 0.15
-"""Ratios of neighbouring rates, minus 1: of capacities, and of the rate for tuning."""
+LOWEST = 1 / 16
+"""The lowest rate at which capacities are sought, as a share of the rate for tuning."""
+_HIGHEST_OF_BUSY, _RATE_RATIO, _NUM_RATES = 1.5, 0.75, 14
+"""The rates that are tried for tuning: the first, as a multiple of the rate that keeps the device
+busy, the ratio of the next one to each, and their number."""
+_PRECISION = 0.08
 _FINE = 1e-4
 """The precision of a lattice so fine that it has a place next to any rate."""
 _IN_LINE = local_pool(1)
@@ -155,11 +160,19 @@ class Match:
 
     @cached_property
     def _tuning_rate(self) -> float:
-        """Return the rate at which the best reference serves 95 % in time, at its defaults."""
+        """Return the highest rate tried at which a reference, at its defaults, serves 95 % in time.
+
+        It is 0 if there is none.  Rates are tried from the highest down, since replays at low rates
+        take longest.
+        """
         references = [self._contender(e) for e in self.entries if e.name in REFERENCES]
-        study = self._tuning.played(references, Plan((REFERENCE_TARGET,), _COARSE))
-        found = [study.capacity(name, REFERENCE_TARGET) for name in study.contenders]
-        return max(capacity.requests_per_s for capacity in found)
+        rate = _HIGHEST_OF_BUSY * busy_rate(references[0], self._tuning.windows[0])
+        for tried in (rate * _RATE_RATIO**i for i in range(_NUM_RATES)):
+            plan = Plan((REFERENCE_TARGET,), _FINE, at_rate=tried)
+            shares = self._tuning.played(references, plan).frame()["attainment"]
+            if shares.max() >= REFERENCE_TARGET:
+                return tried
+        return 0.0
 
     @cached_property
     def _finalists(self) -> list[Finalist]:
@@ -195,7 +208,8 @@ class Match:
 
     @cached_property
     def _study(self) -> Study:
-        return self._final.played(self._playing, Plan(TARGETS, _PRECISION))
+        plan = Plan(TARGETS, _PRECISION, min_rate=LOWEST * self._tuning_rate)
+        return self._final.played(self._playing, plan)
 
     @cached_property
     def _overload(self) -> Study:

@@ -6,7 +6,7 @@ from slosched.evaluate.capacity.point import Bench, CapacityError, Point
 from slosched.evaluate.capacity.pool import MakePool, local_pool
 from slosched.evaluate.capacity.results import Capacity, Flag, Ratio, Study
 from slosched.evaluate.capacity.store import Store
-from slosched.evaluate.capacity.sweep import Sweep
+from slosched.evaluate.capacity.sweep import Sweep, busy_rate
 from slosched.evaluate.capacity.windows import window
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "Store",
     "Study",
     "Sweep",
+    "busy_rate",
     "local_pool",
     "window",
 ]

@@ -40,6 +40,8 @@ class Plan:
     precision: float = PRECISION
     max_rate: float | None = None
     """Requests/s; by default 16 times the rate that about keeps the device busy."""
+    min_rate: float | None = None
+    """Requests/s; by default a 256th of the rate that about keeps the device busy."""
     num_shared_rates: int = 0
     """The number of rates that every contender is played at after the searches.
 
@@ -54,7 +56,7 @@ class Plan:
         for target in self.targets:
             if not 0 < target < 1:
                 raise ValueError(f"a target must be a share between 0 and 1, not {target!r}")
-        for name in ("max_rate", "at_rate"):
+        for name in ("max_rate", "min_rate", "at_rate"):
             rate = getattr(self, name)
             if rate is not None and not 0 < rate < math.inf:
                 raise ValueError(f"{name} must be a positive number of requests/s, not {rate!r}")

@@ -72,9 +72,10 @@ class Sweep:
         self._traces = [trace_digest(window) for window in windows]
         busy = plan.at_rate
         if busy is None:
-            busy = _busy_rate(contenders[0], self.windows[0])
+            busy = busy_rate(contenders[0], self.windows[0])
         highest = busy * _HIGHEST_OF_BUSY if plan.max_rate is None else plan.max_rate
-        lattice = Lattice.between(busy * _LOWEST_OF_BUSY, highest, plan.precision)
+        lowest = busy * _LOWEST_OF_BUSY if plan.min_rate is None else plan.min_rate
+        lattice = Lattice.between(lowest, highest, plan.precision)
         if plan.at_rate is not None:
             lattice = lattice.only(plan.at_rate)
         guess = lattice.nearest(busy * _KNEE_OF_BUSY)
@@ -184,7 +185,7 @@ class Sweep:
         return done, done + sum(measured.num_left() for measured in self.measured.values())
 
 
-def _busy_rate(contender: Contender, trace: Trace) -> float:
+def busy_rate(contender: Contender, trace: Trace) -> float:
     """Estimate the requests/s that keep the device busy with full steps of prompts and decodes."""
     limits, model = contender.config.limits, contender.model
     prompt, output = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
