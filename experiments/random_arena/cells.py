@@ -32,7 +32,7 @@ from slosched.workload import Trace
 T = TypeVar("T")
 
 NUM_WINDOWS, NUM_TUNING_WINDOWS = 3, 2
-WINDOW_REQUESTS, LONG_SHARE = 300, 0.6
+WINDOW_REQUESTS, LONG_SHARE = 300, 0.5
 _MOST_WINDOWS = 20
 """The number of places in a trace at which a cell's windows may begin."""
 _BLOCK_SIZE = 16
@@ -117,9 +117,9 @@ class Cell:
         return self._windows(device, size, range(NUM_WINDOWS))
 
     def tuning_windows(self, device: FittedModel, size: int = WINDOW_REQUESTS) -> list[Trace]:
-        """Return the first halves of the next windows, on which policies are tuned."""
+        """Return the first thirds of the next windows, on which policies are tuned."""
         places = range(NUM_WINDOWS, NUM_WINDOWS + NUM_TUNING_WINDOWS)
-        return [window.head(len(window) // 2) for window in self._windows(device, size, places)]
+        return [window.head(len(window) // 3) for window in self._windows(device, size, places)]
 
     def _windows(self, device: FittedModel, size: int, places: Sequence[int]) -> list[Trace]:
         if self.requests in LONG:

@@ -37,8 +37,8 @@ Row = dict[str, Any]
 REFERENCE_TARGET = 0.95
 OVERLOAD = 2.0
 """The load at which all are compared, as a multiple of the best capacity at the first target."""
-LOWEST = 1 / 16
-"""The lowest rate at which capacities are sought, as a share of the rate for tuning."""
+LOWEST, HIGHEST = 1 / 6, 4.0
+"""The rates between which capacities are sought, as multiples of the rate for tuning."""
 _HIGHEST_OF_BUSY, _RATE_RATIO, _NUM_RATES = 1.5, 0.75, 14
 """The rates that are tried for tuning: the first, as a multiple of the rate that keeps the device
 busy, the ratio of the next one to each, and their number."""
@@ -208,7 +208,8 @@ class Match:
 
     @cached_property
     def _study(self) -> Study:
-        plan = Plan(TARGETS, _PRECISION, min_rate=LOWEST * self._tuning_rate)
+        rate = self._tuning_rate
+        plan = Plan(TARGETS, _PRECISION, min_rate=LOWEST * rate, max_rate=HIGHEST * rate)
         return self._final.played(self._playing, plan)
 
     @cached_property

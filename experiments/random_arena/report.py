@@ -13,7 +13,7 @@ from experiments.random_arena import results
 from experiments.random_arena.cells import NUM_WINDOWS, Cell
 from experiments.random_arena.contenders import FLAGSHIP, RIVALS
 from experiments.random_arena.figures import MOST_RATIO, clipped, distribution, ratios
-from experiments.random_arena.play import LOWEST, OVERLOAD, REFERENCE_TARGET, Effort
+from experiments.random_arena.play import HIGHEST, LOWEST, OVERLOAD, REFERENCE_TARGET, Effort
 from experiments.random_arena.results import Row
 from experiments.random_arena.workloads import PROMISED
 
@@ -77,11 +77,11 @@ In each cell every contender may try {effort.num_trials} settings on windows tha
 a rate at which the best of three reference policies serves {REFERENCE_TARGET:.0%} in time. Ours \
 and the best {effort.num_finalists} of each class go on to {NUM_WINDOWS} windows of \
 {effort.window_requests} requests (fewer where they are long). There the search of \
-`slosched capacity` finds capacities at 99 % and 90 %, from 1/{1 / LOWEST:g} of that rate on. \
-Then all are played at {OVERLOAD:g} times the best capacity at 90 %. Ratios are to the best of a \
-class in that cell, chosen in hindsight. They are paired by window, with 95 % intervals from \
-resampled windows and blocks. The windows are short: intervals are wide, and a queue that grows \
-for minutes is not seen.
+`slosched capacity` finds capacities at 99 % and 90 %, between 1/{1 / LOWEST:g} of that rate and \
+{HIGHEST:g} times it. Then all are played at {OVERLOAD:g} times the best capacity at 90 %. Ratios \
+are to the best of a class in that cell, chosen in hindsight. They are paired by window, with 95 % \
+intervals from resampled windows and blocks. The windows are short: intervals are wide, and a \
+queue that grows for minutes is not seen.
 
 Requests that no idle device could serve in time do not count, but they are served, and in the \
 way. The class "with dropping" has `fcfs`, `sarathi`, `edf` and `sjf`, each with rejection of \
