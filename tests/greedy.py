@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from slosched.engine.torch import LoadedModel
-from slosched.engine.torch.attention import ATTENTION_NAME
+from slosched.engine.torch.forward import ATTENTION_NAME
 
 
 def generated(model: LoadedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:

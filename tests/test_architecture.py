@@ -30,7 +30,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 """The layers, the lowest first. A module imports only from its own part and from lower layers."""
 
-HEAVY = {"torch", "transformers", "starlette", "uvicorn", "aiohttp", "safetensors", "gguf", "vllm"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "starlette",
+    "uvicorn",
+    "aiohttp",
+    "safetensors",
+    "gguf",
+    "vllm",
+    "triton",
+}
 NOT_FOR_POLICIES = HEAVY | {"time", "random", "os", "datetime", "asyncio", "threading"}
 
 

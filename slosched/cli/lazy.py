@@ -30,6 +30,8 @@ SUMMARIES = {
     "policies": "List the scheduling policies, their options and defaults.",
     "demo": "Profile a real model here, fit, serve it, replay a trace live under three policies, "
     "compare.",
+    "doctor": "List devices, libraries and attention backends: what is there, and what installs "
+    "the rest.",
     "trace": "Make a trace, read one and show its statistics, or fetch one.",
 }
 """The first sentence of each command's docstring (`slosched.cli.commands.NAME.NAME`)."""

@@ -56,7 +56,7 @@ class LocalModel:
             "dtype": str(self.loaded.dtype).removeprefix("torch."),
             "threads": "" if is_gpu else str(torch.get_num_threads()),
             "engine": f"slosched torch {torch.__version__}",
-            "attention": type(self.loaded.backend).__name__,
+            "attention": self.loaded.backend.name,
             "block_size": str(self.block_size),
             **expert_facts(self.loaded.model.config.get_text_config()),
             "kv_capacity_tokens": str(self.num_blocks * self.block_size),
@@ -111,6 +111,8 @@ def open_local(
             dtype=model.dtype,
             device=model.device,
             load_format="dummy" if model.load_format is Format.DUMMY else "auto",
+            attention=model.attention,
+            block_size=kv.block_size,
             seed=seed,
             num_threads=model.threads,
         )
@@ -123,6 +125,11 @@ def open_local(
             num_host_blocks=kv.num_host_blocks + num_prefix_host_blocks,
             seed=seed,
         )
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    console.print(
+        f"{loaded.name} on {loaded.device} in {dtype}, attention: {loaded.backend.name}",
+        markup=False,
+    )
     return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size)
 
 

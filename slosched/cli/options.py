@@ -523,6 +523,14 @@ class ModelOptions:
         Format,
         typer.Option(help="auto loads the weights; dummy makes random ones of the same shapes."),
     ] = Format.AUTO
+    attention: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Kernels that compute attention: sdpa, triton, flash-attn, vllm-flash-attn, …  "
+            "auto takes the best that is there; `slosched doctor` lists all.",
+        ),
+    ] = "auto"
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="CPU threads that torch uses: 2.  Default: torch's own choice."),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _PLUGIN = "slosched.integrations.vllm"
 _EMBEDDED = "smollm2-135m"
 _OURS_ALONE = (
+    "attention",
     "calibrate",
     "device",
     "drain_timeout",

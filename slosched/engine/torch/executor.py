@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from slosched.core import PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, StepResult
-from slosched.engine.torch.attention import PagedStep, TokenSpan, forward
+from slosched.engine.torch.forward import forward
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.model import LoadedModel
 from slosched.engine.torch.sampling import Draws, Sampler
+from slosched.engine.torch.step_inputs import StepInput, StepInputs
 
 
 class TorchExecutor:
@@ -20,6 +20,8 @@ class TorchExecutor:
 
     `num_blocks`, `block_size` and `num_host_blocks` must be those of the scheduler's KV
     bookkeeping.  `seed` is for requests that sample without a seed of their own.
+
+    Raises BackendUnavailableError if the model's attention backend does not take `block_size`.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class TorchExecutor:
         num_host_blocks: int = 0,
         seed: int = 0,
     ) -> None:
+        model.backend.limits.check(model.backend.name, model.geometry, block_size)
         self._model = model
         self._cache = PagedKVCache(
             model.geometry,
@@ -39,6 +42,7 @@ class TorchExecutor:
             num_host_blocks=num_host_blocks,
             device=model.device,
         )
+        self._inputs = StepInputs(block_size, model.device)
         self._sampler = Sampler(model.eos_token_ids, model.device, seed)
         self._newest_tokens: dict[str, int] = {}
         """The last token of each request, which the next step may need before the scheduler has it.
@@ -70,30 +74,32 @@ class TorchExecutor:
         return StepResult(token_ids, stopped, time.perf_counter() - start_s, failed)
 
     def release(self, request_id: str) -> None:
+        self._inputs.release(request_id)
         self._sampler.release(request_id)
         self._newest_tokens.pop(request_id, None)
 
+    def prepare(self, chunks: Sequence[ScheduledChunk]) -> StepInput:
+        """Return the input of the forward pass over `chunks`; the next call overwrites it."""
+        names: list[str] = []
+        token_ids: list[int] = []
+        emitting: list[int] = []
+        for chunk in chunks:
+            request, num_new, num_prior, emits_token, _ = chunk
+            if request.lora_id is not None:
+                raise ValueError(
+                    f"request {request.request_id!r} asks for LoRA {request.lora_id!r}; the torch "
+                    "engine loads no adapters"
+                )
+            names.append(request.request_id)
+            self._append_tokens(token_ids, request, num_prior, num_prior + num_new)
+            if emits_token:
+                emitting.append(len(token_ids) - 1)
+        return self._inputs.fill(names, chunks, token_ids, emitting)
+
     def _run(self, chunks: Sequence[ScheduledChunk]) -> Draws:
         """Run one forward pass and draw a token for each chunk that emits one."""
-        for chunk in chunks:
-            if chunk.request.lora_id is not None:
-                raise ValueError(
-                    f"request {chunk.request.request_id!r} asks for LoRA "
-                    f"{chunk.request.lora_id!r}; the torch engine loads no adapters"
-                )
-        spans = [
-            TokenSpan(chunk.num_new_tokens, chunk.num_prior_tokens, chunk.block_table)
-            for chunk in chunks
-        ]
-        step = PagedStep(spans, self._cache, self._model.backend)
-        last_rows, num_rows = [], 0
-        for chunk in chunks:
-            num_rows += chunk.num_new_tokens
-            if chunk.emits_token:
-                last_rows.append(num_rows - 1)
-        device = self._model.device
-        emitting = torch.tensor(last_rows, dtype=torch.long, device=device)
-        logits = forward(self._model.model, self._token_ids(chunks), step, emitting)
+        step_input = self.prepare(chunks)
+        logits = forward(self._model.model, step_input, self._cache, self._model.backend)
         emitters = [chunk for chunk in chunks if chunk.emits_token]
         if not emitters:
             return Draws({}, {})
@@ -118,30 +124,23 @@ class TorchExecutor:
         self._spoilt_blocks -= blocks
         self._cache.clear(sorted(blocks))
 
-    def _token_ids(self, chunks: Sequence[ScheduledChunk]) -> Tensor:
-        """Return the token ids of all chunks, [tokens]."""
-        token_ids: list[int] = []
-        for chunk in chunks:
-            start = chunk.num_prior_tokens
-            stop = start + chunk.num_new_tokens
-            if chunk.request.prompt_token_ids is None:
-                token_ids += [position % self._model.vocab_size for position in range(start, stop)]
-            else:
-                token_ids += self._known_token_ids(chunk.request, start, stop)
-        return torch.tensor(token_ids, device=self._model.device)
-
-    def _known_token_ids(self, request: Request, start: int, stop: int) -> list[int]:
-        """Return tokens [start, stop) of the prompt and the output together.
+    def _append_tokens(self, token_ids: list[int], request: Request, start: int, stop: int) -> None:
+        """Append tokens [start, stop) of the prompt and the output together.
 
         With overlap, the last one may be the newest token of the previous step, which the scheduler
         learns only while this step runs.  If that step failed, 0 takes its place: its requests have
         ended, so the result is never used.
         """
-        assert request.prompt_token_ids is not None
-        num_prompt = request.num_prompt_tokens
-        known = list(request.prompt_token_ids[start : min(stop, num_prompt)])
-        known += request.output_token_ids[max(0, start - num_prompt) : max(0, stop - num_prompt)]
-        if len(known) < stop - start or known[-1] == PLACEHOLDER:
-            known[stop - start - 1 :] = [self._newest_tokens.get(request.request_id, 0)]
-        assert len(known) == stop - start, f"{request.request_id!r} knows no [{start}, {stop})"
-        return known
+        prompt, num_prompt = request.prompt_token_ids, request.num_prompt_tokens
+        if prompt is None:
+            vocab_size = self._model.vocab_size
+            token_ids += [position % vocab_size for position in range(start, stop)]
+            return
+        wanted = len(token_ids) + stop - start
+        if start < num_prompt:
+            token_ids += prompt[start : min(stop, num_prompt)]
+        if stop > num_prompt:
+            token_ids += request.output_token_ids[max(0, start - num_prompt) : stop - num_prompt]
+            if len(token_ids) < wanted or token_ids[-1] == PLACEHOLDER:
+                token_ids[wanted - 1 :] = [self._newest_tokens.get(request.request_id, 0)]
+        assert len(token_ids) == wanted, f"{request.request_id!r} knows no [{start}, {stop})"

@@ -13,16 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slosched.engine.torch.attention import (
-    ATTENTION_NAME,
-    AttentionBackend,
-    PagedStep,
-    Scoring,
-    TokenSpan,
-    UnsupportedModelError,
-    forward,
-)
+from slosched.engine.torch.attention import AttentionBackend, Scoring
+from slosched.engine.torch.forward import ATTENTION_NAME, UnsupportedModelError, forward
 from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
+from slosched.engine.torch.step_inputs import StepInputs, TokenSpan
 
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _SLIDING = "sliding_attention"
@@ -117,7 +111,8 @@ def _run_in_chunks(
     model: Any, geometry: KVGeometry, backend: AttentionBackend, token_ids: list[Tensor]
 ) -> Tensor:
     """Return the logits of all tokens in order, from passes that mix chunks and decodes."""
-    block_size = 4
+    # Small blocks, so that a sequence has several; kernels set a smallest size.
+    block_size = max(4, backend.limits.block_multiple)
     num_blocks = sum(-(-len(ids) // block_size) for ids in token_ids)
     cache = PagedKVCache(
         geometry, num_blocks=num_blocks, block_size=block_size, device=model.device
@@ -128,6 +123,7 @@ def _run_in_chunks(
         needed = -(-len(ids) // block_size)
         tables.append(blocks[:needed])
         blocks = blocks[needed:]
+    inputs = StepInputs(block_size, model.device)
     logits: list[list[Tensor]] = [[] for _ in token_ids]
     # The chunks of the two sequences end at different points, so that some passes mix chunks and
     # decodes.
@@ -140,11 +136,10 @@ def _run_in_chunks(
                 spans.append(TokenSpan(new, prior, tables[owner]))
                 new_ids.append(ids[prior : prior + new])
                 owners.append(owner)
-        step = PagedStep(spans, cache, backend)
-        flat_ids = torch.cat(new_ids)
-        everything = torch.arange(len(flat_ids), device=model.device)
+        flat_ids = torch.cat(new_ids).tolist()
+        step_input = inputs.fill(owners, spans, flat_ids, range(len(flat_ids)))
         lengths = [len(ids) for ids in new_ids]
-        parts = torch.split(forward(model, flat_ids, step, everything), lengths)
+        parts = torch.split(forward(model, step_input, cache, backend), lengths)
         for owner, part in zip(owners, parts, strict=True):
             logits[owner].append(part)
     return torch.cat([part for parts in logits for part in parts]).float()

@@ -13,12 +13,17 @@ from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from slosched.engine.torch.attention import ATTENTION_NAME, AttentionBackend
+from slosched.engine.torch.attention import (
+    AUTO,
+    AttentionBackend,
+    check_name,
+    choose_backend,
+)
 from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
 from slosched.engine.torch.embedded import SMOLLM2, ModelUnavailableError, embedded_model_dir
+from slosched.engine.torch.forward import ATTENTION_NAME
 from slosched.engine.torch.guards import check_against_eager, probe_geometry
 from slosched.engine.torch.kv_cache import KVGeometry
-from slosched.engine.torch.sdpa import SdpaBackend
 from slosched.engine.torch.tiny import TINY_RANDOM, tiny_config, tiny_tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,6 +56,8 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     load_format: Literal["auto", "dummy"] = "auto",
+    attention: str = AUTO,
+    block_size: int = 16,
     cache_dir: Path | None = None,
     seed: int = 0,
     num_threads: int | None = None,
@@ -59,14 +66,17 @@ def load_model(
 
     `load_format="dummy"` reads only the config and draws the weights from `seed`; timings are
     right, text is not.  `dtype="auto"` is bfloat16 on a GPU and whichever type is faster on a CPU.
+    `attention` names a backend, or is "auto" for the best that takes KV blocks of `block_size`.
     `cache_dir` is where the embedded model is kept; `num_threads` sets torch's number for the whole
     process.
 
     Raises ModelUnavailableError if there is no such model, UnsupportedModelError if it needs
-    attention that is not implemented, ValueError for a wrong option.
+    attention that is not implemented, BackendUnavailableError if the named backend cannot run here,
+    ValueError for a wrong option.
     """
     if load_format not in ("auto", "dummy"):
         raise ValueError(f"load_format must be 'auto' or 'dummy', not {load_format!r}")
+    check_name(attention)  # before the model is loaded, which takes a while
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     torch_device = _device(device)
@@ -78,12 +88,20 @@ def load_model(
         directory = _model_dir(name, load_format == "dummy", cache_dir)
         model = _model(directory, torch_dtype, torch_device, load_format == "dummy", seed)
         tokenizer = _tokenizer(directory)
-    return _proven(name, model.eval(), tokenizer, SdpaBackend())
-
-
-def _proven(name: str, model: Any, tokenizer: Any | None, backend: AttentionBackend) -> LoadedModel:
-    config = model.config.get_text_config()
+    model.eval()
     geometry = probe_geometry(model)
+    backend = choose_backend(attention, torch_device, geometry, block_size)
+    return _proven(name, model, tokenizer, geometry, backend)
+
+
+def _proven(
+    name: str,
+    model: Any,
+    tokenizer: Any | None,
+    geometry: KVGeometry,
+    backend: AttentionBackend,
+) -> LoadedModel:
+    config = model.config.get_text_config()
     max_model_len = int(config.max_position_embeddings)
     check_against_eager(model, geometry, backend, max_model_len)
     return LoadedModel(

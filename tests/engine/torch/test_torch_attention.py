@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch import Tensor
 
-from slosched.engine.torch.attention import (
-    ATTENTION_NAME,
-    AttentionPlan,
-    PagedStep,
-    Scoring,
-    TokenSpan,
-    UnsupportedModelError,
-    forward,
-)
+from slosched.engine.torch.attention import AttentionPlan, PagedBatch, Scoring
+from slosched.engine.torch.attention.sdpa import SdpaBackend
+from slosched.engine.torch.forward import ATTENTION_NAME, UnsupportedModelError, forward
 from slosched.engine.torch.guards import check_against_eager, probe_geometry
 from slosched.engine.torch.kv_cache import PagedKVCache
-from slosched.engine.torch.sdpa import SdpaBackend
+from slosched.engine.torch.step_inputs import StepInputs, TokenSpan
 
 torch.set_num_threads(1)
 
@@ -95,6 +91,7 @@ def paged_logits(
     """Return every sequence's logits from passes over random mixtures of decodes and chunks."""
     num_blocks = sum(-(-len(ids) // block_size) for ids in sequences) + 3
     cache = PagedKVCache(probe_geometry(model), num_blocks=num_blocks, block_size=block_size)
+    inputs = StepInputs(block_size, torch.device("cpu"))
     free = rng.sample(range(num_blocks), num_blocks)
     tables = [[free.pop() for _ in range(-(-len(ids) // block_size))] for ids in sequences]
     done = [0] * len(sequences)
@@ -110,9 +107,9 @@ def paged_logits(
                 owners.append(i)
                 done[i] += n
         if spans:
-            step = PagedStep(spans, cache, SdpaBackend())
-            flat = torch.cat(new_ids)
-            rows = forward(model, flat, step, torch.arange(len(flat)))
+            flat = torch.cat(new_ids).tolist()
+            step_input = inputs.fill(owners, spans, flat, range(len(flat)))
+            rows = forward(model, step_input, cache, SdpaBackend())
             for i, part in zip(owners, rows.split([len(ids) for ids in new_ids]), strict=True):
                 logits[i].append(part)
     return [torch.cat(parts) for parts in logits]
@@ -167,8 +164,8 @@ def test_models_that_need_more_are_refused(
 class _BlindToWindows(SdpaBackend):
     """A backend with a bug that made gemma3 silently wrong: it ignores windows."""
 
-    def plan(self, spans: Sequence[TokenSpan], cache: PagedKVCache) -> AttentionPlan:
-        return _Windowless(super().plan(spans, cache))
+    def plan(self, batch: PagedBatch) -> AttentionPlan:
+        return _Windowless(super().plan(batch))
 
 
 class _Windowless:
@@ -182,9 +179,9 @@ class _Windowless:
 class _ReadsWrongBlocks(SdpaBackend):
     """A backend that confuses the order of the blocks."""
 
-    def plan(self, spans: Sequence[TokenSpan], cache: PagedKVCache) -> AttentionPlan:
-        reversed_spans = [s._replace(block_table=s.block_table[::-1]) for s in spans]
-        return super().plan(reversed_spans, cache)
+    def plan(self, batch: PagedBatch) -> AttentionPlan:
+        reversed_tables = np.ascontiguousarray(batch.host_block_tables[:, ::-1])
+        return super().plan(replace(batch, host_block_tables=reversed_tables))
 
 
 @pytest.mark.parametrize("backend", [_BlindToWindows(), _ReadsWrongBlocks()])

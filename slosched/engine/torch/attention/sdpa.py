@@ -8,42 +8,53 @@ is multiplied with another sequence's keys.  Indices and masks are built once pe
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from slosched.engine.torch.attention import AttentionPlan, Scoring, TokenSpan
-from slosched.engine.torch.kv_cache import PagedKVCache
+from slosched.engine.torch.attention.backend import AttentionPlan, KernelLimits, Scoring
+from slosched.engine.torch.attention.batch import Int32s, PagedBatch
 
+NAME = "sdpa"
 _SHORTEST_BUCKET_TOKENS = 64
 """The context length below which padding costs less than another call."""
 
 
+def load(_device: torch.device) -> SdpaBackend:
+    """Return the backend, which runs on every device."""
+    return SdpaBackend()
+
+
 class SdpaBackend:
-    """A backend of gathers and SDPA calls, for any device."""
+    """A backend of gathers and SDPA calls, for any device, model and block size."""
 
-    name = "sdpa"
+    name = NAME
+    limits = KernelLimits()
 
-    def plan(self, spans: Sequence[TokenSpan], cache: PagedKVCache) -> AttentionPlan:
-        return _SdpaPlan(spans, cache)
+    def plan(self, batch: PagedBatch) -> AttentionPlan:
+        return _SdpaPlan(batch)
 
 
 class _SdpaPlan:
     """A forward pass as a list of SDPA calls."""
 
-    def __init__(self, spans: Sequence[TokenSpan], cache: PagedKVCache) -> None:
+    def __init__(self, batch: PagedBatch) -> None:
         self._calls: list[_DecodeCall | _ChunkCall] = []
-        buckets: dict[int, list[tuple[int, TokenSpan]]] = defaultdict(list)
+        buckets: dict[int, list[int]] = defaultdict(list)
+        contexts = batch.num_context_tokens.tolist()
         row = 0
-        for span in spans:
-            if span.num_new_tokens == 1:
-                buckets[_bucket(span.num_context_tokens)].append((row, span))
+        first_rows = []
+        for sequence, num_new in enumerate(batch.num_new_tokens.tolist()):
+            first_rows.append(row)
+            if num_new == 1:
+                buckets[_bucket(contexts[sequence])].append(sequence)
             else:
-                self._calls.append(_ChunkCall(row, span, cache))
-            row += span.num_new_tokens
-        self._calls += [_DecodeCall(members, cache) for members in buckets.values()]
+                self._calls.append(_ChunkCall(batch, sequence, row))
+            row += num_new
+        for members in buckets.values():
+            self._calls.append(_DecodeCall(batch, members, [first_rows[m] for m in members]))
 
     def attend(self, query: Tensor, k_cache: Tensor, v_cache: Tensor, scoring: Scoring) -> Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -55,16 +66,14 @@ class _SdpaPlan:
 class _DecodeCall:
     """One padded SDPA call for decodes with contexts of similar length."""
 
-    def __init__(self, members: Sequence[tuple[int, TokenSpan]], cache: PagedKVCache) -> None:
-        device = cache.device
-        lengths = [span.num_context_tokens for _, span in members]
-        self._longest = max(lengths)
-        self._shortest = min(lengths)
-        num_blocks = -(-self._longest // cache.block_size)
-        tables = [_padded(span.block_table, num_blocks) for _, span in members]
-        self._rows = torch.tensor([row for row, _ in members], device=device)
-        self._blocks = torch.tensor(tables, device=device)
-        self._lengths = torch.tensor(lengths, device=device)
+    def __init__(self, batch: PagedBatch, members: list[int], rows: list[int]) -> None:
+        device = batch.positions.device
+        lengths = batch.num_context_tokens[members]
+        self._longest = int(lengths.max())
+        self._shortest = int(lengths.min())
+        self._contexts = _Contexts(batch, members, self._longest)
+        self._rows = torch.tensor(rows, device=device)
+        self._lengths = torch.from_numpy(lengths).to(device)
         self._masks: dict[int | None, Tensor | None] = {}
 
     def attend_into(
@@ -80,8 +89,8 @@ class _DecodeCall:
         result = scaled_dot_product_attention(
             # The query heads of a KV head become its queries, so no key has to be repeated.
             rows.view(num_rows, num_kv_heads, -1, query.shape[-1]),
-            _gather(k_cache, self._blocks, self._longest),
-            _gather(v_cache, self._blocks, self._longest),
+            self._contexts.read(k_cache),
+            self._contexts.read(v_cache),
             attn_mask=self._mask(scoring.window, query.dtype),
             scale=scoring.scale,
         )
@@ -106,11 +115,11 @@ class _DecodeCall:
 class _ChunkCall:
     """The SDPA call of one prefill chunk over its own context."""
 
-    def __init__(self, row: int, span: TokenSpan, cache: PagedKVCache) -> None:
-        self._span = span
-        self._rows = slice(row, row + span.num_new_tokens)
-        num_blocks = -(-span.num_context_tokens // cache.block_size)
-        self._blocks = torch.tensor([span.block_table[:num_blocks]], device=cache.device)
+    def __init__(self, batch: PagedBatch, sequence: int, row: int) -> None:
+        self._num_new = int(batch.num_new_tokens[sequence])
+        self._num_context = int(batch.num_context_tokens[sequence])
+        self._rows = slice(row, row + self._num_new)
+        self._contexts = _Contexts(batch, [sequence], self._num_context)
         self._masks: dict[int | None, Tensor | None] = {}
 
     def attend_into(
@@ -121,12 +130,11 @@ class _ChunkCall:
         v_cache: Tensor,
         scoring: Scoring,
     ) -> None:
-        length = self._span.num_context_tokens
         mask = self._mask(scoring.window, query)
         result = scaled_dot_product_attention(
             query[self._rows].transpose(0, 1)[None],
-            _gather(k_cache, self._blocks, length),
-            _gather(v_cache, self._blocks, length),
+            self._contexts.read(k_cache),
+            self._contexts.read(v_cache),
             attn_mask=mask,
             is_causal=mask is None,
             scale=scoring.scale,
@@ -135,45 +143,63 @@ class _ChunkCall:
         out[self._rows] = result[0].transpose(0, 1)
 
     def _mask(self, window: int | None, query: Tensor) -> Tensor | None:
-        """Return the mask [new, prior + new], or None if SDPA's own causal mask is right."""
+        """Return the mask [new, context], or None if SDPA's own causal mask is right."""
         if window not in self._masks:
-            span = self._span
-            plain = span.num_prior_tokens == 0 and (window or span.num_new_tokens) >= (
-                span.num_new_tokens
-            )
+            whole_prompt = self._num_new == self._num_context
+            plain = whole_prompt and (window or self._num_new) >= self._num_new
             self._masks[window] = None if plain else self._make_mask(window, query)
         return self._masks[window]
 
     def _make_mask(self, window: int | None, query: Tensor) -> Tensor:
-        span = self._span
-        keys = torch.arange(span.num_context_tokens, device=query.device)
-        queries = keys[span.num_prior_tokens :, None]
+        keys = torch.arange(self._num_context, device=query.device)
+        queries = keys[-self._num_new :, None]
         seen = keys <= queries
         if window is not None:
             seen &= keys > queries - window
         return _additive(seen, query.dtype)
 
 
+class _Contexts:
+    """The first tokens of some sequences' contexts, to be read from the cache of every layer."""
+
+    def __init__(self, batch: PagedBatch, sequences: list[int], num_tokens: int) -> None:
+        # A shorter context is padded with its own last block, whose tokens the mask hides: another
+        # sequence's block may hold NaN, which no mask keeps out.
+        last_places = (batch.num_context_tokens[sequences] - 1) // batch.block_size
+        places = np.arange((num_tokens - 1) // batch.block_size + 1)
+        tables = batch.host_block_tables[
+            np.array(sequences)[:, None], np.minimum(places, last_places[:, None])
+        ]
+        self._num_tokens = num_tokens
+        self._run = _run_of_blocks(tables)
+        self._blocks = torch.from_numpy(tables).to(batch.positions.device)
+
+    def read(self, cache: Tensor) -> Tensor:
+        """Return [sequences, KV heads, tokens, head dim] of a layer's keys or values."""
+        num_rows = self._blocks.shape[0]
+        if self._run is None:
+            blocks = cache.index_select(0, self._blocks.flatten())
+        else:
+            blocks = cache[self._run]
+        tokens = blocks.view(num_rows, -1, *cache.shape[2:])
+        return tokens[:, : self._num_tokens].transpose(1, 2)
+
+
+def _run_of_blocks(tables: Int32s) -> slice | None:
+    """Return the blocks as a slice of the cache, which needs no copy; None if they are scattered.
+
+    The blocks of one sequence follow each other as long as nothing else has taken blocks.
+    """
+    if len(tables) > 1:
+        return None
+    first, num_blocks = int(tables[0, 0]), tables.shape[1]
+    is_run = np.array_equal(tables[0], np.arange(first, first + num_blocks))
+    return slice(first, first + num_blocks) if is_run else None
+
+
 def _bucket(num_tokens: int) -> int:
     """Return the exponent of the smallest power of two that is at least `num_tokens`."""
     return max(num_tokens - 1, _SHORTEST_BUCKET_TOKENS - 1).bit_length()
-
-
-def _padded(block_table: Sequence[int], num_blocks: int) -> list[int]:
-    """Return `num_blocks` entries, padded with the last block, whose tokens the mask hides.
-
-    No request reads another's blocks: if those hold NaN, a mask does not keep it out.
-    """
-    table = list(block_table[:num_blocks])
-    return table + table[-1:] * (num_blocks - len(table))
-
-
-def _gather(cache: Tensor, blocks: Tensor, length: int) -> Tensor:
-    """Return `length` tokens for each row of `blocks`: [rows, KV heads, length, head dim]."""
-    num_rows = blocks.shape[0]
-    gathered = cache.index_select(0, blocks.flatten())
-    tokens = gathered.view(num_rows, -1, *cache.shape[2:])
-    return tokens[:, :length].transpose(1, 2)
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,22 +1,22 @@
-"""Attention of a transformers model over the paged KV cache, as one registered function.
+"""A forward pass of a transformers model over the paged KV cache.
 
 transformers computes projections and rotary embeddings, then calls `paged_attention` for every
 layer with the object that was given to `model(..., paged=step)`.  A `PagedStep` writes the new keys
-and values into the cache and lets a backend attend over the block tables.  Only the backend depends
-on a kernel; `slosched.engine.torch.sdpa` is the one that runs everywhere.
+and values into the cache and lets a backend attend over the block tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
 from slosched.core import SloschedError
+from slosched.engine.torch.attention import AttentionBackend, PagedBatch, Scoring
 from slosched.engine.torch.kv_cache import PagedKVCache
+from slosched.engine.torch.step_inputs import StepInput
 
 ATTENTION_NAME = "slosched"
 """The `attn_implementation` with which a model must be loaded."""
@@ -24,45 +24,6 @@ ATTENTION_NAME = "slosched"
 
 class UnsupportedModelError(SloschedError):
     """The model needs something that slosched's attention does not compute, so it is refused."""
-
-
-class TokenSpan(NamedTuple):
-    """Tokens [prior, prior + new) of one sequence, and the blocks that hold [0, prior + new)."""
-
-    num_new_tokens: int
-    num_prior_tokens: int
-    block_table: Sequence[int]
-
-    @property
-    def num_context_tokens(self) -> int:
-        return self.num_prior_tokens + self.num_new_tokens
-
-
-class Scoring(NamedTuple):
-    """The parameters with which a layer turns queries and keys into weights."""
-
-    scale: float
-    window: int | None
-    """Number of the last tokens that a token sees, itself included; None for all of them."""
-
-
-class AttentionPlan(Protocol):
-    """The work that a backend does once per forward pass and shares between the layers."""
-
-    def attend(self, query: Tensor, k_cache: Tensor, v_cache: Tensor, scoring: Scoring) -> Tensor:
-        """Return the causal attention of every span over its own context.
-
-        `query` and the result are [tokens, query heads, head dim]. The caches are [blocks, block
-        size, KV heads, head dim] and already hold the new tokens.
-        """
-
-
-class AttentionBackend(Protocol):
-    """A kernel family that implements causal attention with an optional sliding window."""
-
-    name: str
-
-    def plan(self, spans: Sequence[TokenSpan], cache: PagedKVCache) -> AttentionPlan: ...
 
 
 class LayerAttention(Protocol):
@@ -75,27 +36,12 @@ class LayerAttention(Protocol):
 
 
 class PagedStep:
-    """One forward pass over `spans`, whose tokens follow each other in this order."""
+    """The attention of one forward pass over the tokens of `batch`."""
 
-    def __init__(
-        self, spans: Sequence[TokenSpan], cache: PagedKVCache, backend: AttentionBackend
-    ) -> None:
-        positions = [
-            position
-            for span in spans
-            for position in range(span.num_prior_tokens, span.num_context_tokens)
-        ]
-        size = cache.block_size
-        slots = [
-            span.block_table[position // size] * size + position % size
-            for span in spans
-            for position in range(span.num_prior_tokens, span.num_context_tokens)
-        ]
-        self.position_ids = torch.tensor(positions, device=cache.device)
-        """The position of each token in its own sequence: [tokens]."""
-        self._slots = torch.tensor(slots, device=cache.device)
+    def __init__(self, batch: PagedBatch, cache: PagedKVCache, backend: AttentionBackend) -> None:
+        self._slots = batch.slots
         self._cache = cache
-        self._plan = backend.plan(spans, cache)
+        self._plan = backend.plan(batch)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -106,18 +52,20 @@ class PagedStep:
         return self._plan.attend(query, k_cache, v_cache, scoring)
 
 
-def forward(model: Any, token_ids: Tensor, step: PagedStep, emitting: Tensor) -> Tensor:
+def forward(
+    model: Any, step_input: StepInput, cache: PagedKVCache, backend: AttentionBackend
+) -> Tensor:
     """Return the logits [emitting tokens, vocabulary] of one forward pass.
 
-    `emitting` holds the indices of tokens whose logits are wanted.  Raises UnsupportedModelError if
-    the model ignores `logits_to_keep`.
+    Raises UnsupportedModelError if the model ignores `logits_to_keep`.
     """
+    token_ids, emitting, batch = step_input
     with torch.inference_mode():
         logits: Tensor = model(
             input_ids=token_ids[None],
-            position_ids=step.position_ids[None],
+            position_ids=batch.positions[None],
             use_cache=False,
-            paged=step,
+            paged=PagedStep(batch, cache, backend),
             logits_to_keep=emitting,
         ).logits[0]
     if logits.shape[0] != emitting.shape[0]:

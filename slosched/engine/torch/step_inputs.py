@@ -1,0 +1,110 @@
+"""StepInputs: turns the spans of a step into a PagedBatch, by a few operations on whole arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slosched.engine.torch.attention import PagedBatch
+from slosched.engine.torch.block_tables import BlockTables, Span
+from slosched.engine.torch.host_buffer import HostBuffer, split_array
+
+
+class TokenSpan(NamedTuple):
+    """A `Span` that stands for itself; a `ScheduledChunk` is one, too."""
+
+    num_new_tokens: int
+    num_prior_tokens: int
+    block_table: Sequence[int]
+
+
+class StepInput(NamedTuple):
+    """All that a forward pass reads besides the weights and the cache."""
+
+    token_ids: Tensor
+    """The new tokens of all sequences: int64 [tokens]."""
+    emitting: Tensor
+    """The indices of the tokens whose logits are wanted: int64 [emitting tokens]."""
+    batch: PagedBatch
+
+
+class StepInputs:
+    """The input buffers of a model, which live as long as it and are filled anew for every step.
+
+    One buffer holds what torch indexes with (int64), the other what kernels read (int32), so that a
+    step is two copies to the device.
+    """
+
+    def __init__(self, block_size: int, device: torch.device) -> None:
+        self._block_size = block_size
+        self._tables = BlockTables()
+        self._int64s = HostBuffer(torch.int64, device)
+        self._int32s = HostBuffer(torch.int32, device)
+
+    def fill(
+        self,
+        names: Iterable[Hashable],
+        spans: Sequence[Span],
+        token_ids: Sequence[int],
+        emitting: Sequence[int],
+    ) -> StepInput:
+        """Return the input of a step of at least one span; it is valid until the next call.
+
+        `names` tell the sequences apart, also from step to step. `token_ids` are the new tokens of
+        all spans, and `emitting` the indices of those among them whose logits are wanted.
+        """
+        num_new = np.array([span.num_new_tokens for span in spans])
+        num_context = num_new + np.array([span.num_prior_tokens for span in spans])
+        num_blocks = -(-int(num_context.max()) // self._block_size)
+        num_tokens, num_spans = len(token_ids), len(spans)
+
+        sizes = [num_spans + 1, num_spans + 1, num_spans, num_spans * num_blocks]
+        int32s = self._int32s.array(sum(sizes))
+        query_starts, context_starts, context_lens, flat_tables = split_array(int32s, *sizes)
+        query_starts[0] = context_starts[0] = 0
+        np.cumsum(num_new, out=query_starts[1:])
+        np.cumsum(num_context, out=context_starts[1:])
+        context_lens[:] = num_context
+        tables = flat_tables.reshape(num_spans, num_blocks)
+        tables[:] = self._tables.gather(self._tables.rows(names, spans), num_blocks)
+
+        long_sizes = [num_tokens, num_tokens, num_tokens, len(emitting)]
+        int64s = self._int64s.array(sum(long_sizes))
+        ids, positions, slots, rows = split_array(int64s, *long_sizes)
+        ids[:] = np.fromiter(token_ids, np.int64, num_tokens)
+        rows[:] = emitting
+        # A token's position is its index among all new tokens, moved by a step for each sequence.
+        owners = np.repeat(np.arange(num_spans), num_new)
+        positions[:] = np.arange(num_tokens)
+        positions += (num_context - query_starts[1:])[owners]
+        places, offsets = np.divmod(positions, self._block_size)
+        np.multiply(tables[owners, places], self._block_size, out=slots)
+        slots += offsets
+
+        ids_d, positions_d, slots_d, rows_d = torch.split(
+            self._int64s.on_device(sum(long_sizes)), long_sizes
+        )
+        starts_d, contexts_d, lens_d, tables_d = torch.split(
+            self._int32s.on_device(sum(sizes)), sizes
+        )
+        batch = PagedBatch(
+            block_size=self._block_size,
+            num_new_tokens=num_new,
+            num_context_tokens=num_context,
+            host_block_tables=tables,
+            positions=positions_d,
+            slots=slots_d,
+            query_starts=starts_d,
+            context_starts=contexts_d,
+            context_lens=lens_d,
+            block_tables=tables_d.view(num_spans, num_blocks),
+        )
+        return StepInput(ids_d, rows_d, batch)
+
+    def release(self, name: Hashable) -> None:
+        """Forget a sequence that has ended."""
+        self._tables.release(name)

@@ -1,0 +1,100 @@
+"""The input of a step is right however the steps before it were, and is prepared in no time."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from random import Random
+
+import pytest
+import torch
+
+from benchmarks.step_inputs import steps
+from slosched.engine.torch import TorchExecutor, load_model
+from slosched.engine.torch.step_inputs import StepInput, StepInputs, TokenSpan
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+
+
+def check(got: StepInput, spans: list[TokenSpan], block_size: int) -> None:
+    """Compare everything that kernels read with what follows from the spans one by one."""
+    batch = got.batch
+    new = [span.num_new_tokens for span in spans]
+    contexts = [span.num_prior_tokens + span.num_new_tokens for span in spans]
+    positions = [
+        (span, span.num_prior_tokens + i) for span in spans for i in range(span.num_new_tokens)
+    ]
+    assert batch.positions.tolist() == [position for _, position in positions]
+    assert batch.slots.tolist() == [
+        span.block_table[p // block_size] * block_size + p % block_size for span, p in positions
+    ]
+    assert batch.query_starts.tolist() == [sum(new[:i]) for i in range(len(new) + 1)]
+    assert batch.context_starts.tolist() == [sum(contexts[:i]) for i in range(len(new) + 1)]
+    assert batch.context_lens.tolist() == batch.num_context_tokens.tolist() == contexts
+    assert batch.num_new_tokens.tolist() == new
+    assert (batch.max_new_tokens, batch.max_context_tokens) == (max(new), max(contexts))
+    for tables in (batch.block_tables.tolist(), batch.host_block_tables.tolist()):
+        for row, span, context in zip(tables, spans, contexts, strict=True):
+            num_blocks = -(-context // block_size)
+            assert row[:num_blocks] == list(span.block_table[:num_blocks])
+    assert {batch.positions.dtype, batch.slots.dtype} == {torch.int64}
+    for tensor in (batch.query_starts, batch.context_starts, batch.context_lens):
+        assert tensor.dtype == torch.int32
+    assert batch.block_tables.dtype == torch.int32
+
+
+def test_tables_that_grow_move_and_change_in_place() -> None:
+    """Sequences come and go, are preempted, and have blocks replaced by those of others."""
+    rng = Random(0)
+    inputs, block_size = StepInputs(4, CPU), 4
+    tables: dict[int, list[int]] = {}
+    tokens: dict[int, int] = {}
+    for step in range(60):
+        for name in rng.sample(range(90), 40):
+            if name in tables and rng.random() < 0.2:
+                inputs.release(name)
+                del tables[name], tokens[name]
+            elif name in tables and rng.random() < 0.2:
+                tables[name], tokens[name] = [], 0  # preempted: another list, other blocks
+            elif name in tables and tables[name] and rng.random() < 0.3:
+                tables[name][rng.randrange(len(tables[name]))] = rng.randrange(1000)
+        names = rng.sample(range(90), rng.randint(1, 80))
+        spans, ids, emitting = [], [], []
+        for name in names:
+            prior = tokens.setdefault(name, 0)
+            new = rng.choice((1, 1, 1, rng.randint(1, 400)))
+            table = tables.setdefault(name, [])
+            while len(table) * block_size < prior + new:
+                table.append(rng.randrange(1000))
+            spans.append(TokenSpan(new, prior, table))
+            ids += [step] * new
+            emitting.append(len(ids) - 1)
+            tokens[name] += new
+        got = inputs.fill(names, spans, ids, emitting)
+        assert got.token_ids.tolist() == ids
+        assert got.emitting.tolist() == emitting
+        check(got, spans, block_size)
+
+
+def test_the_same_buffers_serve_every_step() -> None:
+    inputs = StepInputs(16, CPU)
+    places = set()
+    for step in range(20):
+        got = inputs.fill(["a"], [TokenSpan(1, 30 + step, [3, 1, 2, 5])], [step], [0])
+        places.add((got.token_ids.data_ptr(), got.batch.block_tables.untyped_storage().data_ptr()))
+    assert len(places) == 1
+
+
+@pytest.mark.cost
+def test_a_large_step_is_prepared_in_half_a_millisecond() -> None:
+    model = load_model("tiny-random", device="cpu", dtype="float32")
+    executor = TorchExecutor(model, num_blocks=8)
+    seconds = []
+    for chunks in islice(steps(256, 2048, 1000, 60), 60):
+        start_s = time.perf_counter()
+        executor.prepare(chunks)
+        seconds.append(time.perf_counter() - start_s)
+        executor.release(chunks[-1].request.request_id)
+    assert min(seconds) <= 0.5e-3
