@@ -68,8 +68,12 @@ def make_case(
     place = torch.device(device)
     cache = PagedKVCache(geometry, num_blocks=sum(held) + 3, block_size=size, device=place)
     k_cache, v_cache = cache.layer(1)
+    # No sequence may be touched by what is in the blocks of others, or in those it has not begun.
     for part in (k_cache, v_cache):
-        part.copy_(torch.randn(part.shape, generator=generator))
+        part.fill_(float("nan"))
+        for new, prior, table in spans:
+            for block in table[: -(-(new + prior) // size)]:
+                part[block] = torch.randn(part[block].shape, generator=generator)
     num_tokens = sum(new for new, _ in shape.tokens)
     # transformers hands over queries that are transposed, so they are not contiguous.
     query = torch.randn(shape.num_heads, num_tokens, shape.head_dim, generator=generator)

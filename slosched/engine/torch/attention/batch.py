@@ -42,7 +42,8 @@ class PagedBatch:
     block_tables: Tensor
     """The blocks of each sequence in the order of its tokens: int32 [sequences, most blocks].
 
-    Entries behind a sequence's last block name some block of the cache and mean nothing.
+    Entries behind a sequence's last block name some block of the cache, which must not be read: it
+    may hold what is not a number. The rest of its last block holds numbers.
     """
 
     @property
