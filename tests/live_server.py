@@ -35,6 +35,7 @@ from slosched.engine.server import (
     Tokenizer,
     build_app,
 )
+from slosched.engine.server.connection import ConnectionLimits
 from slosched.engine.server.run import serve_in_thread
 from slosched.kv import KVCache
 from slosched.policy import FCFS
@@ -115,6 +116,8 @@ def live(
     model: LatencyModel | None = FAST,
     per_request_s: float = 0.0,
     tokenizer: Tokenizer | None = None,
+    connections: ConnectionLimits | None = None,
+    body_timeout_s: float = 60.0,
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model)
@@ -124,9 +127,20 @@ def live(
     if overlap:
         engine = OverlappedEngine(scheduler, InBackground(device), clock)
     worker = EngineWorker(engine, max_consecutive_faults=max_consecutive_faults)
-    config = ServerConfig(MODEL, max_model_len, default_slo, per_request_s=per_request_s)
+    config = ServerConfig(
+        MODEL,
+        max_model_len,
+        default_slo,
+        per_request_s=per_request_s,
+        body_timeout_s=body_timeout_s,
+    )
     app = build_app(worker, tokenizer or ByteTokenizer(), config)
-    with serve_in_thread(app, worker, drain_timeout_s=drain_timeout_s) as url:
+    with serve_in_thread(
+        app,
+        worker,
+        drain_timeout_s=drain_timeout_s,
+        limits=connections or ConnectionLimits(),
+    ) as url:
         try:
             yield Live(url, worker, device)
         finally:

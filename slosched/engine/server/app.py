@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from starlette.routing import Route
 from slosched.core import Request
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.cut_short import CutShort
-from slosched.engine.server.errors import ApiError, not_serving, too_large, too_long
+from slosched.engine.server.errors import ApiError, not_serving, too_large, too_long, too_slow
 from slosched.engine.server.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -233,12 +234,20 @@ class _Api:
         return body
 
     async def _read(self, http: HTTPRequest) -> bytearray:
-        """Return the body; raise ApiError (413) as soon as it exceeds the largest size allowed."""
+        """Return the body.
+
+        Raises ApiError (413) as soon as it exceeds the largest size allowed, and (408) if it takes
+        too long to come.
+        """
         content = bytearray()
-        async for part in http.stream():
-            content += part
-            if len(content) > self._max_body_bytes:
-                raise too_large(self._max_body_bytes, self._max_model_len)
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                async for part in http.stream():
+                    content += part
+                    if len(content) > self._max_body_bytes:
+                        raise too_large(self._max_body_bytes, self._max_model_len)
+        except TimeoutError:
+            raise too_slow(len(content), self._config.body_timeout_s) from None
         return content
 
     def _max_tokens(self, num_prompt_tokens: int, options: Options, default: int) -> int:

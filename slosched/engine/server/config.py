@@ -26,6 +26,8 @@ class ServerConfig:
     per_request_s: float = 0.0
     """How much later a client sees its first token than the engine has it.  A request counts as
     sent so much before it was received, so that its deadlines are those of its client."""
+    body_timeout_s: float = 60.0
+    """How long a client may take to send a request's body."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Device, engine, policy and limits, which a recorder of the steps writes down with them."""
 

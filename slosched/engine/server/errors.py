@@ -105,6 +105,15 @@ def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
     )
 
 
+def too_slow(num_bytes: int, timeout_s: float) -> ApiError:
+    return ApiError(
+        408,
+        f"{num_bytes} bytes of the body came within {timeout_s:g} s, and not its end",
+        code="request_timeout",
+        closes=True,
+    )
+
+
 def of_refusal(refusal: Refusal) -> ApiError:
     """Return the error response to a request that is refused on arrival."""
     expected_ms, promised_ms = 1000 * refusal.expected_s, 1000 * refusal.promised_s

@@ -9,17 +9,28 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from slosched.core import SloschedError
+from slosched.engine.server.connection import (
+    Connection,
+    ConnectionLimits,
+    raise_descriptor_limit,
+)
+from slosched.engine.server.log_limit import limit_log_lines
 from slosched.engine.server.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+"""Connections that the kernel keeps until they are accepted."""
+_ACCEPTED_AT_ONCE = 8
+"""Connections that are accepted in a turn of the event loop; asyncio takes some turns until it
+hands them over, and only then others can be closed to make room."""
 _LAST_BYTES_S = 5
 """Seconds after the drain in which complete answers may still reach their clients."""
 
@@ -27,6 +38,9 @@ _LAST_BYTES_S = 5
 _GIL_SWITCH_S = 0.0005
 """The interpreter's switch interval: how long the HTTP thread may keep the GIL from the engine's
 thread.  Python's default is ten times longer, which is half a step of a fast device."""
+
+
+_LIMITS = ConnectionLimits()
 
 
 class ServerStartError(SloschedError):
@@ -51,6 +65,11 @@ class _DrainingServer(uvicorn.Server):
         self._worker = worker
         self._drain_timeout_s = drain_timeout_s
         self.drain_requested = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)  # asyncio has set it to the number that it accepts at once
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
         """Only set flags, since a signal may come while this thread holds the worker's lock."""
@@ -87,7 +106,9 @@ def serve(
     when a drain is to end.
     """
     listener, url = _listen(host, port)
-    server = _server(app, worker, drain_timeout_s)
+    limits = ConnectionLimits(max_connections=raise_descriptor_limit())
+    server = _server(app, worker, drain_timeout_s, limits)
+    limit_log_lines()
     sys.setswitchinterval(_GIL_SWITCH_S)
     worker.start()
     try:
@@ -107,10 +128,11 @@ def serve_in_thread(
     port: int = 0,
     *,
     drain_timeout_s: float = 5.0,
+    limits: ConnectionLimits = _LIMITS,
 ) -> Iterator[str]:
     """Yield the base URL of a server in a thread of this process; drain the server at the end."""
     listener, url = _listen(host, port)
-    server = _server(app, worker, drain_timeout_s)
+    server = _server(app, worker, drain_timeout_s, limits)
     ready = threading.Event()
     thread = threading.Thread(
         target=lambda: asyncio.run(_serve(server, listener, ready.set)), name="slosched-http"
@@ -135,9 +157,14 @@ async def _serve(
     await server.serve(sockets=[listener])
 
 
-def _server(app: ASGIApp, worker: EngineWorker, drain_timeout_s: float) -> _DrainingServer:
+def _server(
+    app: ASGIApp, worker: EngineWorker, drain_timeout_s: float, limits: ConnectionLimits
+) -> _DrainingServer:
     config = uvicorn.Config(
         app,
+        http=partial(Connection, limits=limits, idle={}),  # type: ignore[arg-type]  # only called
+        ws="none",
+        backlog=_ACCEPTED_AT_ONCE,
         log_level="warning",
         access_log=False,
         lifespan="off",

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from slosched.core import (
     SchedulerOutput,
     SchedulerView,
 )
-from slosched.engine.server import ServerStartError
+from slosched.engine.server import ByteTokenizer, ServerStartError
 from slosched.engine.server.run import _listen
 from slosched.policy import FCFS, SLOAware
 from slosched.policy.kit.drop import Drop
@@ -121,6 +121,28 @@ def test_a_hundred_clients_at_once() -> None:
             assert text == (prompt * 3)[:20]
         assert reasons(server) == [EndReason.LENGTH] * 100
         assert len({record.request_id for record in server.worker.records}) == 100
+        assert server.num_held_blocks == 0
+
+
+class Illiterate(ByteTokenizer):
+    """A tokenizer that cannot decode an exclamation mark."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if ord("!") in token_ids:
+            raise KeyError("no such token")
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_an_answer_that_cannot_be_written_ends_with_an_error_and_counts_as_a_fault() -> None:
+    with live(tokenizer=Illiterate()) as server:
+        *chunks, last = server.events(prompt="ab!", max_tokens=100)
+        assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "b"]
+        assert last["error"]["code"] == "engine_fault"
+        assert "KeyError" in last["error"]["message"]
+        status, answer, _ = server.post(prompt="ab!", max_tokens=100)
+        assert (status, answer["error"]["code"]) == (500, "engine_fault")
+        assert server.post(prompt="ok", max_tokens=2)[0] == 200
+        assert reasons(server) == [EndReason.FAULT, EndReason.FAULT, EndReason.LENGTH]
         assert server.num_held_blocks == 0
 
 

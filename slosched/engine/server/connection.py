@@ -1,0 +1,186 @@
+"""HTTP connections with limits, so that no client keeps the server from serving others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from dataclasses import dataclass
+from typing import Any
+
+import h11
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from slosched.engine.server.errors import ApiError
+
+_MOST_DESCRIPTORS = 65_536
+"""As many descriptors the process asks the system for."""
+_SPARE_DESCRIPTORS = 64
+"""Descriptors for files, and for connections that are accepted before others are closed."""
+_MOST_CONNECTIONS = 10_000
+_PROBES_AFTER_S = (0.05, 1.0)
+"""When to look for the first time, and then again and again, whether a client is still there."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the process's soft limit of open files; return how many connections fit below it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_CONNECTIONS
+    return max(1, min(_MOST_CONNECTIONS, soft - _num_open_files() - _SPARE_DESCRIPTORS))
+
+
+def _num_open_files() -> int:
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError:
+        return _SPARE_DESCRIPTORS
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What clients may take of a server apart from its device."""
+
+    max_connections: int = _MOST_CONNECTIONS
+    headers_timeout_s: float = 10.0
+    """How long a client may take to send the headers of a request."""
+    write_timeout_s: float = 60.0
+    """How long a client may leave an answer unread, once the buffers between it and us are full."""
+
+
+class Connection(H11Protocol):
+    """A connection with limits.
+
+    A client that does not send its headers in time gets a 408.  One that does not read its answer
+    is cut off.  One that closes its own side still gets its answer.  What is not HTTP gets a 400 in
+    OpenAI's format.  When there are too many connections, the one that has waited longest for a
+    request is closed with a 503; if all have requests, a new request gets the 503.
+    """
+
+    def __init__(
+        self, *args: Any, limits: ConnectionLimits, idle: dict[Connection, None], **options: Any
+    ) -> None:
+        """`idle` are the server's connections without a request, in the order of their waiting."""
+        super().__init__(*args, **options)
+        self._limits = limits
+        self._idle = idle
+        self._headers_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            longest = next(iter(self._idle), None)
+            if longest is None:
+                self.app = _answer_too_many
+            else:
+                longest.answer_and_close(_too_many())
+        self._watch_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget_timers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_headers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_headers()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether to keep our side open, since an answer is still to come."""
+        cycle = self.cycle
+        if not self._has_request or cycle.more_body or cycle.scope["http_version"] != "1.1":
+            return False
+        cycle.keep_alive = False
+        self._probe(*_PROBES_AFTER_S)
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP."""
+        self.answer_and_close(ApiError(400, f"the request is not HTTP: {msg}"))
+
+    def answer_and_close(self, error: ApiError) -> None:
+        """Answer with an error, unless another answer has begun, and close the connection."""
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            error.closes = True
+            response = error.response()
+            for event in (
+                h11.Response(status_code=error.status, headers=response.raw_headers),
+                h11.Data(data=bytes(response.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self._forget_timers()
+        self.transport.close()
+
+    @property
+    def _has_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _watch_headers(self) -> None:
+        """Limit the time until a request's headers have come, from the end of the one before it."""
+        if self._has_request or self.transport.is_closing():
+            self._forget_headers_timer()
+        elif self._headers_timer is None:
+            self._idle[self] = None
+            after_s = self._limits.headers_timeout_s
+            late = ApiError(408, f"no request came within {after_s:g} s", code="request_timeout")
+            self._headers_timer = self.loop.call_later(after_s, self.answer_and_close, late)
+
+    def _forget_headers_timer(self) -> None:
+        self._idle.pop(self, None)
+        if self._headers_timer is not None:
+            self._headers_timer.cancel()
+            self._headers_timer = None
+
+    def _forget_timers(self) -> None:
+        self._forget_headers_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def _probe(self, after_s: float, then_after_s: float) -> None:
+        """Find out, until the answer begins, whether a client that sends nothing more is there.
+
+        A client that is gone resets the connection when it is sent something.  One that has only
+        closed its own side waits for the final answer after any number of 100s.
+        """
+        if self._has_request and not self.cycle.response_started:
+            if not self.transport.is_closing():
+                self.transport.write(_CONTINUE)
+            self.loop.call_later(after_s, self._probe, then_after_s, then_after_s)
+
+
+def _too_many() -> ApiError:
+    return ApiError(
+        503,
+        "the server has too many connections; come again, or use fewer",
+        kind="service_unavailable",
+        code="too_many_connections",
+        retry_after_s=1.0,
+        closes=True,
+    )
+
+
+async def _answer_too_many(scope: Scope, receive: Receive, send: Send) -> None:
+    await _too_many().response()(scope, receive, send)

@@ -1,0 +1,250 @@
+"""Clients that are slow, silent, gone, too many or no HTTP clients at all."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from live_server import Live, live
+
+from slosched.core import EndReason
+from slosched.engine.server.connection import ConnectionLimits
+from slosched.engine.server.log_limit import OncePerSecond
+
+COMPLETION = json.dumps({"prompt": "abc", "max_tokens": 5}).encode()
+
+
+def connect(server: Live) -> socket.socket:
+    address = urlsplit(server.url)
+    return socket.create_connection((address.hostname, address.port), timeout=20)
+
+
+def request_of(body: bytes, version: str = "1.1") -> bytes:
+    return (
+        b"POST /v1/completions HTTP/%b\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (version.encode(), len(body), body)
+    )
+
+
+def response_of(client: socket.socket) -> tuple[int, Any]:
+    """Return the status and the document of the next response."""
+    response = http.client.HTTPResponse(client)
+    response.begin()
+    return response.status, json.loads(response.read())
+
+
+def closes(client: socket.socket) -> bool:
+    return client.recv(1) == b""
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Live]:
+    """A server that waits only a moment for headers, and that holds three connections."""
+    limits = ConnectionLimits(max_connections=3, headers_timeout_s=0.2, write_timeout_s=0.3)
+    with live(limits=None, connections=limits, body_timeout_s=0.2) as server:
+        yield server
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+def test_headers_that_do_not_come_are_a_408(hasty: Live, sent: bytes) -> None:
+    with connect(hasty) as client:
+        client.sendall(sent)
+        status, answer = response_of(client)
+        assert (status, answer["error"]["code"]) == (408, "request_timeout")
+        assert "within 0.2 s" in answer["error"]["message"]
+        assert closes(client)
+
+
+def test_the_headers_of_a_second_request_have_as_long(hasty: Live) -> None:
+    with connect(hasty) as client:
+        client.sendall(request_of(COMPLETION))
+        assert response_of(client)[0] == 200
+        client.sendall(b"GET /hea")
+        assert response_of(client)[0] == 408
+
+
+def test_a_body_that_does_not_come_is_a_408(hasty: Live) -> None:
+    with connect(hasty) as client:
+        client.sendall(request_of(COMPLETION)[:-5])
+        status, answer = response_of(client)
+        assert (status, answer["error"]["code"]) == (408, "request_timeout")
+        assert f"{len(COMPLETION) - 5} bytes of the body" in answer["error"]["message"]
+        assert closes(client)
+
+
+def test_the_connection_that_has_waited_longest_makes_room(hasty: Live) -> None:
+    with ExitStack() as stack:
+        waiting = [stack.enter_context(connect(hasty)) for _ in range(5)]
+        for client in waiting[:2]:
+            status, answer = response_of(client)
+            assert (status, answer["error"]["code"]) == (503, "too_many_connections")
+        waiting[-1].sendall(request_of(COMPLETION))
+        assert response_of(waiting[-1])[0] == 200
+
+
+def test_where_all_connections_have_requests_a_new_one_is_a_503(hasty: Live) -> None:
+    hasty.device.entered.clear()
+    hasty.device.gate.clear()
+    with ExitStack() as stack:
+        busy = [stack.enter_context(connect(hasty)) for _ in range(3)]
+        for client in busy:
+            client.sendall(request_of(COMPLETION))
+        while hasty.worker.num_cut_short < 3:
+            pass
+        late = stack.enter_context(connect(hasty))
+        late.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        status, answer = response_of(late)
+        assert (status, answer["error"]["code"]) == (503, "too_many_connections")
+        hasty.device.gate.set()
+        assert [response_of(client)[0] for client in busy] == [200] * 3
+
+
+def send_for_ever(client: socket.socket, data: bytes) -> None:
+    while True:
+        client.sendall(data)
+
+
+def test_who_reads_no_answers_is_cut_off(hasty: Live) -> None:
+    """The client asks for metrics without end."""
+    address = urlsplit(hasty.url)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        client.connect((address.hostname, address.port))
+        with pytest.raises(ConnectionError):
+            send_for_ever(client, b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n" * 100)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    with live() as running:
+        yield running
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_client_that_closes_its_own_side_gets_its_answer(
+    server: Live, is_streaming: bool
+) -> None:
+    server.device.entered.clear()
+    server.device.gate.clear()
+    body = {"prompt": "abc", "max_tokens": 5, "stream": is_streaming}
+    with connect(server) as client:
+        client.sendall(request_of(json.dumps(body).encode()))
+        client.shutdown(socket.SHUT_WR)
+        assert server.device.entered.wait(10)
+        threading.Timer(0.1, server.device.gate.set).start()
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        assert response.status == 200
+        text = response.read().decode()
+        assert "[DONE]" in text if is_streaming else json.loads(text)["usage"]
+        assert closes(client)
+
+
+def test_a_client_that_is_gone_is_told_from_one_that_only_stops_sending(server: Live) -> None:
+    server.device.gate.clear()
+    with connect(server) as client:
+        client.sendall(request_of(json.dumps({"prompt": "gone", "max_tokens": 500}).encode()))
+        while server.worker.num_cut_short < 1:
+            pass
+    while server.worker.scheduler.num_unfinished < 1:
+        server.device.gate.set()
+    server.device.gate.set()
+    while server.worker.num_cut_short:
+        pass
+    assert server.worker.records[-1].end_reason is EndReason.CLIENT
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/1.1\r\nno colon\r\n\r\n", b"nonsense\r\n\r\n"],
+)
+def test_what_is_not_http_gets_an_error_in_the_same_format(server: Live, sent: bytes) -> None:
+    with connect(server) as client:
+        client.sendall(sent)
+        status, answer = response_of(client)
+        assert status == 400
+        assert answer["error"]["type"] == "invalid_request_error"
+        assert "not HTTP" in answer["error"]["message"]
+        assert closes(client)
+
+
+SERVER_PROGRAM = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from slosched.engine.emulated import EmulatedExecutor
+from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.server import ByteTokenizer, EngineWorker, ServerConfig, build_app, serve
+from slosched.kv import KVCache
+from slosched.perfmodel import LinearCoefficients, LinearModel
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
+model = LinearModel(LinearCoefficients(0, 0, 0, 0, 0, 0, 0.001))
+scheduler = Scheduler(FCFS(), KVCache(64))
+worker = EngineWorker(Engine(scheduler, EmulatedExecutor(model), MonotonicClock()))
+app = build_app(worker, ByteTokenizer(), ServerConfig("m", 512))
+serve(app, worker, port=0, on_ready=lambda url: print(url, flush=True))
+"""
+
+
+@contextmanager
+def small_server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a server that may open 200 files, and its URL."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER_PROGRAM],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.e2e
+def test_more_silent_clients_than_descriptors_keep_nobody_out() -> None:
+    with small_server() as (process, url), ExitStack() as stack:
+        address = urlsplit(url)
+        for _ in range(400):
+            silent = socket.create_connection((address.hostname, address.port), timeout=20)
+            stack.enter_context(silent).sendall(b"POST /v1/comp")
+        for _ in range(10):
+            connection = http.client.HTTPConnection(address.netloc, timeout=20)
+            connection.request("POST", "/v1/completions", COMPLETION)
+            assert connection.getresponse().status == 200
+            connection.close()
+        process.terminate()
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert err == ""
+
+
+def test_the_same_message_passes_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    limit = OncePerSecond()
+
+    def passes(text: str) -> str | None:
+        record = logging.LogRecord("asyncio", logging.ERROR, "", 0, text, None, None)
+        return record.getMessage() if limit.filter(record) else None
+
+    assert passes("out of files\nsocket 7") == "out of files\nsocket 7"
+    assert passes("out of files\nsocket 8") is None
+    assert passes("another") == "another"
+    now_s += 1
+    assert passes("out of files") == "out of files (1 more like it since)"
