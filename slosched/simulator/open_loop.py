@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 
 from slosched.core import Request
 from slosched.engine.loop import Engine
@@ -11,27 +12,44 @@ from slosched.simulator.clients import Clients
 from slosched.simulator.simulated import VirtualClock
 
 
-def play_open_loop(
-    requests: Sequence[Request],
-    enter_s: Sequence[float],
-    engine: Engine,
-    clients: Clients,
-    clock: VirtualClock,
-    run_some: Callable[[float], None],
-) -> None:
-    """Serve `requests` until every one of them has ended; each enters at its time in `enter_s`.
+class OpenLoop:
+    """Serves requests that enter at their own times; it can be run bit by bit.
 
-    These times never decrease.  A client that sent its request during a step may have left before
-    the step ended.  `run_some` runs at least one step and is told when the next request
-    enters.
+    A client that sent its request during a step may have left before the step ended.  `run_some`
+    runs at least one step, and is told until when no request enters.
     """
-    num_entered = 0
-    while num_entered < len(requests) or engine.has_work:
-        if not engine.has_work:
-            clock.advance_to(enter_s[num_entered])
-        now_s = clock.now_s()
-        while num_entered < len(requests) and enter_s[num_entered] <= now_s:
-            clients.send(requests[num_entered])
-            num_entered += 1
-        clients.leave(now_s)
-        run_some(enter_s[num_entered] if num_entered < len(requests) else math.inf)
+
+    def __init__(
+        self,
+        engine: Engine,
+        clients: Clients,
+        clock: VirtualClock,
+        run_some: Callable[[float], None],
+    ) -> None:
+        self._engine = engine
+        self._clients = clients
+        self._clock = clock
+        self._run_some = run_some
+        self.entering: deque[tuple[float, Request]] = deque()
+        """Requests that have not reached the engine, and when each one does."""
+
+    def add(self, request: Request, enter_s: float) -> None:
+        """Let a request enter at `enter_s`, no earlier than all that were added before it."""
+        self.entering.append((enter_s, request))
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Run all steps that begin before `until_s`; by default, until every request has ended.
+
+        Nothing may be added later that enters before `until_s`.
+        """
+        engine, clock, entering = self._engine, self._clock, self.entering
+        while entering or engine.has_work:
+            if not engine.has_work:
+                clock.advance_to(min(entering[0][0], until_s))
+            now_s = clock.now_s()
+            if now_s >= until_s:
+                return
+            while entering and entering[0][0] <= now_s:
+                self._clients.send(entering.popleft()[1])
+            self._clients.leave(now_s)
+            self._run_some(min(entering[0][0], until_s) if entering else until_s)

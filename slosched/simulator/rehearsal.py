@@ -20,7 +20,7 @@ from slosched.policy.portfolio.question import Answer, PastRequest, Question, as
 from slosched.scheduler import Scheduler
 from slosched.simulator.clients import Clients
 from slosched.simulator.grouped import GroupedSteps
-from slosched.simulator.open_loop import play_open_loop
+from slosched.simulator.open_loop import OpenLoop
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 from slosched.simulator.turns import first_alike
 
@@ -94,9 +94,11 @@ def rehearse(
         if not grouped.run(arrival_s):
             engine.step()
 
-    arriving = [request for request in (*window, *again) if not scheduler.take_over(request)]
-    enter_s = [request.arrival_s for request in arriving]
-    play_open_loop(arriving, enter_s, engine, clients, clock, run_some)
+    replay = OpenLoop(engine, clients, clock, run_some)
+    for request in (*window, *again):
+        if not scheduler.take_over(request):
+            replay.add(request, request.arrival_s)
+    replay.run()
     judged = [RequestRecord.from_request(r) for r in (*window[passes.first :], *again)]
     good = good_requests(RequestColumns.of(judged), question.limits.deadline_rule)
     return good.reshape(passes.num_passes, -1)

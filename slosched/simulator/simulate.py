@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from slosched.core import LatencyModel, Limits, Policy, Request
@@ -15,7 +15,7 @@ from slosched.scheduler import Scheduler
 from slosched.simulator.clients import Clients, WatchedByClients
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
 from slosched.simulator.grouped import GroupedSteps, OnRow
-from slosched.simulator.open_loop import play_open_loop
+from slosched.simulator.open_loop import OpenLoop
 from slosched.simulator.rehearsal import rehearse_in_line
 from slosched.simulator.scheduling_time import ScheduleTime, SimulatedDevice, TakesTime
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
@@ -83,47 +83,100 @@ def simulate(
     `config.client_timeout_s` after its arrival.
     """
     config = config or SimulationConfig()
-    policy.reset()
-    rehearse_in_line(policy)
-    clock = VirtualClock()
-    kv = KVCache(
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        num_host_blocks=config.num_host_blocks,
-        prefix_index=config.prefix_cache.new_index(),
-        prefix_host=config.prefix_host,
-    )
-    predictor = _biased(scheduler_model or model, config.bias)
-    if config.online:
-        predictor = OnlineModel(predictor)
-    if config.schedule_s:
-        policy = TakesTime(policy, clock, config.schedule_s)
-    scheduler = Scheduler(policy, kv, config.limits, predictor)
     lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
-    clients = Clients(scheduler, config.client_timeout_s)
-    device_clock = VirtualClock() if config.overlap else clock
-    executor = SimulatedExecutor(model, device_clock, lengths, config.disturbances, config.seed)
-    watched = WatchedByClients(executor, device_clock, clients)
-    if config.overlap:
-        device = SimulatedDevice(watched, device_clock, clock)
-        engine: Engine = OverlappedEngine(scheduler, device, clock)
-    else:
-        engine = Engine(scheduler, watched, clock)
-    grouped = GroupedSteps(engine, executor, clock, clients, on_row)
-    requests = make_requests(trace, capacity_tokens=config.num_blocks * config.block_size)
-    enter_s = [request.arrival_s + config.per_request_s for request in requests]
-
-    def run_some(next_s: float) -> None:
-        if on_step is None and not config.overlap and grouped.run(next_s):
-            return
-        record = engine.step()
-        if on_step is not None:
-            on_step(record)
-        if on_row is not None:
-            on_row(record.row(), record.ended)
-
-    play_open_loop(requests, enter_s, engine, clients, clock, run_some)
+    replica = SimulatedReplica(
+        policy,
+        model,
+        config,
+        lengths,
+        scheduler_model=scheduler_model,
+        on_step=on_step,
+        on_row=on_row,
+    )
+    requests = make_requests(trace, config.kv_tokens)
+    for request in requests:
+        replica.add(request)
+    replica.run()
     return requests
+
+
+class SimulatedReplica:
+    """One replica in virtual time: an engine with its device, and the requests sent to it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        model: LatencyModel,
+        config: SimulationConfig,
+        output_lengths: Mapping[str, int],
+        *,
+        scheduler_model: LatencyModel | None = None,
+        fails_s: float = math.inf,
+        on_step: Callable[[StepRecord], None] | None = None,
+        on_row: OnRow | None = None,
+    ) -> None:
+        """Prepare it; the arguments are those of `simulate`.
+
+        `output_lengths` gives the true number of output tokens by request id.  At `fails_s` all of
+        its requests end as a fault.
+        """
+        policy.reset()
+        rehearse_in_line(policy)
+        clock = VirtualClock()
+        kv = KVCache(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            num_host_blocks=config.num_host_blocks,
+            prefix_index=config.prefix_cache.new_index(),
+            prefix_host=config.prefix_host,
+        )
+        predictor = _biased(scheduler_model or model, config.bias)
+        if config.online:
+            predictor = OnlineModel(predictor)
+        if config.schedule_s:
+            policy = TakesTime(policy, clock, config.schedule_s)
+        self.scheduler = Scheduler(policy, kv, config.limits, predictor)
+        self.clients = Clients(self.scheduler, config.client_timeout_s, fails_s)
+        self.clock = clock
+        self._per_request_s = config.per_request_s
+        device_clock = VirtualClock() if config.overlap else clock
+        executor = SimulatedExecutor(
+            model, device_clock, output_lengths, config.disturbances, config.seed
+        )
+        watched = WatchedByClients(executor, device_clock, self.clients)
+        if config.overlap:
+            device = SimulatedDevice(watched, device_clock, clock)
+            self.engine: Engine = OverlappedEngine(self.scheduler, device, clock)
+        else:
+            self.engine = Engine(self.scheduler, watched, clock)
+        self._on_step, self._on_row = on_step, on_row
+        self._grouped = GroupedSteps(self.engine, executor, clock, self.clients, on_row)
+        self._may_group = on_step is None and not config.overlap
+        self._arrivals = OpenLoop(self.engine, self.clients, clock, self._run_some)
+
+    def add(self, request: Request, arrival_s: float | None = None) -> None:
+        """Send a request, by default at its own arrival; none may arrive before an earlier one."""
+        arrives_s = request.arrival_s if arrival_s is None else arrival_s
+        self._arrivals.add(request, arrives_s + self._per_request_s)
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Run all steps that begin before `until_s`; by default, until every request has ended."""
+        self._arrivals.run(until_s)
+
+    def take_unentered(self) -> list[Request]:
+        """Return the requests that have not reached the engine, and forget them."""
+        requests = [request for _, request in self._arrivals.entering]
+        self._arrivals.entering.clear()
+        return requests
+
+    def _run_some(self, next_s: float) -> None:
+        if self._may_group and self._grouped.run(next_s):
+            return
+        record = self.engine.step()
+        if self._on_step is not None:
+            self._on_step(record)
+        if self._on_row is not None:
+            self._on_row(record.row(), record.ended)
 
 
 def _biased(model: LatencyModel, bias: float) -> LatencyModel:
