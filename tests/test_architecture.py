@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("policy", "scheduler"),
     ("engine",),
     ("simulator",),
-    ("replay",),
+    ("fleet", "replay"),
     ("integrations", "testing"),
     ("evaluate",),
     ("cli",),

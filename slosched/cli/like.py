@@ -10,6 +10,7 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console
+from slosched.cli.fleet import FleetOptions
 from slosched.cli.simulation import ReplicaOptions
 from slosched.core import Policy
 from slosched.evaluate.as_shipped import ENGINES, AsShipped, as_shipped
@@ -71,12 +72,13 @@ class Entry:
     limits: options.LimitOptions
     kv: options.KVOptions
     replica: ReplicaOptions
+    fleet: FleetOptions
     seed: int
 
     def device(self, like: str | None) -> Replica:
         """Return the replica of all entrants that bring no settings of their own."""
         if like is None:
-            return self.replica.open(self.limits.limits(), self.kv, self.seed)
+            return self._open(self.limits, self.kv, self.replica)
         return self._open_like(self._shipped(like))
 
     def entrants(
@@ -85,7 +87,8 @@ class Entry:
         """Return an entrant for each different spec; `like:vllm` is vLLM as it ships.
 
         The others run on `device`.  It has the settings of the engine `like`, if one is named, and
-        then that engine itself comes first.  Raises PolicySpecError or UnknownEngineError before
+        then that engine itself comes first.  Each spec is played behind each router of a fleet.
+        Raises PolicySpecError or UnknownEngineError before
         anything is run.
         """
         settings = None if like is None else self._shipped(like)
@@ -97,8 +100,35 @@ class Entry:
                 engine = self._shipped(spec.removeprefix(_PREFIX))
                 entrant = Entrant(spec, engine.policy, self._open_like(engine), engine)
             make_policy(entrant.spec)
-            found.append(entrant)
+            found += self._behind_routers(entrant)
         return found
+
+    def _behind_routers(self, entrant: Entrant) -> list[Entrant]:
+        """Return the entrant behind each router of its fleet; itself if there is no choice."""
+        routers, fleet = self.fleet.routers, entrant.replica.fleet
+        if fleet is None or len(routers) == 1:
+            return [entrant]
+        return [
+            replace(
+                entrant,
+                name=f"{entrant.name} behind {router}",
+                replica=replace(entrant.replica, fleet=replace(fleet, router=router)),
+            )
+            for router in routers
+        ]
+
+    def _open(
+        self, limits: options.LimitOptions, kv: options.KVOptions, options_of_one: ReplicaOptions
+    ) -> Replica:
+        """Return the replica, or the first one of the fleet."""
+
+        def open_one(model_name: str | None) -> Replica:
+            one = options_of_one
+            if model_name is not None:
+                one = replace(one, latency_model=model_name)
+            return one.open(limits.limits(), kv, self.seed)
+
+        return self.fleet.open(open_one)
 
     def _shipped(self, engine: str) -> AsShipped:
         model = load_model(self.replica.latency_model or DEFAULT_MODEL)
@@ -108,7 +138,7 @@ class Entry:
         limits = self._filled(self.limits, engine, "max_num_batched_tokens", "max_num_seqs")
         kv = self._filled(self.kv, engine, "block_size", "kv_tokens")
         replica = self._filled(self.replica, engine, "prefix_cache", "overlap")
-        return replica.open(limits.limits(), kv, self.seed)
+        return self._open(limits, kv, replica)
 
     def _filled(self, group: _Group, engine: AsShipped, *names: str) -> _Group:
         """Return the options with the engine's values for those that the user did not give."""

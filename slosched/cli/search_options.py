@@ -45,6 +45,15 @@ Precision = Annotated[
 ]
 
 
+def check_no_tuned(files: Sequence[Path] | None, device: Replica) -> None:
+    """Raise ValueError for tuned files with a fleet, whose replicas they do not describe."""
+    if files and device.fleet is not None:
+        raise ValueError(
+            f"--tuned {files[0]} sets one replica's limits; leave out --replicas, or name the "
+            "tuned policy with -p"
+        )
+
+
 def pool_of(jobs: int | None, ray: str | None) -> MakePool:
     """Return the pool that runs replays: this machine's cores, or the Ray cluster at `ray`."""
     if ray is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from slosched.core import DeadlineRule, Limits, Policy, Request
+from slosched.fleet.setup import FleetSetup
 from slosched.metrics import RequestRecord, StepRow, Summary, summarize
 from slosched.perfmodel import (
     NO_SERVER_TIME,
@@ -36,6 +37,8 @@ class Replica:
     config: SimulationConfig
     server_time: ServerTime = NO_SERVER_TIME
     """What `model` and `config` hold of a server's times."""
+    fleet: FleetSetup | None = None
+    """The fleet that is simulated in its place, of which it is the first replica."""
 
     @classmethod
     def of(
@@ -76,6 +79,7 @@ class Replica:
             "seed": config.seed,
             **{f"limit {name}": value for name, value in _limits(config.limits).items()},
             **{f"measured {name}": value for name, value in self.model.provenance.items()},
+            **({} if self.fleet is None else self.fleet.provenance()),
         }
 
 
@@ -85,6 +89,7 @@ class Outcome:
 
     records: Sequence[RequestRecord]
     steps: list[StepRow] = field(default_factory=list)
+    """The steps of the replica; those of a fleet, which run side by side, are not kept."""
     evaluations: Sequence[Evaluation] = ()
     """The evaluations of a portfolio."""
     _summaries: dict[DeadlineRule, Summary] = field(default_factory=dict, repr=False)
@@ -160,12 +165,16 @@ def _replayed(
     steps: list[StepRow] = []
 
     def on_row(row: StepRow, ended: Sequence[Request]) -> None:
-        steps.append(row)
+        if replica.fleet is None:
+            steps.append(row)
         if ended:
             on_progress(name, len(ended))
 
     on_progress(name, 0)
-    requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
+    if replica.fleet is None:
+        requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
+    else:
+        requests = replica.fleet.simulate(trace, policy, replica.config.seed, on_row)
     records = [RequestRecord.from_request(request) for request in requests]
     portfolio = portfolio_in(policy)
     return Outcome(records, steps, () if portfolio is None else tuple(portfolio.evaluations))

@@ -166,7 +166,7 @@ def _part(text: str) -> _Part:
 
 def _made(part: _Part, *inner: Policy) -> Policy:
     hints = get_type_hints(part.policy_class)
-    options = {name: _value(name, text, hints[name]) for name, text in part.options.items()}
+    options = {name: option_value(name, text, hints[name]) for name, text in part.options.items()}
     if part.candidates:
         options["candidates"] = {spec: make_policy(spec) for spec in part.candidates}
     try:
@@ -218,7 +218,8 @@ def _option(text: str, policy_class: type[Policy]) -> tuple[str, str]:
     return name, value.strip()
 
 
-def _value(name: str, text: str, kind: Any) -> object:
+def option_value(name: str, text: str, kind: Any) -> object:
+    """Return the value of type `kind` that `text` means; raise PolicySpecError for any other."""
     if isinstance(kind, UnionType) and NoneType in kind.__args__:
         if text.lower() == "none":
             return None

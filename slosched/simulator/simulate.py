@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slosched.core import LatencyModel, Limits, Policy, Request
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.overlap import OverlappedEngine
 from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
+from slosched.metrics import StepRow
 from slosched.perfmodel import FittedModel, OnlineModel, scaled
 from slosched.scheduler import Scheduler
 from slosched.simulator.clients import Clients, WatchedByClients
@@ -149,8 +150,11 @@ class SimulatedReplica:
             self.engine: Engine = OverlappedEngine(self.scheduler, device, clock)
         else:
             self.engine = Engine(self.scheduler, watched, clock)
+        self.ended: list[Request] = []
+        """Requests that have ended; whoever takes them empties the list."""
         self._on_step, self._on_row = on_step, on_row
-        self._grouped = GroupedSteps(self.engine, executor, clock, self.clients, on_row)
+        on_grouped = None if on_row is None else self._tell
+        self._grouped = GroupedSteps(self.engine, executor, clock, self.clients, on_grouped)
         self._may_group = on_step is None and not config.overlap
         self._arrivals = OpenLoop(self.engine, self.clients, clock, self._run_some)
 
@@ -163,20 +167,32 @@ class SimulatedReplica:
         """Run all steps that begin before `until_s`; by default, until every request has ended."""
         self._arrivals.run(until_s)
 
-    def take_unentered(self) -> list[Request]:
-        """Return the requests that have not reached the engine, and forget them."""
-        requests = [request for _, request in self._arrivals.entering]
-        self._arrivals.entering.clear()
-        return requests
+    def fail(self, fails_s: float) -> list[Request]:
+        """Run until it fails; return the requests that were on their way and never reached it."""
+        self.run(fails_s)
+        self.clients.leave(fails_s)
+        self.ended += self.engine.take_ended()
+        entering = self._arrivals.entering
+        on_their_way = [request for _, request in entering]
+        entering.clear()
+        return on_their_way
 
     def _run_some(self, next_s: float) -> None:
         if self._may_group and self._grouped.run(next_s):
+            self.ended += self.engine.take_ended()
             return
         record = self.engine.step()
         if self._on_step is not None:
             self._on_step(record)
-        if self._on_row is not None:
-            self._on_row(record.row(), record.ended)
+        if self._on_row is None:
+            self.ended += record.ended
+        else:
+            self._tell(record.row(), record.ended)
+
+    def _tell(self, row: StepRow, ended: Sequence[Request]) -> None:
+        self.ended += ended
+        assert self._on_row is not None
+        self._on_row(row, ended)
 
 
 def _biased(model: LatencyModel, bias: float) -> LatencyModel:

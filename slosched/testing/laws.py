@@ -72,7 +72,7 @@ def check_laws(
     in_groups = scenario.simulated(make_policy())
     one_by_one = scenario.simulated(make_policy(), on_step=lambda _: None)
     require(
-        [_fate(request) for request in in_groups] == [_fate(request) for request in one_by_one],
+        [fate(request) for request in in_groups] == [fate(request) for request in one_by_one],
         "`schedule_beside` or `decodes_until_s` promised what `schedule` does not do",
     )
 
@@ -105,6 +105,7 @@ def _renamed(output: SchedulerOutput, names: dict[str, str]) -> list[object]:
     ]
 
 
-def _fate(request: Request) -> tuple[object, ...]:
+def fate(request: Request) -> tuple[object, ...]:
+    """Return what became of a request, to compare it with the same one of another run."""
     times_s = tuple(request.token_times_s)
     return (times_s, request.end_reason, request.end_s, request.num_preemptions, request.num_swaps)

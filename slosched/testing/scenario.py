@@ -89,6 +89,10 @@ class Scenario:
         self, policy: Policy, on_step: Callable[[StepRecord], None] | None = None
     ) -> list[Request]:
         """Return the requests after a run in the simulator, in which no client cancels any."""
+        return simulate(self.trace(), policy, device_model(), self.config(), on_step=on_step)
+
+    def trace(self) -> Trace:
+        """Return the arrivals, without the clients that cancel."""
         lines = [
             TraceRequest(
                 request_id=f"r{i}",
@@ -100,7 +104,11 @@ class Scenario:
             )
             for i, r in enumerate(self.requests)
         ]
-        config = SimulationConfig(
+        return Trace.of(lines, "scenario", prefix_block_tokens=self.prefix_block_tokens)
+
+    def config(self) -> SimulationConfig:
+        """Return the simulated replica."""
+        return SimulationConfig(
             limits=self.limits,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -109,8 +117,6 @@ class Scenario:
             prefix_host=self.prefix_host,
             disturbances=self.disturbances,
         )
-        trace = Trace.of(lines, "scenario", prefix_block_tokens=self.prefix_block_tokens)
-        return simulate(trace, policy, device_model(), config, on_step=on_step)
 
 
 def device_model() -> LinearModel:

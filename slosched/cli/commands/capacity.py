@@ -10,6 +10,7 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar, what
+from slosched.cli.fleet import FleetOptions
 from slosched.cli.inert_options import note_inert
 from slosched.cli.like import (
     Entry,
@@ -24,6 +25,7 @@ from slosched.cli.search_options import (
     Precision,
     RayAddress,
     TunedFiles,
+    check_no_tuned,
     loosest,
     pool_of,
     windows_of,
@@ -65,6 +67,7 @@ def capacity(
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),
     replica: ReplicaOptions = ReplicaOptions(),
+    fleet: FleetOptions = FleetOptions(),
     target: Annotated[
         list[float] | None,
         typer.Option(
@@ -112,6 +115,8 @@ def capacity(
 
     - `slosched capacity -p sarathi -p slo_aware --trace azure_conv --slo-ttft 1s --slo-tpot 50ms
       --latency-model h100/llama-3.1-8b -o runs/capacity`
+    - of four replicas, behind two routers: `slosched capacity --replicas 4 --router round_robin
+      --router predicted_ttft -p fcfs -p goodput --latency-model h100/llama-3.1-8b`
     - with vLLM as it ships in the first place, and `goodput` under vLLM's settings: `slosched
       capacity --like vllm -p goodput --latency-model h100/llama-3.1-8b`
 
@@ -127,14 +132,22 @@ def capacity(
         raise ValueError(f"--max-rate must be a positive number of requests/s, not {max_rate}")
     plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate, shared_rates)
     make_pool = pool_of(jobs, ray)
-    entry = Entry(context, limits, kv, replica, seed)
+    entry = Entry(context, limits, kv, replica, fleet, seed)
     device = entry.device(like)
     entrants = entry.entrants(policy or ("sarathi", "goodput"), device, like)
     settings = settings_of(entrants)
     contenders = [
-        Contender(e.name, e.spec, e.replica.model, e.replica.model_name, e.replica.config)
-        for e in entrants
+        Contender(
+            entrant.name,
+            entrant.spec,
+            entrant.replica.model,
+            entrant.replica.model_name,
+            entrant.replica.config,
+            entrant.replica.fleet,
+        )
+        for entrant in entrants
     ]
+    check_no_tuned(tuned, device)
     found = [Tuned.read(path) for path in tuned or ()]
     base = Contender("", "", device.model, device.model_name, device.config)
     contenders += [one.contender(base) for one in found]
@@ -182,6 +195,9 @@ def _bounds(
     from slosched.evaluate.capacity.bound import bound_windows
 
     config = loosest([contender.config for contender in contenders])
+    if contenders[0].fleet is not None:
+        console.print("[yellow]note:[/] the bound on every scheduler is for one replica alone")
+        return {}
     if why := why_no_bound_holds(windows[0], config):
         console.print(f"[yellow]note:[/] no bound on every scheduler is given: {why}")
         return {}

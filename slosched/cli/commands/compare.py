@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from slosched.cli import options
 from slosched.cli.console import console, what
+from slosched.cli.fleet import FleetOptions
 from slosched.cli.like import (
     Entry,
     Like,
@@ -21,10 +22,10 @@ from slosched.cli.like import (
 )
 from slosched.cli.option_groups import grouped
 from slosched.cli.outcome_table import outcome_table
-from slosched.cli.search_options import TunedFiles, loosest
+from slosched.cli.search_options import TunedFiles, check_no_tuned, loosest
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
-from slosched.core import NO_SLO, DeadlineRule, LatencyModel
-from slosched.evaluate.comparison import Comparison, Outcome, summarize_all
+from slosched.core import NO_SLO, DeadlineRule
+from slosched.evaluate.comparison import Comparison, Outcome, Replica, summarize_all
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.replay.benchmark_results import is_benchmark_result, read_benchmark_result
@@ -58,6 +59,7 @@ def compare(
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),
     replica: ReplicaOptions = ReplicaOptions(),
+    fleet: FleetOptions = FleetOptions(),
     tuned: TunedFiles = None,
     records: Annotated[
         list[str] | None,
@@ -81,6 +83,9 @@ def compare(
       -p like:sglang -p goodput --latency-model h100/llama-3.1-8b --rate 20`
     - with vLLM as it ships, and `goodput` under vLLM's settings: `slosched compare --like vllm
       -p goodput --latency-model h100/llama-3.1-8b --rate 20`
+    - on four replicas, each policy behind each router: `slosched compare -p fcfs -p goodput
+      --replicas 4 --router round_robin --router least_requests --rate 60
+      --latency-model h100/llama-3.1-8b`
     - with the measurement of another server: `slosched compare -p fcfs --records
       vllm=result.json --slo-ttft 1s --slo-tpot 50ms`
 
@@ -88,12 +93,13 @@ def compare(
     """
     from slosched.evaluate.tuning import Tuned  # slow to import
 
-    entry = Entry(context, limits, kv, replica, seed)
+    entry = Entry(context, limits, kv, replica, fleet, seed)
     device = entry.device(like)
     entrants = entry.entrants(policy or POLICIES, device, like)
     settings = settings_of(entrants)
     requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
     rule = limits.deadline_rule
+    check_no_tuned(tuned, device)
     tunings = [Tuned.read(path) for path in tuned or ()]
     recorded = _read_all(
         records or (), promise, taken=[*(e.name for e in entrants), *(t.name for t in tunings)]
@@ -108,7 +114,7 @@ def compare(
     _note_other_promises(outcomes, recorded)
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
     replicas = [replica.config for _, replica in contenders.values()]
-    bounds = _bounds(requests, device.model, loosest(replicas))
+    bounds = _bounds(requests, device, loosest(replicas))
     shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
     console.print(outcome_table(title, summarize_all(outcomes, rule), shares))
     console.print(_about(bounds))
@@ -141,11 +147,14 @@ def _what_is_shared(engines: Mapping[str, str]) -> str:
     return "arrivals, lengths and latency model (an engine as it ships has its own KV cache)"
 
 
-def _bounds(trace: Trace, model: LatencyModel, config: SimulationConfig) -> Bounds:
-    from slosched.evaluate.bounds import bounds_of  # slow to import
+def _bounds(trace: Trace, device: Replica, config: SimulationConfig) -> Bounds:
+    from slosched.evaluate.bounds import Bounds, bounds_of  # slow to import
+
+    if device.fleet is not None:
+        return Bounds((), "it is for one replica alone")
 
     with console.status("bounding what any scheduler could do"):
-        return bounds_of(trace, model, config)
+        return bounds_of(trace, device.model, config)
 
 
 def _shares(

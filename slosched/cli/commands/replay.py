@@ -11,6 +11,7 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
+from slosched.cli.fleet import FleetOptions
 from slosched.cli.like import Entry, Like, note_settings, settings_of
 from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.option_groups import grouped
@@ -49,6 +50,7 @@ def replay(
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),
     replica: ReplicaOptions = ReplicaOptions(),
+    fleet: FleetOptions = FleetOptions(),
     seed: options.Seed = 0,
     out: Annotated[
         Path | None,
@@ -83,6 +85,8 @@ def replay(
     - simulated as vLLM ships, and then another policy in its place: `slosched replay --like vllm
       --latency-model h100/llama-3.1-8b --rate 10`, `slosched replay --like vllm -p goodput
       --latency-model h100/llama-3.1-8b --rate 10`
+    - four simulated replicas, one of which fails for 20 s: `slosched replay --replicas 4 --router
+      least_requests --fail 1@30s --startup 20s --rate 40 --latency-model h100/llama-3.1-8b`
 
     With --url, the server has its own policy and limits; the options for these are for the
     simulator.  Clients wait for their answers, however long, or disconnect after --client-timeout.
@@ -99,8 +103,10 @@ def replay(
         outcome = Outcome(_replay_until_ctrl_c(requests, url, seed, timeout_s))
         setting: dict[str, object] = {"client_timeout_s": timeout_s}
     else:
-        entry = Entry(context, limits, kv, replica, seed)
+        entry = Entry(context, limits, kv, replica, fleet, seed)
         specs = [policy] if like is None or options.is_given(context, "policy") else []
+        if len(fleet.routers) > 1:
+            raise ValueError("replay takes one --router; `slosched compare` takes several")
         entrant = entry.entrants(specs, entry.device(like), like)[-1]
         device, name = entrant.replica, entrant.name
         requests = arrivals.open(trace, promise.rule(device.model, seed), seed)

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 
 from slosched.core import SloschedError
 from slosched.evaluate.capacity.outcomes import Outcomes
+from slosched.fleet.setup import FleetSetup
+from slosched.fleet.spec import make_router
 from slosched.perfmodel import FittedModel
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
@@ -33,20 +35,23 @@ class Point:
     rate: float
     """Offered requests/s, by time compression."""
     config: SimulationConfig
+    fleet: FleetSetup | None = None
+    """The fleet that is simulated in place of the one replica."""
 
     @property
     def key(self) -> str:
         """Return a key that is the same on any machine and for any way to write the same policy."""
-        return digest(
-            {
-                "format": POINT_FORMAT,
-                "policy": repr(make_policy(self.policy)),
-                "model": self.model,
-                "trace": self.trace,
-                "rate": self.rate,
-                "config": asdict(self.config),
-            }
-        )
+        document = {
+            "format": POINT_FORMAT,
+            "policy": repr(make_policy(self.policy)),
+            "model": self.model,
+            "trace": self.trace,
+            "rate": self.rate,
+            "config": asdict(self.config),
+        }
+        if self.fleet is not None:  # points of one replica keep the keys of earlier versions
+            document["fleet"] = _fleet_document(self.fleet)
+        return digest(document)
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,12 @@ class Bench:
 
     def run(self, point: Point) -> Outcomes:
         """Simulate to the end of the last request, and return the outcomes."""
-        requests = simulate(
-            self.traces[point.trace].scaled_to(point.rate),
-            make_policy(point.policy),
-            self.models[point.model],
-            point.config,
-        )
+        trace = self.traces[point.trace].scaled_to(point.rate)
+        policy = make_policy(point.policy)
+        if point.fleet is None:
+            requests = simulate(trace, policy, self.models[point.model], point.config)
+        else:
+            requests = point.fleet.simulate(trace, policy, point.config.seed)
         return Outcomes.of(requests, point.config.limits.deadline_rule)
 
 
@@ -78,6 +83,15 @@ def digest(document: object) -> str:
     """Return the digest of a document that JSON can express, in any order of its keys."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _fleet_document(fleet: FleetSetup) -> dict[str, object]:
+    """Return all that the replay on a fleet depends on, in a form that JSON can express."""
+    return {
+        "router": repr(make_router(fleet.router)),
+        "replicas": [[model_digest(model), asdict(config)] for model, config in fleet.replicas],
+        "config": asdict(fleet.config),
+    }
 
 
 def trace_digest(trace: Trace) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slosched.core import BatchShape
+from slosched.core import BatchShape, LatencyModel
 from slosched.evaluate.capacity.measured import Contender, Measured, Plan
 from slosched.evaluate.capacity.outcomes import BoolArray, Outcomes
 from slosched.evaluate.capacity.point import (
@@ -24,6 +24,7 @@ from slosched.evaluate.capacity.point import (
 from slosched.evaluate.capacity.pool import MakePool, give, run_point
 from slosched.evaluate.capacity.rates import Lattice
 from slosched.evaluate.capacity.store import Store
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload.trace import Trace
 
 _KNEE_OF_BUSY = 0.75
@@ -158,6 +159,7 @@ class Sweep:
             trace=self._traces[window],
             rate=measured.lattice.rate(place),
             config=replace(contender.config, seed=contender.config.seed + window),
+            fleet=contender.fleet,
         )
 
     def _book(self, task: _Task, future: Future[bytes]) -> None:
@@ -186,8 +188,15 @@ class Sweep:
 
 
 def busy_rate(contender: Contender, trace: Trace) -> float:
+    """Estimate the requests/s that keep all replicas busy."""
+    if contender.fleet is None:
+        return _busy_rate_of_one(contender.model, contender.config, trace)
+    return sum(_busy_rate_of_one(*replica, trace) for replica in contender.fleet.replicas)
+
+
+def _busy_rate_of_one(model: LatencyModel, config: SimulationConfig, trace: Trace) -> float:
     """Estimate the requests/s that keep the device busy with full steps of prompts and decodes."""
-    limits, model = contender.config.limits, contender.model
+    limits = config.limits
     prompt, output = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())
     step_tokens = limits.max_num_batched_tokens
     decodes = BatchShape()

@@ -1,0 +1,146 @@
+"""Options for several replicas behind a router."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from slosched.cli import options
+from slosched.evaluate.comparison import Replica
+from slosched.fleet.routers import ROUTERS
+from slosched.fleet.setup import FleetSetup
+from slosched.fleet.simulate import Failure, FleetConfig
+from slosched.fleet.spec import make_router
+from slosched.fleet.view import ReplicaKind
+
+_DEFAULT_ROUTER = "round_robin"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Equal replicas of a fleet."""
+
+    num_replicas: int
+    model_name: str | None
+    """The latency model; None for that of --latency-model."""
+
+
+def replica_groups(text: str) -> list[Group]:
+    """Return the groups of "4" or "2:h100/llama-3.1-8b,2:l40s/llama-3.1-8b"."""
+    groups = []
+    for part in text.split(","):
+        number, colon, name = part.strip().partition(":")
+        if not number.isdecimal() or int(number) < 1 or (colon and not name):
+            raise ValueError(
+                f"--replicas {text!r}: {part!r} is not NUM or NUM:MODEL with at least one replica, "
+                "as in 4 or 2:h100/llama-3.1-8b,2:l40s/llama-3.1-8b"
+            )
+        groups.append(Group(int(number), name or None))
+    return groups
+
+
+def failure(text: str) -> Failure:
+    """Return the failure that a text such as "1@30s" means; raise BadParameter for any other."""
+    index, at, time = text.partition("@")
+    if not at or not index.isdecimal():
+        raise typer.BadParameter(f"{text!r} is not REPLICA@TIME, as in 1@30s")
+    return Failure(options.duration(time), int(index))
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """The options for replicas behind a router."""
+
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUM[:MODEL][,…]",
+            help="Simulate this many replicas behind a router: 4, or "
+            "2:h100/llama-3.1-8b,2:l40s/llama-3.1-8b for a fleet of unequal devices.  Default: "
+            "one replica without a router.",
+        ),
+    ] = None
+    router: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:option=value,…]",
+            help=f"What sends requests to --replicas: {', '.join(ROUTERS)}.  `compare` and "
+            f"`capacity` take several, and play each policy behind each.  Default: "
+            f"{_DEFAULT_ROUTER}.",
+        ),
+    ] = None
+    router_delay: Annotated[
+        float | None,
+        typer.Option(
+            parser=options.duration,
+            metavar="TIME",
+            help="How old the state of the replicas is that the router sees: 100ms.  "
+            "Default: none.",
+        ),
+    ] = None
+    fail: Annotated[
+        # Parsed later: typer has no lists of parsed values such as `Failure`.
+        list[str] | None,
+        typer.Option(
+            metavar="REPLICA@TIME",
+            help="Let a replica fail: 1@30s.  Requests that have begun to answer are aborted, the "
+            "others go elsewhere.  Replicas are counted from 0.  May be repeated.",
+        ),
+    ] = None
+    startup: Annotated[
+        float | None,
+        typer.Option(
+            parser=options.duration,
+            metavar="TIME",
+            help="Time after which a replica that failed is back, with an empty KV cache: 45s.  "
+            "Default: it never is.",
+        ),
+    ] = None
+
+    @property
+    def routers(self) -> list[str]:
+        """Return the specs of the routers, each once; none without a fleet."""
+        if self.replicas is None:
+            return []
+        return list(dict.fromkeys(self.router or [_DEFAULT_ROUTER]))
+
+    def open(self, open_replica: Callable[[str | None], Replica]) -> Replica:
+        """Return the first replica of the fleet, which knows the others, or the only one.
+
+        `open_replica` returns a replica by the name of its latency model.
+        """
+        if self.replicas is None:
+            self._check_unused()
+            return open_replica(None)
+        found = []
+        for group in replica_groups(self.replicas):
+            found += [open_replica(group.model_name)] * group.num_replicas
+        failures = tuple(map(failure, self.fail or ()))
+        startup_s = math.inf if self.startup is None else self.startup
+        config = FleetConfig(self.router_delay or 0.0, failures, startup_s)
+        config.check_failures(len(found))
+        for router in self.routers:
+            make_router(router)
+        setup = FleetSetup(
+            tuple(ReplicaKind(one.model, one.config) for one in found),
+            tuple(one.model_name for one in found),
+            self.routers[0],
+            config,
+        )
+        return replace(found[0], fleet=setup)
+
+    def _check_unused(self) -> None:
+        """Raise ValueError if an option is given that is only for a fleet."""
+        given = {
+            "--router": self.router,
+            "--router-delay": self.router_delay,
+            "--fail": self.fail,
+            "--startup": self.startup,
+        }
+        for name, value in given.items():
+            if value:
+                raise ValueError(f"{name} is for several replicas; add --replicas 4")

@@ -1,0 +1,1 @@
+"""Replicas behind a router, in one virtual time."""

@@ -1,0 +1,43 @@
+"""A router's own record of the prefixes that it has sent to each replica."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from slosched.core import Request
+from slosched.fleet.view import ReplicaView
+
+
+class SentPrefixes:
+    """Remembers for each replica the prompt blocks that it was sent last, as many as it can hold.
+
+    Routers that hear nothing from the engines' caches go by such a record (SGLang's router, the
+    approximate scorer of llm-d).  It may be wrong: an engine also evicts blocks for outputs.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[ReplicaView, OrderedDict[int, None]] = {}
+
+    def num_cached_tokens(self, request: Request, replica: ReplicaView) -> int:
+        """Return the prompt tokens that the replica was sent before; 0 if it caches none."""
+        blocks = self._blocks.get(replica)
+        if not blocks or not request.prefix_block_tokens:
+            return 0
+        num_found = 0
+        for block in request.prefix_hashes:
+            if block not in blocks:
+                break
+            num_found += 1
+        return min(num_found * request.prefix_block_tokens, request.num_prompt_tokens - 1)
+
+    def note(self, request: Request, replica: ReplicaView) -> None:
+        """Remember that the request was sent to the replica."""
+        if not (replica.caches_prefixes and request.prefix_block_tokens):
+            return
+        blocks = self._blocks.setdefault(replica, OrderedDict())
+        for block in reversed(request.prefix_hashes):  # the begin of a prompt is forgotten last
+            blocks[block] = None
+            blocks.move_to_end(block)
+        most = replica.kind.config.kv_tokens // request.prefix_block_tokens
+        while len(blocks) > most:
+            blocks.popitem(last=False)

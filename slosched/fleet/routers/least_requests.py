@@ -1,0 +1,18 @@
+"""Least requests: the replica with the fewest requests in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slosched.core import Request
+from slosched.fleet.router import Router
+from slosched.fleet.view import ReplicaView
+
+
+@dataclass
+class LeastRequests(Router):
+    """Sends each request to the replica with the fewest that have not ended; ties to the first."""
+
+    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+        return min(replicas, key=lambda replica: replica.num_requests)

@@ -1,0 +1,25 @@
+"""Round robin: the replicas take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slosched.core import Request
+from slosched.fleet.router import Router
+from slosched.fleet.view import ReplicaView
+
+
+@dataclass
+class RoundRobin(Router):
+    """Sends the n-th request to replica n modulo their number; it looks at none of them."""
+
+    def __post_init__(self) -> None:
+        self._num_routed = 0
+
+    def reset(self) -> None:
+        self._num_routed = 0
+
+    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+        self._num_routed += 1
+        return replicas[(self._num_routed - 1) % len(replicas)]
