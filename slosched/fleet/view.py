@@ -89,10 +89,9 @@ class ReplicaView:
         return self.kind.model.predict_prefill(num_left, request.num_prompt_tokens - num_left)
 
     def expected_tpot_s(self) -> float:
-        """Return the time of a step of all its decodes and one more.  O(prompts)."""
+        """Return the time of a step in which all its requests and one more are decodes."""
         self._look()
-        num_prompts = sum(1 for _ in self._unfinished_prompts())
-        return self.kind.model.predict(self._decodes(1 + self._num_requests - num_prompts))
+        return self.kind.model.predict(self._decodes(1 + self._num_requests))
 
     def expected_ttft_s(self, request: Request, num_cached_tokens: int = 0) -> float:
         """Return the time to the request's first token if it were sent now.  O(prompts).

@@ -15,8 +15,8 @@ from slosched.fleet.view import ReplicaView
 class CheapestInTime(Router):
     """Saves device time where the promise allows it, and keeps the promise where it does not.
 
-    1. A replica is in time if it is expected to give the first token within the share `margin` of
-       the promised TTFT, and to run its decodes and one more within the promised TPOT.
+    1. A replica is in time if it is expected to stay within the share `margin` of the promised TTFT
+       and TPOT.
     2. Of those in time the one is taken on which the prefill takes the least device time: one that
        has cached more of the prompt, or a faster one.  Of equals, it is the one with the fewest
        requests.
@@ -39,9 +39,8 @@ class CheapestInTime(Router):
         def rank(replica: ReplicaView) -> tuple[bool, float, int]:
             num_cached = self._prefixes.num_cached_tokens(request, replica)
             ttft_s = replica.expected_ttft_s(request, num_cached)
-            if ttft_s > self.margin * request.slo.ttft_s or (
-                replica.expected_tpot_s() > request.slo.tpot_s
-            ):
+            is_slow = replica.expected_tpot_s() > self.margin * request.slo.tpot_s
+            if is_slow or ttft_s > self.margin * request.slo.ttft_s:
                 return True, ttft_s, 0
             return False, replica.prefill_s(request, num_cached), replica.num_requests
 

@@ -20,8 +20,9 @@ class SLOBins(Router):
 
     1. A tier's part is its share of the prompt tokens of the latest requests; tight tiers come
        first in the fleet.
-    2. Of the tier's replicas the one with the most requests is taken that is expected to keep TTFT
-       and TPOT.
+    2. Of the tier's replicas the one with the most requests is taken that is expected to stay
+       within the share `margin` of the promised TTFT and TPOT.  (Steps of decodes with prompts
+       among them take longer than the expected TPOT, which is that of decodes alone.)
     3. If there is none, the same is tried with the replicas of tighter tiers.
     4. If there is none either, the request goes to the one of its own tier with the earliest
        expected first token.
@@ -30,7 +31,11 @@ class SLOBins(Router):
     depends on the tier.
     """
 
+    margin: float = 0.5
+
     def __post_init__(self) -> None:
+        if not 0 < self.margin <= 1:
+            raise ValueError(f"margin must be a share in (0, 1], not {self.margin}")
         self.reset()
 
     def reset(self) -> None:
@@ -41,7 +46,7 @@ class SLOBins(Router):
         self._note(request.slo.tpot_s, request.num_prompt_tokens)
         first, end = self._part(request.slo.tpot_s, len(replicas))
         own, tighter = replicas[first:end], replicas[:first]
-        keeping = _keeping(request, own) or _keeping(request, tighter)
+        keeping = self._keeping(request, own) or self._keeping(request, tighter)
         if keeping:
             return max(keeping, key=lambda replica: replica.num_requests)
         return min(own, key=lambda replica: replica.expected_ttft_s(request))
@@ -63,13 +68,11 @@ class SLOBins(Router):
         end = round((before + self._tokens[tpot_s]) / total * num_replicas)
         return first, max(first + 1, end)
 
-
-def _keeping(request: Request, replicas: Sequence[ReplicaView]) -> list[ReplicaView]:
-    """Return the replicas that are expected to keep the request's SLO."""
-    slo = request.slo
-    return [
-        replica
-        for replica in replicas
-        if replica.expected_ttft_s(request) <= slo.ttft_s
-        and replica.expected_tpot_s() <= slo.tpot_s
-    ]
+    def _keeping(self, request: Request, replicas: Sequence[ReplicaView]) -> list[ReplicaView]:
+        """Return the replicas that are expected to keep the request's SLO."""
+        ttft_s, tpot_s = self.margin * request.slo.ttft_s, self.margin * request.slo.tpot_s
+        return [
+            replica
+            for replica in replicas
+            if replica.expected_ttft_s(request) <= ttft_s and replica.expected_tpot_s() <= tpot_s
+        ]

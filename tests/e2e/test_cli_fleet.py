@@ -1,0 +1,68 @@
+"""`--replicas` and `--router`: several simulated replicas on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import Said
+
+pytestmark = pytest.mark.e2e
+
+Cli = Callable[..., Said]
+SHORT = ("--trace", "poisson", "-n", "40", "--max-output-tokens", "8")
+
+
+def test_replay_on_unequal_replicas_one_of_which_fails(cli: Cli, tmp_path: Path) -> None:
+    fleet = ["--replicas", "1:h100/llama-3.1-8b,1:l40s/llama-3.1-8b", "--router", "predicted_ttft"]
+    failure = ["--fail", "0@2s", "--startup", "1s", "--router-delay", "100ms"]
+    said = cli("replay", *SHORT, "--rate", "40", *fleet, *failure, "--perfetto", "a.json")
+    assert said.status == 0, said.err
+    found = json.loads((tmp_path / "a.json").read_text())["otherData"]
+    assert found["replicas"] == "1 x h100/llama-3.1-8b, 1 x l40s/llama-3.1-8b"
+    assert found["router"] == "PredictedTTFT()"
+    assert found["replica failures"] == "0@2s"
+
+
+def test_compare_plays_each_policy_behind_each_router(cli: Cli) -> None:
+    routers = ["--router", "round_robin", "--router", "power_of_two:seed=1"]
+    said = cli("compare", *SHORT, "--replicas", "2", *routers, "-p", "fcfs", "-o", "out")
+    assert said.status == 0, said.err
+    assert "fcfs behind round_robin" in said.out
+    assert "fcfs behind power_of_two:seed=1" in said.out
+    assert "for one replica alone" in said.out
+
+
+def test_the_capacity_of_two_replicas_is_larger_than_that_of_one(cli: Cli, tmp_path: Path) -> None:
+    search = ["--seeds", "1", "--target", "0.9", "--precision", "0.2", "--jobs", "1", "--no-bound"]
+    rates = []
+    for more in ([], ["--replicas", "2", "--router", "least_requests"]):
+        command = ["capacity", *SHORT, *search, "--shared-rates", "0", "-p", "fcfs", *more]
+        said = cli(*command, "-o", "out")
+        assert said.status == 0, said.err
+        rates.append(float(pd.read_csv(tmp_path / "out" / "capacities.csv").requests_per_s[0]))
+    assert rates[1] > 1.4 * rates[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--router", "round_robin"], "add --replicas 4"),
+        (["--replicas", "0"], "with at least one replica"),
+        (["--replicas", "2:"], "with at least one replica"),
+        (["--replicas", "2", "--router", "robin"], "no router 'robin'"),
+        (["--replicas", "2", "--fail", "1"], "is not REPLICA@TIME"),
+        (["--replicas", "2", "--fail", "2@1s"], "there are replicas 0 to 1"),
+        (
+            ["--replicas", "2", "--router", "round_robin", "--router", "least_tokens"],
+            "one --router",
+        ),
+    ],
+)
+def test_a_fleet_that_cannot_be_is_refused(cli: Cli, arguments: list[str], message: str) -> None:
+    said = cli("replay", *SHORT, *arguments)
+    assert said.status != 0
+    assert message in said.complaint
