@@ -8,7 +8,12 @@ The runs were made with inference-perf on H100s, with vLLM's defaults and at mos
 once.  Their prompts repeat, so that nearly all of them are cached and nearly every step is one of
 decodes alone.  Half of the gaps that the client saw are between tokens that came together; the
 third quartile is the median of the others, that is, the time of a step.  How many requests ran is
-the rate times the mean time from the first token to the last (Little's law).
+the rate times the mean time from the first token to the last (Little's law).  The sums count the
+sampling of Llama-2, whose generation_config.json asks for top-p.
+
+The last column is about steps with a chunk: how many there are, one for each request, by how much
+the tables of vLLM make them longer, and by how much the longest tenth of all steps is longer than
+the median.
 """
 
 from __future__ import annotations
@@ -27,9 +32,13 @@ from rich.console import Console
 from rich.table import Table
 
 from slosched.perfmodel.aiconfigurator import Deployment, OperatorTables
-from slosched.perfmodel.aiconfigurator.package import compile_model
+from slosched.perfmodel.aiconfigurator.compose import with_sampling
+from slosched.perfmodel.aiconfigurator.package import compile_model, peaks_of
 
+SYSTEM = "h100_sxm"
 MAX_NUM_SEQS = 128
+CHUNK_TOKENS = 8
+"""What is left of a cached prompt: 1 to 16 tokens."""
 NUM_SMS = 132
 """Processors of an H100."""
 BACKENDS = ("vllm", "sglang", "trtllm")
@@ -54,6 +63,10 @@ class Stage:
     shortest_context: int
     longest_context: int
     step_s: float
+    late_step_s: float
+    """The time that nine of ten steps stay below."""
+    chunk_share: float
+    """How many of the steps have a chunk: one for each request."""
 
 
 def read_stages(runs: Path) -> Iterator[Stage]:
@@ -73,6 +86,8 @@ def read_stages(runs: Path) -> Iterator[Stage]:
             round(prompt),
             round(prompt + served["output_len"]["mean"]),
             latency["inter_token_latency"]["p75"],
+            latency["inter_token_latency"]["p95"],
+            served["throughput"]["requests_per_sec"] * latency["inter_token_latency"]["p75"],
         )
 
 
@@ -80,7 +95,10 @@ def read_stages(runs: Path) -> Iterator[Stage]:
 def tables(runs: Path, model: str, backend: str) -> OperatorTables:
     folder, num_gpus = MODELS[model]
     config = str(runs / "model_configs" / folder)
-    return compile_model(Deployment("h100_sxm", config, backend, num_gpus)).tables()
+    samples_top_p = folder.startswith("Llama-2")
+    deployment = Deployment(SYSTEM, config, backend, num_gpus, samples_top_p=samples_top_p)
+    compiled = compile_model(deployment)
+    return with_sampling(compiled.tables(), deployment, compiled, peaks_of(SYSTEM))
 
 
 def unequal_contexts(stage: Stage, num_kv_heads: int) -> float:
@@ -96,6 +114,16 @@ def unequal_contexts(stage: Stage, num_kv_heads: int) -> float:
     return _makespan(np.repeat(contexts, num_kv_heads)) / _makespan(np.repeat(equal, num_kv_heads))
 
 
+def with_a_chunk(stage: Stage, operators: OperatorTables) -> str:
+    """Return the share of steps with a chunk, and what it adds, composed and measured."""
+    context = (stage.shortest_context + stage.longest_context) // 2
+    decodes = [(1, context - 1)] * stage.num_running
+    chunk = (CHUNK_TOKENS, stage.shortest_context - CHUNK_TOKENS)
+    longer_s = operators.step_s([*decodes[1:], chunk]) - operators.step_s(decodes)
+    late_s = stage.late_step_s - stage.step_s
+    return f"{stage.chunk_share:.0%}: {1e3 * longer_s:+.1f}, seen {1e3 * late_s:+.1f}"
+
+
 def _makespan(blocks: np.ndarray) -> float:
     ends = [0.0] * NUM_SMS
     for block in blocks.tolist():
@@ -107,7 +135,8 @@ def main(
     runs: Annotated[Path, typer.Argument(help="a clone of github.com/inference-sim/training")],
 ) -> None:
     """Print the measured and the composed time of a decode step, for every stage of every run."""
-    table = Table("run and stage", "running", "context", "measured", *BACKENDS, "unequal contexts")
+    heads = ("run and stage", "running", "context", "measured", *BACKENDS, "unequal contexts")
+    table = Table(*heads, "with a chunk")
     for stage in read_stages(runs):
         context = (stage.shortest_context + stage.longest_context) // 2
         composed, attention_s = [], 0.0
@@ -128,8 +157,9 @@ def main(
             f"{1e3 * stage.step_s:.1f} ms",
             *composed,
             f"{1e3 * longer * attention_s:+.1f} at most",
+            with_a_chunk(stage, tables(runs, stage.model, BACKENDS[0])),
         )
-    console = Console(width=140)
+    console = Console(width=170)
     console.print(table)
     console.print("in ms; in brackets, measured less composed")
 

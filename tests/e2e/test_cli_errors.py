@@ -167,6 +167,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "serve --emulate rtx4090/llama-3.1-8b --host 300.1.1.1": ("300.1.1.1", "--host"),
     # measuring and fitting
     "profile --gpu h200 -o out": ("--gpu", "--from"),
+    "profile --sampling top-p -o out": ("--sampling", "--from"),
     "profile --from aiconfigurator -o out": ("--from", "--gpu h100"),
     "profile --from vidur -o out": ("'vidur'", "aiconfigurator"),
     "profile --from aiconfigurator --gpu l40s --backend tgi -o out": ("'tgi'", "vllm"),
