@@ -130,7 +130,12 @@ def capacity(
 
     if max_rate is not None and not max_rate > 0:
         raise ValueError(f"--max-rate must be a positive number of requests/s, not {max_rate}")
-    plan = Plan(tuple(sorted(target or (0.9, 0.99))), precision, max_rate, shared_rates)
+    plan = Plan(
+        tuple(sorted(target or (0.9, 0.99))),
+        precision,
+        max_rate=max_rate,
+        num_shared_rates=shared_rates,
+    )
     make_pool = pool_of(jobs, ray)
     entry = Entry(context, limits, kv, replica, fleet, seed)
     device = entry.device(like)
