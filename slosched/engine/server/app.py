@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import uuid
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,18 +15,22 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from slosched.core import Request
+from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.cut_short import CutShort
-from slosched.engine.server.errors import ApiError, not_serving, too_large, too_long, too_slow
+from slosched.engine.server.errors import ApiError, not_serving, too_long
 from slosched.engine.server.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    DETOKENIZE_FIELDS,
     TOKENIZE_FIELDS,
-    check_fields,
 )
+from slosched.engine.server.http_metrics import CountRequests, HTTPMetrics
+from slosched.engine.server.prometheus import CONTENT_TYPE
 from slosched.engine.server.prompts import PromptEncoder
 from slosched.engine.server.protocol import Options, parse_options
 from slosched.engine.server.quote import milliseconds_by_quantile, parse_prompt_tokens
+from slosched.engine.server.request_id import EchoRequestId
 from slosched.engine.server.respond import (
     ChatFormat,
     CompletionFormat,
@@ -37,17 +40,12 @@ from slosched.engine.server.respond import (
 from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.steps import StepsResponse
 from slosched.engine.server.tokenizer import Tokenizer
-from slosched.engine.server.values import Body
+from slosched.engine.server.values import Body, token_ids, wrong
 from slosched.engine.server.worker import EngineWorker, NoQuoteError, NotServingError
 from slosched.engine.step_lines import PATH as STEPS_PATH
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions.  A chat may go on to the end of the context."""
-_MIN_BODY_BYTES = 2**20
-_BODY_BYTES_PER_TOKEN = 32
-"""Bytes that a request's body may have for each token of the model's context.  A token is about
-four bytes of text, and a token id takes eight; JSON may spell a character in up to twelve
-(`\\ud83d\\ude42`)."""
 
 
 def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) -> Starlette:
@@ -56,11 +54,15 @@ def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) 
     return Starlette(
         routes=[
             Route("/health", api.health),
+            Route("/ping", api.health, methods=["GET", "POST"]),
+            Route("/version", api.version),
             Route("/v1/models", api.models),
+            Route("/v1/models/{id:path}", api.model),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
             Route("/v1/quote", api.quote),
             Route("/tokenize", api.tokenize, methods=["POST"]),
+            Route("/detokenize", api.detokenize, methods=["POST"]),
             Route("/metrics", api.metrics),
             Route(STEPS_PATH, api.steps),
         ],
@@ -70,7 +72,11 @@ def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) 
             HTTPException: _answer_http_error,
             Exception: _answer_bug,
         },
-        middleware=[Middleware(CutShort, retry_after_s=config.retry_after_s)],
+        middleware=[
+            Middleware(EchoRequestId),
+            Middleware(CountRequests, metrics=api.http_metrics),
+            Middleware(CutShort, retry_after_s=config.retry_after_s),
+        ],
     )
 
 
@@ -81,9 +87,10 @@ class _Api:
         self._worker = worker
         self._tokenizer = tokenizer
         self._config = config
+        self.http_metrics = HTTPMetrics()
         self._max_model_len = min(config.max_model_len, worker.capacity_tokens)
         self._encoder = PromptEncoder(tokenizer, self._max_model_len)
-        self._max_body_bytes = max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * self._max_model_len)
+        self._bodies = BodyReader(config, self._max_model_len)
 
     async def health(self, _http: HTTPRequest) -> Response:
         if (why := self._worker.why_not_serving) is not None:
@@ -97,8 +104,18 @@ class _Api:
             return JSONResponse({"status": "hung", "reason": hang.reason, "step": step}, 503)
         return JSONResponse({"status": "ok"})
 
+    async def version(self, _http: HTTPRequest) -> Response:
+        return JSONResponse({"version": version("slosched")})
+
     async def models(self, _http: HTTPRequest) -> Response:
-        model = {
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, http: HTTPRequest) -> Response:
+        self._bodies.check_model(http.path_params["id"])
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, object]:
+        return {
             "id": self._config.model_name,
             "object": "model",
             "created": 0,
@@ -106,11 +123,11 @@ class _Api:
             "max_model_len": self._max_model_len,
             "vocab_size": self._tokenizer.vocab_size,
         }
-        return JSONResponse({"object": "list", "data": [model]})
 
     async def metrics(self, _http: HTTPRequest) -> Response:
         text = self._worker.metrics.render(self._config.model_name)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        counts = "".join(f"{line}\n" for line in self.http_metrics.lines())
+        return PlainTextResponse(text + counts, media_type=CONTENT_TYPE)
 
     async def steps(self, http: HTTPRequest) -> Response | StepsResponse:
         if http.method == "HEAD":  # A HEAD request would wait for a body that never comes.
@@ -150,13 +167,20 @@ class _Api:
         )
 
     async def tokenize(self, http: HTTPRequest) -> Response:
-        body = await self._body(http, TOKENIZE_FIELDS)
+        body = await self._bodies.read(http, TOKENIZE_FIELDS)
         is_chat = "messages" in body
         encode = self._encoder.encode_chat if is_chat else self._encoder.encode_prompt
         ids = await encode(body)
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._max_model_len}
         )
+
+    async def detokenize(self, http: HTTPRequest) -> Response:
+        body = await self._bodies.read(http, DETOKENIZE_FIELDS)
+        ids = token_ids(body, "tokens", self._tokenizer.vocab_size, self._max_model_len)
+        if ids is None:
+            raise wrong("tokens", None, "a list of token ids")
+        return JSONResponse({"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)})
 
     async def completions(self, http: HTTPRequest) -> Response | GenerationResponse:
         encode = self._encoder.encode_prompt
@@ -178,7 +202,7 @@ class _Api:
     ) -> GenerationResponse:
         """Check and queue the request, and return the response that follows its generation."""
         arrival_s = self._worker.now_s() - self._config.per_request_s
-        body = await self._body(http, fields)
+        body = await self._bodies.read(http, fields)
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
         options = parse_options(body, self._config.default_temperature, self._tokenizer)
@@ -210,46 +234,6 @@ class _Api:
             self._config.retry_after_s,
         )
 
-    async def _body(self, http: HTTPRequest, fields: frozenset[str]) -> Body:
-        """Return the body, a JSON object with no other `fields` than these.
-
-        Raises ApiError if it is none, has another field, or names another model.
-        """
-        try:
-            body = json.loads(await self._read(http), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the body is not JSON: {error!r:.200}") from error
-        if not isinstance(body, dict):
-            raise ApiError(400, f"the body must be a JSON object, not {body!r:.100}")
-        model = body.get("model")
-        if model is not None and model != self._config.model_name:
-            raise ApiError(
-                404,
-                f"there is no model {model!r:.100} here, only {self._config.model_name!r}; "
-                "LoRA adapters are not loaded",
-                param="model",
-                code="model_not_found",
-            )
-        check_fields(body, fields)
-        return body
-
-    async def _read(self, http: HTTPRequest) -> bytearray:
-        """Return the body.
-
-        Raises ApiError (413) as soon as it exceeds the largest size allowed, and (408) if it takes
-        too long to come.
-        """
-        content = bytearray()
-        try:
-            async with asyncio.timeout(self._config.body_timeout_s):
-                async for part in http.stream():
-                    content += part
-                    if len(content) > self._max_body_bytes:
-                        raise too_large(self._max_body_bytes, self._max_model_len)
-        except TimeoutError:
-            raise too_slow(len(content), self._config.body_timeout_s) from None
-        return content
-
     def _max_tokens(self, num_prompt_tokens: int, options: Options, default: int) -> int:
         """Return the request's output limit; without one of its own it may fill the context.
 
@@ -267,10 +251,6 @@ class _Api:
                 400, f"min_tokens={min_tokens} exceeds max_tokens={max_tokens}", param="min_tokens"
             )
         return max_tokens
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 async def _answer_api_error(_http: HTTPRequest, error: Exception) -> Response:

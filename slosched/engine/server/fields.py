@@ -51,6 +51,7 @@ TOKENIZE_FIELDS = _TEMPLATE | {
     "add_special_tokens",
     "truncate_prompt_tokens",
 }
+DETOKENIZE_FIELDS = frozenset({"model", "tokens"})
 STREAM_FIELDS = frozenset({"include_usage", "continuous_usage_stats"})
 MESSAGE_FIELDS = frozenset({"role", "content", "name"})
 

@@ -8,47 +8,27 @@ apart.  Requests refused on arrival are counted separately, by the handlers' thr
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from slosched.core import DeadlineRule, EndReason, RequestStatus
+from slosched.core import DeadlineRule, EndReason, Request, RequestStatus
 from slosched.engine.loop import StepRecord
+from slosched.engine.server.model_metrics import latency_model_lines, portfolio_lines
+from slosched.engine.server.process_metrics import process_lines
+from slosched.engine.server.prometheus import TOKENS, Histogram, labels_of, sample, samples
 from slosched.engine.server.watchdog import Watchdog
 from slosched.metrics import RequestRecord, is_good, met_e2e, met_tokens, met_ttft
-from slosched.perfmodel import OnlineModel
-from slosched.policy.portfolio.policy import portfolio_in
 from slosched.scheduler import Scheduler
 
-_LATENCY_BUCKETS_S = (
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120,
-)  # fmt: skip
-_FINISH_REASONS = (EndReason.STOP, EndReason.LENGTH)
+_FINISHED = (EndReason.STOP, EndReason.LENGTH)
+_VLLM_REASONS = {
+    "stop": (EndReason.STOP,),
+    "length": (EndReason.LENGTH,),
+    "abort": (EndReason.CLIENT, EndReason.SHUTDOWN),
+    "error": (EndReason.FAULT,),
+}
+"""The reasons for which requests end in vLLM's metrics."""
+_STEP_TOKENS = (1, 8, *(2**power for power in range(4, 15)))
 _PROMISES = ("ttft", "tpot", "e2e")
-
-
-class Histogram:
-    """A histogram with fixed latency buckets, which become cumulative only when written out."""
-
-    def __init__(self, name: str, text: str) -> None:
-        self.name = name
-        self.text = text
-        self._counts = [0] * (len(_LATENCY_BUCKETS_S) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(_LATENCY_BUCKETS_S, value)] += 1
-        self._sum += value
-
-    def lines(self, label: str) -> Iterator[str]:
-        yield f"# HELP {self.name} {self.text}"
-        yield f"# TYPE {self.name} histogram"
-        total = 0
-        for bound, count in zip((*_LATENCY_BUCKETS_S, math.inf), self._counts, strict=True):
-            total += count
-            le = "+Inf" if bound == math.inf else f"{bound:g}"
-            yield f'{self.name}_bucket{{{label},le="{le}"}} {total}'
-        yield f"{self.name}_sum{{{label}}} {self._sum!r}"
-        yield f"{self.name}_count{{{label}}} {total}"
 
 
 class ServerMetrics:
@@ -66,6 +46,7 @@ class ServerMetrics:
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
         self._num_preemptions = 0
+        self._num_corrupted = 0
         self._predicted_s = 0.0
         self._predicted_took_s = 0.0
         self.queue_time = Histogram(
@@ -79,21 +60,76 @@ class ServerMetrics:
         self._e2e = Histogram(
             "vllm:e2e_request_latency_seconds", "Until the last token of each finished request."
         )
+        self._prefill = Histogram(
+            "vllm:request_prefill_time_seconds", "From the first step to the first token."
+        )
+        self._decode = Histogram(
+            "vllm:request_decode_time_seconds", "From the first token to the last."
+        )
+        self._inference = Histogram(
+            "vllm:request_inference_time_seconds", "From the first step to the last token."
+        )
+        self._prompt_tokens = Histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of each finished request.", TOKENS
+        )
+        self._generation_tokens = Histogram(
+            "vllm:request_generation_tokens", "Output tokens of each finished request.", TOKENS
+        )
+        self._most_generation_tokens = Histogram(
+            "vllm:request_max_num_generation_tokens",
+            "The same, as vLLM names it for requests with several answers.",
+            TOKENS,
+        )
+        self._max_tokens = Histogram(
+            "vllm:request_params_max_tokens", "Output limit of each finished request.", TOKENS
+        )
+        self._num_answers = Histogram(
+            "vllm:request_params_n",
+            "Answers to each finished request, always 1.",
+            (1, 2, 5, 10, 20),
+        )
+        self._computed_tokens = Histogram(
+            "vllm:request_prefill_kv_computed_tokens",
+            "Prompt tokens of each request that were not found cached.",
+            TOKENS,
+        )
+        self._step_tokens = Histogram(
+            "vllm:iteration_tokens_total", "Tokens computed in each step.", _STEP_TOKENS
+        )
         self._step = Histogram("slosched:step_seconds", "Duration of the executed steps.")
+        self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
 
     def observe_step(self, record: StepRecord) -> None:
+        """Count what happened in a step, also for requests that are still to end."""
         batch = record.batch
         if batch.is_empty:
             return
         took_s = record.end_s - record.start_s
         self._step.observe(took_s)
-        self._num_output_tokens += len(record.result.token_ids)
+        self._step_tokens.observe(sum(chunk.num_new_tokens for chunk in batch.chunks))
+        for chunk in batch.chunks:
+            if chunk.request.request_id in record.result.token_ids:
+                self._observe_token(chunk.request)
+        self._num_corrupted += len(record.result.failed)
         self._num_preemptions += len(batch.output.preempted) + len(batch.output.swapped_out)
         if batch.predicted_s is not None:
             self._predicted_s += batch.predicted_s
             self._predicted_took_s += took_s
 
-    def observe_end(self, record: RequestRecord) -> None:
+    def _observe_token(self, request: Request) -> None:
+        """Count the latest token of a request."""
+        times_s = request.token_times_s
+        self._num_output_tokens += 1
+        if len(times_s) > 1:
+            self._itl.observe(times_s[-1] - times_s[-2])
+            return
+        self._ttft.observe(times_s[0] - request.arrival_s)
+        self._num_prompt_tokens += request.num_prompt_tokens
+        self._num_cached_tokens += request.num_cached_tokens
+        self._computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
+
+    def observe_end(self, record: RequestRecord, max_tokens: int) -> None:
+        """Count a request that has ended; `max_tokens` was its output limit."""
         assert record.end_reason is not None
         self._ends[record.end_reason] += 1
         rule = self._scheduler.limits.deadline_rule
@@ -101,15 +137,22 @@ class ServerMetrics:
         for name, is_kept in _promises(record, rule).items():
             self._num_promised[name] += 1
             self._num_kept[name] += is_kept
-        if record.ttft_s is not None:
-            self._num_prompt_tokens += record.num_prompt_tokens
-            self._num_cached_tokens += record.num_cached_tokens
-            self._ttft.observe(record.ttft_s)
-        for gap_s in record.itl_s:
-            self._itl.observe(gap_s)
-        if record.end_reason in _FINISH_REASONS:
-            self._tpot.observe(record.tpot_s or 0.0)
-            self._e2e.observe(record.e2e_s or 0.0)
+        if record.end_reason in _FINISHED:
+            self._observe_finished(record, max_tokens)
+
+    def _observe_finished(self, record: RequestRecord, max_tokens: int) -> None:
+        self._tpot.observe(record.tpot_s or 0.0)
+        self._e2e.observe(record.e2e_s or 0.0)
+        self._prompt_tokens.observe(record.num_prompt_tokens)
+        self._generation_tokens.observe(record.num_output_tokens)
+        self._most_generation_tokens.observe(record.num_output_tokens)
+        self._max_tokens.observe(max_tokens)
+        self._num_answers.observe(1)
+        first_s, last_s = record.token_times_s[0], record.token_times_s[-1]
+        self._decode.observe(last_s - first_s)
+        if record.started_s is not None:
+            self._prefill.observe(first_s - record.started_s)
+            self._inference.observe(last_s - record.started_s)
 
     def observe_refusal(self) -> None:
         """Count a request that was refused as too long before the engine's thread saw it."""
@@ -122,13 +165,12 @@ class ServerMetrics:
 
     def render(self, model_name: str) -> str:
         """Return the whole page."""
-        escaped = model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        label = f'model_name="{escaped}"'
-        lines = [*self._gauges(label), *self._counters(label)]
-        lines += [*self._latency_model(label), *self._portfolio(label), *self._hangs(label)]
-        for histogram in (
-            self._ttft, self._itl, self._tpot, self._e2e, self.queue_time, self._step,
-        ):  # fmt: skip
+        label = labels_of(model_name=model_name)
+        lines = [*self._gauges(label), *self._counters(label), *self._ended(label)]
+        lines += [*self._hangs(label), *process_lines()]
+        lines += latency_model_lines(self._scheduler.latency_model, label)
+        lines += portfolio_lines(self._scheduler.policy, label)
+        for histogram in self._histograms:
             lines += histogram.lines(label)
         return "\n".join(lines) + "\n"
 
@@ -140,15 +182,28 @@ class ServerMetrics:
             ("slosched:num_requests_swapped", "Requests in host memory.", scheduler.num_swapped),
             ("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.", scheduler.kv.used_fraction),
         ):
-            yield from _sample(name, "gauge", text, label, value)
+            yield from sample(name, "gauge", text, label, value)
+        settings = labels_of(
+            block_size=str(scheduler.kv.block_size),
+            num_gpu_blocks=str(scheduler.kv.num_blocks),
+            enable_prefix_caching=str(scheduler.kv.caches_prefixes),
+        )
+        text = "Settings of the KV cache."
+        yield from sample("vllm:cache_config_info", "gauge", text, f"{label},{settings}", 1)
 
     def _counters(self, label: str) -> Iterator[str]:
         for name, text, value in (
             ("vllm:prompt_tokens", "Prompt tokens, cached ones too.", self._num_prompt_tokens),
             ("vllm:prefix_cache_queries", "The same, as vLLM names it.", self._num_prompt_tokens),
             ("vllm:prefix_cache_hits", "Prompt tokens found cached.", self._num_cached_tokens),
+            ("vllm:prompt_tokens_cached", "The same once more.", self._num_cached_tokens),
             ("vllm:generation_tokens", "Output tokens.", self._num_output_tokens),
             ("vllm:num_preemptions", "Preemptions, by swap too.", self._num_preemptions),
+            (
+                "vllm:corrupted_requests",
+                "Requests that ended because their logits were not numbers.",
+                self._num_corrupted,
+            ),
             ("slosched:good_requests", "Finished within their SLO.", self._num_good),
             (
                 "slosched:step_predicted_seconds",
@@ -161,90 +216,41 @@ class ServerMetrics:
                 self._predicted_took_s,
             ),
         ):
-            yield from _sample(f"{name}_total", "counter", text, label, value)
-        yield "# HELP vllm:request_success_total Requests that finished."
-        yield "# TYPE vllm:request_success_total counter"
-        for reason in _FINISH_REASONS:
-            labels = f'{label},finished_reason="{reason}"'
-            yield f"vllm:request_success_total{{{labels}}} {self._ends[reason]}"
-        yield "# HELP slosched:requests_ended_total Requests that ended, by reason."
-        yield "# TYPE slosched:requests_ended_total counter"
-        for reason in EndReason:
-            count = self.num_ended(reason)
-            yield f'slosched:requests_ended_total{{{label},reason="{reason}"}} {count}'
+            yield from sample(f"{name}_total", "counter", text, label, value)
 
+    def _ended(self, label: str) -> Iterator[str]:
+        ended = {
+            f'{label},finished_reason="{name}"': sum(map(self.num_ended, reasons))
+            for name, reasons in _VLLM_REASONS.items()
+        }
+        text = "Requests that ended after they were let in."
+        yield from samples("vllm:request_success_total", "counter", text, ended)
+        by_reason = {f'{label},reason="{reason}"': self.num_ended(reason) for reason in EndReason}
+        text = "Requests that ended, by reason."
+        yield from samples("slosched:requests_ended_total", "counter", text, by_reason)
+        rejected = {
+            f'{label},reason="{reason}"': self.num_ended(reason)
+            for reason in EndReason
+            if reason.status is RequestStatus.REJECTED
+        }
+        text = "Requests that were rejected, by reason."
+        yield from samples("vllm:admission_rejections_total", "counter", text, rejected)
         for name, text, counts in (
             ("slosched:promises", "Ended requests with such a promise.", self._num_promised),
             ("slosched:promises_kept", "Those to which it was kept.", self._num_kept),
         ):
             by_promise = {f'{label},promise="{p}"': n for p, n in counts.items()}
-            yield from _samples(f"{name}_total", "counter", text, by_promise)
+            yield from samples(f"{name}_total", "counter", text, by_promise)
 
     def _hangs(self, label: str) -> Iterator[str]:
         if self._watchdog is None:
             return
         is_hung = self._watchdog.hang() is not None
         text = "1 while the running step takes longer than it may, as /health says."
-        yield from _sample("slosched:step_is_hung", "gauge", text, label, int(is_hung))
+        yield from sample("slosched:step_is_hung", "gauge", text, label, int(is_hung))
         num_hangs = self._watchdog.num_hangs
         text = "Steps that took longer than they may."
-        yield from _sample("slosched:steps_hung_total", "counter", text, label, num_hangs)
-
-    def _latency_model(self, label: str) -> Iterator[str]:
-        """Yield how biased the fitted model is, and how often steps exceeded its upper bound."""
-        model = self._scheduler.latency_model
-        if not isinstance(model, OnlineModel):
-            return
-        states = {f'{label},regime="{regime}"': state for regime, state in model.regimes.items()}
-        for name, kind, text, values in (
-            (
-                "slosched:latency_model_bias",
-                "gauge",
-                "Measured over fitted step time, lately.",
-                {labels: state.bias for labels, state in states.items()},
-            ),
-            (
-                "slosched:latency_model_margin",
-                "gauge",
-                "The step time that 1 % exceed over the predicted one.",
-                {labels: state.margin for labels, state in states.items()},
-            ),
-            (
-                "slosched:steps_observed_total",
-                "counter",
-                "Steps that the latency model has learnt from.",
-                {labels: state.num_steps for labels, state in states.items()},
-            ),
-            (
-                "slosched:steps_over_upper_total",
-                "counter",
-                "Those that took longer than the upper bound predicted for them.",
-                {labels: state.num_over for labels, state in states.items()},
-            ),
-        ):
-            yield from _samples(name, kind, text, values)
-
-    def _portfolio(self, label: str) -> Iterator[str]:
-        """Yield which candidate of a portfolio plans, and what the replays found and cost."""
-        portfolio = portfolio_in(self._scheduler.policy)
-        if portfolio is None:
-            return
-        for name, text, value in (
-            ("evaluations", "Answers of the simulator.", portfolio.num_evaluations),
-            ("changes", "Times at which another candidate took over.", portfolio.num_changes),
-            ("cpu_seconds", "Processor time of the replays.", portfolio.cpu_s),
-        ):
-            yield from _sample(f"slosched:portfolio_{name}_total", "counter", text, label, value)
-        plans = {
-            f'{label},policy="{spec}"': int(spec == portfolio.current)
-            for spec in portfolio.candidates
-        }
-        yield from _samples("slosched:portfolio_plans", "gauge", "1 if it plans now.", plans)
-        latest = next(reversed(portfolio.evaluations), None)
-        if latest is not None and latest.scores:
-            shares = {f'{label},policy="{s}"': score.share for s, score in latest.scores.items()}
-            text = "Share of good requests in the latest replays."
-            yield from _samples("slosched:portfolio_share", "gauge", text, shares)
+        yield from sample("slosched:steps_hung_total", "counter", text, label, num_hangs)
 
 
 def _promises(record: RequestRecord, rule: DeadlineRule) -> dict[str, bool]:
@@ -262,15 +268,3 @@ def _promises(record: RequestRecord, rule: DeadlineRule) -> dict[str, bool]:
     if slo.e2e_s is not None:
         kept["e2e"] = is_finished and met_e2e(record)
     return kept
-
-
-def _sample(name: str, kind: str, text: str, label: str, value: float) -> Iterator[str]:
-    return _samples(name, kind, text, {label: value})
-
-
-def _samples(name: str, kind: str, text: str, values: Mapping[str, float]) -> Iterator[str]:
-    """Yield the lines of one metric, with a value for each set of labels."""
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-    for labels, value in values.items():
-        yield f"{name}{{{labels}}} {value!r}"

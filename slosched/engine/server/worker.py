@@ -326,7 +326,7 @@ class EngineWorker:
             updates[name] = Update(token_ids.get(name), request.end_reason, why)
             record = RequestRecord.from_request(request)
             self.records.append(record)
-            self.metrics.observe_end(record)
+            self.metrics.observe_end(record, request.max_tokens)
         self._deliver(updates)
 
     def _deliver(self, updates: Mapping[str, Update]) -> None:

@@ -331,6 +331,25 @@ def test_a_refusal_at_the_door_is_counted(server: Live) -> None:
     assert samples(server)[name] == before + 1
 
 
+def test_the_small_endpoints(server: Live) -> None:
+    assert server.get("/ping")[0] == server.post("/ping")[0] == 200
+    assert json.loads(server.get("/version")[1])["version"].count(".") >= 1
+    assert json.loads(server.get(f"/v1/models/{MODEL}")[1])["id"] == MODEL
+    status, text = server.get("/v1/models/gpt-9")
+    assert (status, json.loads(text)["error"]["code"]) == (404, "model_not_found")
+    assert server.post("/detokenize", tokens=list(b"hi"))[1] == {"prompt": "hi"}
+    status, answer, _ = server.post("/detokenize", tokens=[999])
+    assert (status, answer["error"]["param"]) == (400, "tokens")
+
+
+def test_the_id_of_a_request_is_echoed(server: Live) -> None:
+    body = {"prompt": "x", "max_tokens": 1}
+    assert server.post(**body, headers={"x-request-id": "a1"})[2]["x-request-id"] == "a1"
+    assert server.post(prompt="x", n=2, headers={"x-request-id": "b2"})[2]["x-request-id"] == "b2"
+    ids = {server.post(**body)[2]["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
+
+
 def test_unknown_model_path_and_method(server: Live) -> None:
     status, answer, _ = server.post(model="gpt-9", prompt="x")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")

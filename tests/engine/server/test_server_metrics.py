@@ -1,10 +1,14 @@
-"""What /metrics shows of the latency model."""
+"""What /metrics shows, and when."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from changeable import changing_over
 from factories import make_model, make_request, make_scheduler
+from live_server import Live, live
+from test_server_faults import raw_request
 
 from slosched.core import BatchShape
 from slosched.engine.server.metrics import ServerMetrics
@@ -65,3 +69,98 @@ def test_a_portfolio_says_who_plans_and_what_it_found() -> None:
 
 def test_nothing_of_a_portfolio_where_there_is_none() -> None:
     assert "portfolio" not in ServerMetrics(make_scheduler()).render("m")
+
+
+def number(server: Live, name: str, labels: str = "") -> float:
+    """Return the sum of all samples of a metric that have these labels."""
+    page = server.get("/metrics")[1]
+    found = re.findall(rf"^{name}{{[^}}]*{labels}[^}}]*}} (\S+)$", page, re.MULTILINE)
+    assert found, name
+    return sum(map(float, found))
+
+
+def test_tokens_and_latencies_count_when_they_happen() -> None:
+    """A stream that is still running has had its first tokens, and a prompt."""
+    with live(max_model_len=1024) as server:
+        body = {"prompt": "abcd", "max_tokens": 900, "stream": True}
+        with raw_request(server, body) as client:
+            received = b""
+            while received.count(b"data: ") < 5:
+                received += client.recv(4096)
+            server.device.gate.clear()
+            assert number(server, "vllm:num_requests_running") == 1
+            assert number(server, "vllm:prompt_tokens_total") == 4
+            assert number(server, "vllm:generation_tokens_total") >= 4
+            assert number(server, "vllm:time_to_first_token_seconds_count") == 1
+            assert number(server, "vllm:inter_token_latency_seconds_count") >= 3
+            assert number(server, "vllm:e2e_request_latency_seconds_count") == 0
+            server.device.gate.set()
+        server.device.released.get(timeout=10)
+        server.post(prompt="xy", max_tokens=3)
+        assert number(server, "vllm:prompt_tokens_total") == 6
+        assert number(server, "vllm:time_to_first_token_seconds_count") == 2
+        assert number(server, "vllm:request_success_total", 'finished_reason="abort"') == 1
+        assert number(server, "vllm:request_success_total", 'finished_reason="length"') == 1
+
+
+VLLM_HISTOGRAMS = [
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "request_queue_time_seconds",
+    "request_inference_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_params_n",
+    "request_params_max_tokens",
+    "request_prefill_kv_computed_tokens",
+    "iteration_tokens_total",
+]
+
+
+def test_every_metric_of_vllm_that_an_engine_has_is_filled() -> None:
+    with live() as server:
+        server.post(prompt="abcde", max_tokens=7)
+        for name in VLLM_HISTOGRAMS:
+            assert number(server, f"vllm:{name}_count") >= 1, name
+        for name, total in (
+            ("request_prompt_tokens", 5),
+            ("request_generation_tokens", 7),
+            ("request_params_max_tokens", 7),
+            ("iteration_tokens_total", 5 + 6),
+        ):
+            assert number(server, f"vllm:{name}_sum") == total, name
+        inference_s = number(server, "vllm:request_inference_time_seconds_sum")
+        parts = [number(server, f"vllm:request_{part}_time_seconds_sum") for part in PARTS]
+        assert sum(parts) == pytest.approx(inference_s)
+        assert number(server, "vllm:cache_config_info", 'block_size="4"') == 1
+        assert number(server, "vllm:corrupted_requests_total") == 0
+        assert number(server, "vllm:admission_rejections_total", 'reason="overload"') == 0
+
+
+PARTS = ("prefill", "decode")
+
+
+def test_http_requests_and_the_process() -> None:
+    with live() as server:
+        server.post(prompt="x", max_tokens=1)
+        server.post(prompt="x", n=2)
+        server.get("/nowhere")
+        server.get("/v1/models/a/b")
+
+        def answers(handler: str, method: str, status: str) -> float:
+            labels = f'handler="{handler}",method="{method}",status="{status}"'
+            return number(server, "http_requests_total", labels)
+
+        assert answers("/v1/completions", "POST", "2xx") == 1
+        assert answers("/v1/completions", "POST", "4xx") == 1
+        assert answers("none", "GET", "4xx") == 1
+        assert answers("/v1/models/.id.", "GET", "4xx") == 1
+        page = server.get("/metrics")[1]
+        for name in ("cpu_seconds_total", "start_time_seconds", "max_fds"):
+            [value] = re.findall(rf"^process_{name} (\S+)$", page, re.MULTILINE)
+            assert float(value) > 0

@@ -1,0 +1,76 @@
+"""The bodies of requests: read with limits, and checked to be what the endpoint takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from starlette.requests import Request as HTTPRequest
+
+from slosched.engine.server.config import ServerConfig
+from slosched.engine.server.errors import ApiError, too_large, too_slow
+from slosched.engine.server.fields import check_fields
+from slosched.engine.server.values import Body
+
+_MIN_BODY_BYTES = 2**20
+_BODY_BYTES_PER_TOKEN = 32
+"""Bytes that a request's body may have for each token of the model's context.  A token is about
+four bytes of text, and a token id takes eight; JSON may spell a character in up to twelve
+(`\\ud83d\\ude42`)."""
+
+
+class BodyReader:
+    """Reads bodies for one model, which holds `max_model_len` tokens of prompt and output."""
+
+    def __init__(self, config: ServerConfig, max_model_len: int) -> None:
+        self._config = config
+        self._max_model_len = max_model_len
+        self._max_body_bytes = max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * max_model_len)
+
+    async def read(self, http: HTTPRequest, fields: frozenset[str]) -> Body:
+        """Return the body, a JSON object with no other `fields` than these.
+
+        Raises ApiError if it is none, has another field, or names another model.
+        """
+        try:
+            body = json.loads(await self._read(http), parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ApiError(400, f"the body is not JSON: {error!r:.200}") from error
+        if not isinstance(body, dict):
+            raise ApiError(400, f"the body must be a JSON object, not {body!r:.100}")
+        if (model := body.get("model")) is not None:
+            self.check_model(model)
+        check_fields(body, fields)
+        return body
+
+    def check_model(self, model: object) -> None:
+        """Raise ApiError (404) if this is not the model that is served."""
+        if model != self._config.model_name:
+            raise ApiError(
+                404,
+                f"there is no model {model!r:.100} here, only {self._config.model_name!r}; "
+                "LoRA adapters are not loaded",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def _read(self, http: HTTPRequest) -> bytearray:
+        """Return the body.
+
+        Raises ApiError (413) as soon as it exceeds the largest size allowed, and (408) if it takes
+        too long to come.
+        """
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self._config.body_timeout_s):
+                async for part in http.stream():
+                    content += part
+                    if len(content) > self._max_body_bytes:
+                        raise too_large(self._max_body_bytes, self._max_model_len)
+        except TimeoutError:
+            raise too_slow(len(content), self._config.body_timeout_s) from None
+        return content
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
