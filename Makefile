@@ -9,12 +9,14 @@ SCALE ?= quick
 # How long `make fuzz` searches, and where.
 MINUTES ?= 5
 SEED ?= 1
+# How long `make soak` plays its clients.
+SECONDS ?= 60
 # uv does not read pip's configuration: hand it the folder of local wheels, if pip has one.
 FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get global.find-links 2>/dev/null); do \
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow fuzz test-vllm test-vllm-part bench bench-simulator bench-accuracy arena robustness engines fidelity clean look-again
+.PHONY: help setup demo test lint check-types test-slow fuzz soak test-vllm test-vllm-part bench bench-simulator bench-accuracy arena robustness engines fidelity clean look-again
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -51,6 +53,9 @@ test-slow: setup  ## The tests that `make test` leaves out
 
 fuzz: setup  ## Look for new scenarios that break a law: make fuzz MINUTES=5 SEED=1
 	$(BIN)/python tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)
+
+soak: setup  ## A server under bad clients of all kinds: make soak SECONDS=60 SEED=1
+	$(BIN)/python tests/soak.py --seconds $(SECONDS) --seed $(SEED)
 
 test-vllm: $(VLLM_VENV)/.ready  ## Inside real vLLM (VLLM=0.31.0, VLLM=newest: another), 3.5 GB
 	$(VLLM_VENV)/bin/python -m pytest tests/inside_vllm

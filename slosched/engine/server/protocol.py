@@ -24,8 +24,8 @@ from slosched.workload.http_slo import BEST_EFFORT_FIELD
 
 _MAX_STOPS = 16
 _MAX_BAD_WORDS = 64
-_MAX_CHARS = 512
-"""The limit of each stop string and each bad word."""
+_MAX_STOP_CHARS = 512
+_MAX_BAD_WORD_CHARS = 64
 _MAX_STOP_TOKEN_IDS = 128
 _MAX_TEMPERATURE = 100.0
 """At this temperature all tokens are as likely as each other, but for a few percent."""
@@ -62,7 +62,7 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
     return Options(
         max_tokens=_max_tokens(body),
         sampling=_sampling(body, default_temperature, tokenizer),
-        stops=strings(body, "stop", _MAX_STOPS, _MAX_CHARS),
+        stops=strings(body, "stop", _MAX_STOPS, _MAX_STOP_CHARS),
         shows_stop=flag(body, "include_stop_str_in_output"),
         skips_special_tokens=flag(body, "skip_special_tokens", default=True),
         returns_token_ids=flag(body, "return_token_ids"),
@@ -119,7 +119,7 @@ def _bad_words(body: Body, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each bad word at the beginning of a text and after a space."""
     variants = [
         tuple(tokenizer.encode(text, add_special_tokens=False))
-        for word in strings(body, "bad_words", _MAX_BAD_WORDS, _MAX_CHARS)
+        for word in strings(body, "bad_words", _MAX_BAD_WORDS, _MAX_BAD_WORD_CHARS)
         for text in (word, f" {word}")
     ]
     return tuple(dict.fromkeys(ids for ids in variants if ids))
