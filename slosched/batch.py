@@ -282,22 +282,26 @@ class BatchBuilder:
         # hold already.  Those are added without a further call, and their sums all at once.
         scheduled, out, block_size = self.num_scheduled_tokens, self._out, self._block_size
         contexts: list[int] = []
+        num_left = self.num_free_tokens
         for request in requests:
             request_id, computed = request.request_id, request.num_computed_tokens
             if request_id in scheduled or request_id in out:
                 continue
+            context = request.num_prompt_tokens + request.num_output_tokens
             if (
-                computed % block_size
-                and request.num_prompt_tokens + request.num_output_tokens - computed == 1
+                context - computed == 1
+                and computed % block_size
+                and num_left > 0
                 and request.lora_id is None
-                and len(contexts) < self.num_free_tokens
             ):
                 scheduled[request_id] = 1
-                contexts.append(computed + 1)
+                contexts.append(context)
+                num_left -= 1
                 continue
             self._book_decodes(contexts)
             contexts = []
             self._add_or_preempt(request, victims, max_new_tokens)
+            num_left = self.num_free_tokens
         self._book_decodes(contexts)
 
     def _add_or_preempt(

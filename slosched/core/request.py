@@ -90,6 +90,8 @@ class DeadlineRule(StrEnum):
         i = request.num_output_tokens
         if i == 0:
             return request.arrival_s + slo.ttft_s
+        if self is _MEAN_TPOT:
+            return request.token_times_s[0] + i * slo.tpot_s
         if self is _TBT:
             return request.token_times_s[-1] + slo.tpot_s
         return self.anchor_s(request) + i * slo.tpot_s

@@ -121,8 +121,12 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         batch, model = self.new_batch(view), view.model
         begun: list[Request] = []
         decodes: list[Request] = []
-        for request in view.running:
-            (decodes if request.is_decode else begun).append(request)
+        for request in view.running:  # hundreds, for which calling `is_decode` would take its time
+            known = request.num_prompt_tokens + request.num_output_tokens
+            if known - request.num_computed_tokens == 1:
+                decodes.append(request)
+            else:
+                begun.append(request)
         prompts = self._prompts(batch, model, view, begun)
         view = without_rejected(batch, view)
         decodes.sort(key=attrgetter("deadline_s"))

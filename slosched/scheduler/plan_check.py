@@ -55,6 +55,12 @@ class PlanCheck:
             if request is None:
                 request = self._startable(request_id, output.swapped_in)
                 num_started += 1
+            elif n == 1 and not turns:  # nearly always; hundreds of decodes are in a plan
+                computed = request.num_computed_tokens
+                known = request.num_prompt_tokens + request.num_output_tokens
+                if computed < known and computed % block_size:
+                    num_tokens += 1
+                    continue  # into a block that it holds
             computed = turns.num_prior_tokens(request, n) if turns else request.num_computed_tokens
             if not 0 < n <= request.num_prompt_tokens + request.num_output_tokens - computed:
                 raise IllegalPlanError(
@@ -62,8 +68,6 @@ class PlanCheck:
                     f"but has {request.num_tokens - computed} uncomputed ones"
                 )
             num_tokens += n
-            if n == 1 and computed % block_size and request.status is _RUNNING:
-                continue  # into a block that it holds
             missing = -(-(computed + n) // block_size) - num_ready(request_id)
             if missing > 0:
                 num_blocks -= missing

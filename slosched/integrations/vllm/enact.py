@@ -58,14 +58,7 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
     admission, then those that started, and those that vLLM preempted at the front of the queue.
     """
     running, waiting = host.running, host.waiting
-    shown: list[Any] = []
-    startable: dict[Any, None] = {}
-    for request_id in planned:
-        request = host.requests[request_id]
-        if request.status is _RUNNING:
-            shown.append(request)
-        else:
-            startable[request] = None
+    shown, startable = _split(host, list(planned))
     num_shown = len(shown)
     host.running, host.waiting = shown, FCFSRequestQueue(startable)
     reserves_whole = host.scheduler_reserve_full_isl
@@ -79,6 +72,23 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
             host.running, host.waiting = running, waiting
         else:
             _put_back(host, running, waiting, startable)
+
+
+def _split(host: Any, planned: list[str]) -> tuple[list[Any], dict[Any, None]]:
+    """Return vLLM's requests of a plan, in its order: those that run, and those that start."""
+    shown: list[Any] = []
+    all_running = [request.request_id for request in host.running]
+    if planned[: len(all_running)] == all_running:  # nearly always
+        shown = list(host.running)
+        planned = planned[len(shown) :]
+    startable: dict[Any, None] = {}
+    for request_id in planned:
+        request = host.requests[request_id]
+        if request.status is _RUNNING:
+            shown.append(request)
+        else:
+            startable[request] = None
+    return shown, startable
 
 
 def _put_back(host: Any, running: list[Any], waiting: Any, startable: Mapping[Any, None]) -> None:

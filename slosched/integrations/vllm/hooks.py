@@ -43,6 +43,7 @@ _ATTRIBUTES = (
     "max_model_len",
     "max_num_active_reqs",
     "max_num_scheduled_tokens",
+    "num_prefill_lookahead",
     "num_waiting_for_streaming_input",
     "pause_state",
     "requires_kv_delivery",

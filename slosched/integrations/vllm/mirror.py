@@ -65,8 +65,14 @@ class Mirror:
         self._requests: dict[str, Request] = {}
         self._theirs: dict[str, Any] = {}
         self._max_model_len: int = host.max_model_len
+        self._next_deadline_s = limits.deadline_rule.next_deadline_s
+        self._running: list[Any] = []
         self._waiting: list[Any] = []
-        """vLLM's queue when it was last read."""
+        """vLLM's queues when they were last read."""
+        self._pairs: list[tuple[Any, Request]] = []
+        """vLLM's running requests, each with ours."""
+        self._shown: tuple[Request, ...] = ()
+        """The running requests that policies see."""
         self.queues = Queues()
         self.refused: dict[str, str] = {}
         """Requests whose SLO cannot be read, with the reason; the caller has to end them."""
@@ -89,7 +95,7 @@ class Mirror:
         return SchedulerView(
             now_s=begins_s,
             waiting=InOrder(self.queues.waiting),
-            running=tuple(self.queues.running.values()),
+            running=self._shown,
             swapped=(),
             kv=self._kv,
             limits=self.limits,
@@ -101,56 +107,51 @@ class Mirror:
 
         Tokens that are on their way count as emitted at `begins_s`, when the next step begins.
         """
-        queues, known, next_step = self.queues, self._requests, self._host.current_step + 1
-        running: dict[str, Request] = {}
+        next_step = self._host.current_step + 1
+        is_same = self._host.running == self._running
+        if not is_same:
+            self._running = list(self._host.running)
+            paired = ((theirs, self._run(theirs)) for theirs in self._running)
+            self._pairs = [(theirs, ours) for theirs, ours in paired if ours is not None]
         finishing: dict[str, Request] = {}
-        for theirs in self._host.running:
-            request_id = theirs.request_id
-            ours = known.get(request_id) or self._find(theirs)
-            if ours is None:
-                continue
-            if ours.status is not _RUNNING:
-                ours.status = _RUNNING
-                if not ours.num_preemptions:  # what was found of it while it waited
-                    ours.num_cached_tokens = ours.num_computed_tokens
+        for theirs, ours in self._pairs:
             computed = ours.num_computed_tokens = theirs.num_computed_tokens
             num_placeholders = theirs.num_output_placeholders
             if num_placeholders or ours.num_output_placeholders:
                 self._foresee(ours, num_placeholders, begins_s)
-            num_prompt_tokens = ours.num_prompt_tokens
             # nearly always; with hundreds of decodes, no other rule needs a look
             is_far_from_end = (
-                computed < num_prompt_tokens + ours.num_output_tokens
-                and computed + 2 < num_prompt_tokens + ours.max_tokens
+                computed < ours.num_prompt_tokens + ours.num_output_tokens
+                and computed + 2 < ours.num_prompt_tokens + ours.max_tokens
                 and theirs.next_decode_eligible_step <= next_step
             )
-            if is_far_from_end or not self._has_nothing_to_compute(theirs):
-                running[request_id] = ours
-            else:
-                finishing[request_id] = ours
-        queues.running, queues.finishing = running, finishing
-        queues.waiting = self._read_waiting(begins_s)
+            if not is_far_from_end and self._has_nothing_to_compute(theirs):
+                finishing[ours.request_id] = ours
+        if not is_same or finishing or self.queues.finishing:
+            self._show_all_but(finishing)
+        self.queues.waiting = self._read_waiting(begins_s)
 
     def note_tokens(self, request_ids: Iterable[str], now_s: float) -> None:
         """Stamp the tokens that may have come out for these requests.
 
         If more are on their way, `refresh` sets the deadline of the token after those.
         """
-        next_deadline_s = self._limits.deadline_rule.next_deadline_s
-        requests, theirs_of = self._requests, self._theirs
+        requests, theirs_of, next_deadline_s = self._requests, self._theirs, self._next_deadline_s
         for request_id in request_ids:
             ours = requests.get(request_id)
             if ours is None:
                 continue
             times, theirs = ours.token_times_s, theirs_of[request_id]
-            num_tokens = theirs.num_output_tokens
-            if ours.num_output_placeholders:
-                del times[ours.num_output_tokens - ours.num_output_placeholders :]
+            num_tokens, num_expected = theirs.num_output_tokens, ours.num_output_placeholders
+            if num_expected == 1 and num_tokens == ours.num_output_tokens:  # nearly always
+                times[-1] = now_s
                 ours.num_output_placeholders = 0
-            elif num_tokens == ours.num_output_tokens:
+            elif num_expected or num_tokens != ours.num_output_tokens:
+                del times[ours.num_output_tokens - num_expected :]
+                times += [now_s] * (num_tokens - len(times))
+                ours.num_output_tokens, ours.num_output_placeholders = num_tokens, 0
+            else:
                 continue  # a chunk that was not the last of its prompt
-            times += [now_s] * (num_tokens - len(times))
-            ours.num_output_tokens = num_tokens
             if not theirs.num_output_placeholders:
                 ours.deadline_s = next_deadline_s(ours)
 
@@ -170,6 +171,23 @@ class Mirror:
                 ours.end_reason = reason or _END_REASONS.get(theirs.status, EndReason.CLIENT)
                 ours.status = ours.end_reason.status
                 ours.end_s = now_s
+
+    def _run(self, theirs: Any) -> Request | None:
+        """Return the request that vLLM runs now, or None if it was refused."""
+        ours = self._find(theirs)
+        if ours is not None and ours.status is not _RUNNING:
+            ours.status = _RUNNING
+            if not ours.num_preemptions:  # what was found of it while it waited
+                ours.num_cached_tokens = ours.num_computed_tokens
+        return ours
+
+    def _show_all_but(self, finishing: dict[str, Request]) -> None:
+        """Put all requests that vLLM runs into their queues: `finishing`, and all others."""
+        running = {ours.request_id: ours for _, ours in self._pairs}
+        for request_id in finishing:
+            del running[request_id]
+        self.queues.running, self.queues.finishing = running, finishing
+        self._shown = tuple(running.values())
 
     def _find(self, theirs: Any) -> Request | None:
         ours = self._requests.get(theirs.request_id)
@@ -199,15 +217,15 @@ class Mirror:
 
     def _foresee(self, ours: Request, num_placeholders: int, begins_s: float) -> None:
         """Count `num_placeholders` tokens that are on their way as emitted at `begins_s`."""
-        times = ours.token_times_s
-        num_known = ours.num_output_tokens - ours.num_output_placeholders
         if num_placeholders == 1 and not ours.num_output_placeholders:  # nearly always
-            times.append(begins_s)
+            ours.token_times_s.append(begins_s)
+            ours.num_output_tokens += 1
         else:
-            times[num_known:] = [begins_s] * num_placeholders
+            num_known = ours.num_output_tokens - ours.num_output_placeholders
+            ours.token_times_s[num_known:] = [begins_s] * num_placeholders
+            ours.num_output_tokens = num_known + num_placeholders
         ours.num_output_placeholders = num_placeholders
-        ours.num_output_tokens = num_known + num_placeholders
-        ours.deadline_s = self._limits.deadline_rule.next_deadline_s(ours)
+        ours.deadline_s = self._next_deadline_s(ours)
 
     def _has_nothing_to_compute(self, theirs: Any) -> bool:
         """Tell whether vLLM would skip this running request, by its own rules."""

@@ -57,11 +57,13 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
 
         vLLM calls this last for each request, after all limits of its own.
         """
+        # vLLM's own rule has nothing to say about a decode, of which there are hundreds, and no
+        # plan cuts one.
+        if num_new_tokens == 1 and not self.num_prefill_lookahead:
+            return 1
         num_new_tokens = super()._reserve_prefill_lookahead(
             request, num_computed_tokens, num_new_tokens
         )
-        if num_new_tokens <= 1:  # a decode, of which there are hundreds, and which no plan cuts
-            return num_new_tokens
         return self._driver.caps(request, num_computed_tokens, num_new_tokens)
 
 
