@@ -27,6 +27,7 @@ SUMMARIES = {
     "capacity": "Find the highest rate at which a policy serves 90 % and 99 % of all requests as "
     "promised.",
     "tune": "Find a policy's best hyper-parameters, so that it is compared at its best.",
+    "shadow": "Say what a policy would have gained on the traffic of a vLLM in shadow mode.",
     "policies": "List the scheduling policies, their options and defaults.",
     "demo": "Profile a real model here, fit, serve it, replay a trace live under three policies, "
     "compare.",

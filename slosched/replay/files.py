@@ -37,8 +37,13 @@ def write_records(
     with path.open("w", encoding="utf-8") as file:
         header = {"format": _FORMAT, "provenance": dict(provenance)}
         file.write(json.dumps(header, default=str) + "\n")
-        for record in records:
-            file.write(json.dumps(_as_json(record)) + "\n")
+        file.writelines(_line(record) for record in records)
+
+
+def append_record(path: Path, record: RequestRecord) -> None:
+    """Add a record to a file that `write_records` began, so that a long run loses nothing."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(_line(record))
 
 
 def read_records(path: Path) -> Replay:
@@ -71,9 +76,9 @@ def _provenance(header: dict[str, Any]) -> dict[str, object]:
     return dict(header["provenance"])
 
 
-def _as_json(record: RequestRecord) -> dict[str, object]:
+def _line(record: RequestRecord) -> str:
     slo = (record.slo.ttft_s, record.slo.tpot_s, record.slo.e2e_s)
-    return {
+    fields = {
         "request_id": record.request_id,
         "arrival_s": record.arrival_s,
         "num_prompt_tokens": record.num_prompt_tokens,
@@ -89,6 +94,7 @@ def _as_json(record: RequestRecord) -> dict[str, object]:
         "priority": record.priority,
         "lora_id": record.lora_id,
     }
+    return json.dumps(fields) + "\n"
 
 
 def _from_json(fields: dict[str, Any]) -> RequestRecord:

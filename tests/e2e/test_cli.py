@@ -95,6 +95,7 @@ def test_without_a_command_it_lists_them_all(cli: Cli) -> None:
         "compare",
         "policies",
         "demo",
+        "shadow report",
         "trace show",
         "trace make",
     ],

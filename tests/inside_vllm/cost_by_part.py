@@ -44,7 +44,7 @@ class Parts:
 
 def by_part(ours: Timed) -> dict[str, float]:
     """Return the parts of one step of slosched's scheduler, including vLLM's own."""
-    parts, driver = Parts(), ours.scheduler._driver
+    parts, driver = Parts(), ours.scheduler._link
     parts.time(driver._mirror, "refresh", "read vLLM's queues")
     parts.time(driver._policy, "schedule", "the policy")
     parts.time(driver, "_checked", "checked")

@@ -232,7 +232,7 @@ def run(monkeypatch: pytest.MonkeyPatch, emulate: str, **options: int) -> Run:
     seconds = time.monotonic() - begin_s
     core.shutdown()
     tokens = [list(answer.outputs[0].token_ids) for answer in answers]
-    model = core.scheduler._driver._model
+    model = core.scheduler._link._model
     bias = model.predict(DECODE) / model.base.predict(DECODE)
     return Run(tokens, core.scheduler.truth, max(in_flight), seconds, bias)
 

@@ -238,7 +238,7 @@ def test_who_remembers_a_request_sees_how_it_ended(
         for name, tokens, *_ in step.outputs:
             num_tokens[name] += len(tokens)
     scheduler.schedule()  # ends are noticed when the next step is planned
-    seen = scheduler._driver._policy.seen
+    seen = scheduler._link._policy.seen
     assert seen.keys() == {arrival.request_id for arrival in workload.arrivals}
     reasons = set()
     for name, (finished_as, _) in finished(steps).items():

@@ -1,104 +1,62 @@
-"""One step inside vLLM: mirror its queues, ask the policy, let vLLM carry out the plan."""
+"""One step inside vLLM: ask the policy, and let vLLM carry out the plan."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus as Status
 
-from slosched.core import BatchShape, LatencyModel, Limits, SchedulerOutput
-from slosched.integrations.vllm.enact import Caps, narrowed, preempt
-from slosched.integrations.vllm.kv_view import VLLMBlocks
-from slosched.integrations.vllm.metrics import counter
-from slosched.integrations.vllm.mirror import Mirror
+from slosched.core import BatchShape, SchedulerOutput
+from slosched.integrations.vllm.enact import narrowed, preempt
+from slosched.integrations.vllm.link import Link
 from slosched.integrations.vllm.settings import Settings
 from slosched.integrations.vllm.slo import INVALID, REJECTED
-from slosched.integrations.vllm.steps import Record, StepTimes
-from slosched.integrations.vllm.truth import Fallback, Truth
-from slosched.perfmodel import OnlineModel
-from slosched.perfmodel.measurement import Chunk
+from slosched.integrations.vllm.steps import Record
+from slosched.integrations.vllm.truth import Fallback
 from slosched.scheduler.plan_check import PlanCheck
 from slosched.simulator.apart import rehearse_apart
 
 _PATIENCE_S = 1.0
 """Seconds for which a policy may leave the device idle while requests wait."""
 
-logger = logging.getLogger("vllm.slosched")
 
-
-class Driver:
-    """The link between vLLM's scheduler `host` and a policy."""
+class Driver(Link):
+    """The link that lets vLLM run what a policy plans."""
 
     def __init__(
         self, host: Any, settings: Settings, device: str, record: Record | None = None
     ) -> None:
-        self._host = host
-        limits = Limits(
-            max_num_batched_tokens=host.max_num_scheduled_tokens,
-            max_num_seqs=host.max_num_active_reqs,
-            max_loras=None if host.lora_config is None else host.lora_config.max_loras,
-            deadline_rule=settings.deadline_rule,
-        )
-        parallel = host.vllm_config.parallel_config
-        names = _names(host.vllm_config.model_config)
-        fitted = settings.make_model(device, names, parallel.world_size)
-        self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
-        self._policy = settings.make_policy(self._model, limits)
+        super().__init__(host, settings, device, record)
+        self._policy = settings.make_policy(self._model, self._limits)
         rehearse_apart(self._policy)
-        self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
-        per_request_s = 0.0 if fitted is None else fitted.server_time.per_request_s
-        self._mirror = Mirror(host, self._kv, settings.make_promises(), limits, per_request_s)
-        self._steps = StepTimes(self._model, record)
         self._ended: list[tuple[int, EngineCoreOutput]] = []
         self._busy_s = time.monotonic()
-        self.caps = Caps()
-        self.truth = Truth(counter(parallel.data_parallel_index))
-        logger.info(
-            "slosched: policy %s, latency model %s, %d tokens and %d requests a step, %d KV blocks",
-            settings.policy,
-            settings.profile or settings.emulate or "none",
-            limits.max_num_batched_tokens,
-            limits.max_num_seqs,
-            self._kv.num_blocks,
-        )
-
-    def schedule(self, vllm_schedule: Callable[[], Any]) -> Any:
-        """Return vLLM's `SchedulerOutput` of one step."""
-        now_s = time.time()
-        begins_s = self._steps.next_begins_s(now_s)
-        plan = None
-        self._mirror.note_ends(self._host.finished_req_ids, now_s)
-        if self._host.pause_state is PauseState.UNPAUSED:
-            self._mirror.refresh(begins_s)
-            self._end_refused()
-            plan = self._plan(begins_s)
-        if plan is None:
-            output, shape = vllm_schedule(), None
-        else:
-            output, shape = self._carry_out(plan, vllm_schedule)
-        self._steps.launched(self._chunks(output), time.time(), shape)
-        return output
 
     def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:
         """Handle a step whose results vLLM has just processed.
 
         Adds the ends of requests that were refused since the last call to vLLM's `outputs`.
         """
-        now_s = time.time()
-        self._steps.returned(now_s)
-        self._mirror.note_tokens(scheduler_output.num_scheduled_tokens, now_s)
+        super().returned(scheduler_output, outputs)
         for client, ended in self._ended:
             if client not in outputs:
                 outputs[client] = EngineCoreOutputs()
             outputs[client].outputs.append(ended)
         self._ended.clear()
+
+    def _run(
+        self, begins_s: float, vllm_schedule: Callable[[], Any]
+    ) -> tuple[Any, BatchShape | None]:
+        self._end_refused()
+        plan = self._plan(begins_s)
+        if plan is None:
+            return vllm_schedule(), None
+        return self._carry_out(plan, vllm_schedule)
 
     def _plan(self, begins_s: float) -> SchedulerOutput | None:
         """Return the policy's plan, or None if vLLM's own order has to be used for this step."""
@@ -202,16 +160,3 @@ class Driver:
                 trace_headers=request.trace_headers,
             )
             self._ended.append((request.client_index, ended))
-
-    def _chunks(self, output: Any) -> Iterator[Chunk]:
-        """Yield the chunks of a step as vLLM executes it, draft tokens included."""
-        requests = self._host.requests
-        for request_id, n in output.num_scheduled_tokens.items():
-            yield n, requests[request_id].num_computed_tokens - n
-
-
-def _names(model: Any) -> list[str]:
-    """Return the names of the served model: those that clients use, and where it comes from."""
-    served = model.served_model_name
-    names = served if isinstance(served, list) else [served]
-    return [*(name for name in names if name), str(model.model)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -34,6 +34,14 @@ _END_REASONS = {
     Status.FINISHED_LENGTH_CAPPED: EndReason.LENGTH,
     Status.FINISHED_ERROR: EndReason.FAULT,
 }
+
+
+OnEnd = Callable[[Request, Any], None]
+"""A function that is called with each request that has ended, and with vLLM's own."""
+
+
+def _nothing(ours: Request, theirs: Any) -> None:
+    """Ignore the end."""
 
 
 class Mirror:
@@ -73,6 +81,7 @@ class Mirror:
         """vLLM's running requests, each with ours."""
         self._shown: tuple[Request, ...] = ()
         """The running requests that policies see."""
+        self.on_end: OnEnd = _nothing
         self.queues = Queues()
         self.refused: dict[str, str] = {}
         """Requests whose SLO cannot be read, with the reason; the caller has to end them."""
@@ -171,6 +180,7 @@ class Mirror:
                 ours.end_reason = reason or _END_REASONS.get(theirs.status, EndReason.CLIENT)
                 ours.status = ours.end_reason.status
                 ours.end_s = now_s
+                self.on_end(ours, theirs)
 
     def _run(self, theirs: Any) -> Request | None:
         """Return the request that vLLM runs now, or None if it was refused."""

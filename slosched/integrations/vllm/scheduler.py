@@ -9,8 +9,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from slosched.integrations.vllm.driver import Driver
 from slosched.integrations.vllm.hooks import check_class, check_config, check_instance
+from slosched.integrations.vllm.link import Link
 from slosched.integrations.vllm.record import device_name, provenance, recorder
 from slosched.integrations.vllm.settings import read_settings
+from slosched.integrations.vllm.shadow import Shadow
 from slosched.integrations.vllm.truth import Truth
 
 
@@ -33,21 +35,25 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
         check_instance(self)
         device = device_name()
         facts = provenance(vllm_config, device, self.kv_cache_config.num_blocks)
-        record = recorder(settings, facts, vllm_config.parallel_config.data_parallel_index)
-        self._driver = Driver(self, settings, device, record)
+        engine = vllm_config.parallel_config.data_parallel_index
+        self._link: Link
+        if settings.shadow:
+            self._link = Shadow(self, settings, device, facts, engine)
+        else:
+            self._link = Driver(self, settings, device, recorder(settings, facts, engine))
 
     @property
     def truth(self) -> Truth:
         """Return the counts of what was executed as planned and what was not, so far."""
-        return self._driver.truth
+        return self._link.truth
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         vllm_schedule = super().schedule
-        return self._driver.schedule(lambda: vllm_schedule(*args, **kwargs))
+        return self._link.schedule(lambda: vllm_schedule(*args, **kwargs))
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        self._driver.returned(scheduler_output, outputs)
+        self._link.returned(scheduler_output, outputs)
         return outputs
 
     def _reserve_prefill_lookahead(
@@ -64,7 +70,7 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
         num_new_tokens = super()._reserve_prefill_lookahead(
             request, num_computed_tokens, num_new_tokens
         )
-        return self._driver.caps(request, num_computed_tokens, num_new_tokens)
+        return self._link.caps(request, num_computed_tokens, num_new_tokens)
 
 
 class AsyncSLOScheduler(SLOScheduler, AsyncScheduler):  # type: ignore[misc]

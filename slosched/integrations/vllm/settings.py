@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from slosched.core import (
@@ -65,6 +66,15 @@ class Settings:
     record: str | None = None
     """A file to which every step is written with its batch and time, as a profile for `slosched
     fit`.  A file of the same model and device is continued."""
+
+    shadow: bool | str = False
+    """True, or a folder, if vLLM decides and only what happens is written down: a folder for each
+    start, in that folder or else in `slosched-shadow`."""
+
+    @property
+    def shadow_folder(self) -> Path:
+        """Return the folder in which each start in shadow mode makes its own."""
+        return Path(self.shadow if isinstance(self.shadow, str) else "slosched-shadow")
 
     def make_promises(self) -> Promises:
         default = _slo("slosched", self.slo_ttft_s, self.slo_tpot_s)
@@ -137,6 +147,14 @@ def read_settings(additional_config: object) -> Settings:
     slowdown = settings.emulate_slowdown
     if not isinstance(slowdown, int | float) or not 0 < slowdown < math.inf:
         raise SettingsError(f"slosched.emulate_slowdown must be a factor, as 4, not {slowdown!r}")
+    if not isinstance(settings.shadow, bool | str) or settings.shadow == "":
+        raise SettingsError(
+            f"slosched.shadow must be true, false or the name of a folder, not {settings.shadow!r}"
+        )
+    if settings.shadow and settings.record is not None:
+        raise SettingsError(
+            "slosched.shadow writes the steps into its own folder: leave out slosched.record"
+        )
     settings.make_promises()
     return settings
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ COLUMNS = (
 _SHARING_COLUMNS = ("session_id", "prefix_hashes")
 _MARKS = ("priority", "lora_id")
 """Columns that, like the sharing columns, are only in files of traces that have them."""
+_MORE = (*_SHARING_COLUMNS, *_MARKS)
 _VERSION = 1
 _MAGIC = f"# slosched-trace {_VERSION}"
 
@@ -79,10 +80,7 @@ def _write_jsonl(trace: Trace, path: Path) -> None:
     columns = _columns(trace)
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(json.dumps(_header(trace)) + "\n")
-        for row in _rows(trace):
-            # JSON has no infinity, so a time that is not promised is null.
-            values = (None if value == math.inf else value for value in row)
-            file.write(json.dumps(dict(zip(columns, values, strict=True))) + "\n")
+        file.writelines(_json_line(zip(columns, row, strict=True)) for row in _rows(trace))
 
 
 def _write_parquet(trace: Trace, path: Path) -> None:
@@ -103,11 +101,38 @@ def _write_parquet(trace: Trace, path: Path) -> None:
     parquet.write_table(table, path)
 
 
+def begin_trace(
+    path: Path, name: str, provenance: Provenance, prefix_block_tokens: int | None = None
+) -> None:
+    """Write a JSONL file without a request, for `append_request`."""
+    header = _header_of(name, provenance, prefix_block_tokens)
+    path.write_text(json.dumps(header) + "\n", encoding="utf-8")
+
+
+def append_request(path: Path, request: TraceRequest) -> None:
+    """Add a request to a file that `begin_trace` began; requests may come in any order."""
+    values = zip((*COLUMNS, *_MORE), _row(request, _MORE), strict=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(_json_line(values))
+
+
+def _json_line(values: Iterable[tuple[str, object]]) -> str:
+    # JSON has no infinity, so a time that is not promised is null.
+    row = {column: None if value == math.inf else value for column, value in values}
+    return json.dumps(row) + "\n"
+
+
 def _header(trace: Trace) -> dict[str, object]:
-    header: dict[str, object] = {HEADER_KEY: _VERSION, "name": trace.name}
-    header["provenance"] = dict(trace.provenance)
-    if trace.prefix_block_tokens is not None:
-        header["prefix_block_tokens"] = trace.prefix_block_tokens
+    return _header_of(trace.name, trace.provenance, trace.prefix_block_tokens)
+
+
+def _header_of(
+    name: str, provenance: Provenance, prefix_block_tokens: int | None
+) -> dict[str, object]:
+    header: dict[str, object] = {HEADER_KEY: _VERSION, "name": name}
+    header["provenance"] = dict(provenance)
+    if prefix_block_tokens is not None:
+        header["prefix_block_tokens"] = prefix_block_tokens
     return header
 
 
@@ -120,12 +145,16 @@ def _columns(trace: Trace) -> tuple[str, ...]:
 def _rows(trace: Trace) -> Iterator[tuple[object, ...]]:
     """Yield the values of each request, in the order of `_columns`."""
     more = _columns(trace)[len(COLUMNS) :]
-    for r in trace.requests:
-        e2e_s = None if r.slo.e2e_s is None else float(r.slo.e2e_s)
-        promise = (float(r.slo.ttft_s), float(r.slo.tpot_s), e2e_s)
-        lengths = (r.num_prompt_tokens, r.num_output_tokens)
-        values = (r.request_id, float(r.arrival_s), *lengths, *promise)
-        yield (*values, *(getattr(r, name) for name in more))
+    return (_row(request, more) for request in trace.requests)
+
+
+def _row(r: TraceRequest, more: Iterable[str]) -> tuple[object, ...]:
+    """Return the values of `COLUMNS`, and then of the columns `more`."""
+    e2e_s = None if r.slo.e2e_s is None else float(r.slo.e2e_s)
+    promise = (float(r.slo.ttft_s), float(r.slo.tpot_s), e2e_s)
+    lengths = (r.num_prompt_tokens, r.num_output_tokens)
+    values = (r.request_id, float(r.arrival_s), *lengths, *promise)
+    return (*values, *(getattr(r, name) for name in more))
 
 
 def own_request(row: Row) -> TraceRequest:

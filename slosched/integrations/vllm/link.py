@@ -1,0 +1,99 @@
+"""The part of a step inside vLLM that is the same whoever decides it: mirror, time, learn."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from vllm.v1.core.sched.interface import PauseState
+
+from slosched.core import BatchShape, LatencyModel, Limits
+from slosched.integrations.vllm.enact import Caps
+from slosched.integrations.vllm.kv_view import VLLMBlocks
+from slosched.integrations.vllm.metrics import counter
+from slosched.integrations.vllm.mirror import Mirror
+from slosched.integrations.vllm.settings import Settings
+from slosched.integrations.vllm.steps import Record, StepTimes
+from slosched.integrations.vllm.truth import Truth
+from slosched.perfmodel import OnlineModel
+from slosched.perfmodel.measurement import Chunk
+
+logger = logging.getLogger("vllm.slosched")
+
+
+class Link(ABC):
+    """The link between vLLM's scheduler `host` and slosched.  A subclass writes `_run`."""
+
+    def __init__(
+        self, host: Any, settings: Settings, device: str, record: Record | None = None
+    ) -> None:
+        self._host = host
+        self._limits = Limits(
+            max_num_batched_tokens=host.max_num_scheduled_tokens,
+            max_num_seqs=host.max_num_active_reqs,
+            max_loras=None if host.lora_config is None else host.lora_config.max_loras,
+            deadline_rule=settings.deadline_rule,
+        )
+        parallel = host.vllm_config.parallel_config
+        names = _names(host.vllm_config.model_config)
+        fitted = settings.make_model(device, names, parallel.world_size)
+        self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
+        self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
+        per_request_s = 0.0 if fitted is None else fitted.server_time.per_request_s
+        promises = settings.make_promises()
+        self._mirror = Mirror(host, self._kv, promises, self._limits, per_request_s)
+        self._steps = StepTimes(self._model, record)
+        self.caps = Caps()
+        self.truth = Truth(counter(parallel.data_parallel_index))
+        logger.info(
+            "slosched: policy %s, latency model %s, %d tokens and %d requests a step, %d KV blocks",
+            settings.policy,
+            settings.profile or settings.emulate or "none",
+            self._limits.max_num_batched_tokens,
+            self._limits.max_num_seqs,
+            self._kv.num_blocks,
+        )
+
+    def schedule(self, vllm_schedule: Callable[[], Any]) -> Any:
+        """Return vLLM's `SchedulerOutput` of one step."""
+        now_s = time.time()
+        begins_s = self._steps.next_begins_s(now_s)
+        self._mirror.note_ends(self._host.finished_req_ids, now_s)
+        if self._host.pause_state is PauseState.UNPAUSED:
+            self._mirror.refresh(begins_s)
+            output, shape = self._run(begins_s, vllm_schedule)
+        else:
+            output, shape = vllm_schedule(), None
+        self._steps.launched(self._chunks(output), time.time(), shape)
+        return output
+
+    def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:  # noqa: ARG002
+        """Handle a step whose results vLLM has just processed; `outputs` go to the clients."""
+        now_s = time.time()
+        self._steps.returned(now_s)
+        self._mirror.note_tokens(scheduler_output.num_scheduled_tokens, now_s)
+
+    @abstractmethod
+    def _run(
+        self, begins_s: float, vllm_schedule: Callable[[], Any]
+    ) -> tuple[Any, BatchShape | None]:
+        """Return vLLM's output of a step, and the batch's shape if it is known.
+
+        The mirror shows the queues as they will be when the step begins, at `begins_s`.
+        """
+
+    def _chunks(self, output: Any) -> Iterator[Chunk]:
+        """Yield the chunks of a step as vLLM executes it, draft tokens included."""
+        requests = self._host.requests
+        for request_id, n in output.num_scheduled_tokens.items():
+            yield n, requests[request_id].num_computed_tokens - n
+
+
+def _names(model: Any) -> list[str]:
+    """Return the names of the served model: those that clients use, and where it comes from."""
+    served = model.served_model_name
+    names = served if isinstance(served, list) else [served]
+    return [*(name for name in names if name), str(model.model)]

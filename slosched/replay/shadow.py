@@ -1,0 +1,116 @@
+"""The folder of a server in shadow mode: its steps, its requests, and its limits.
+
+`steps.csv` is a profile, `trace.jsonl` a trace, and `records.jsonl` says when each token came out,
+all in the formats that other commands read, too.  Each line is written when it is known, so every
+end of a server leaves a folder that can be read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slosched.core import DeadlineRule, EndReason, Request, SloschedError
+from slosched.metrics import RequestRecord
+from slosched.perfmodel import Profile, read_profile
+from slosched.replay.files import append_record, read_records, write_records
+from slosched.workload import Trace, TraceRequest, read_trace
+from slosched.workload.readers.own import append_request, begin_trace
+
+STEPS = "steps.csv"
+_TRACE, _RECORDS, _REJECTED, _SERVER = (
+    "trace.jsonl",
+    "records.jsonl",
+    "rejected.jsonl",
+    "server.json",
+)
+
+
+class ShadowError(SloschedError, ValueError):
+    """A folder is not what a server in shadow mode leaves."""
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """All that a replay has to know of the server besides the times of its steps."""
+
+    policy: str
+    """The policy that was to be tried."""
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    block_size: int
+    num_blocks: int
+    caches_prefixes: bool
+    plans_ahead: bool
+    """Whether a step is planned while the one before it runs."""
+    deadline_rule: DeadlineRule
+
+
+@dataclass(frozen=True)
+class ShadowRun:
+    """What a server in shadow mode wrote down."""
+
+    server: ServerFacts
+    profile: Profile
+    trace: Trace
+    records: Sequence[RequestRecord]
+    rejected: Mapping[EndReason, int]
+    """Requests that the policy would have rejected, by reason; empty if it was not asked."""
+
+
+class ShadowFiles:
+    """The files of one run, to which the server adds; the folder is made at once."""
+
+    def __init__(self, folder: Path, server: ServerFacts) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        about: dict[str, object] = asdict(server)
+        (folder / _SERVER).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        block_size = server.block_size if server.caches_prefixes else None
+        begin_trace(folder / _TRACE, "shadow", {"source": "a server in shadow mode"}, block_size)
+        write_records(folder / _RECORDS, (), about)
+        (folder / _REJECTED).touch()
+
+    def note_end(self, request: Request, prefix_hashes: tuple[int, ...] = ()) -> None:
+        """Write down a request that has ended."""
+        append_record(self._folder / _RECORDS, RequestRecord.from_request(request))
+        told = TraceRequest(
+            request_id=request.request_id,
+            arrival_s=request.arrival_s,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=max(1, request.num_output_tokens),
+            slo=request.slo,
+            prefix_hashes=prefix_hashes,
+            priority=request.priority,
+        )
+        append_request(self._folder / _TRACE, told)
+
+    def note_rejection(self, request_id: str, reason: EndReason) -> None:
+        """Write down that the policy would have rejected this request."""
+        with (self._folder / _REJECTED).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"request_id": request_id, "reason": reason}) + "\n")
+
+
+def read_shadow(folder: Path) -> ShadowRun:
+    """Read a folder; raise ShadowError, or the error of the file, if something is missing."""
+    path = folder / _SERVER
+    if not path.is_file():
+        runs = sorted(each.parent.name for each in folder.glob(f"*/{_SERVER}"))
+        hint = f"; name one of its runs: {', '.join(runs)}" if runs else ""
+        raise ShadowError(f"{folder} is not the folder of a server in shadow mode{hint}")
+    about = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        server = ServerFacts(**{**about, "deadline_rule": DeadlineRule(about["deadline_rule"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ShadowError(f"{path} does not describe a server: {error!r}") from error
+    rejected = map(json.loads, (folder / _REJECTED).read_text(encoding="utf-8").splitlines())
+    return ShadowRun(
+        server=server,
+        profile=read_profile(folder / STEPS),
+        trace=read_trace(folder / _TRACE),
+        records=read_records(folder / _RECORDS).records,
+        rejected=Counter(EndReason(each["reason"]) for each in rejected),
+    )
