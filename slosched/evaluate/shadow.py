@@ -93,14 +93,16 @@ def judge(
         ]
         for spec in (_THEIRS, name)
     )
-    good = [good_requests(RequestColumns.of(records), rule) for records in (theirs, ours)]
+    good_theirs, good_ours = (
+        good_requests(RequestColumns.of(records), rule) for records in (theirs, ours)
+    )
     return ShadowReport(
         policy=name,
         model=model,
         measured=summarize(_measured(run, recorded), rule),
         theirs=summarize(theirs, rule),
         ours=summarize(ours, rule),
-        gain=_gain(trace, *good, seed),
+        gain=_gain(trace, good_theirs, good_ours, seed),
     )
 
 

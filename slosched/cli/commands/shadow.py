@@ -83,7 +83,7 @@ def _print_run(run: ShadowRun, judged: ShadowReport) -> None:
         f"{num_requests} requests in {run.trace.duration_s:.0f} s "
         f"({run.trace.rate:.2g}/s), {len(run.profile.measurements)} steps; "
         f"latency model: {judged.model.model.form}, "
-        f"held-out error {100 * judged.model.held_out.mape:.1f} %",
+        f"typical error {judged.model.held_out.p50:.1f} % (held out)",
         highlight=False,
     )
     if run.rejected:
