@@ -118,6 +118,7 @@ def live(
     tokenizer: Tokenizer | None = None,
     connections: ConnectionLimits | None = None,
     body_timeout_s: float = 60.0,
+    api_keys: tuple[str, ...] = (),
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model)
@@ -133,6 +134,7 @@ def live(
         default_slo,
         per_request_s=per_request_s,
         body_timeout_s=body_timeout_s,
+        api_keys=api_keys,
     )
     app = build_app(worker, tokenizer or ByteTokenizer(), config)
     with serve_in_thread(

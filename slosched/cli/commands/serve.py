@@ -113,6 +113,15 @@ def serve(
             "predicted time: 30s.  The first steps get five minutes.",
         ),
     ] = options.Seconds(10),
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="SLOSCHED_API_KEY",
+            help="Serve only requests with this key, or one of several, as `Authorization: Bearer "
+            "KEY`; /health and /metrics need none.",
+        ),
+    ] = None,
     engine: vllm.EngineName = vllm.Engine.TORCH,
     words: vllm.Words = None,
 ) -> None:
@@ -187,6 +196,7 @@ def serve(
         max_model_len=device.max_model_len,
         default_slo=slo,
         per_request_s=times.per_request_s,
+        api_keys=tuple(api_key or ()),
         provenance={
             **device.provenance,
             "policy": policy,

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from slosched.core import Request
+from slosched.engine.server.api_keys import RequireKey
 from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.cut_short import CutShort
@@ -75,6 +76,7 @@ def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) 
         middleware=[
             Middleware(EchoRequestId),
             Middleware(CountRequests, metrics=api.http_metrics),
+            *([Middleware(RequireKey, keys=config.api_keys)] if config.api_keys else []),
             Middleware(CutShort, retry_after_s=config.retry_after_s),
         ],
     )

@@ -28,6 +28,8 @@ class ServerConfig:
     sent so much before it was received, so that its deadlines are those of its client."""
     body_timeout_s: float = 60.0
     """How long a client may take to send a request's body."""
+    api_keys: tuple[str, ...] = ()
+    """The keys of which a request must have one; without any, everybody is served."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Device, engine, policy and limits, which a recorder of the steps writes down with them."""
 
@@ -38,6 +40,8 @@ class ServerConfig:
             raise ValueError(
                 f"max_model_len must hold a prompt and an output token, not {self.max_model_len}"
             )
+        if not all(self.api_keys):
+            raise ValueError("an API key must not be empty")
         if not self.default_temperature >= 0:
             raise ValueError(f"default_temperature must be >= 0, not {self.default_temperature!r}")
         if not 0 <= self.per_request_s < math.inf:

@@ -105,6 +105,15 @@ def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
     )
 
 
+def wrong_key() -> ApiError:
+    return ApiError(
+        401,
+        "this server wants an API key that it knows, in the header Authorization: Bearer <key>",
+        code="invalid_api_key",
+        closes=True,
+    )
+
+
 def too_slow(num_bytes: int, timeout_s: float) -> ApiError:
     return ApiError(
         408,

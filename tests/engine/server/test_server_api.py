@@ -350,6 +350,19 @@ def test_the_id_of_a_request_is_echoed(server: Live) -> None:
     assert len(ids) == 2
 
 
+def test_with_api_keys_only_who_has_one_is_served() -> None:
+    body = {"prompt": "ab", "max_tokens": 2}
+    with live(api_keys=("one", "two")) as closed:
+        for header in (None, "Bearer three", "Bearer ", "Basic one", "one"):
+            headers = {} if header is None else {"authorization": header}
+            status, answer, _ = closed.post(**body, headers=headers)
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        for key in ("one", "two"):
+            assert closed.post(**body, headers={"Authorization": f"Bearer {key}"})[0] == 200
+        assert closed.get("/v1/models")[0] == closed.get("/steps")[0] == 401
+        assert closed.get("/health")[0] == closed.get("/metrics")[0] == 200
+
+
 def test_unknown_model_path_and_method(server: Live) -> None:
     status, answer, _ = server.post(model="gpt-9", prompt="x")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
