@@ -18,6 +18,7 @@ from slosched.core import NO_SLO, SLO, BatchShape, DeadlineRule, LatencyModel, L
 from slosched.evaluate.bounds import (
     Bound,
     LegalSteps,
+    Pace,
     Roofline,
     bounds_of,
     capacity_bound,
@@ -142,17 +143,28 @@ def most_good(trace: Trace, model: LatencyModel, max_tokens: int) -> int:
 
 def test_no_schedule_beats_a_bound_and_some_reach_it() -> None:
     limits = Limits(max_num_batched_tokens=4, deadline_rule=DeadlineRule.ENVELOPE)
-    num_binding = num_reached = 0
+    num_binding = num_reached = num_paced = 0
     for seed in range(40):
         trace = random_trace(seed, most_requests=3, most_tokens=3)
         l1, l2, l3 = bounds(trace, SMALL, limits)
         optimum = most_good(trace, SMALL, 4)
         assert optimum <= l2.num_good <= l1.num_good, seed
         assert optimum <= l3.num_good, seed
+        l5 = paced(trace, limits)
+        assert optimum <= l5, seed
         num_binding += l2.num_good < len(trace)
         num_reached += optimum == l2.num_good
+        num_paced += l5 < len(trace)
     assert num_binding >= 5
     assert num_reached >= 10
+    assert num_paced >= 5
+
+
+def paced(trace: Trace, limits: Limits) -> int:
+    """Return L5 of the trace, repeated with so much time in between that periods do not meet."""
+    last = TraceRequest("last", 60.0, 1, 1, SLO(5.0, 1.0))
+    whole = Trace.of([*trace.requests, last], "with a pause")
+    return Pace(whole, SMALL, limits).bound(whole.rate).num_good - 1
 
 
 EVERY_FORM = {load_model(name).form: name for name in bundled_models()}

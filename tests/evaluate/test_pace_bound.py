@@ -91,6 +91,15 @@ def test_decodes_need_a_step_for_every_token() -> None:
     assert Pace(trace, model, limits).bound(0.5).num_good == 60
 
 
+def test_a_burst_is_seen_though_the_period_has_time_for_all() -> None:
+    """Let 20 prompts of 0.45 s each come at once, with a TTFT of 3 s, and nothing for a minute."""
+    prompts = [TraceRequest(f"r{i}", 0.0, 1, 1, SLO(3.0, 1.0)) for i in range(20)]
+    trace = Trace.of([*prompts, TraceRequest("last", 60.0, 1, 1, SLO(3.0, 1.0))], "burst")
+    model = make_model(0.45, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert fluid_bound(demand_of(trace, model, LIMITS)).num_good == 21
+    assert 7 <= Pace(trace, model, LIMITS).bound(trace.rate).num_good <= 9
+
+
 def test_the_capacity_is_where_the_bound_gives_way_for_good() -> None:
     pace = Pace(lasting(3, num_requests=40), MODEL, LIMITS)
     rate = pace.capacity(0.8)

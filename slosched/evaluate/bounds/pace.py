@@ -9,12 +9,14 @@ import numpy.typing as npt
 
 from slosched.core import Limits
 from slosched.evaluate.bounds.demand import (
+    Demand,
     demand_at,
     longest_context,
     shortest_step_s,
     token_weights,
     work_at,
 )
+from slosched.evaluate.bounds.intervals import Intervals, Jobs, Load
 from slosched.evaluate.bounds.on_time import Bound, bound_of
 from slosched.evaluate.bounds.prices import LegalSteps, StepPrices, StepTimes, legal_steps
 from slosched.evaluate.bounds.program import IntArray, Program, spread
@@ -22,6 +24,8 @@ from slosched.workload.trace import Trace
 
 _SLOTS_PER_REQUEST = 60
 """The average number of slots between a request's arrival and its last due time."""
+_MOST_MARKS = 256
+"""The number of places in a period at which intervals may begin and end, at most."""
 _MOST_STEPS = 12
 """The search's reach above and below the trace's own rate, in factors of e."""
 _TOKENS_PER_STEP = (100, 200, 400, 800, 1600)
@@ -39,10 +43,13 @@ class Pace:
     all but the first in n - 1 steps between its arrival and its last due time.  So at least this
     number of steps lies in the slots that this time touches.  All steps, each at the price of a
     step, and the work of all good requests at the same prices fit into the period; their tokens fit
-    into the steps.  So the mean is a solution of the program, except for the requests that have not
-    ended when the last period ends.  Their share vanishes as K grows.  The bound sees no bursts,
-    since time is counted over the whole period.  It assumes one replica, one step at a time and no
-    prefix cache.
+    into the steps.  In any shorter interval, its steps and the work that is both released and due
+    inside of it fit into it as well: prompts between arrival and TTFT, later tokens by the last due
+    time.  An interval that begins at the same time of every period meets the same requests in each,
+    so that this holds for the mean, too.  So the mean is a solution of the program, except for the
+    requests that have not ended when the last period ends.  Their share vanishes as K grows.
+    Memory and seats are in the prices, since no step holds more of either.  The bound assumes one
+    replica, one step at a time and no prefix cache.
     """
 
     def __init__(
@@ -66,6 +73,9 @@ class Pace:
         span_s = np.where(is_due, demand.last_due_s - demand.release_s, 0.0)
         mean_span_s = float(span_s[is_due].mean()) if is_due.any() else demand.window_s
         num_slots = math.ceil(demand.window_s * _SLOTS_PER_REQUEST / mean_span_s)
+        slots_per_mark = math.ceil(num_slots / _MOST_MARKS)
+        num_marks = math.ceil(num_slots / slots_per_mark)
+        num_slots = num_marks * slots_per_mark
         width_s = demand.window_s / num_slots
         first: IntArray = (demand.release_s / width_s).astype(np.int64)
         last: IntArray = ((demand.release_s + span_s) / width_s).astype(np.int64)
@@ -77,7 +87,10 @@ class Pace:
         enough = program.rows(len(first), 0.0)
         program.add(enough[is_due], good[is_due], later[is_due])
         program.add(enough[owner], steps[slot % num_slots], -1.0)
-        return bound_of("L5 pace", program.solve().value * (1 + 1e-6) + 1e-4, demand)
+        mark_s = width_s * slots_per_mark
+        loads = self._loads(demand, mark_s, is_due)
+        intervals = Intervals(program, good, steps, loads, mark_s, num_marks)
+        return bound_of("L5 pace", intervals.most_good() * (1 + 1e-6) + 1e-4, demand)
 
     def capacity(self, attainment: float, tolerance: float = 0.005) -> float:
         """Return a rate above which no schedule reaches the attainment, in requests/s.
@@ -102,6 +115,20 @@ class Pace:
             middle = (low + high) / 2
             low, high = (middle, high) if excess(middle) >= 0 else (low, middle)
         return math.exp(high)
+
+    def _loads(self, demand: Demand, mark_s: float, is_due: npt.NDArray[np.bool_]) -> list[Load]:
+        """Return the prompts and the later tokens as jobs, at each of the prices."""
+        has_ttft = np.isfinite(demand.first_due_s)
+        owner = np.concatenate([np.flatnonzero(has_ttft), np.flatnonzero(is_due)])
+        due_s = np.concatenate([demand.first_due_s[has_ttft], demand.last_due_s[is_due]])
+        released: IntArray = (demand.release_s[owner] / mark_s).astype(np.int64)
+        due: IntArray = (due_s / mark_s).astype(np.int64)
+        loads = []
+        for price in self._prices:
+            first_s, rest_s = (work[demand.index] for work in work_at(price, self._trace))
+            work_s = np.concatenate([first_s[has_ttft], rest_s[is_due]])
+            loads.append(Load(Jobs(released, due, owner, work_s), price.per_step_s))
+        return loads
 
     def _fit_into_period(
         self,

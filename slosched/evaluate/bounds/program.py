@@ -16,6 +16,8 @@ class Solution(NamedTuple):
     """The optimum of a program."""
 
     value: float
+    values: FloatArray
+    """The value of each variable, shape (columns,)."""
     prices: FloatArray
     """The value of one more unit of each row's right side, shape (rows,); never negative."""
 
@@ -67,7 +69,8 @@ class Program:
             method="highs",
         )
         assert solved.status == 0, solved.message
-        return Solution(-float(solved.fun), np.maximum(0.0, -solved.ineqlin.marginals))
+        values = np.asarray(solved.x, dtype=np.float64)
+        return Solution(-float(solved.fun), values, np.maximum(0.0, -solved.ineqlin.marginals))
 
 
 def spread(first: IntArray, last: IntArray) -> tuple[IntArray, IntArray]:
