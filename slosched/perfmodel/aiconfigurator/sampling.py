@@ -5,15 +5,16 @@ on each GPU.  vLLM's developers measured sort and mask (github.com/vllm-project/
 
 | pull request | GPU | requests | vocabulary | measured | here |
 |---|---|---|---|---|---|
-| 42191 | H100 | 4 | 131,072 | 0.34 ms | 0.19 ms |
-| 33538 | not named, of the author of 42191 | 48 | 32,768 | 0.35 ms | 0.38 ms on an H100 |
-| 33538 | the same | 48 | 131,072 | 1.20 ms | 1.21 ms on an H100 |
+| 42191 | H100 | 4 | 131,072 | 0.34 and 0.74 ms | 0.19 ms |
+| 33538 | not named, of the author of 42191 | 48 | 32,768 | 0.35 and 0.99 ms | 0.38 ms on an H100 |
+| 33538 | the same | 48 | 131,072 | 1.20 and 1.22 ms | 1.21 ms on an H100 |
 | 51507 | H200 | 64 | 131,072 | 1.13 ms | 1.13 ms |
-| 54502 | GB200 | 64 | 160,000 | 0.75 ms | 0.86 ms |
+| 54502 | GB200 | 64 | 160,000 | 0.75 ms for top-k, which sorts, too | 0.86 ms |
 | 51507 | H200 | 128 | 131,072 | 4.18 ms | 2.17 ms |
 
-From 128 requests on, PyTorch sorts them in another way, which is slower than this formula at 128
-requests and faster at 512.
+Where there are two times, the same shape was measured twice, with top-p for all and for half of the
+requests, which sorts the same.  From 128 requests on, PyTorch sorts them in another way, which is
+slower than this formula at 128 requests and faster at 512.
 """
 
 from __future__ import annotations
