@@ -1,6 +1,7 @@
 """A script that measures the parts of a step inside vLLM, at 256 running and 1,000 waiting requests.
 
-Example: `.venv-vllm/bin/python tests/inside_vllm/cost_by_part.py goodput`; the default is `fcfs`.
+Examples: `.venv-vllm/bin/python tests/inside_vllm/cost_by_part.py goodput`, and with 1,024 running
+and 4,000 waiting requests `… cost_by_part.py goodput 1024 4000`; the default policy is `fcfs`.
 The times are medians over steps of this thread's processor time, in milliseconds.
 """
 
@@ -10,11 +11,12 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from test_vllm_cost import NUM_STEPS, SETTINGS, Timed, times_of
+from test_vllm_cost import NUM_RUNNING, NUM_STEPS, NUM_WAITING, SETTINGS, Timed, times_of
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -69,11 +71,13 @@ def by_part(ours: Timed) -> dict[str, float]:
 
 def main() -> None:
     policy = sys.argv[1] if len(sys.argv) > 1 else "fcfs"
+    num_running, num_waiting = map(int, sys.argv[2:4] or (NUM_RUNNING, NUM_WAITING))
     table = Table("ms", "synchronous", "asynchronous", title=f"{policy} inside vLLM")
     columns: list[dict[str, float]] = []
     for is_async in (False, True):
-        theirs = Timed(AsyncScheduler if is_async else Scheduler, {}, is_async=is_async)
-        ours = Timed(SLOScheduler, {"policy": policy, **SETTINGS}, is_async=is_async)
+        timed = partial(Timed, is_async=is_async, num_running=num_running, num_waiting=num_waiting)
+        theirs = timed(AsyncScheduler if is_async else Scheduler, {})
+        ours = timed(SLOScheduler, {"policy": policy, **SETTINGS})
         for _ in range(NUM_STEPS + 5):
             theirs.loop.step()
             ours.loop.step()

@@ -20,7 +20,7 @@ from slosched.integrations.vllm import SLOScheduler
 
 NUM_RUNNING, NUM_WAITING = 256, 1000
 NUM_STEPS = 60
-MOST = 1.5
+MOST = 1.4
 """The limit as a multiple of vLLM's own time."""
 
 SETTINGS = {
@@ -32,12 +32,12 @@ SETTINGS = {
 """An SLO that every request can meet, so that no queue gets shorter."""
 
 
-def make_workload() -> Workload:
+def make_workload(num_running: int = NUM_RUNNING, num_waiting: int = NUM_WAITING) -> Workload:
     """Return requests that arrive at once, with prompts that fit into one step, so that only
     decodes follow."""
     arrivals = tuple(
         Arrival(0, f"r{i}", tuple(range(100 + i, 116 + i)), max_tokens=500)
-        for i in range(NUM_RUNNING + NUM_WAITING)
+        for i in range(num_running + num_waiting)
     )
     return Workload(
         seed=1,
@@ -45,7 +45,7 @@ def make_workload() -> Workload:
         num_blocks=20_000,
         block_size=16,
         max_num_batched_tokens=8192,
-        max_num_seqs=NUM_RUNNING,
+        max_num_seqs=num_running,
         max_model_len=1024,
         stop_chance=0.0,
     )
@@ -54,8 +54,16 @@ def make_workload() -> Workload:
 class Timed:
     """A loop whose scheduler's decisions are timed, in processor time."""
 
-    def __init__(self, scheduler_class: Any, settings: dict[str, Any], *, is_async: bool) -> None:
-        workload = make_workload()
+    def __init__(
+        self,
+        scheduler_class: Any,
+        settings: dict[str, Any],
+        *,
+        is_async: bool,
+        num_running: int = NUM_RUNNING,
+        num_waiting: int = NUM_WAITING,
+    ) -> None:
+        workload = make_workload(num_running, num_waiting)
         config = make_config(workload, is_async=is_async, settings=settings)
         self.scheduler = make_scheduler(scheduler_class, config)
         self.seconds: dict[str, list[float]] = {"schedule": [], "update_from_output": []}

@@ -70,6 +70,8 @@ def test_settings_take_seconds_and_durations_and_default_to_no_promise() -> None
         ({"slo_ttft": 1}, "did you mean slo_ttft_s"),
         ({"slo_ttft_s": True}, "must be a time"),
         ({"slo_tiers": {"gold": 3}}, "slo_tiers.gold must be an object"),
+        ({"shadow": 3}, "the name of a folder, not 3"),
+        ({"shadow": True, "record": "steps.csv"}, "leave out slosched.record"),
     ],
 )
 def test_wrong_settings_are_named(section: object, complaint: str) -> None:
