@@ -24,9 +24,11 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy.kit.checks import check_positive_share, check_share
+from slosched.policy.kit.chunks import in_a_tpot, in_chunks_like
 from slosched.policy.kit.decode_first import add_decodes
 from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_something
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
+from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
@@ -48,7 +50,7 @@ class Shortage(NamedTuple):
     decodes: Sequence[Request]
     """All decodes, by deadline."""
     prompts: Sequence[Timed]
-    """The prompts that wait or have begun, by deadline."""
+    """The prompts that wait or have begun, by deadline, with the time that they add to steps."""
     supply: Supply
     """Time and seats for the prompts while decodes run only as often as their TPOTs ask for."""
 
@@ -71,10 +73,14 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        makes the most of the prompts punctual; the others are late.  If seats are scarcer than
        time and many prompts are late, prompts go by length instead of by deadline.  The step takes
        the decodes that are due, then the punctual prompts and the other decodes by deadline, then
-       the late prompts.  The next step plans all of them anew.
-    5. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
+       the late prompts.  The next step plans all of them anew.  A prompt counts by the time that
+       it adds to steps of decodes, not by the time that it takes alone.
+    5. On some devices most of the time of a chunk is spent on its first tokens.  There prompts go
+       faster in steps longer than a TPOT (`LongSteps`): all steps hold all decodes, no prompt runs
+       until each decode is ahead by a long step, and then a whole chunk runs.
+    6. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
        be cut ends with a whole tile of 64 tokens.
-    6. Under the deadline rule `tbt`, which counts every gap, a step is limited by the time that it
+    7. Under the deadline rule `tbt`, which counts every gap, a step is limited by the time that it
        hardly ever exceeds; under the other rules, which forgive a slow step, by its expected time.
 
     Giving way costs no tokens, and it lets a burst of prompts pass before decodes that are ahead
@@ -83,7 +89,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     this and of everything else that was tried.
 
     A subclass may replace each part: `new_batch`, `timed`, `pace_class`, `longest_s`, `step_s`,
-    `supply`, `is_enough_for_all`, `order`, `due_steps`, `give_way` and `pack_class`.
+    `supply`, `is_enough_for_all`, `long_steps`, `take_turns`, `order`, `due_steps`, `give_way` and
+    `pack_class`.
 
     Source: ours, with the rule of Moore (1968), https://doi.org/10.1287/mnsc.15.1.102.  The policy
     knows no output lengths, and leaves it to `OnlineModel` to correct the model's bias.
@@ -134,15 +141,19 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if view.swapped or batch.num_free_blocks < len(decodes):
             self._serve_short_of_memory(batch, view, pace, prompts)
             return batch.build()
+        pack = self.pack_class(batch, view.now_s, begun)
         batch.time_limit_s = self.step_s(pace)
         supply = self.supply(pace, batch, view.now_s, pace.seat_s(decodes))
-        if self.is_enough_for_all(pace, prompts, supply):
+        long = self.long_steps(pace, view) if prompts else None
+        if long is not None:
+            self.take_turns(long, pace, Shortage(view, decodes, prompts, supply), pack)
+        elif self.is_enough_for_all(pace, prompts, supply):
             add_without_preempting(batch, decodes)
-            self.pack_class(batch, view.now_s, begun).add(r for r, _ in prompts)
-            return batch.build()
-        shortage = Shortage(view, decodes, prompts, self.at_bare_pace(pace, supply))
-        order = self.order(shortage)
-        self.give_way(shortage, order, self.pack_class(batch, view.now_s, begun))
+            pack.add(r for r, _ in prompts)
+        else:
+            bare = self.at_bare_pace(pace, supply)
+            shortage = Shortage(view, decodes, self.beside_decodes(pace, prompts, view), bare)
+            self.give_way(shortage, self.order(shortage), pack)
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
@@ -153,6 +164,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         pace = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
         prompts = self._prompts(batch, model, view, view.running)
         if len(prompts) - len(view.running) > batch.num_free_seqs:
+            return None
+        if prompts and self.long_steps(pace, view) is not None:
             return None
         batch.time_limit_s = self.step_s(pace)
         supply = self.supply(pace, batch, view.now_s)
@@ -204,6 +217,15 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """Return what prompts have while decodes run only as often as their TPOTs ask for."""
         return supply._replace(share=self._share(pace.all_s * pace.steps_per_s))
 
+    def long_steps(self, pace: Pace, view: SchedulerView) -> LongSteps | None:
+        """Return the steps longer than a TPOT that let prompts go faster; None if none do.
+
+        The rule `tbt`, which counts every gap between tokens, forgives no long step.
+        """
+        if view.limits.deadline_rule is DeadlineRule.TBT:
+            return None
+        return long_steps(pace, view.model, view.limits.max_num_batched_tokens, self.min_share)
+
     def is_enough_for_all(self, pace: Pace, prompts: Sequence[Timed], supply: Supply) -> bool:
         """Tell whether steps have time for all decodes and leave enough for all prompts."""
         if not prompts:
@@ -228,6 +250,31 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             _merge(decodes[at:], order, pack)
         if not batch.num_scheduled_tokens:
             serve_something(batch, decodes)
+
+    def beside_decodes(
+        self, pace: Pace, prompts: Sequence[Timed], view: SchedulerView
+    ) -> Sequence[Timed]:
+        """Return the prompts with the time that they add to steps that last a TPOT."""
+        model, budget_tokens = view.model, view.limits.max_num_batched_tokens
+        chunk = in_a_tpot(pace.tpot_s, pace, model, budget_tokens) if pace.tiers else None
+        return prompts if chunk is None else in_chunks_like(chunk, prompts, model, budget_tokens)
+
+    def take_turns(self, long: LongSteps, pace: Pace, shortage: Shortage, pack: PromptPack) -> None:
+        """Add all decodes, and the chunk of a long step as soon as they are ahead by as much."""
+        view, decodes, prompts, supply = shortage
+        batch, model = pack.batch, view.model
+        add_without_preempting(batch, decodes)
+        slack_s = long.first_slack_s(decodes, pace, view.now_s) - self.margin * long.tpot_s
+        num_left = sum([r.num_uncomputed_tokens for r, _ in prompts])
+        chunk = long.chunk_of(num_left, pace, model)
+        if chunk.step_s > max(slack_s, (1 - self.margin) * long.tpot_s):
+            return
+        batch.time_limit_s = max(slack_s, math.nextafter(chunk.step_s, math.inf))
+        timed = in_chunks_like(long.chunk, prompts, model, view.limits.max_num_batched_tokens)
+        share = self._share(pace.all_s / long.tpot_s)
+        order = self.order(Shortage(view, decodes, timed, supply._replace(share=share)))
+        pack.add(order.in_time)
+        pack.add(order.late)
 
     def _prompts(
         self,

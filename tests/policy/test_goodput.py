@@ -209,11 +209,11 @@ def test_a_step_ends_before_the_prompts_that_it_finishes_are_due() -> None:
 def test_decodes_leave_prefills_a_share_of_the_device() -> None:
     """A step of only the decode, 5.05 ms, is due every 10 ms, so prefills have half of the device.
 
-    Then "first", which takes 10 ms alone, ends after 5.05 + 20.2 ms and is late; with the whole
+    "first" adds 5 ms to the steps.  So it ends after 5.05 + 10.1 ms and is late; with the whole
     device it would not be.  "second" goes in its place, in time.
     """
     decode = R("decode", 11, 0.010, tpot_s=0.010, out=1)
-    first, second = R("first", 100, 0.024), R("second", 100, 0.040)
+    first, second = R("first", 100, 0.014), R("second", 100, 0.040)
     assert list(tokens_of(decode, first, second)) == ["decode", "second"]
     slower = R("decode", 11, 0.010, tpot_s=1.0, out=1)
     assert list(tokens_of(slower, first, second)) == ["decode", "first", "second"]

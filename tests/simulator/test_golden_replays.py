@@ -80,8 +80,8 @@ GROUPED = (
 """More policies that can plan around a group of decodes."""
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
-    ("goodput", "roomy"): "aad8d4c83ef117ca",
-    ("goodput", "swapping"): "a3c4db9902453b12",
+    ("goodput", "roomy"): "b01f9a913cd748bd",
+    ("goodput", "swapping"): "f84ecd0c3e0c6346",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",

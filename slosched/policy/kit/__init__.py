@@ -33,6 +33,8 @@
 | `OutputLengths` | output tokens still to come, learnt from finished requests |
 | `Supply`, `most_in_time`, `best_order` | the prompts that can be in time one after the other |
 | `Pace` | what decodes ask of every step |
+| `Chunk`, `chunks_beside` | what a prompt's tokens add to a step of decodes |
+| `LongSteps`, `long_steps` | steps longer than a TPOT, where they let prompts go faster |
 | `Quoter` | the `Quote` of a request: its TTFT and TPOT if it came now |
 | `Speed` | what is done in a second, over several times past |
 | `Spread` | quantiles of what came over what was expected |
@@ -46,6 +48,8 @@ from slosched.policy.kit.checks import check_at_least as check_at_least
 from slosched.policy.kit.checks import check_positive as check_positive
 from slosched.policy.kit.checks import check_positive_share as check_positive_share
 from slosched.policy.kit.checks import check_share as check_share
+from slosched.policy.kit.chunks import Chunk as Chunk
+from slosched.policy.kit.chunks import chunks_beside as chunks_beside
 from slosched.policy.kit.deadlines import Deadlines as Deadlines
 from slosched.policy.kit.decode_first import DecodeFirst as DecodeFirst
 from slosched.policy.kit.decode_first import StallFree as StallFree
@@ -66,6 +70,8 @@ from slosched.policy.kit.drop import reject_hopeless as reject_hopeless
 from slosched.policy.kit.drop import why_late as why_late
 from slosched.policy.kit.drop import without_rejected as without_rejected
 from slosched.policy.kit.lengths import OutputLengths as OutputLengths
+from slosched.policy.kit.long_steps import LongSteps as LongSteps
+from slosched.policy.kit.long_steps import long_steps as long_steps
 from slosched.policy.kit.pace import Pace as Pace
 from slosched.policy.kit.prompt_pack import PromptPack as PromptPack
 from slosched.policy.kit.punctual import Supply as Supply

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from slosched.core import BatchShape, DecodeGroup, LatencyModel, Request
@@ -36,6 +36,10 @@ class Pace:
     least_s: float = 0.0
     """Predicted time of the step, described above, that tells that `tpot_s` can be kept; 0 if no
     TPOT can be kept."""
+    shape: BatchShape = field(default_factory=BatchShape)
+    """A step of all decodes and nothing else."""
+    tiers: Sequence[tuple[float, int]] = ()
+    """Number of decodes by TPOT, the smallest TPOT first."""
 
     @classmethod
     def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> Self:
@@ -79,7 +83,19 @@ class Pace:
         tiers = sorted(num_by_tpot_s.items())
         tpot_s, least_s = _tightest(tiers, model, shape)
         tokens_per_s = sum(num / max(own_s, tpot_s) for own_s, num in tiers)
-        return cls(model.predict(shape), first_slack_s, tpot_s, tokens_per_s / num_decodes, least_s)
+        return cls(
+            model.predict(shape),
+            first_slack_s,
+            tpot_s,
+            tokens_per_s / num_decodes,
+            least_s,
+            shape.copy(),
+            tiers,
+        )
+
+    def due_within(self, time_s: float) -> BatchShape:
+        """Return a step of as many decodes as are due within `time_s`, on average."""
+        return _due_within(time_s, self.tiers, self.shape)
 
     def seat_s(self, decodes: Sequence[Request]) -> float:
         """Return the time of decodes alone until one of them ends and leaves its seat.
@@ -100,7 +116,9 @@ def _tightest(
     for tpot_s, _ in tiers:
         if tpot_s == math.inf:
             return math.inf, 0.0
-        least_s = model.predict(_least_step(tpot_s, tiers, shape))
+        least = _due_within(tpot_s, tiers, shape)
+        least.add(_CHUNK_TOKENS, 0)
+        least_s = model.predict(least)
         if least_s < tpot_s:
             return tpot_s, least_s
     largest_s = tiers[-1][0]
@@ -108,11 +126,12 @@ def _tightest(
     return (largest_s if alone_s <= largest_s else math.inf), 0.0
 
 
-def _least_step(tpot_s: float, tiers: Sequence[tuple[float, int]], shape: BatchShape) -> BatchShape:
-    """Return a step of a tile of a prompt and the decodes that are due within `tpot_s`."""
+def _due_within(tpot_s: float, tiers: Sequence[tuple[float, int]], shape: BatchShape) -> BatchShape:
+    """Return a step of as many of the decodes as are due within `tpot_s`, on average."""
+    if tpot_s == math.inf:
+        return shape.copy()
     num_due = max(1, round(sum(num * min(1.0, tpot_s / own_s) for own_s, num in tiers)))
     step = shape.copy()
     step.decode_context_tokens = round(shape.decode_context_tokens * num_due / shape.num_decodes)
     step.num_decodes = num_due
-    step.add(_CHUNK_TOKENS, 0)
     return step

@@ -1,0 +1,73 @@
+"""Steps longer than a TPOT: when they let prompts go faster, and when decodes can afford one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from slosched.core import LatencyModel, Request
+from slosched.policy.kit.chunks import Chunk, chunk_beside, chunks_beside, in_a_tpot
+from slosched.policy.kit.pace import Pace
+
+_SPARE = 0.02
+"""Share of the TPOT by which the mean of the steps stays below it."""
+_LEAST_GAIN = 1.1
+"""Factor by which prompts must go faster, since they wait while decodes get ahead."""
+
+
+class LongSteps(NamedTuple):
+    """Steps longer than a TPOT, in turn with steps of decodes alone that make up for them."""
+
+    tpot_s: float
+    """Smallest TPOT that the mean of the steps keeps."""
+    chunk: Chunk
+    """The chunk of a long step, of all the one that adds least time for each token."""
+
+    def first_slack_s(self, decodes: Iterable[Request], pace: Pace, now_s: float) -> float:
+        """Return the time until the first of `decodes`, sorted by deadline, that counts is due.
+
+        Neither those count whose TPOT is not kept, nor those that would be late even in a step of
+        decodes alone: they catch up in the steps between the long ones.
+        """
+        slacks_s = (r.deadline_s - now_s for r in decodes if r.slo.tpot_s >= self.tpot_s)
+        return next((slack_s for slack_s in slacks_s if slack_s >= pace.all_s), math.inf)
+
+    def chunk_of(self, num_tokens: int, pace: Pace, model: LatencyModel) -> Chunk:
+        """Return the chunk of a long step when `num_tokens` tokens of prompts are left."""
+        if num_tokens >= self.chunk.num_tokens:
+            return self.chunk
+        return chunk_beside(model, pace.shape, pace.all_s, num_tokens)
+
+
+def long_steps(
+    pace: Pace, model: LatencyModel, budget_tokens: int, min_share: float
+) -> LongSteps | None:
+    """Return the long steps in which prompts go faster than in steps within a TPOT; None if none.
+
+    While steps take a TPOT on average, the time that decodes leave goes to prompts, and the chunk
+    with the least `token_s` makes most of it.  Where a step's time grows in proportion to its
+    tokens, a long chunk gains nothing.  Where most of the time is spent on the first few tokens, as
+    in a mixture of experts, prompts go several times as fast in long chunks.
+
+    The TPOT is the smallest of the decodes' at which prompts still go at the share `min_share` of
+    the speed that they would have if no decode counted.
+    """
+    max_tokens = budget_tokens - pace.shape.num_decodes
+    if not pace.tiers or max_tokens <= 0:
+        return None
+    chunks = chunks_beside(model, pace.shape, pace.all_s, max_tokens)
+    full = chunks[-1]
+    for tpot_s, _ in pace.tiers:
+        if full.step_s <= tpot_s:
+            return None
+        longer = [chunk for chunk in chunks if chunk.step_s > tpot_s]
+        cheapest = min(longer, key=lambda chunk: chunk.token_s)
+        share = 1 - pace.all_s / ((1 - _SPARE) * tpot_s)
+        in_turns = share / cheapest.token_s if share > 0 else 0.0
+        in_tpot = in_a_tpot(tpot_s, pace, model, budget_tokens)
+        within = 0.0 if in_tpot is None else in_tpot.num_tokens / tpot_s
+        if max(in_turns, within) < min_share * full.num_tokens / full.step_s:
+            continue
+        return LongSteps(tpot_s, cheapest) if in_turns > _LEAST_GAIN * within else None
+    return None

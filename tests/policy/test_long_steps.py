@@ -1,0 +1,166 @@
+"""What chunks cost beside decodes, and steps longer than a TPOT, with times added up by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from views import R, flat_model, view_of
+
+from slosched.core import SLO, BatchShape, DeadlineRule, Limits
+from slosched.evaluate.capacity import Outcomes
+from slosched.perfmodel import LinearModel
+from slosched.policy.goodput import Goodput
+from slosched.policy.kit.chunks import (
+    chunk_beside,
+    chunks_beside,
+    in_a_tpot,
+    in_chunks_like,
+    largest_within,
+)
+from slosched.policy.kit.long_steps import long_steps
+from slosched.policy.kit.pace import Pace
+from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.workload import synthesize
+from slosched.workload.slo import Tiers
+
+PROPORTIONAL = flat_model()
+"""5 ms + 50 us a token."""
+
+
+class Experts(LinearModel):
+    """A model in which any prompt in a step adds 30 ms: it brings in all experts' weights."""
+
+    def predict(self, shape: BatchShape) -> float:
+        return super().predict(shape) + (0.030 if shape.num_prefills else 0.0)
+
+    def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
+        return super().predict_prefill(num_new_tokens, num_prior_tokens) + 0.030
+
+
+EXPERTS = Experts(flat_model(10e-3, 10e-6).coefficients)
+"""10 ms + 10 us a token, + 30 ms for prompts: a decode takes 10.01 ms, 1,000 tokens beside it
+50.01."""
+
+LIMITS = Limits(max_num_batched_tokens=1001, max_num_seqs=100)
+
+
+def pace_of(*requests: R, model: LinearModel = EXPERTS) -> Pace:
+    return Pace.of(view_of(requests).running, model, 0.0)
+
+
+def tokens_of(*requests: R, limits: Limits = LIMITS) -> dict[str, int]:
+    return dict(Goodput().schedule(view_of(requests, EXPERTS, limits=limits)).num_scheduled_tokens)
+
+
+def test_a_token_costs_what_it_adds_to_the_step() -> None:
+    decodes = pace_of(R("decode", 11, 0.1, out=1)).shape
+    chunk = chunk_beside(EXPERTS, decodes, 0.01001, 100)
+    assert (chunk.num_tokens, chunk.step_s) == (100, pytest.approx(0.04101))
+    assert chunk.token_s == pytest.approx(0.031 / 100)
+
+
+def test_the_largest_chunk_within_a_limit_is_found_between_the_lengths_that_were_asked_for() -> (
+    None
+):
+    """5.05 ms of the decode leave 4.95 of 10 ms: 99 tokens of 50 us, between 64 and 128."""
+    decodes = pace_of(R("decode", 11, 0.1, out=1), model=PROPORTIONAL).shape
+    chunks = chunks_beside(PROPORTIONAL, decodes, 0.00505, 1000)
+    assert [chunk.num_tokens for chunk in chunks] == [64, 128, 256, 512, 1000]
+    within = largest_within(chunks, 0.00505, 0.010)
+    assert within is not None
+    assert (within.num_tokens, within.token_s) == (pytest.approx(99), pytest.approx(50e-6))
+    assert largest_within(chunks, 0.00505, 1.0) == chunks[-1]
+    assert largest_within(chunks, 0.00505, 0.005) is None
+
+
+def test_a_prompt_costs_what_its_tokens_add_to_steps_of_decodes() -> None:
+    """100 tokens add 5 ms to any step, though alone they take 10.  Of 2,000 tokens, more than a
+    step holds, each counts by its time alone: 105 ms are 1,909 times the 55 us of one in 1,000."""
+    view = view_of([R("short", 100, 9.0), R("long", 2000, 9.0)])
+    prompts = [(r, PROPORTIONAL.predict_prefill(r.num_prompt_tokens)) for r in view.waiting]
+    pace = pace_of(R("decode", 11, 0.1, out=1), model=PROPORTIONAL)
+    chunk = in_a_tpot(0.050, pace, PROPORTIONAL, 1000)
+    assert chunk is not None
+    costs = [s for _, s in in_chunks_like(chunk, prompts, PROPORTIONAL, 1000)]
+    assert costs == pytest.approx([0.005, 0.105 / 55e-6 * 50e-6])
+
+
+def test_a_chunk_that_costs_nothing_makes_prompts_free() -> None:
+    view = view_of([R("a", 100, 9.0)])
+    chunk = chunk_beside(PROPORTIONAL, pace_of(R("decode", 11, 0.1, out=1)).shape, 1.0, 10)
+    assert [s for _, s in in_chunks_like(chunk, [(view.waiting[0], 0.010)], EXPERTS, 100)] == [0.0]
+
+
+def test_where_time_is_proportional_to_tokens_no_long_step_pays() -> None:
+    for tpot_s in (0.010, 0.025, 0.050):
+        pace = pace_of(R("decode", 11, 0.1, tpot_s=tpot_s, out=1), model=PROPORTIONAL)
+        assert long_steps(pace, PROPORTIONAL, 1001, 0.1) is None
+
+
+def test_where_the_first_token_is_dear_a_long_step_pays() -> None:
+    """Steps of 45 ms hold 499 tokens, 11.1 a ms.  After a step of 1,000, 50.01 ms, the steps take
+    44.1 on average if a decode adds 0.17 steps of 10.01: 1,000 in 51.7 ms are 19.3 a ms."""
+    long = long_steps(pace_of(R("decode", 11, 0.1, tpot_s=0.045, out=1)), EXPERTS, 1001, 0.1)
+    assert long is not None
+    assert (long.tpot_s, long.chunk.num_tokens) == (0.045, 1000)
+    roomy = pace_of(R("decode", 11, 0.1, tpot_s=0.055, out=1))
+    assert long_steps(roomy, EXPERTS, 1001, 0.1) is None, "a whole chunk takes less than the TPOT"
+
+
+def test_a_tpot_that_leaves_too_little_to_prompts_is_not_kept_by_long_steps() -> None:
+    """With 10.3 ms a TPOT, decodes leave 0.8 % of the time, with 9 ms none."""
+    relaxed = R("relaxed", 11, 0.1, tpot_s=0.045, out=1)
+    for tpot_s in (0.009, 0.0103):
+        pace = pace_of(R("hasty", 11, 0.1, tpot_s=tpot_s, out=1), relaxed)
+        long = long_steps(pace, EXPERTS, 1002, 0.1)
+        assert long is not None
+        assert long.tpot_s == 0.045
+    assert long_steps(pace_of(replace(relaxed, tpot_s=math.inf)), EXPERTS, 1001, 0.1) is None
+
+
+def test_decodes_run_alone_until_all_are_ahead_by_a_long_step() -> None:
+    """A step of 1,000 tokens takes 50.01 ms; a margin of 5 % of 45 ms is added."""
+    long = R("long", 2000, 9.0)
+    behind, ahead = (R("decode", 11, due, tpot_s=0.045, out=1) for due in (0.052, 0.053))
+    assert tokens_of(behind, long) == {"decode": 1}
+    assert tokens_of(ahead, long) == {"decode": 1, "long": 959}, "a whole number of tiles"
+
+
+def test_a_short_prompt_waits_only_for_the_step_that_it_needs() -> None:
+    """100 tokens take 41.01 ms, which is within the TPOT minus its margin, 42.75."""
+    behind = R("decode", 11, 0.020, tpot_s=0.045, out=1)
+    assert tokens_of(behind, R("short", 100, 9.0)) == {"decode": 1, "short": 100}
+
+
+def test_a_decode_that_is_late_already_holds_no_long_step_up() -> None:
+    late = R("late", 11, -0.1, tpot_s=0.045, out=1)
+    ahead = R("ahead", 11, 0.060, tpot_s=0.045, out=1)
+    assert tokens_of(late, ahead, R("long", 2000, 9.0))["long"] > 900
+
+
+def test_where_every_gap_counts_there_are_no_long_steps() -> None:
+    limits = replace(LIMITS, deadline_rule=DeadlineRule.TBT)
+    decode = R("decode", 11, 9.0, tpot_s=0.045, out=1)
+    assert tokens_of(decode, R("long", 2000, 9.0), limits=limits)["long"] <= 499
+
+
+def test_long_steps_keep_promises_that_steps_of_a_tpot_do_not() -> None:
+    """On a device on which a tile of a prompt takes nearly all of a TPOT."""
+
+    class WithoutLongSteps(Goodput):
+        def long_steps(self, pace: Pace, view: object) -> None:
+            return None
+
+    trace = synthesize("poisson", num_requests=120, seed=1).scaled_to(14.0)
+    trace = trace.with_slo(Tiers((SLO(1.0, 0.0415),), (1.0,)))
+    config = SimulationConfig(
+        Limits(max_num_batched_tokens=2048, max_num_seqs=64), num_blocks=50_000
+    )
+
+    def num_good(policy: Goodput) -> int:
+        requests = simulate(trace, policy, EXPERTS, config)
+        return int(Outcomes.of(requests, DeadlineRule.MEAN_TPOT).requests["good"].sum())
+
+    assert num_good(Goodput()) > 2 * num_good(WithoutLongSteps())
