@@ -163,8 +163,11 @@ def paged_attention(
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
     longest = batch.max_context_tokens
     # Decodes fill a tile of the least size; chunks load their keys less often with larger tiles.
+    # Numbers of four bytes need smaller ones, as a tile has to fit into 99 KiB of shared memory.
+    is_wide = query.dtype.itemsize > 2
     fewest_rows = max(_LEAST_DOT, triton.next_power_of_2(group_size))
-    tile_rows = fewest_rows if batch.max_new_tokens == 1 else max(64, fewest_rows)
+    chunk_rows = max(32 if is_wide else 64, fewest_rows)
+    tile_rows = fewest_rows if batch.max_new_tokens == 1 else chunk_rows
     num_sequences = len(batch.num_new_tokens)
     num_tiles = num_tokens // (tile_rows // group_size) + num_sequences
     _paged_attention[(num_tiles, num_kv_heads)](
@@ -191,7 +194,7 @@ def paged_attention(
         head_dim=head_dim,
         tile_dims=max(_LEAST_DOT, triton.next_power_of_2(head_dim)),
         tile_rows=tile_rows,
-        tile_keys=32 if head_dim > 128 else 64,
+        tile_keys=32 if is_wide or head_dim > 128 else 64,
         # Tensor cores would round float32 to 10 bits.
         precision="ieee" if query.dtype == torch.float32 else "tf32",
     )
