@@ -1,0 +1,85 @@
+"""`python -m experiments.fleet`: which router, which policy, on four simulated replicas."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from experiments.command import make_app, start
+from experiments.fleet.questions import POLICIES, QUESTIONS, Question
+from experiments.fleet.tables import tables
+from slosched.cli.console import console, progress_bar
+from slosched.core import DeadlineRule
+from slosched.evaluate.capacity.outcomes import Outcomes
+from slosched.policy.spec import make_policy
+
+RESULTS = Path(__file__).with_name("results.csv")
+TABLES = Path(__file__).with_name("tables.md")
+_KEY = ["question", "rate", "policy", "router", "window"]
+
+app = make_app(__doc__)
+
+
+@app.command()
+def run(
+    only: Annotated[
+        str | None, typer.Option(metavar="QUESTION", help="Play this question anew, and no other.")
+    ] = None,
+) -> None:
+    """Play what results.csv does not have (all of it takes half an hour), and make the tables.
+
+    Example: `python -m experiments.fleet run --only "conversations"`.
+    """
+    if only is not None and only not in [question.name for question in QUESTIONS]:
+        raise ValueError(f"no question {only!r}; there are {', '.join(q.name for q in QUESTIONS)}")
+    asked = [question for question in QUESTIONS if only in (None, question.name)]
+    kept = pd.read_csv(RESULTS) if RESULTS.exists() else pd.DataFrame(columns=_KEY)
+    kept = kept[kept["question"] != only]
+    known = set(kept[_KEY].itertuples(index=False, name=None))
+    cases = [
+        (question, *case)
+        for question in asked
+        for case in product(question.rates, POLICIES, question.routers, range(question.num_windows))
+        if (question.name, *case) not in known
+    ]
+    rows = kept.to_dict("records")
+    with progress_bar() as progress:
+        for case in progress.track(cases, description="replaying"):
+            rows.append(_row(*case))
+            pd.DataFrame(rows).to_csv(RESULTS, index=False)
+    report()
+
+
+@app.command()
+def report() -> None:
+    """Make tables.md of the committed results.
+
+    Example: `python -m experiments.fleet report`.
+    """
+    TABLES.write_text(tables(pd.read_csv(RESULTS)), encoding="utf-8")
+    console.print(f"wrote {TABLES}")
+
+
+def _row(
+    question: Question, rate: float, policy: str, router: str, window: int
+) -> dict[str, object]:
+    """Play one case, and return its share of requests in time, after the warm-up."""
+    fleet = question.fleet(router)
+    requests = fleet.simulate(question.traffic(window, rate), make_policy(policy), seed=window)
+    share = Outcomes.of(requests, DeadlineRule.MEAN_TPOT).attainment
+    return {
+        "question": question.name,
+        "rate": rate,
+        "policy": policy,
+        "router": router,
+        "window": window,
+        "in_time": round(share, 5),
+    }
+
+
+if __name__ == "__main__":
+    start(app)
