@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.policy.spec import make_policy
 
 RESULTS = Path(__file__).with_name("results.csv")
-TABLES = Path(__file__).with_name("tables.md")
+PAGE = Path(__file__).with_name("results.md")
 _KEY = ["question", "rate", "policy", "router", "window"]
 
 app = make_app(__doc__)
@@ -30,7 +31,7 @@ def run(
         str | None, typer.Option(metavar="QUESTION", help="Play this question anew, and no other.")
     ] = None,
 ) -> None:
-    """Play what results.csv does not have (all of it takes half an hour), and make the tables.
+    """Play what results.csv does not have (all of it takes half an hour), and make results.md.
 
     Example: `python -m experiments.fleet run --only "conversations"`.
     """
@@ -46,7 +47,7 @@ def run(
         for case in product(question.rates, POLICIES, question.routers, range(question.num_windows))
         if (question.name, *case) not in known
     ]
-    rows = kept.to_dict("records")
+    rows: list[Mapping[Hashable, object]] = [*kept.to_dict("records")]
     with progress_bar() as progress:
         for case in progress.track(cases, description="replaying"):
             rows.append(_row(*case))
@@ -56,17 +57,17 @@ def run(
 
 @app.command()
 def report() -> None:
-    """Make tables.md of the committed results.
+    """Make results.md of the committed results.
 
     Example: `python -m experiments.fleet report`.
     """
-    TABLES.write_text(tables(pd.read_csv(RESULTS)), encoding="utf-8")
-    console.print(f"wrote {TABLES}")
+    PAGE.write_text(tables(pd.read_csv(RESULTS)), encoding="utf-8")
+    console.print(f"wrote {PAGE}")
 
 
 def _row(
     question: Question, rate: float, policy: str, router: str, window: int
-) -> dict[str, object]:
+) -> Mapping[Hashable, object]:
     """Play one case, and return its share of requests in time, after the warm-up."""
     fleet = question.fleet(router)
     requests = fleet.simulate(question.traffic(window, rate), make_policy(policy), seed=window)

@@ -19,16 +19,7 @@ from slosched.workload import Tiers, Trace, read_trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 POLICIES = ("fcfs", "goodput")
-ROUTERS = (
-    "round_robin",
-    "least_requests",
-    "power_of_two",
-    "least_tokens",
-    "prefix_affine",
-    "predicted_ttft",
-    "slo_bins",
-    "cheapest_in_time",
-)
+ROUTERS = ("round_robin", "power_of_two", "least_requests", "predicted_ttft", "cheapest_in_time")
 H100, L40S = "h100/llama-3.1-8b", "l40s/llama-3.1-8b"
 
 _ONE_TIER = Tiers((SLO(1.0, 0.05),), (1.0,))
@@ -81,33 +72,41 @@ def _read(name: str) -> Trace:
 
 
 _CONV = "azure_conv_2023.csv"
-_LATE_ROUTERS = ("round_robin", "power_of_two", "least_requests", "predicted_ttft")
-_PREFIX_ROUTERS = (
-    "round_robin",
-    "least_requests",
-    "prefix_affine",
-    "predicted_ttft",
-    "cheapest_in_time",
-)
-
 _PLAIN = Question("conversations", _CONV, _ONE_TIER, (84.0, 100.0), 3000)
-_LATE = replace(_PLAIN, rates=(90.0,), routers=_LATE_ROUTERS)
 
 QUESTIONS = (
     _PLAIN,
-    replace(_PLAIN, name="conversations, three tiers", promise=_THREE_TIERS),
+    replace(
+        _PLAIN,
+        name="conversations, views 500 ms late",
+        delay_s=0.5,
+        rates=(84.0,),
+        routers=("power_of_two", "least_requests", "predicted_ttft"),
+    ),
     Question(
         "shared prefixes, three tiers",
         "mooncake_conversation.jsonl",
         _LONG_PROMPTS,
-        (3.0, 5.0),
-        800,
+        (4.0,),
+        400,
         num_windows=4,
-        routers=_PREFIX_ROUTERS,
+        routers=("round_robin", "least_requests", "prefix_affine", "cheapest_in_time"),
         prefix_cache=PrefixCaching.HASH,
     ),
-    replace(_PLAIN, name="unequal devices", devices=(H100, H100, L40S, L40S), rates=(45.0, 60.0)),
-    replace(_LATE, name="views at once"),
-    replace(_LATE, name="views 100 ms late", delay_s=0.1),
-    replace(_LATE, name="views 500 ms late", delay_s=0.5),
+    replace(
+        _PLAIN,
+        name="unequal devices",
+        devices=(H100, H100, L40S, L40S),
+        rates=(60.0,),
+        num_windows=4,
+        routers=("round_robin", "least_requests", "predicted_ttft", "cheapest_in_time"),
+    ),
+    replace(
+        _PLAIN,
+        name="conversations, three tiers",
+        promise=_THREE_TIERS,
+        rates=(100.0,),
+        num_windows=4,
+        routers=("round_robin", "least_requests", "slo_bins", "cheapest_in_time"),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,16 +12,23 @@ from scipy import stats
 
 from experiments.markdown import table
 
+_INTRODUCTION = """# Routers and policies on four replicas
+
+Made by `python -m experiments.fleet report` from results.csv.  Each figure is the share of requests
+in time, the mean of the windows of the trace with its 95 % interval.  Gains are paired: both sides
+played the same windows.  What the questions are is in questions.py.
+"""
+
 
 def tables(results: pd.DataFrame) -> str:
     """Return a table for each question and rate, and what router and policy are worth in it."""
-    parts = []
+    parts = [_INTRODUCTION]
     for (question, rate), found in results.groupby(["question", "rate"], sort=False):
         parts.append(f"## {question}, {rate:g} requests/s\n\n{_one(found)}\n\n{_worth(found)}\n")
     return "\n".join(parts)
 
 
-def interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+def interval(values: npt.NDArray[np.floating[Any]]) -> tuple[float, float]:
     """Return the mean and the half width of its 95 % interval (Student's t over the windows)."""
     if len(values) < 2:
         return float(values.mean()), math.inf
@@ -43,19 +51,24 @@ def _worth(found: pd.DataFrame) -> str:
     wide = found.pivot_table(index="window", columns=["policy", "router"], values="in_time")
     lines = []
     for policy in ("fcfs", "goodput"):
-        best = str(wide[policy].mean().idxmax())
-        gain = wide[policy][best] - wide[policy]["round_robin"]
-        lines.append(f"best router over round robin, `{policy}`: `{best}` {_points(gain)}")
-    gain = wide["goodput"]["round_robin"] - wide["fcfs"]["round_robin"]
-    lines.append(f"`goodput` over `fcfs`, both behind round robin: {_points(gain)}")
+        if "round_robin" in wide[policy]:
+            means = {str(router): float(wide[policy][router].mean()) for router in wide[policy]}
+            best = max(means, key=lambda router: means[router])
+            gain = wide[policy][best] - wide[policy]["round_robin"]
+            lines.append(f"`{best}` over round robin, `{policy}` in the engines: {_points(gain)}")
+    base = found["router"].iloc[0]
+    gain = wide["goodput"][base] - wide["fcfs"][base]
+    lines.append(f"`goodput` over `fcfs` in the engines, both behind `{base}`: {_points(gain)}")
     return "\n".join(f"- {line}" for line in lines)
 
 
 def _cell(found: pd.DataFrame, policy: str) -> str:
-    mean, half = interval(found[found["policy"] == policy]["in_time"].to_numpy())
+    mean, half = interval(found[found["policy"] == policy]["in_time"].to_numpy(dtype=float))
     return f"{100 * mean:.1f} ± {100 * half:.1f} %"
 
 
 def _points(gain: pd.Series[float]) -> str:
-    mean, half = interval(gain.to_numpy())
-    return f"{100 * mean:+.1f} ± {100 * half:.1f} points"
+    mean, half = interval(gain.to_numpy(dtype=float))
+    num_better = int((gain > 0).sum())
+    better = f"better in {num_better} of {len(gain)} windows"
+    return f"{100 * mean:+.1f} ± {100 * half:.1f} points ({better})"

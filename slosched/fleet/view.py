@@ -44,7 +44,8 @@ class ReplicaView:
         self.simulated = simulated
         self._clock = clock
         self._delay_s = delay_s
-        self._seen_s = -math.inf
+        self._changes_s = -math.inf
+        """The time before which its counts stay as they are."""
         self._sent: deque[tuple[float, Request]] = deque()
         """Requests that were sent to it after the time that is seen."""
         self._ended: list[tuple[float, str, Request]] = []
@@ -124,6 +125,7 @@ class ReplicaView:
         now_s = self._clock.now_s()
         self.simulated.add(request, now_s)
         self._sent.append((now_s, request))
+        self._changes_s = min(self._changes_s, now_s)
 
     def fail(self) -> list[Request]:
         """Let it fail now; return the requests that it loses."""
@@ -135,13 +137,13 @@ class ReplicaView:
     def _look(self) -> None:
         """Count what was sent and what has ended by the time that is seen."""
         seen_s = self._clock.now_s() - self._delay_s
-        if seen_s > self._seen_s:
-            self._seen_s = seen_s
-            self.simulated.run(seen_s)
-            for request in self.simulated.ended:
-                assert request.end_s is not None
-                heappush(self._ended, (request.end_s, request.request_id, request))
-            self.simulated.ended.clear()
+        if seen_s < self._changes_s:
+            return
+        self.simulated.run(seen_s)
+        for request in self.simulated.ended:
+            assert request.end_s is not None
+            heappush(self._ended, (request.end_s, request.request_id, request))
+        self.simulated.ended.clear()
         sent, ended = self._sent, self._ended
         while sent and sent[0][0] <= seen_s:
             _, request = sent.popleft()
@@ -153,6 +155,11 @@ class ReplicaView:
             self._num_requests -= 1
             self._num_prompt_tokens -= request.num_prompt_tokens
             self._prompts.pop(request_id, None)
+        self._changes_s = min(
+            self.simulated.known_until_s,
+            sent[0][0] if sent else math.inf,
+            ended[0][0] if ended else math.inf,
+        )
 
     def _unfinished_prompts(self) -> Iterator[tuple[int, float]]:
         """Yield the tokens that are left of each prompt, and the time of their prefill."""

@@ -167,6 +167,14 @@ class SimulatedReplica:
         """Run all steps that begin before `until_s`; by default, until every request has ended."""
         self._arrivals.run(until_s)
 
+    @property
+    def known_until_s(self) -> float:
+        """Return the time up to which it has been simulated, if nothing more is sent to it."""
+        if self.engine.has_work:
+            return self.clock.now_s()
+        entering = self._arrivals.entering
+        return entering[0][0] if entering else math.inf
+
     def fail(self, fails_s: float) -> list[Request]:
         """Run until it fails; return the requests that were on their way and never reached it."""
         self.run(fails_s)
