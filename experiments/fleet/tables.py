@@ -53,6 +53,7 @@ def _worth(found: pd.DataFrame) -> str:
     for policy in ("fcfs", "goodput"):
         if "round_robin" in wide[policy]:
             means = {str(router): float(wide[policy][router].mean()) for router in wide[policy]}
+            del means["round_robin"]
             best = max(means, key=lambda router: means[router])
             gain = wide[policy][best] - wide[policy]["round_robin"]
             lines.append(f"`{best}` over round robin, `{policy}` in the engines: {_points(gain)}")

@@ -15,12 +15,13 @@ from slosched.fleet.view import ReplicaView
 class CheapestInTime(Router):
     """Saves device time where the promise allows it, and keeps the promise where it does not.
 
-    1. A replica is in time if it is expected to stay within the share `margin` of the promised TTFT
-       and TPOT.
-    2. Of those in time the one is taken on which the prefill takes the least device time: one that
-       has cached more of the prompt, or a faster one.  Of equals, it is the one with the fewest
-       requests.
-    3. If none is in time, the one with the earliest expected first token is taken.
+    A replica is in time if it is expected to stay within the share `margin` of the promise.
+
+    1. Of the replicas that are in time with TTFT and TPOT the one is taken on which the prefill
+       takes the least device time: one that has cached more of the prompt, or a faster one.  Of
+       equals, it is the one with the fewest requests.
+    2. If there is none, it is the one with the least expected TPOT of those in time with TTFT.
+    3. If there is none either, it is the one with the earliest expected first token.
 
     Source: ours.
     """
@@ -36,13 +37,15 @@ class CheapestInTime(Router):
         self._prefixes = SentPrefixes()
 
     def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
-        def rank(replica: ReplicaView) -> tuple[bool, float, int]:
+        slo, margin = request.slo, self.margin
+
+        def rank(replica: ReplicaView) -> tuple[int, float, int]:
             num_cached = self._prefixes.num_cached_tokens(request, replica)
-            ttft_s = replica.expected_ttft_s(request, num_cached)
-            is_slow = replica.expected_tpot_s() > self.margin * request.slo.tpot_s
-            if is_slow or ttft_s > self.margin * request.slo.ttft_s:
-                return True, ttft_s, 0
-            return False, replica.prefill_s(request, num_cached), replica.num_requests
+            if (ttft_s := replica.expected_ttft_s(request, num_cached)) > margin * slo.ttft_s:
+                return 2, ttft_s, 0
+            if (tpot_s := replica.expected_tpot_s()) > margin * slo.tpot_s:
+                return 1, tpot_s, 0
+            return 0, replica.prefill_s(request, num_cached), replica.num_requests
 
         chosen = min(replicas, key=rank)
         self._prefixes.note(request, chosen)
