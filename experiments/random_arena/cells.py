@@ -13,8 +13,8 @@ import numpy.typing as npt
 from experiments.arena.scenarios import Source
 from experiments.random_arena.workloads import (
     KINDS,
-    LONG,
     PROMISE_RULES,
+    SIZE_FACTORS,
     WITH_PREFIXES,
     mean_tokens,
     source_of,
@@ -32,7 +32,7 @@ from slosched.workload import Trace
 T = TypeVar("T")
 
 NUM_WINDOWS, NUM_TUNING_WINDOWS = 3, 2
-WINDOW_REQUESTS, LONG_SHARE = 300, 0.5
+WINDOW_REQUESTS = 300
 _MOST_WINDOWS = 20
 """The number of places in a trace at which a cell's windows may begin."""
 _BLOCK_SIZE = 16
@@ -122,8 +122,7 @@ class Cell:
         return [window.head(len(window) // 3) for window in self._windows(device, size, places)]
 
     def _windows(self, device: FittedModel, size: int, places: Sequence[int]) -> list[Trace]:
-        if self.requests in LONG:
-            size = round(LONG_SHARE * size)
+        size = round(SIZE_FACTORS.get(self.requests, 1.0) * size)
         # Windows of one size follow one another, so that different ones share no request.
         numbers = [self.first_window + place for place in places]
         traces = self.source().windows(size, numbers)

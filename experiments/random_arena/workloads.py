@@ -32,8 +32,8 @@ _BURSTS = MadeUp(Lognormal(2000, 1.5), Lognormal(200, 1.0), cv=3.0)
 KINDS = (*_RECORDED, "sessions", "bursts")
 WITH_PREFIXES = ("mooncake_conv", "sessions")
 """Kinds whose prompts repeat one another, so that a prefix cache matters."""
-LONG = ("mooncake_conv", "servegen_r1")
-"""Kinds whose requests take long, so that fewer of them are played."""
+SIZE_FACTORS = {"mooncake_conv": 0.25, "servegen_r1": 0.5}
+"""Requests of a window as a multiple of the usual number, for kinds whose replays take long."""
 
 TAIL_SHARE, TAIL_FACTOR, TAIL_TOKENS = 0.05, 8, 4096
 """In a heavy tail this share of outputs is so many times as long, up to so many tokens."""
