@@ -1,6 +1,6 @@
 """`python -m experiments.random_arena`: policies on cells that are drawn at random from a seed.
 
-`python -m experiments.arena random` is the same as `run` here.
+`python -m experiments.arena random` is the same as `random` here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NumCells = Annotated[int, typer.Option("--cells", min=1, help="Cells to draw.")]
 Seed = Annotated[int, typer.Option(min=0, help="What the cells are drawn from.")]
 
 
-@app.command()
+@app.command("random")
 def run(
     cells: NumCells = 60,
     seed: Seed = report.REPORT_SEED,

@@ -37,7 +37,7 @@ Row = dict[str, Any]
 REFERENCE_TARGET = 0.95
 OVERLOAD = 2.0
 """The load at which all are compared, as a multiple of the best capacity at the first target."""
-LOWEST, HIGHEST = 1 / 6, 4.0
+LOWEST, HIGHEST = 1 / 6, 16.0
 """The rates between which capacities are sought, as multiples of the rate for tuning."""
 _HIGHEST_OF_BUSY, _RATE_RATIO, _NUM_RATES = 1.5, 0.75, 14
 """The rates that are tried for tuning: the first, as a multiple of the rate that keeps the device

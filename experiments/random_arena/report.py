@@ -44,9 +44,10 @@ def text(rows: Sequence[Row], *, has_figure: bool) -> str:
     parts += [f"## Cells of seed {REPORT_SEED}", *_results(reported)]
     if has_figure:
         parts.append("![Ratios to the best of each class](random_arena/ratios.svg)")
-    parts += ["### Cell by cell", _table(reported), "### Where it is surely behind"]
+    parts += ["### Cell by cell", _table(reported), f"### Where `{FLAGSHIP}` is behind"]
     parts.append(_behind(reported))
-    parts += [f"## Cells of seed {DESIGN_SEED}", *_results(designed), _table(designed)]
+    if designed:
+        parts += [f"## Cells of seed {DESIGN_SEED}", *_results(designed), _table(designed)]
     parts += ["## How it was made", _provenance(rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -100,7 +101,7 @@ def _results(rows: Sequence[Row]) -> Iterator[str]:
         return
     void = [row["name"] for row in rows if "void" in row]
     yield (
-        f"{len(rows)} cells, of which {len(void)} say nothing"
+        f"{len(rows)} cells have been played, of which {len(void)} say nothing"
         + (f" ({', '.join(void)}: nobody serves enough in time at any rate). " if void else ". ")
         + f'A ratio is "surely" below or above 1 if its whole interval is. Ratios are taken as at '
         f"most {MOST_RATIO:g} and at least 1/{MOST_RATIO:g}. Where only one of the two reaches the "
@@ -158,17 +159,18 @@ def _ratio_text(found: Sequence[Row]) -> str:
 
 
 def _behind(rows: Sequence[Row]) -> str:
+    """Return a line for each ratio below 1, with a star where it is surely below."""
     lines = []
     for metric in METRICS:
         for group in _GROUPS:
             for one in ratios(rows, metric, group):
                 only_other = one["of_best"] > 0 == one["of_ours"]
-                if only_other or one["high"] < 1:
+                if only_other or one["ratio"] < 1:
                     interval = "" if only_other else f"{one['low']:.2f} to {one['high']:.2f}"
                     ours, best = f"{one['of_ours']:.3g}", f"`{one['best']}`: {one['of_best']:.3g}"
                     lines.append([one["name"], metric, ours, best, _ratio_text([one]), interval])
     if not lines:
-        return f"`{FLAGSHIP}` is surely behind the best of a class in no cell."
+        return "In no cell."
     heads = ["cell", "metric", f"`{FLAGSHIP}`", "best of the class", "ratio", "interval"]
     return table(heads, lines, 2)
 
@@ -179,7 +181,7 @@ def _provenance(rows: Sequence[Row]) -> str:
         same = [row for row in rows if row["code_digest"] == digest]
         seconds = sum(row["cpu_s"] for row in same)
         sources = sorted({row["source"] for row in same})
-        names = f"{same[0]['name']} to {same[-1]['name']}"
+        names = ", ".join(row["name"] for row in same)
         lines.append(
             f"{len(same)} cells ({names}) by code {digest} ({same[0]['git_hash'][:12]}), with "
             f"`{same[-1]['command']}` on {same[-1]['machine']}, until {same[-1]['made']}, in "

@@ -136,7 +136,7 @@ def test_the_page_counts_cells_and_names_those_where_ours_is_behind(row: Row) ->
     ]
     rows.append({"name": "2.2", "cell": cell, "void": "nobody", **_made(base)})
     page = report.text(rows, has_figure=False)
-    assert "3 cells, of which 1 say nothing (2.2" in page
+    assert "3 cells have been played, of which 1 say nothing (2.2" in page
     assert "| capacity 99% | published | 2 | 1.00 | 0.50 | 2.0 | 1 | 1 | 0 | 0 |" in page
     assert "| 2.0 | capacity 99% | 1 | `slo_aware`: 2 | 0.50* | 0.40 to 0.60 |" in page
     assert "| 2.1 | capacity 99%" not in page
