@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus as Status
 
-from slosched.core import BatchShape, SchedulerOutput
+from slosched.core import BatchShape, EndReason, SchedulerOutput
 from slosched.integrations.vllm.enact import narrowed, preempt
 from slosched.integrations.vllm.link import Link
 from slosched.integrations.vllm.settings import Settings
@@ -120,10 +120,8 @@ class Driver(Link):
     ) -> tuple[Any, BatchShape | None]:
         """Return vLLM's output, and the batch's shape if it is known and equal to the plan's."""
         host, planned = self._host, plan.num_scheduled_tokens
-        for request_id, reason in plan.rejected.items():
-            self.truth.note_rejection(reason)
-            self._end(request_id, f"{REJECTED}:{reason}")
-            self._mirror.note_ends((request_id,), time.time(), reason)
+        if plan.rejected:
+            self._reject(plan.rejected)
         preempt(host, plan.preempted)
         with self.caps.of(planned), narrowed(host, planned):
             output = vllm_schedule()
@@ -143,14 +141,30 @@ class Driver(Link):
         theirs = self._host.requests[request_id]
         return bool(theirs.num_computed_tokens >= num_prior + num_planned)
 
-    def _end_refused(self) -> None:
-        for request_id, why in list(self._mirror.refused.items()):
-            self._end(request_id, f"{INVALID}:{why}")
-            self._mirror.note_ends((request_id,), time.time())
+    def _reject(self, rejected: Mapping[str, EndReason]) -> None:
+        self._end({name: f"{REJECTED}:{reason}" for name, reason in rejected.items()})
+        now_s = time.time()
+        for request_id, reason in rejected.items():
+            self.truth.note_rejection(reason)
+            self._mirror.note_ends((request_id,), now_s, reason)
 
-    def _end(self, request_id: str, stop_reason: str) -> None:
-        """Remove the request from vLLM, and keep its end for the next outputs to its client."""
-        for request in self._host.finish_requests(request_id, Status.FINISHED_ABORTED):
+    def _end_refused(self) -> None:
+        refused = dict(self._mirror.refused)
+        if refused:
+            self._end({name: f"{INVALID}:{why}" for name, why in refused.items()})
+            self._mirror.note_ends(refused, time.time())
+
+    def _end(self, stop_reasons: Mapping[str, str]) -> None:
+        """Remove requests from vLLM, and keep their ends for the next outputs to their clients.
+
+        All are removed at once, since vLLM goes through its whole queue each time.
+        """
+        ending = self._host.finish_requests(stop_reasons, Status.FINISHED_ABORTED)
+        by_id = {request.request_id: request for request in ending}
+        for request_id, stop_reason in stop_reasons.items():
+            request = by_id.get(request_id)
+            if request is None:
+                continue
             ended = EngineCoreOutput(
                 request_id=request_id,
                 new_token_ids=[],
