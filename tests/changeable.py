@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from slosched.policy.portfolio.policy import Portfolio
 from slosched.policy.portfolio.question import Answer, Question
 from slosched.policy.portfolio.scores import LEAST_JUDGED
@@ -39,6 +41,7 @@ def changing_over(*candidates: str) -> Portfolio:
         every_s=2.0**-6,
         delay_s=2.0**-8,
         trouble=0.0,
+        effort=math.inf,
         candidates={spec: make_policy(spec) for spec in candidates},
     )
     portfolio.forecast_with(TakingTurns())

@@ -77,8 +77,7 @@ on which the policy was designed. The candidates are those that `portfolio` has 
 "Against the best" is the difference to the candidate that is best in hindsight, with the 95 % \
 interval of Student's t over eight blocks of consecutive requests a window, paired. Rates are \
 fixed: they were not tuned to any policy's knee. "Code" is the beginning of the digest of the code \
-that was played. At `cd9d75` `goodput` still let promises that cannot be kept bind all \
-requests; later code is without that."""
+that was played."""
 _COST = """Processor time of the replays that `portfolio` asks for, over the time on the simulated \
 device's clock, on a machine that others used as well."""
 

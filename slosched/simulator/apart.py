@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 from slosched.core import Policy
 from slosched.policy.portfolio.question import Answer, Question, asking_in
-from slosched.simulator.rehearsal import answer
+from slosched.simulator.race import answer
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,11 @@
-"""Answers to a portfolio's question: each candidate replays the same requests in virtual time."""
+"""One candidate's replay of the requests of a portfolio's question, in virtual time."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from slosched.core import Policy, Request
 from slosched.engine.loop import Engine
@@ -16,38 +13,15 @@ from slosched.kv import KVCache
 from slosched.metrics import RequestRecord
 from slosched.metrics.columns import RequestColumns
 from slosched.metrics.promises import good_requests
-from slosched.policy.portfolio.question import Answer, PastRequest, Question, asking_in
+from slosched.policy.portfolio.question import PastRequest, Question
 from slosched.scheduler import Scheduler
 from slosched.simulator.clients import Clients
 from slosched.simulator.grouped import GroupedSteps
 from slosched.simulator.open_loop import OpenLoop
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
-from slosched.simulator.turns import first_alike
 
-
-def answer(question: Question, after_each: Callable[[float], None] = lambda _cpu_s: None) -> Answer:
-    """Replay the question's requests under each candidate, one after the other.
-
-    `after_each` is called with the processor time that a candidate's replay took.
-    """
-    # Imports all policies, which only the replays of a portfolio need.
-    from slosched.policy.spec import make_policy
-
-    began_s = time.process_time()
-    first, has_turned = first_alike(question.requests)
-    lengths = draw_lengths(question)
-    passes = _repeated(question, first)
-    good: dict[str, tuple[float, ...]] = {}
-    failed = {}
-    for spec in (*question.candidates, *(question.eliminated if has_turned else ())):
-        replay_s = time.process_time()
-        try:
-            verdicts = rehearse(question, passes, lengths, make_policy(spec))
-            good[spec] = tuple(np.mean(verdicts, axis=0).tolist())
-        except Exception as error:  # a candidate's own; the others are worth an answer
-            failed[spec] = f"{type(error).__name__}: {error}"
-        after_each(time.process_time() - replay_s)
-    return Answer(good, first, has_turned, failed, time.process_time() - began_s)
+_PART_S = 1.0
+"""Time on the replay's clock between two looks whether a request has ended."""
 
 
 @dataclass(frozen=True)
@@ -61,59 +35,64 @@ class Passes:
     """Time from one pass to the next."""
 
 
-def rehearse(
-    question: Question, passes: Passes, lengths: Sequence[int], policy: Policy
-) -> npt.NDArray[np.bool_]:
-    """Return which of the judged requests are good if `policy` serves them, by pass and request.
+class Rehearsal:
+    """A replay that goes on for as long as the verdicts on more requests are asked for.
 
-    The replay begins with the decodes that ran when the window began.  The device takes as long as
-    the question's latency model says, and request i emits `lengths[i]` tokens.
+    It begins with the decodes that ran when the window began.  The device takes as long as the
+    question's latency model says, and request i emits `lengths[i]` tokens.
     """
-    clock = VirtualClock()
-    kv = KVCache(
-        num_blocks=question.num_blocks,
-        block_size=question.block_size,
-        num_host_blocks=question.num_host_blocks,
-    )
-    model = question.latency_model
-    scheduler = Scheduler(policy, kv, question.limits, model)
-    window = [_made(f"r{i}", past, 0.0) for i, past in enumerate(question.requests)]
-    again = [
-        _made(f"r{i}.{k}", question.requests[i], k * passes.period_s)
-        for k in range(1, passes.num_passes)
-        for i in range(passes.first, len(window))
-    ]
-    emitted = dict(zip((r.request_id for r in window), lengths, strict=True))
-    emitted |= {r.request_id: emitted[r.request_id.partition(".")[0]] for r in again}
-    executor = SimulatedExecutor(model, clock, emitted)
-    engine = Engine(scheduler, executor, clock)
-    clients = Clients(scheduler)
-    grouped = GroupedSteps(engine, executor, clock, clients)
 
-    def run_some(arrival_s: float) -> None:
-        if not grouped.run(arrival_s):
-            engine.step()
+    def __init__(
+        self, question: Question, passes: Passes, lengths: Sequence[int], policy: Policy
+    ) -> None:
+        self._clock = clock = VirtualClock()
+        self._rule = question.limits.deadline_rule
+        kv = KVCache(
+            num_blocks=question.num_blocks,
+            block_size=question.block_size,
+            num_host_blocks=question.num_host_blocks,
+        )
+        model = question.latency_model
+        scheduler = Scheduler(policy, kv, question.limits, model)
+        window = [_made(f"r{i}", past, 0.0) for i, past in enumerate(question.requests)]
+        again = [
+            _made(f"r{i}.{k}", question.requests[i], k * passes.period_s)
+            for k in range(1, passes.num_passes)
+            for i in range(passes.first, len(window))
+        ]
+        emitted = dict(zip((r.request_id for r in window), lengths, strict=True))
+        emitted |= {r.request_id: emitted[r.request_id.partition(".")[0]] for r in again}
+        executor = SimulatedExecutor(model, clock, emitted)
+        engine = Engine(scheduler, executor, clock)
+        clients = Clients(scheduler)
+        grouped = GroupedSteps(engine, executor, clock, clients)
 
-    replay = OpenLoop(engine, clients, clock, run_some)
-    for request in (*window, *again):
-        if not scheduler.take_over(request):
-            replay.add(request, request.arrival_s)
-    replay.run()
-    judged = [RequestRecord.from_request(r) for r in (*window[passes.first :], *again)]
-    good = good_requests(RequestColumns.of(judged), question.limits.deadline_rule)
-    return good.reshape(passes.num_passes, -1)
+        def run_some(arrival_s: float) -> None:
+            if not grouped.run(arrival_s):
+                engine.step()
 
+        self._judged = [*window[passes.first :], *again]
+        self._num_in_pass = len(window) - passes.first
+        self._verdicts: list[bool] = []
+        self._replay = OpenLoop(engine, clients, clock, run_some)
+        for request in (*window, *again):
+            if not scheduler.take_over(request):
+                self._replay.add(request, request.arrival_s)
 
-def _repeated(question: Question, first: int) -> Passes:
-    """Return how often the judged requests arrive: once if they span half of the horizon."""
-    requests, horizon_s = question.requests, question.horizon_s
-    num_judged = len(requests) - first
-    period_s = requests[-1].arrival_s - requests[first].arrival_s
-    period_s *= num_judged / max(1, num_judged - 1)  # a gap before the next pass
-    if not 0 < period_s < horizon_s / 2:
-        return Passes(first, 1, period_s)
-    most = max(1, (question.max_requests - first) // num_judged)
-    return Passes(first, min(most, math.ceil(horizon_s / period_s)), period_s)
+    def judge(self, num_judged: int) -> list[float]:
+        """Return the verdicts on the first judged requests, over all passes.
+
+        Of several passes that is the share of passes in which each request was good.  They are
+        whole passes, or a part of the first.
+        """
+        asked = self._judged[len(self._verdicts) : num_judged]
+        for request in asked:
+            while not request.status.is_ended:
+                self._replay.run(self._clock.now_s() + _PART_S)
+        columns = RequestColumns.of([RequestRecord.from_request(request) for request in asked])
+        self._verdicts += good_requests(columns, self._rule).tolist()
+        verdicts = np.array(self._verdicts).reshape(-1, min(num_judged, self._num_in_pass))
+        return [float(share) for share in verdicts.mean(axis=0)]
 
 
 def draw_lengths(question: Question) -> list[int]:
@@ -133,30 +112,6 @@ def draw_lengths(question: Question) -> list[int]:
             length = int(longer[int(place * len(longer))]) if len(longer) else length + 1
         drawn.append(min(max(length, past.num_emitted_before + 1), past.max_tokens))
     return drawn
-
-
-class InLine:
-    """A forecaster that answers at once, in the thread that asks."""
-
-    is_busy = False
-
-    def __init__(self) -> None:
-        self._answer: Answer | None = None
-
-    def ask(self, question: Question) -> bool:
-        self._answer = answer(question)
-        return True
-
-    def take_answer(self) -> Answer | None:
-        taken, self._answer = self._answer, None
-        return taken
-
-
-def rehearse_in_line(policy: Policy) -> None:
-    """Let `policy`, or the one that it wraps, be answered in line if it asks a simulator."""
-    asking = asking_in(policy)
-    if asking is not None and asking.forecaster is None:
-        asking.forecast_with(InLine())
 
 
 def _made(request_id: str, past: PastRequest, later_s: float) -> Request:

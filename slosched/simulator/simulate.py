@@ -17,7 +17,7 @@ from slosched.simulator.clients import Clients, WatchedByClients
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
 from slosched.simulator.grouped import GroupedSteps, OnRow
 from slosched.simulator.open_loop import OpenLoop
-from slosched.simulator.rehearsal import rehearse_in_line
+from slosched.simulator.race import rehearse_in_line
 from slosched.simulator.scheduling_time import ScheduleTime, SimulatedDevice, TakesTime
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 from slosched.workload.trace import Trace

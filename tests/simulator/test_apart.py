@@ -19,13 +19,14 @@ from slosched.policy.portfolio.policy import Portfolio
 from slosched.policy.portfolio.question import Answer, PastRequest, Question
 from slosched.policy.spec import make_policy
 from slosched.simulator.apart import Apart, rehearse_apart
-from slosched.simulator.rehearsal import answer
+from slosched.simulator.race import answer
 
 QUESTION = Question(
     requests=tuple(
         PastRequest(i / 10, 300, 100, 20, True, SLO(1.0, 0.05), 0, None) for i in range(40)
     ),
     output_lengths=(20,),
+    current="goodput",
     candidates=("goodput", "edf"),
     eliminated=(),
     limits=Limits(),
@@ -35,6 +36,7 @@ QUESTION = Question(
     latency_model=frozen(OnlineModel(make_model())),
     horizon_s=0.0,
     max_requests=800,
+    min_gain=0.005,
     seed=0,
 )
 

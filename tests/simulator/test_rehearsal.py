@@ -17,7 +17,8 @@ from slosched.policy.portfolio.policy import Portfolio, portfolio_in
 from slosched.policy.portfolio.question import PastRequest, Question
 from slosched.policy.spec import make_policy
 from slosched.simulator.disturbances import Disturbances
-from slosched.simulator.rehearsal import Passes, answer, draw_lengths, rehearse
+from slosched.simulator.race import answer
+from slosched.simulator.rehearsal import Passes, Rehearsal, draw_lengths
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.simulator.turns import first_alike
 from slosched.workload import Trace, TraceRequest
@@ -43,6 +44,7 @@ def question(*requests: PastRequest, candidates: tuple[str, ...] = ("goodput",))
         requests=requests,
         output_lengths=(10, 20, 30),
         candidates=candidates,
+        current=candidates[0],
         eliminated=("fcfs",),
         limits=Limits(),
         num_blocks=1000,
@@ -51,6 +53,7 @@ def question(*requests: PastRequest, candidates: tuple[str, ...] = ("goodput",))
         latency_model=make_model(),
         horizon_s=0.0,
         max_requests=800,
+        min_gain=0.005,
         seed=0,
     )
 
@@ -76,8 +79,8 @@ class TestLengths:
 def verdicts(asked: Question) -> list[bool]:
     """Return which requests are good if they arrive once and FCFS serves them."""
     once = Passes(first=0, num_passes=1, period_s=0.0)
-    (good,) = rehearse(asked, once, draw_lengths(asked), make_policy("fcfs"))
-    return list(good)
+    replay = Rehearsal(asked, once, draw_lengths(asked), make_policy("fcfs"))
+    return [share == 1 for share in replay.judge(len(asked.requests))]
 
 
 class TestRehearsal:
@@ -105,17 +108,32 @@ class TestRehearsal:
         assert len(verdicts(short)) == 5
 
     def test_arrivals_of_a_short_window_are_repeated(self) -> None:
-        """Ten prompts arrive within a second, and take longer: the second time some still wait."""
-        burst = [past(i / 10, prompt=4_000, slo=SLO(0.6, 1.0)) for i in range(10)]
-        asked = replace(question(*burst, candidates=("fcfs",)), num_blocks=10_000)
+        """Prompts arrive faster than they are served: the second time some still wait."""
+        burst = [past(i / 16, prompt=4_000, slo=SLO(1.5, 1.0)) for i in range(36)]
+        asked = question(*burst, candidates=("fcfs", "edf"))
+        asked = replace(asked, num_blocks=10_000, min_gain=-1.0)  # nobody drops out
         once = answer(asked)
-        asked = replace(asked, horizon_s=10.0)
+        asked = replace(asked, horizon_s=20.0)
         repeated = answer(asked)
-        assert set(once.good["fcfs"]) == {1.0}
-        assert len(repeated.good["fcfs"]) == len(once.good["fcfs"])
-        assert min(repeated.good["fcfs"]) < 1
+        assert len(repeated.good["fcfs"]) == len(once.good["fcfs"]) == 36 - once.num_unjudged
+        assert set(once.good["fcfs"]) <= {0.0, 1.0}
+        assert sum(repeated.good["fcfs"]) < sum(once.good["fcfs"])
         few = answer(replace(asked, max_requests=len(burst)))
         assert few.good == once.good, "no more than max_requests arrivals are replayed"
+
+    def test_too_few_requests_are_not_replayed(self) -> None:
+        found = answer(question(*(past(float(i)) for i in range(10))))
+        assert not found.good
+        assert not found.failed
+
+    def test_a_candidate_drops_out_once_it_surely_gains_nothing(self) -> None:
+        """All that were in trouble came first, and one candidate is as good as the other."""
+        requests = [past(i / 4, in_trouble=i < 30) for i in range(80)]
+        found = answer(question(*requests, candidates=("fcfs", "edf")))
+        assert len(found.good["edf"]) == len(found.good["fcfs"]) < 80 - found.num_unjudged
+        late = [past(i / 4, in_trouble=i > 70) for i in range(80)]
+        found = answer(question(*late, candidates=("fcfs", "edf")))
+        assert len(found.good["edf"]) == 80 - found.num_unjudged
 
     def test_the_same_question_has_the_same_answer(self) -> None:
         requests = [past(i / 10, 500 * (i % 5 + 1), has_ended=i % 2 == 0) for i in range(60)]
@@ -126,7 +144,8 @@ class TestRehearsal:
         assert first.cpu_s > 0
 
     def test_a_candidate_that_fails_leaves_the_others_their_answer(self) -> None:
-        found = answer(question(past(0.0), candidates=("goodput", "no_such_policy")))
+        requests = (past(i / 4) for i in range(40))
+        found = answer(question(*requests, candidates=("goodput", "no_such_policy")))
         assert set(found.good) == {"goodput"}
         assert "no_such_policy" in found.failed["no_such_policy"]
 
@@ -180,7 +199,7 @@ class TestFrozenModel:
 
 
 def hurried(num_requests: int, rate: float) -> Trace:
-    """Return prompts of which a tenth ask for tokens faster than the device ever is."""
+    """Return prompts of which a tenth ask for tokens as fast as the device is for one alone."""
     rng = np.random.default_rng(3)
     requests = [
         TraceRequest(
@@ -188,7 +207,7 @@ def hurried(num_requests: int, rate: float) -> Trace:
             i / rate,
             int(rng.integers(200, 2000)),
             int(rng.integers(50, 150)),
-            SLO(1.0, 0.002 if i % 10 == 3 else 0.05),
+            SLO(1.0, 0.0065 if i % 10 == 3 else 0.05),
         )
         for i in range(num_requests)
     ]

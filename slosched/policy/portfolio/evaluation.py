@@ -45,7 +45,8 @@ class Evaluation:
     counted_s: float
     """Time at which the answer counted."""
     in_trouble: float
-    """Share of the window's requests that were rejected, late or overdue."""
+    """Share of the window's requests that were rejected, late or overdue though their promise could
+    be kept."""
     num_requests: int
     num_judged: int
     requests_per_s: float
@@ -59,7 +60,8 @@ class Evaluation:
     failed: Mapping[str, str]
     """What kept a candidate from being replayed."""
     eliminated: tuple[str, ...]
-    """Candidates that were not replayed because they had been surely worse."""
+    """Candidates that were not replayed, since they had surely gained too little, or since the
+    question was about two others."""
     before: str
     """The candidate that planned until now."""
     chosen: str

@@ -12,9 +12,9 @@ def explained(evaluation: Evaluation) -> Iterator[str]:
     e = evaluation
     yield (
         f"At {e.asked_s:.1f} s, {e.in_trouble:.1%} of the latest requests were rejected, late or "
-        f"overdue, so the last {e.num_requests} were replayed: {e.requests_per_s:.2g} a second, "
-        f"prompts of {e.mean_prompt_tokens:.0f} tokens and outputs of {e.mean_output_tokens:.0f} "
-        f"in the mean."
+        "overdue though their promise could be kept. "
+        f"So the last {e.num_requests} were replayed: {e.requests_per_s:.2g} a second, prompts of "
+        f"{e.mean_prompt_tokens:.0f} tokens and outputs of {e.mean_output_tokens:.0f} in the mean."
     )
     if e.has_turned:
         yield (
@@ -29,7 +29,10 @@ def explained(evaluation: Evaluation) -> Iterator[str]:
         )
         yield f"Good requests under each candidate: {'; '.join(shares)}."
     if e.eliminated:
-        yield f"Not replayed, as they had been surely worse: {', '.join(e.eliminated)}."
+        yield (
+            "Not replayed, as they had surely gained too little or two others were in question: "
+            f"{', '.join(e.eliminated)}."
+        )
     for name, why in e.failed.items():
         yield f"{name} could not be replayed: {why}."
     yield _chosen(e)

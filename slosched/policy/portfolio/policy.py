@@ -34,7 +34,7 @@ from slosched.policy.portfolio.question import (
     asking_in,
 )
 from slosched.policy.portfolio.scores import LEAST_JUDGED, Scores
-from slosched.policy.portfolio.seen import Seen
+from slosched.policy.portfolio.seen import Seen, Trouble
 from slosched.policy.published.qoserve import QoServe
 from slosched.policy.published.slidebatching import SlideBatching
 from slosched.policy.slo_aware import LateRule, SLOAware
@@ -45,6 +45,8 @@ _ALL_AGAIN = 4
 """One evaluation in so many replays all candidates, the eliminated ones included."""
 _LONGEST_INTERVAL = 8
 """Longest time between evaluations that change nothing, as a multiple of `every_s`."""
+_HASTE = 4.0
+"""Factor on the effort when the next question is urgent."""
 _MOST_EVALUATIONS = 10_000
 """Evaluations whose records are kept."""
 
@@ -70,19 +72,23 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
 
     1. One candidate plans every step, at first the first.
     2. Every `every_s` the policy looks at the requests of the last `window_s`.  If more than
-       `trouble` of them were rejected, late or overdue, it asks the simulator: how would each
-       candidate have served these requests, on this replica, beginning with the decodes that ran
-       then?  Lengths of outputs that are still to come are drawn from finished requests, and
-       arrivals that span less than `window_s` are repeated, since what they bring about may take
-       that long to show.  As long
-       as the answer changes nothing and no more requests are in trouble than it foretold, the
-       time to the next question doubles, up to eight times `every_s`.
-    3. `delay_s` later the answer counts.  The candidate that is ahead takes over if its lead is
+       `trouble` of them were rejected, late or overdue though their promise could be kept, it asks
+       the simulator: how would each candidate have served these requests, on this replica,
+       beginning with the decodes that ran then?  Lengths of outputs that are still to come are
+       drawn from finished requests, and arrivals that span less than half of `window_s` are
+       repeated, since what they bring about may take that long to show.
+    3. Candidates replay side by side.  One that surely gains less than `min_gain` against the best
+       drops out, and the replays end when only the candidate that plans is left.
+    4. `delay_s` later the answer counts.  The candidate that is ahead takes over if its lead is
        surely above zero (`scores`) and at least `min_gain`.
-    4. A candidate that is surely worse than the best is left out of three evaluations in four.  If
-       the simulator finds that the traffic has turned within the window (prompt lengths, promises
-       or gaps between arrivals), only what arrived since is judged, former scores are forgotten,
-       and all candidates are replayed.
+    5. The time to the next question doubles while nothing is gained, up to eight times `every_s`.
+       More requests in trouble than the last answer foretold end it.  And a question has to be
+       paid for: `effort` replayed arrivals for each one since the last question, and four times
+       as many while there is more trouble than foretold or a lead that is not sure.
+    6. A candidate that dropped out is left out of three evaluations in four, and a lead that is not
+       sure is followed up with these two alone.  If the simulator finds that the traffic has turned
+       within the window (prompt lengths or promises), only what arrived since is judged, former
+       scores are forgotten, and all candidates are replayed.
 
     The policy knows no device, no promise and no regime; it only compares.  A candidate is reset
     when it takes over, and has to serve requests that another one began.
@@ -104,9 +110,12 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
     delay_s: float = 1.0
     """Time from a question until its answer counts, so that replays on a server have time."""
     trouble: float = 0.005
-    """Share of requests in trouble up to which nothing is evaluated."""
+    """Share of requests in trouble up to which nothing is asked."""
     min_gain: float = tunable(0.005, 0.02)
-    """Least lead, as a share of the requests, for which another candidate takes over."""
+    """Least lead, as a share of the requests, for which another candidate takes over.  One that
+    surely gains less drops out of the replays."""
+    effort: float = 2.0
+    """Arrivals that may be replayed for each one that arrives; repetitions do not count."""
     seed: int = 0
     """Seed of the drawn output lengths."""
     candidates: Mapping[str, Policy] = field(default_factory=default_candidates)
@@ -117,6 +126,8 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         check_at_least(0, delay_s=self.delay_s, seed=self.seed)
         check_at_least(LEAST_JUDGED, max_requests=self.max_requests)
         check_share(trouble=self.trouble, min_gain=self.min_gain)
+        if not self.effort > 0:
+            raise ValueError(f"effort must be positive, or inf for no limit, not {self.effort}")
         if not self.candidates:
             raise ValueError("a portfolio needs at least one candidate, as in portfolio|goodput")
         if any(isinstance(candidate, Portfolio) for candidate in self.candidates.values()):
@@ -144,7 +155,12 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         self.cpu_s = 0.0
         """Processor time of all evaluations."""
         self._planner = self.candidates[self.current]
-        self._seen = Seen(self.window_s, self.max_requests)
+        self._seen = Seen(self.window_s)
+        self._is_urgent = True
+        """Whether nothing was evaluated yet, or the latest evaluation saw a candidate ahead by
+        `min_gain`, but not surely, or saw no trouble at all though there is some."""
+        self._num_seen_before = 0
+        """Number of requests that had arrived at the latest question that was not in vain."""
         self._scores = Scores()
         self._losers: tuple[str, ...] = ()
         self._asked: _Asked | None = None
@@ -212,18 +228,26 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         now_s, seen = view.now_s, self._seen
         shown = chain(view.waiting, view.running, view.swapped)
         seen.update(shown, now_s, view.limits.deadline_rule)
-        trouble = seen.trouble(now_s - self.window_s, now_s)
-        if trouble.share <= self.trouble or not (
-            now_s >= self._again_s or seen.trouble(self._asked_s, now_s).exceeds(self._expected)
-        ):
+        model = view.model
+        trouble = seen.trouble(now_s - self.window_s, now_s, model)
+        if trouble.share <= self.trouble:
             return None
-        requests = seen.requests(now_s)
-        asks_all = self.num_evaluations % _ALL_AGAIN == 0
-        left_out = () if asks_all else tuple(n for n in self._losers if n != self.current)
+        is_surprise = seen.trouble(self._asked_s, now_s, model).exceeds(self._expected)
+        if now_s < self._again_s and not is_surprise:
+            return None
+        left_out = tuple(n for n in self._losers if n != self.current)
+        if self.num_evaluations % _ALL_AGAIN == 0 or len(left_out) == len(self.candidates) - 1:
+            left_out = ()
+        requests = seen.requests(now_s, self.max_requests, model)
+        num_replayed = len(requests) * (len(self.candidates) - len(left_out))
+        effort = self.effort * (_HASTE if is_surprise or self._is_urgent else 1.0)
+        if num_replayed / effort > seen.num_seen - self._num_seen_before:
+            return None
         kv = view.kv
         question = Question(
             requests=requests,
             output_lengths=seen.output_lengths,
+            current=self.current,
             candidates=tuple(name for name in self.candidates if name not in left_out),
             eliminated=left_out,
             limits=view.limits,
@@ -231,51 +255,62 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
             block_size=kv.block_size,
             num_host_blocks=kv.num_free_host_blocks
             + sum(kv.num_held_host_blocks(request.request_id) for request in view.swapped),
-            latency_model=frozen(view.model),
+            latency_model=frozen(model),
             horizon_s=self.window_s,
             max_requests=self.max_requests,
+            min_gain=self.min_gain,
             seed=self.seed,
         )
         if not forecaster.ask(question):
             return None
         self._asked_s = now_s
-        return _Asked(question, now_s, trouble.share)
+        return _Asked(question, now_s, trouble, seen.num_seen)
 
     def _conclude(self, asked: _Asked, answer: Answer | None, now_s: float) -> None:
         """Learn from an answer, go over to a better candidate, and leave a record."""
         before, scores = self.current, self._scores
         self.num_evaluations += 1
+        if answer is not None:
+            self.cpu_s += answer.cpu_s
+            if not (answer.good or answer.failed):
+                self._leave(asked, answer, now_s, before, Reason.TOO_FEW)
+                return
         if answer is None or before not in answer.good:
             self._leave(asked, answer, now_s, before, Reason.NO_ANSWER)
             return
-        self.cpu_s += answer.cpu_s
-        if len(answer.good[before]) < LEAST_JUDGED:
-            self._leave(asked, answer, now_s, before, Reason.TOO_FEW)
-            return
         if answer.has_turned:
             scores.forget()
+            self._losers = ()
         scores.add(answer.good)
         best = scores.best(before)
-        reason = Reason.BEST
-        if best != before:
-            lead = scores.lead(best, before)
-            is_better = lead.low > 0 and lead.mean >= self.min_gain
-            reason = Reason.BETTER if is_better else Reason.UNSURE
-        replayed = set(answer.good)
-        kept = (name for name in self._losers if name not in replayed and not answer.has_turned)
-        self._losers = (*kept, *scores.losers(best))
-        if reason is Reason.BETTER:
+        gain = scores.lead(best, before)
+        is_better = best != before and gain.low > 0 and gain.mean >= self.min_gain
+        is_in_doubt = best != before and not is_better and gain.mean >= self.min_gain
+        self._plan_next(asked, best, is_in_doubt)
+        if is_better:
             self._go_over_to(best)
-        if reason is Reason.BETTER or answer.has_turned:
+        if is_better or answer.has_turned:
             self._interval_s = self.every_s
-        elif reason is Reason.BEST:
-            longest_s = _LONGEST_INTERVAL * self.every_s
-            self._interval_s = min(2 * self._interval_s, longest_s)
-        else:  # more evidence is needed soon
-            self._interval_s = 2 * self.every_s
         self._again_s = asked.at_s + self._interval_s
-        self._expected = 1 - scores.share(self.current).mean
+        self._expected = max(0.0, 1 - scores.share(self.current).mean - asked.unkeepable_share)
+        reason = Reason.BETTER if is_better else Reason.UNSURE if best != before else Reason.BEST
         self._leave(asked, answer, now_s, before, reason)
+
+    def _plan_next(self, asked: _Asked, best: str, is_in_doubt: bool) -> None:
+        """Decide which candidates the next question leaves out, how urgent it is, and its time."""
+        scores, replayed = self._scores, self._scores.latest
+        kept = (name for name in self._losers if name not in replayed)
+        self._losers = (*kept, *scores.losers(best, self.min_gain))
+        if is_in_doubt:  # the next question is about these two
+            self._losers = tuple(n for n in self.candidates if n not in (best, self.current))
+        is_blank = all(scores.share(name).mean == 1 for name in (best, self.current))
+        self._is_urgent = is_in_doubt or is_blank
+        if not is_blank:
+            self._num_seen_before = asked.num_seen
+        if self._is_urgent:
+            self._interval_s = 2 * self.every_s
+        else:
+            self._interval_s = min(2 * self._interval_s, _LONGEST_INTERVAL * self.every_s)
 
     def _go_over_to(self, candidate: str) -> None:
         self.current, self._planner = candidate, self.candidates[candidate]
@@ -293,7 +328,7 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         evaluation = Evaluation(
             asked_s=asked.at_s,
             counted_s=now_s,
-            in_trouble=asked.in_trouble,
+            in_trouble=asked.trouble.share,
             num_requests=len(requests),
             num_judged=len(requests) - answer.num_unjudged if answer is not None else 0,
             requests_per_s=(len(requests) - 1) / span_s if span_s else 0.0,
@@ -311,7 +346,10 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         self.evaluations.append(evaluation)
 
     def _score(self, candidate: str, before: str) -> Score:
-        return Score(*self._scores.share(candidate), *self._scores.lead(candidate, before))
+        """Return the score of a candidate, in terms of all requests also if it dropped out."""
+        share, lead = self._scores.share(candidate), self._scores.lead(candidate, before)
+        shift = self._scores.share(before).mean + lead.mean - share.mean
+        return Score(share.mean + shift, share.low + shift, share.high + shift, *lead)
 
 
 @dataclass(frozen=True)
@@ -320,7 +358,14 @@ class _Asked:
 
     question: Question
     at_s: float
-    in_trouble: float
+    trouble: Trouble
+    num_seen: int
+    """Number of requests that had arrived until then."""
+
+    @property
+    def unkeepable_share(self) -> float:
+        """Return the share of requests that were bad because their promise cannot be kept."""
+        return self.trouble.num_unkeepable / max(1, self.trouble.num_requests)
 
 
 def portfolio_in(policy: Policy) -> Portfolio | None:

@@ -1,7 +1,7 @@
 """The question to a simulator: how would each candidate have served the traffic of late?
 
 The policy only states the question and reads the answer.  Who simulates is handed to it: the
-simulator replays in line, a server in a process of its own (`slosched.simulator.rehearsal`).
+simulator replays in line, a server in a process of its own (`slosched.simulator.race`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class PastRequest:
     slo: SLO
     priority: int
     lora_id: str | None
+    in_trouble: bool = False
+    """Whether it was rejected, late or overdue though its promise could have been kept."""
     num_emitted_before: int = 0
     """Tokens that it had emitted when the window began; with at least one it is a decode then."""
     first_token_s: float = math.nan
@@ -47,8 +49,10 @@ class Question:
     """The requests in order of arrival; those that arrived before the window come first."""
     output_lengths: tuple[int, ...]
     """Output tokens of finished requests, from which unknown lengths are drawn."""
+    current: str
+    """Spec of the policy that plans."""
     candidates: tuple[str, ...]
-    """Specs of the policies to replay."""
+    """Specs of the policies to replay; the one that plans is among them."""
     eliminated: tuple[str, ...]
     """Specs of the policies to replay only if the traffic has turned within the window."""
     limits: Limits
@@ -61,6 +65,8 @@ class Question:
     """Time for which the judged arrivals are replayed; they are repeated if they span less."""
     max_requests: int
     """Largest number of arrivals that are replayed, repeated ones included."""
+    min_gain: float
+    """A candidate that is surely not better than the best by so much drops out of the replays."""
     seed: int
     """Seed of the drawn output lengths."""
 
@@ -70,7 +76,11 @@ class Answer:
     """The result of one question."""
 
     good: Mapping[str, tuple[float, ...]]
-    """For each candidate, in which share of its repetitions each judged request was good."""
+    """For each candidate, in which share of its repetitions each judged request was good.
+
+    Of a candidate that dropped out there are only the first requests, up to the end of a block.
+    Nothing is replayed, and there is no candidate, if too few requests could be judged.
+    """
     num_unjudged: int
     """Requests before the first judged one, which only fill the replica."""
     has_turned: bool

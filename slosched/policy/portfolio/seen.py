@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from slosched.core import DeadlineRule, Request, RequestStatus
+from slosched.core import DeadlineRule, LatencyModel, Request, RequestStatus
 from slosched.metrics import RequestRecord
 from slosched.metrics.columns import RequestColumns
 from slosched.metrics.promises import good_requests
+from slosched.policy.kit.quote import decode_s
 from slosched.policy.portfolio.question import PastRequest
 
 _SPREADS = 3.0
@@ -23,10 +24,12 @@ _NUM_LENGTHS = 1000
 
 
 class Trouble(NamedTuple):
-    """Requests that were rejected, late or overdue."""
+    """Requests that were rejected, late or overdue though their promise could have been kept."""
 
     num_bad: int
     num_requests: int
+    num_unkeepable: int = 0
+    """Requests whose promise could not have been kept."""
 
     @property
     def share(self) -> float:
@@ -45,6 +48,12 @@ class _Entry:
 
     request: Request
     is_good: bool | None = None
+    is_keepable: bool | None = None
+    """Whether its promise could be kept alone on the device; None until that is asked."""
+
+    def is_bad(self, now_s: float) -> bool:
+        """Tell whether it was rejected or late, or its next token is overdue."""
+        return self.request.deadline_s < now_s if self.is_good is None else not self.is_good
 
 
 class Seen:
@@ -54,11 +63,12 @@ class Seen:
     asks a question.  In between, a step costs the requests that are new in it.
     """
 
-    def __init__(self, window_s: float, max_requests: int) -> None:
+    def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._max_requests = max_requests
         self._entries: dict[str, _Entry] = {}
         self._lengths: deque[int] = deque(maxlen=_NUM_LENGTHS)
+        self.num_seen = 0
+        """Number of requests that were remembered so far."""
 
     def note(self, waiting: Reversible[Request]) -> None:
         """Remember the requests that have joined the queue, at its end, since the last call."""
@@ -70,14 +80,16 @@ class Seen:
             new.append(request)
         for request in reversed(new):
             entries[request.request_id] = _Entry(request)
+        self.num_seen += len(new)
 
     def update(self, shown: Iterable[Request], now_s: float, rule: DeadlineRule) -> None:
         """Judge what has ended, and forget what ended before the window.
 
         `shown` are all requests of the view: some may have been missed while they waited.
         """
-        for request in shown:
-            self._entries.setdefault(request.request_id, _Entry(request))
+        missed = [request for request in shown if request.request_id not in self._entries]
+        self._entries |= {request.request_id: _Entry(request) for request in missed}
+        self.num_seen += len(missed)
         ended = [
             entry
             for entry in self._entries.values()
@@ -97,7 +109,7 @@ class Seen:
             if not entry.request.status.is_ended or _end_s(entry.request) >= begin_s
         }
 
-    def trouble(self, since_s: float, now_s: float) -> Trouble:
+    def trouble(self, since_s: float, now_s: float, model: LatencyModel) -> Trouble:
         """Return how many requests that arrived since then were not served as promised.
 
         A request that has not ended counts if its next token is overdue.  One that its client took
@@ -109,29 +121,32 @@ class Seen:
             if entry.request.arrival_s >= since_s
             and entry.request.status is not RequestStatus.ABORTED
         ]
-        num_bad = sum(
-            entry.request.deadline_s < now_s if entry.is_good is None else not entry.is_good
-            for entry in entries
-        )
-        return Trouble(num_bad, len(entries))
+        bad = [entry for entry in entries if entry.is_bad(now_s)]
+        num_unkeepable = sum(not _is_keepable(entry, model) for entry in bad)
+        return Trouble(len(bad) - num_unkeepable, len(entries), num_unkeepable)
 
-    def requests(self, now_s: float) -> tuple[PastRequest, ...]:
+    def requests(
+        self, now_s: float, max_requests: int, model: LatencyModel
+    ) -> tuple[PastRequest, ...]:
         """Return the window's requests, at most `max_requests`, and those in service at its begin.
 
         They are in order of arrival.
         """
-        window = [entry.request for entry in self._window(now_s)]
+        window = self._window(now_s)[-max_requests:]
         if not window:
             return ()
-        begin_s = window[0].arrival_s
+        begin_s = window[0].request.arrival_s
         before = [
-            entry.request
+            entry
             for entry in self._entries.values()
             if entry.request.arrival_s < begin_s
             and (not entry.request.status.is_ended or _end_s(entry.request) > begin_s)
         ]
-        before.sort(key=attrgetter("arrival_s"))
-        return tuple(_past(request, begin_s) for request in (*before, *window))
+        before.sort(key=attrgetter("request.arrival_s"))
+        return tuple(
+            _past(entry.request, begin_s, entry.is_bad(now_s) and _is_keepable(entry, model))
+            for entry in (*before, *window)
+        )
 
     @property
     def output_lengths(self) -> tuple[int, ...]:
@@ -142,7 +157,7 @@ class Seen:
         begin_s = now_s - self._window_s
         inside = [e for e in self._entries.values() if e.request.arrival_s >= begin_s]
         inside.sort(key=attrgetter("request.arrival_s"))
-        return inside[-self._max_requests :]
+        return inside
 
 
 def _end_s(request: Request) -> float:
@@ -150,7 +165,20 @@ def _end_s(request: Request) -> float:
     return request.end_s
 
 
-def _past(request: Request, begin_s: float) -> PastRequest:
+def _is_keepable(entry: _Entry, model: LatencyModel) -> bool:
+    """Tell whether the promise could be kept if the request were alone on the device."""
+    if entry.is_keepable is None:
+        request, slo = entry.request, entry.request.slo
+        cached = min(request.num_cached_tokens, request.num_prompt_tokens - 1)
+        alone_s = model.predict_prefill(request.num_prompt_tokens - cached, cached)
+        is_one_token = request.max_tokens == 1
+        entry.is_keepable = alone_s <= slo.ttft_s and (
+            is_one_token or decode_s(request, model) <= slo.tpot_s
+        )
+    return entry.is_keepable
+
+
+def _past(request: Request, begin_s: float, in_trouble: bool) -> PastRequest:
     never_ran = request.status is RequestStatus.WAITING and not request.num_preemptions
     cached = request.num_computed_tokens if never_ran else request.num_cached_tokens
     past = PastRequest(
@@ -162,6 +190,7 @@ def _past(request: Request, begin_s: float) -> PastRequest:
         slo=request.slo,
         priority=request.priority,
         lora_id=request.lora_id,
+        in_trouble=in_trouble,
     )
     if request.arrival_s >= begin_s:
         return past
