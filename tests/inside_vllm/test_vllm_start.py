@@ -281,3 +281,25 @@ def test_a_request_with_an_impossible_promise_is_refused_and_the_others_are_serv
     assert stop_reason.startswith("slo_invalid:slo_ttft_ms must be a positive")
     assert len(ends) == len(rest)
     assert all(reason is not FinishReason.ABORT for reason, _ in ends.values())
+
+
+@pytest.mark.parametrize(
+    ("policy", "reasons"),
+    [("portfolio", {"infeasible", "expired"}), ("goodput+door", {"unkeepable"})],
+)
+def test_a_promise_that_cannot_be_kept_is_refused_with_its_reason(
+    policy: str, reasons: set[str]
+) -> None:
+    workload = random_workload(SEED)
+    first, *rest = workload.arrivals
+    hasty = replace(first, extra_args=(("slo_ttft_ms", 0.001),))
+    workload = replace(workload, arrivals=(hasty, *rest))
+    profile = {"profile": "rtx4090/llama-3.1-8b", "any_device": True}
+    scheduler = start({"policy": policy, **profile})
+    ends = finished(Loop(scheduler, workload, is_async=False).run())
+    end, stop_reason = ends.pop(hasty.request_id)
+    assert end is FinishReason.ABORT
+    word, _, why = stop_reason.partition(":")
+    assert (word, why in reasons) == ("slo_rejected", True), stop_reason
+    assert len(ends) == len(rest)
+    assert all(end is not FinishReason.ABORT for end, _ in ends.values())

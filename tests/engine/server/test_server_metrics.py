@@ -55,8 +55,8 @@ def test_a_portfolio_says_who_plans_and_what_it_found() -> None:
     before = samples(metrics.render("m"))
     assert before['slosched:portfolio_plans{model_name="m",policy="fcfs"}'] == 1
     assert before['slosched:portfolio_evaluations_total{model_name="m"}'] == 0
-    scheduler.add_request(make_request(ttft_s=1e-6))
-    for i in range(10):
+    scheduler.add_request(make_request(ttft_s=0.05))
+    for i in range(20):
         portfolio.schedule(scheduler.view(i / 100))
     after = samples(metrics.render("m"))
     changes = after['slosched:portfolio_changes_total{model_name="m"}']
