@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from scipy import stats
 
 from experiments.markdown import table
+from experiments.paired import against, blocks_of
 from experiments.portfolio.cells import CELLS, REPORT, SETTLING_S
 from slosched.policy.portfolio.policy import default_candidates
 
 _FOLDER = Path(__file__).parent
 PAGE = _FOLDER / "README.md"
 RESULTS = _FOLDER / "results.csv"
-FloatArray = npt.NDArray[np.float64]
-_LEVEL = 0.95
 _PORTFOLIO = "portfolio"
 
 
@@ -89,7 +85,7 @@ def _attained(results: pd.DataFrame, names: list[str]) -> str:
         cell = results[results["cell"] == name]
         if not len(cell):
             continue
-        blocks = {spec: _blocks(cell, spec) for spec in (*candidates, _PORTFOLIO)}
+        blocks = {spec: blocks_of(cell, spec) for spec in (*candidates, _PORTFOLIO)}
         means = {spec: 100 * float(each.mean()) for spec, each in blocks.items()}
         best = max(candidates, key=lambda spec: means[spec])
         rows.append(
@@ -97,7 +93,7 @@ def _attained(results: pd.DataFrame, names: list[str]) -> str:
                 name,
                 *(f"{means[spec]:.1f}" for spec in candidates),
                 f"**{means[_PORTFOLIO]:.1f}**",
-                _against(100 * (blocks[_PORTFOLIO] - blocks[best])),
+                against(100 * (blocks[_PORTFOLIO] - blocks[best])),
                 cell["window"].nunique(),
                 cell["code_digest"].iloc[0][:6],
             ]
@@ -111,19 +107,6 @@ def _attained(results: pd.DataFrame, names: list[str]) -> str:
         "code",
     ]
     return table(heads, rows, 1)
-
-
-def _blocks(cell: pd.DataFrame, spec: str) -> FloatArray:
-    """Return the shares of good requests of all windows and blocks under a policy."""
-    texts = cell[cell["policy"] == spec].sort_values("window")["blocks"]
-    return np.array([float(share) for text in texts for share in text.split()])
-
-
-def _against(differences: FloatArray) -> str:
-    mean = float(differences.mean())
-    count = len(differences)
-    margin = float(stats.t.ppf((1 + _LEVEL) / 2, count - 1) * differences.std(ddof=1) / count**0.5)
-    return f"{mean:+.1f} [{mean - margin:+.1f}, {mean + margin:+.1f}]"
 
 
 def _costs(results: pd.DataFrame) -> str:

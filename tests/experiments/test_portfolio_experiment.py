@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from experiments.arena.scenarios import TRACES
+from experiments.paired import against
 from experiments.portfolio import report
-from experiments.portfolio.__main__ import played
 from experiments.portfolio.cells import CELLS, CODE, CONVERSATIONS, DESIGN, H100, Cell, Part
+from experiments.portfolio.play import played
 
 needs_traces = pytest.mark.skipif(
     not (TRACES / CONVERSATIONS).exists(), reason=f"the public traces are not in {TRACES}"
@@ -45,7 +46,7 @@ def test_a_replay_has_a_share_for_each_block_and_its_cost() -> None:
 
 
 def test_the_interval_of_a_difference_is_students() -> None:
-    assert report._against(np.array([0.0, 2.0])) == "+1.0 [-11.7, +13.7]"
+    assert against(np.array([0.0, 2.0])) == "+1.0 [-11.7, +13.7]"
 
 
 def test_every_cell_has_results_or_is_left_out_of_the_page() -> None:
