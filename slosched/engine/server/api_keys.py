@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slosched.engine.server.errors import wrong_key
 
-_OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-"""Paths for load balancers and monitoring, which have no keys."""
+_OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
+"""Paths for load balancers and monitoring, which have no keys, and the page that asks for one."""
 
 
 class RequireKey:

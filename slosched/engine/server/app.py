@@ -27,6 +27,7 @@ from slosched.engine.server.fields import (
     TOKENIZE_FIELDS,
 )
 from slosched.engine.server.http_metrics import CountRequests, HTTPMetrics
+from slosched.engine.server.page import answer_page
 from slosched.engine.server.prometheus import CONTENT_TYPE
 from slosched.engine.server.prompts import PromptEncoder
 from slosched.engine.server.protocol import Options, parse_options
@@ -54,6 +55,7 @@ def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) 
     api = _Api(worker, tokenizer, config)
     return Starlette(
         routes=[
+            Route("/", answer_page),
             Route("/health", api.health),
             Route("/ping", api.health, methods=["GET", "POST"]),
             Route("/version", api.version),

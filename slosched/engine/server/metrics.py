@@ -190,6 +190,9 @@ class ServerMetrics:
         )
         text = "Settings of the KV cache."
         yield from sample("vllm:cache_config_info", "gauge", text, f"{label},{settings}", 1)
+        rule = labels_of(rule=scheduler.limits.deadline_rule.value)
+        text = "When the tokens after the first are due (--deadline-rule)."
+        yield from sample("slosched:deadline_rule_info", "gauge", text, f"{label},{rule}", 1)
 
     def _counters(self, label: str) -> Iterator[str]:
         for name, text, value in (
