@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +12,11 @@ from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from slosched.engine.torch import LoadedModel
+
+# Without a GPU our Triton kernel is interpreted.  Triton reads this when it is first imported, which
+# torch or transformers may do in any test.
+if not Path("/dev/nvidia0").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # No time limits, as the machine may be busy; the benchmarks have them.  Every run draws the same
 # examples, so hypothesis must not mix in constants of whichever modules are imported.

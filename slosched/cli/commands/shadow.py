@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,9 +13,11 @@ from slosched.cli.console import console, table
 from slosched.cli.lazy import SUMMARIES
 from slosched.cli.option_groups import grouped
 from slosched.core import NO_SLO
-from slosched.evaluate.shadow import ShadowReport, judge
-from slosched.metrics import Summary
-from slosched.replay.shadow import ShadowRun, read_shadow
+
+if TYPE_CHECKING:
+    from slosched.evaluate.shadow import ShadowReport
+    from slosched.metrics import Summary
+    from slosched.replay.shadow import ShadowRun
 
 shadow = typer.Typer(
     no_args_is_help=True,
@@ -66,6 +68,9 @@ def report(
     - `slosched shadow report slosched-shadow/2026-11-22T22-15-03 -p edf:drop=expired
       --slo-ttft 1s --slo-tpot 50ms --load 1.5`
     """
+    from slosched.evaluate.shadow import judge  # slow to import
+    from slosched.replay.shadow import read_shadow
+
     read = read_shadow(run)
     judged = judge(read, policy, slo=promise.slo() or NO_SLO, load=load, seed=seed)
     _print_run(read, judged)
