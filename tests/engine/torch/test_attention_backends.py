@@ -10,7 +10,6 @@ from itertools import cycle, product
 import documented_kernels as documented
 import pytest
 import torch
-from paged_batches import MIXES, WINDOWS, Case, Shape, make_case
 
 from slosched.engine.torch import KVGeometry, TorchExecutor, load_model
 from slosched.engine.torch.attention import (
@@ -18,7 +17,6 @@ from slosched.engine.torch.attention import (
     AttentionBackend,
     BackendUnavailableError,
     KernelLimits,
-    Scoring,
     choose_backend,
     statuses,
 )
@@ -28,13 +26,19 @@ from slosched.engine.torch.attention.flash_attn_4 import FlashAttn4
 from slosched.engine.torch.attention.sdpa import SdpaBackend
 from slosched.engine.torch.attention.torch_varlen import TorchVarlen
 from slosched.engine.torch.attention.vllm_flash_attn import VLLMFlashAttn
+from slosched.engine.torch.conformance import (
+    LARGEST_ERROR,
+    MIXES,
+    WINDOWS,
+    Case,
+    Shape,
+    make_case,
+    relative_error,
+)
 
 torch.set_num_threads(1)
 
 CPU = torch.device("cpu")
-SCALE = 0.3
-LARGEST_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""The largest distance from float32 attention, relative to its norm."""
 
 DOCUMENTED: list[AttentionBackend] = [
     FlashAttn(documented.flash_attn_varlen_func, documented.flash_attn_with_kvcache),
@@ -48,12 +52,7 @@ DOCUMENTED: list[AttentionBackend] = [
 
 def check(backend: AttentionBackend, case: Case, window: int | None) -> None:
     """Compare a backend's attention with its definition."""
-    scoring = Scoring(SCALE, window)
-    got = backend.plan(case.batch).attend(case.query, case.k_cache, case.v_cache, scoring)
-    expected = case.expected(scoring)
-    assert (got.shape, got.dtype) == (case.query.shape, case.query.dtype)
-    distance = float((got.float() - expected).norm() / expected.norm())
-    assert distance <= LARGEST_ERROR[case.query.dtype]
+    assert relative_error(backend, case, window) <= LARGEST_ERROR[case.query.dtype]
 
 
 def loaded(name: str, device: str) -> AttentionBackend:

@@ -1,4 +1,4 @@
-"""Random mixed batches over a paged cache, and what attention over them must be."""
+"""Random mixed batches over a paged cache, on which every attention backend must be exact."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from random import Random
 import torch
 from torch import Tensor
 
-from slosched.engine.torch import KVGeometry, PagedKVCache
-from slosched.engine.torch.attention import PagedBatch, Scoring
+from slosched.engine.torch.attention import AttentionBackend, PagedBatch, Scoring
+from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
 from slosched.engine.torch.step_inputs import StepInputs, TokenSpan
+
+SCALE = 0.3
+LARGEST_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""The largest distance from float32 attention, relative to its norm."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Shape:
 def make_case(
     shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
 ) -> Case:
-    """Return a case whose blocks are scattered, and whose tables are longer than they need to be."""
+    """Return a case with scattered blocks, in tables that are longer than they need to be."""
     rng = Random(seed)
     generator = torch.Generator().manual_seed(seed)
     size = shape.block_size
@@ -81,6 +85,15 @@ def make_case(
     ids = [0] * num_tokens
     batch = StepInputs(size, place).fill(range(len(spans)), spans, ids, []).batch
     return Case(batch, query, k_cache, v_cache, spans)
+
+
+def relative_error(backend: AttentionBackend, case: Case, window: int | None) -> float:
+    """Return the distance of a backend's attention from its definition, relative to its norm."""
+    scoring = Scoring(SCALE, window)
+    got = backend.plan(case.batch).attend(case.query, case.k_cache, case.v_cache, scoring)
+    expected = case.expected(scoring)
+    assert (got.shape, got.dtype) == (case.query.shape, case.query.dtype)
+    return float((got.float() - expected).norm() / expected.norm())
 
 
 MIXES = {

@@ -1,0 +1,1 @@
+"""Half an hour on a GPU: measure the torch engine, and check what was predicted of it."""
