@@ -46,6 +46,11 @@ class Snapshot:
         samples = self.samples.get(name)
         return None if samples is None else sum(sample.value for sample in samples)
 
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a metric over all its labels, such as the engines of one server."""
+        total = self.total(name)
+        return None if total is None else total / len(self.samples[name])
+
     def by_label(self, name: str, label: str) -> dict[str, float]:
         """Return the sums of a metric for each value of one label."""
         sums: defaultdict[str, float] = defaultdict(float)

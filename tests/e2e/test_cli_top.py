@@ -87,6 +87,13 @@ def test_where_there_is_no_server_it_says_so(cli: Cli, url: str, complaint: str)
     assert complaint in said.complaint
 
 
+def test_engines_of_one_server_count_together() -> None:
+    page = 'kv{engine="0"} 0.2\nkv{engine="1"} 0.6\nwaiting{engine="0"} 2\nwaiting{engine="1"} 3\n'
+    snapshot = parse_metrics(page, 0)
+    assert (snapshot.mean("kv"), snapshot.total("waiting")) == (0.4, 5)
+    assert snapshot.mean("missing") is snapshot.total("missing") is None
+
+
 def test_quantiles_are_those_of_what_was_counted_in_between() -> None:
     def page(*counts: int) -> str:
         bounds = ("0.1", "0.2", "+Inf")

@@ -100,7 +100,7 @@ def _rows(span: Span) -> Iterator[tuple[str, str]]:
         ("swapped", "slosched:num_requests_swapped"),
     ):
         yield name, _spelt(now.total(metric), "{:.0f}".format)
-    yield "KV cache in use", _spelt(now.total("vllm:kv_cache_usage_perc"), "{:.1%}".format)
+    yield "KV cache in use", _spelt(now.mean("vllm:kv_cache_usage_perc"), "{:.1%}".format)
     good = span.growth("slosched:good_requests_total")
     rate = None if good is None or span.duration_s <= 0 else good / span.duration_s
     yield "good requests/s", _spelt(rate, "{:.2f}".format)
