@@ -70,7 +70,7 @@ def _error(
     try:
         return relative_error(backend, make_case(shape, dtype, device), window), ""
     except Exception as error:  # kernels of other packages raise errors of all kinds
-        return float("nan"), f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+        return float("nan"), " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _backend(name: str, scale: Scale, block_size: int) -> AttentionBackend | None:

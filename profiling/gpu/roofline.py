@@ -129,4 +129,6 @@ def _busy_s(local: LocalModel, batch: ScheduledBatch) -> float:
         return float("nan")
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as found:
         local.executor.execute(batch)
-    return float(sum(event.self_device_time_total for event in found.key_averages())) / 1e6
+    # Events of the host, such as launches, would count the kernels that they launch once more.
+    events = (e for e in found.key_averages() if e.device_type.name == "CUDA")
+    return float(sum(event.self_device_time_total for event in events)) / 1e6
