@@ -84,6 +84,12 @@ def _introduction(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         "to run it, and what bounds the targets that are not reached: "
         "[experiments/arena](../experiments/arena/README.md)."
     )
+    yield (
+        "The rows are of the code that is named at the end. `goodput` has changed since: prompts "
+        "count by the time that they add to steps of decodes, TPOTs that cannot be kept are left "
+        "out, and there are [long steps](../experiments/long_steps/README.md) on mixtures of "
+        "experts. [Cells drawn at random](random_arena.md) were played with newer code."
+    )
     missing = [name for name in SCENARIOS if name not in order]
     if missing:
         yield f"Not measured yet: {', '.join(missing)}."
