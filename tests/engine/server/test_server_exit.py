@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from live_server import post, stream, with_client
+from live_server import parse_events, post, with_client
 
 SERVER_PROGRAM = """
 import threading
@@ -46,7 +46,7 @@ class Policy(FCFS):
         return super().schedule(view)
 
 run._LAST_BYTES_S = 0.3
-model = LinearModel(LinearCoefficients(0, 0, 0, 0, 0, 0, 0.001))
+model = LinearModel(LinearCoefficients(0, 0, 0, 0, 0, 0, 0.005))
 scheduler = Scheduler(Policy(), KVCache(64))
 worker = EngineWorker(Engine(scheduler, Device(model), MonotonicClock()), max_consecutive_faults=3)
 app = build_app(worker, ByteTokenizer(), ServerConfig("m", 512))
@@ -98,13 +98,13 @@ def test_an_engine_that_fails_for_good_ends_the_process(
 @pytest.mark.e2e
 def test_a_drain_ends_although_the_device_hangs(process: subprocess.Popen[str]) -> None:
     async def scenario(client: aiohttp.ClientSession) -> tuple[list[Any], tuple[int, Any, Any]]:
-        running = asyncio.create_task(stream(client, prompt="abc", max_tokens=400))
-        hanging = asyncio.create_task(post(client, prompt="H"))
-        while (await health(client)) != 200:
-            pass
-        await asyncio.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        return await running, await hanging
+        body = {"prompt": "abc", "max_tokens": 500, "stream": True}
+        async with client.post("/v1/completions", json=body) as running:
+            assert running.status == 200  # it has its first token
+            hanging = asyncio.create_task(post(client, prompt="H"))
+            await asyncio.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            return parse_events(await running.text()), await hanging
 
     events, (status, answer, _) = asyncio.run(with_client(url_of(process), scenario))
     assert events[-1]["error"]["code"] == "engine_fault"
@@ -112,8 +112,3 @@ def test_a_drain_ends_although_the_device_hangs(process: subprocess.Popen[str]) 
     assert "had not ended" in answer["error"]["message"]
     process.communicate(timeout=20)
     assert process.returncode == 1
-
-
-async def health(client: aiohttp.ClientSession) -> int:
-    async with client.get("/health") as response:
-        return response.status
