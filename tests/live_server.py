@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
@@ -150,6 +154,24 @@ def live(
     assert worker.has_stopped
     kv.check()
     assert kv.num_free_blocks == kv.num_blocks
+
+
+@contextmanager
+def server_process(program: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a process that runs a server's `program`, and the URL that it prints first."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def with_client(url: str, use: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:

@@ -26,6 +26,11 @@ def keep(rows: pd.DataFrame, made: Mapping[str, object]) -> None:
 
 def write() -> None:
     """Write the page."""
+    PAGE.write_text(text())
+
+
+def text() -> str:
+    """Return the page that the results make."""
     results = pd.read_csv(RESULTS)
     made = results.iloc[0]
     specs = [(f"`{name}`", f"`{spec}`") for name, spec in POLICIES.items()]
@@ -40,7 +45,7 @@ def write() -> None:
         f"Played by code {made['code_digest']} with `{made['command']}` on {made['machine']}, "
         f"{made['made']}.",
     ]
-    PAGE.write_text("\n\n".join(parts) + "\n")
+    return "\n\n".join(parts) + "\n"
 
 
 _ABOUT = f"""On a device on which the first tokens of a chunk cost most of its time, \

@@ -5,19 +5,15 @@ from __future__ import annotations
 import http.client
 import json
 import logging
-import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from live_server import Live, live
+from live_server import Live, live, server_process
 
 from slosched.core import EndReason
 from slosched.engine.server.connection import ConnectionLimits
@@ -198,27 +194,9 @@ serve(app, worker, port=0, on_ready=lambda url: print(url, flush=True))
 """
 
 
-@contextmanager
-def small_server() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yield a server that may open 200 files, and its URL."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER_PROGRAM],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    try:
-        assert process.stdout is not None
-        yield process, process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.e2e
 def test_more_silent_clients_than_descriptors_keep_nobody_out() -> None:
-    with small_server() as (process, url), ExitStack() as stack:
+    with server_process(SERVER_PROGRAM) as (process, url), ExitStack() as stack:
         address = urlsplit(url)
         for _ in range(400):
             silent = socket.create_connection((address.hostname, address.port), timeout=20)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from live_server import parse_events, post, with_client
+from live_server import parse_events, post, server_process, with_client
 
 SERVER_PROGRAM = """
 import threading
@@ -55,24 +52,10 @@ serve(app, worker, port=0, drain_timeout_s=0.2, on_ready=lambda url: print(url, 
 
 
 @pytest.fixture
-def process() -> Iterator[subprocess.Popen[str]]:
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER_PROGRAM],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    try:
-        yield server
-    finally:
-        server.kill()
-        server.communicate()
-
-
-def url_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield the process of a server, and its URL."""
+    with server_process(SERVER_PROGRAM) as started:
+        yield started
 
 
 @pytest.mark.e2e
@@ -81,12 +64,14 @@ def url_of(process: subprocess.Popen[str]) -> str:
     [("P", 1, "a bug of the policy"), ("F", 3, "3 steps failed one after the other")],
 )
 def test_an_engine_that_fails_for_good_ends_the_process(
-    process: subprocess.Popen[str], prompt: str, num_asks: int, why: str
+    server: tuple[subprocess.Popen[str], str], prompt: str, num_asks: int, why: str
 ) -> None:
+    process, url = server
+
     async def scenario(client: aiohttp.ClientSession) -> list[Any]:
         return [await post(client, prompt=prompt) for _ in range(num_asks)]
 
-    for status, answer, _ in asyncio.run(with_client(url_of(process), scenario)):
+    for status, answer, _ in asyncio.run(with_client(url, scenario)):
         assert (status, answer["error"]["code"]) == (500, "engine_fault")
     _, err = process.communicate(timeout=20)
     assert process.returncode == 1
@@ -96,7 +81,11 @@ def test_an_engine_that_fails_for_good_ends_the_process(
 
 
 @pytest.mark.e2e
-def test_a_drain_ends_although_the_device_hangs(process: subprocess.Popen[str]) -> None:
+def test_a_drain_ends_although_the_device_hangs(
+    server: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, url = server
+
     async def scenario(client: aiohttp.ClientSession) -> tuple[list[Any], tuple[int, Any, Any]]:
         body = {"prompt": "abc", "max_tokens": 500, "stream": True}
         async with client.post("/v1/completions", json=body) as running:
@@ -106,7 +95,7 @@ def test_a_drain_ends_although_the_device_hangs(process: subprocess.Popen[str]) 
             process.send_signal(signal.SIGTERM)
             return parse_events(await running.text()), await hanging
 
-    events, (status, answer, _) = asyncio.run(with_client(url_of(process), scenario))
+    events, (status, answer, _) = asyncio.run(with_client(url, scenario))
     assert events[-1]["error"]["code"] == "engine_fault"
     assert (status, answer["error"]["code"]) == (500, "engine_fault")
     assert "had not ended" in answer["error"]["message"]

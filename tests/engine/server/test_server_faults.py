@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from live_server import Live, live, parse_events, post, stream, with_client
+from live_server import Live, live, parse_events, post, server_process, stream, with_client
 
 from slosched.core import (
     SLO,
@@ -323,28 +319,10 @@ async def health(client: aiohttp.ClientSession) -> int:
         return response.status
 
 
-@contextmanager
-def server_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yield a server in a process of its own, with its URL; it needs 10 ms for each token."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER_PROGRAM],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-    )
-    try:
-        assert process.stdout is not None
-        yield process, process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.e2e
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_the_process(sig: signal.Signals) -> None:
-    with server_process() as (process, url):
+    with server_process(SERVER_PROGRAM) as (process, url):
 
         async def scenario(client: aiohttp.ClientSession) -> str:
             body = {"prompt": "abc", "max_tokens": 60, "stream": True}
@@ -362,7 +340,7 @@ def test_a_signal_drains_the_process(sig: signal.Signals) -> None:
 
 @pytest.mark.e2e
 def test_a_second_signal_answers_at_once_and_says_how_many_were_cut_short() -> None:
-    with server_process() as (process, url):
+    with server_process(SERVER_PROGRAM) as (process, url):
 
         async def scenario(client: aiohttp.ClientSession) -> tuple[str, Any]:
             whole = asyncio.create_task(post(client, prompt="abc", max_tokens=500))
