@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 
 from slosched.core import Policy, Request, SchedulerOutput
 from slosched.core.merged_blocks import repeated_in
 from slosched.testing.plans import check_no_room_is_left, require
 from slosched.testing.play import play
-from slosched.testing.random_scenarios import scenarios
+from slosched.testing.random_scenarios import scenarios, search
 from slosched.testing.scenario import Scenario
 
 
@@ -31,14 +31,7 @@ def check_policy(
     broke, which may be a large one.
     """
 
-    @settings(
-        max_examples=max_examples,
-        deadline=None,
-        database=None,
-        derandomize=False,
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+    @search(max_examples, shrink=shrink)
     @given(scenarios())
     def laws_hold(scenario: Scenario) -> None:
         check_laws(make_policy, scenario, conserves_work=conserves_work)

@@ -1,4 +1,4 @@
-"""The hypothesis strategies that draw random scenarios.
+"""The hypothesis strategies that draw random scenarios, and the settings of a search.
 
 Every number is drawn from a range of fewer than a hundred. Into wider ranges, hypothesis mixes
 constants of the imported modules, and a seed would not always give the same scenarios.
@@ -6,6 +6,7 @@ constants of the imported modules, and a seed would not always give the same sce
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from slosched.core import NO_SLO, SLO, DeadlineRule, Limits, PreemptionMode
@@ -15,6 +16,18 @@ from slosched.testing.scenario import TICK_S, Scenario, ScenarioRequest
 
 _TIGHT_MODES = (None, None, *(3 * [PreemptionMode.SWAP]), PreemptionMode.RECOMPUTE)
 _ALL_DISTURBANCES = Disturbances(0.1, 0.2, tail=0.1, stall_s=64 * TICK_S, stall_every_s=0.25)
+
+
+def search(max_examples: int, *, shrink: bool) -> settings:
+    """Return how hypothesis looks for a scenario that breaks a law; the caller gives the seed."""
+    return settings(
+        max_examples=max_examples,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @st.composite

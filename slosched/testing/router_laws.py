@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slosched.core import EndReason, Policy, Request
@@ -15,7 +15,7 @@ from slosched.fleet.simulate import Failure, FleetConfig, simulate_fleet
 from slosched.fleet.view import ReplicaKind
 from slosched.testing.laws import fate
 from slosched.testing.plans import require
-from slosched.testing.random_scenarios import scenarios
+from slosched.testing.random_scenarios import scenarios, search
 from slosched.testing.scenario import TICK_S, Scenario, device_model
 
 _Fates = list[tuple[object, ...]]
@@ -36,14 +36,7 @@ def check_router(
     Without `shrink`, the error is that of the first fleet on which a law broke.
     """
 
-    @settings(
-        max_examples=max_examples,
-        deadline=None,
-        database=None,
-        derandomize=False,
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
+    @search(max_examples, shrink=shrink)
     @given(scenarios(), st.integers(1, 4), _fleet_configs())
     def laws_hold(scenario: Scenario, num_replicas: int, config: FleetConfig) -> None:
         def play(num: int, config: FleetConfig) -> _Fates:

@@ -172,7 +172,7 @@ def test_cheapest_in_time_spares_the_expensive_device_until_the_promise_needs_it
         ("power_of_two:num_choices=two", "not of type int"),
         ("power_of_two:num_choices=0", "at least 1"),
         ("prefix_affine:overlap_weight=-1", "must not be negative"),
-        ("cheapest_in_time:margin=2", "must be a share"),
+        ("cheapest_in_time:margin=2", r"margin must be in \(0, 1\]"),
     ],
 )
 def test_a_spec_that_names_no_router_is_refused(spec: str, message: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from slosched.core import Request
 from slosched.fleet.router import Router
 from slosched.fleet.view import ReplicaView
+from slosched.policy.kit.checks import check_positive_share
 
 _NUM_LATEST = 512
 """Number of latest requests whose tokens say how large a share of the fleet a tier needs."""
@@ -34,8 +35,7 @@ class SLOBins(Router):
     margin: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 < self.margin <= 1:
-            raise ValueError(f"margin must be a share in (0, 1], not {self.margin}")
+        check_positive_share(margin=self.margin)
         self.reset()
 
     def reset(self) -> None:
