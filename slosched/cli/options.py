@@ -23,6 +23,7 @@ from slosched.workload import (
     Tiers,
     Trace,
     TTFTPromise,
+    named_slo,
     parse_adapters,
     parse_duration,
     parse_priority,
@@ -106,16 +107,28 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def _one_promise(context: typer.Context, value: Any) -> Any:
-    """Return the value; raise BadParameter if --slo-tier is given together with one of the times.
+    """Return the value; raise BadParameter if SLOs are given in two ways: times, tiers or a name.
 
-    It is the callback of all three options, as each sees only those that come before it on the
+    It is the callback of all these options, as each sees only those that come before it on the
     command line.
     """
     names = ("slo_ttft", "slo_tpot")
     times = [f"--{name}".replace("_", "-") for name in names if is_given(context, name)]
     if times and is_given(context, "slo_tier"):
         raise typer.BadParameter(f"a tier has both times itself; leave out {' and '.join(times)}")
+    others = times + ["--slo-tier"] * is_given(context, "slo_tier")
+    if others and is_given(context, "slo_name"):
+        raise typer.BadParameter(f"--slo names both times itself; leave out {' and '.join(others)}")
     return value
+
+
+def _named(text: str) -> str:
+    """Return the name of an SLO; raise BadParameter, which lists the names, for any other text."""
+    try:
+        named_slo(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
 
 
 class Format(StrEnum):
@@ -128,13 +141,32 @@ class Format(StrEnum):
 TTFT = Annotated[
     float | None,
     typer.Option(
-        "--slo-ttft", parser=duration, metavar="TIME", help="TTFT to promise: 500ms, 1s, 0.5."
+        "--slo-ttft",
+        parser=duration,
+        callback=_one_promise,
+        metavar="TIME",
+        help="TTFT to promise: 500ms, 1s, 0.5.",
     ),
 ]
 TPOT = Annotated[
     float | None,
     typer.Option(
-        "--slo-tpot", parser=duration, metavar="TIME", help="TPOT to promise: 50ms, 0.05."
+        "--slo-tpot",
+        parser=duration,
+        callback=_one_promise,
+        metavar="TIME",
+        help="TPOT to promise: 50ms, 0.05.",
+    ),
+]
+SLOName = Annotated[
+    str | None,
+    typer.Option(
+        "--slo",
+        parser=_named,
+        callback=_one_promise,
+        metavar="NAME",
+        help="Instead of --slo-ttft and --slo-tpot: the limits of an MLPerf Inference benchmark, "
+        "of which it wants 99 % kept: mlperf-llama3.1-8b-server.  `--slo list` names all.",
     ),
 ]
 TraceSource = Annotated[
@@ -178,9 +210,12 @@ class PromiseOptions:
 
     slo_ttft: TTFT = None
     slo_tpot: TPOT = None
+    slo_name: SLOName = None
 
     def slo(self) -> SLO | None:
-        """Return the SLO, or None if neither time was given."""
+        """Return the SLO, or None if nothing was given."""
+        if self.slo_name:
+            return named_slo(self.slo_name)
         if self.slo_ttft is None and self.slo_tpot is None:
             return None
         return SLO(self.slo_ttft or NO_SLO.ttft_s, self.slo_tpot or NO_SLO.tpot_s)
@@ -220,12 +255,15 @@ class TracePromiseOptions:
             "weight: 0.3:1s/50ms.  May be repeated.",
         ),
     ] = None
+    slo_name: SLOName = None
 
     def rule(self, model: LatencyModel | None, seed: int) -> SLO | SLORule | None:
         """Return the SLO or the rule to give to `TraceOptions.open`; None if nothing is promised.
 
         Raise ValueError for a promise in prefill times if there is no model to predict them.
         """
+        if self.slo_name:
+            return named_slo(self.slo_name)
         if self.slo_tier:
             weights, slos = zip(*map(parse_tier, self.slo_tier), strict=True)
             return Tiers(slos, weights, seed)
@@ -245,6 +283,8 @@ class TracePromiseOptions:
 
         Raise ValueError for tiers and prefill times, which only the requests of a trace can have.
         """
+        if self.slo_name:
+            return named_slo(self.slo_name)
         ttft = self.slo_ttft or TTFTPromise()
         if self.slo_tier or ttft.prefill_factor:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import typer
 from slosched.cli.console import console
 from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.options import KVOptions, ModelOptions, PromiseOptions, is_given
-from slosched.core import DeadlineRule, Limits
+from slosched.core import NO_SLO, DeadlineRule, Limits
 from slosched.engine.profiling import ProfileLimits
 from slosched.integrations.vllm.hooks import installed_version
 from slosched.integrations.vllm.settings import SECTION, SettingsError, read_settings
@@ -107,13 +108,14 @@ def settings_of(
 
     Raise SettingsError now for what vLLM would refuse only after a minute, deep in its log.
     """
+    slo = promise.slo() or NO_SLO
     chosen = {
         "policy": policy,
         "deadline_rule": str(rule),
         "profile": None if latency_model is None else _path_of(latency_model),
         "emulate": None if emulate is None else _path_of(emulate),
-        "slo_ttft_s": promise.slo_ttft,
-        "slo_tpot_s": promise.slo_tpot,
+        "slo_ttft_s": slo.ttft_s if slo.ttft_s < math.inf else None,
+        "slo_tpot_s": slo.tpot_s if slo.tpot_s < math.inf else None,
         "any_device": force or None,
     }
     settings = {name: value for name, value in chosen.items() if value is not None}

@@ -8,6 +8,7 @@ from slosched.workload.marks import (
     parse_adapters,
     parse_priority,
 )
+from slosched.workload.named_slos import NAMED_SLOS, named_slo
 from slosched.workload.public import PUBLIC_TRACES, public_trace
 from slosched.workload.readers import FORMATS, read_trace, write_trace
 from slosched.workload.slo import (
@@ -27,6 +28,7 @@ __all__ = [
     "FITTED_KINDS",
     "FORMATS",
     "KINDS",
+    "NAMED_SLOS",
     "PUBLIC_TRACES",
     "Adapters",
     "Clipped",
@@ -42,6 +44,7 @@ __all__ = [
     "TraceRequest",
     "cached_trace",
     "fetch_trace",
+    "named_slo",
     "parse_adapters",
     "parse_duration",
     "parse_priority",

@@ -90,6 +90,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make poisson --slo-tier -1:1s/1s -o out": ("not negative", "-1.0"),
     "trace make poisson --slo-tier 1:1s/1s --slo-tpot 9s -o out": ("leave out --slo-tpot",),
     "replay --slo-ttft 1s --slo-tier 1:1s/1s -o out": ("leave out --slo-ttft",),
+    "replay --slo mlperf-llama2-70b -o out": ("'mlperf-llama2-70b'", "did you mean mlperf-llama2"),
+    "replay --slo-tpot 1s --slo mlperf-deepseek-r1-server -o out": ("leave out --slo-tpot",),
     "trace make poisson --cv 2 -o out": ("cv", "'poisson'"),
     "trace make one.csv --cv 2 -o out": ("--cv", "'one.csv'"),
     "trace make poisson --start 5s -o out": ("--start", "'poisson'"),
