@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 
@@ -54,6 +54,8 @@ class EndReason(StrEnum):
     """Aborted: the executor failed while running it."""
     SHUTDOWN = "shutdown"
     """Aborted: the server stopped before it could be served."""
+    SIBLING = "sibling"
+    """Aborted: another request of its group was rejected when this one had emitted tokens."""
 
     @property
     def status(self) -> RequestStatus:
@@ -66,7 +68,7 @@ class EndReason(StrEnum):
 _FINISHING = frozenset({EndReason.STOP, EndReason.LENGTH})
 
 
-_ABORTING = frozenset({EndReason.CLIENT, EndReason.FAULT, EndReason.SHUTDOWN})
+_ABORTING = frozenset({EndReason.CLIENT, EndReason.FAULT, EndReason.SHUTDOWN, EndReason.SIBLING})
 
 
 class DeadlineRule(StrEnum):
@@ -184,6 +186,8 @@ class Request:
     `prefix_block_tokens` tokens.  Prompts that agree in the first n hashes begin with the same n
     blocks."""
     prefix_block_tokens: int | None = None
+    group: RequestGroup | None = field(default=None, repr=False)
+    """The requests that answer the same prompt, this one among them; None if it is alone."""
 
     status: RequestStatus = RequestStatus.WAITING
     end_reason: EndReason | None = None
@@ -243,3 +247,56 @@ class Request:
     def slack_s(self, now_s: float) -> float:
         """Return the seconds until the next token is due; they are negative if it is late."""
         return self.deadline_s - now_s
+
+
+@dataclass(slots=True, eq=False)
+class RequestGroup:
+    """The requests that answer one prompt several times (`n` and `best_of`).
+
+    The first member computes the prompt.  The others wait until it has, and then begin with its KV
+    blocks.  A promise to the client holds for the group: it is kept if every member keeps it.  If a
+    member is rejected or aborted, all of them end.
+    """
+
+    members: Sequence[Request]
+
+    @property
+    def group_id(self) -> str:
+        """Return the id of the first member."""
+        return self.members[0].request_id
+
+    @property
+    def num_unfinished(self) -> int:
+        """Return the number of members that have not ended.  O(members)."""
+        return sum(not member.status.is_ended for member in self.members)
+
+
+def fan_out(request: Request, num_sequences: int) -> tuple[Request, ...]:
+    """Return `request` and its siblings, which together answer its prompt `num_sequences` times.
+
+    Sibling i is named after the request and has its seed plus i, as in vLLM.
+    """
+    if num_sequences == 1:
+        return (request,)
+    siblings = [
+        replace(
+            request,
+            request_id=f"{request.request_id}-{i}",
+            sampling=replace(request.sampling, seed=_seed_of(request.sampling.seed, i)),
+            output_token_ids=[],
+            token_times_s=[],
+        )
+        for i in range(1, num_sequences)
+    ]
+    members = (request, *siblings)
+    group = RequestGroup(members)
+    for member in members:
+        member.group = group
+    return members
+
+
+def _seed_of(seed: int | None, index: int) -> int | None:
+    """Return the seed of a sibling; behind the largest seed, 2**64 - 1, comes 0."""
+    if seed is None:
+        return None
+    return seed + index if seed + index < 2**64 else seed + index - 2**64

@@ -18,6 +18,13 @@ class BlockCopy(NamedTuple):
     host_block: int
 
 
+class DeviceCopy(NamedTuple):
+    """One KV block to copy to another one on the device."""
+
+    source: int
+    target: int
+
+
 class ScheduledChunk(NamedTuple):
     """The tokens [prior, prior + new) of a request that a step computes."""
 
@@ -42,8 +49,8 @@ _NO_DECISION = SchedulerOutput()
 class ScheduledBatch:
     """A plan that was accepted and whose blocks are allocated: the input of an executor.
 
-    Swap-outs are copied first, then swap-ins; then the chunks run in one forward pass.  The copies
-    are those of swapped requests and those of the prefix cache.
+    Swap-outs are copied first, then blocks on the device, then swap-ins; then the chunks run in one
+    forward pass.  Swaps are those of swapped requests and those of the prefix cache.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -54,6 +61,9 @@ class ScheduledBatch:
     """The decision that the batch carries out."""
     predicted_s: float | None = None
     """Time of the step that the scheduler's latency model predicts; None without one."""
+    device_copies: tuple[DeviceCopy, ...] = ()
+    """Blocks that the requests of a group share and one of them is about to write to.  All sources
+    are read before any target is written."""
 
     @property
     def is_empty(self) -> bool:

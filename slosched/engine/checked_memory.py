@@ -34,10 +34,12 @@ class CheckedMemory:
         self._executor.release(request_id)
 
     def _check(self, batch: ScheduledBatch) -> None:
-        """Apply the batch to the memory as a device would: swap out, swap in, write; then check
-        reads."""
+        """Apply the batch to the memory as a device would: swap out, copy, swap in, write; then
+        check reads."""
         for device_block, host_block in batch.swap_out:
             self._host[host_block] = dict(self._device[device_block])
+        copied = [(target, dict(self._device[source])) for source, target in batch.device_copies]
+        self._device.update(copied)
         for device_block, host_block in batch.swap_in:
             self._device[device_block] = dict(self._host[host_block])
         size, device = self._block_size, self._device
@@ -65,10 +67,12 @@ class CheckedMemory:
 def token_at(request: Request, position: int) -> Hashable:
     """Return an identity of the token at `position` together with all tokens before it.
 
-    Requests share identities as far as their prefix hashes agree.  Beyond those, a token belongs to
-    its request alone.
+    Requests share identities as far as their prefix hashes agree.  Beyond those, a token of the
+    prompt belongs to the request's group, and any other one to the request alone.
     """
     hashes, block = request.prefix_hashes, request.prefix_block_tokens
     if block and position < min(request.num_prompt_tokens, len(hashes) * block):
         return position, tuple(hashes[: position // block + 1])
+    if request.group is not None and position < request.num_prompt_tokens:
+        return position, request.group.group_id
     return position, request.request_id

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from slosched.core import DeadlineRule, Limits, Policy, Request
 from slosched.fleet.setup import FleetSetup
-from slosched.metrics import RequestRecord, StepRow, Summary, summarize
+from slosched.metrics import RequestRecord, StepRow, Summary, records_of, summarize
 from slosched.perfmodel import (
     NO_SERVER_TIME,
     FittedModel,
@@ -175,7 +175,7 @@ def _replayed(
         requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
     else:
         requests = replica.fleet.simulate(trace, policy, replica.config.seed, on_row)
-    records = [RequestRecord.from_request(request) for request in requests]
+    records = records_of(requests, replica.config.limits.deadline_rule)
     portfolio = portfolio_in(policy)
     return Outcome(records, steps, () if portfolio is None else tuple(portfolio.evaluations))
 

@@ -99,6 +99,12 @@ class _Fleet:
         if not replicas:
             raise ValueError("a fleet needs at least one replica")
         config.check_failures(len(replicas))
+        if several := next((r for r in trace.requests if r.n > 1), None):
+            raise ValueError(
+                f"request {several.request_id!r} wants {several.n} answers (n): a fleet is "
+                "simulated with one answer to each request; replay the trace on one replica, or "
+                "leave out its column n"
+            )
         self._policy, self._replicas, self._router = policy, replicas, router
         self._config, self._seed, self._on_row = config, seed, on_row
         self._clock = VirtualClock()

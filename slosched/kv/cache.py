@@ -8,6 +8,7 @@ from slosched.core import BlockCopy, BlockLedger
 from slosched.kv.checks import KVCorruptionError, check_pool
 from slosched.kv.pool import BlockPool
 from slosched.kv.prefix.cache import PlannedPrefixCache, PrefixCache, TieredPrefixCache
+from slosched.kv.prefix.groups import GroupPrefixCache
 from slosched.kv.prefix.hash_index import HashIndex
 from slosched.kv.prefix.host_tier import NO_PREFIX_HOST, HostTier, NoHostTier, PrefixHost
 from slosched.kv.prefix.index import PrefixIndex
@@ -25,7 +26,8 @@ class KVCache:
     With a `prefix_index`, full blocks are shared by requests that begin alike.  They stay cached
     when no request holds them any more, until their room is needed: they count as free.  Then on
     the device empty + cached + lent + held = total, where a block that several requests hold counts
-    once.  With a `prefix_host`, what the device evicts of them stays in further blocks of host
+    once.  Without one, only the members of a group share the blocks of their prompt.  With a
+    `prefix_host`, what the device evicts of them stays in further blocks of host
     memory, which are numbered after those for swapping.
     """
 
@@ -70,6 +72,19 @@ class KVCache:
             return PrefixCache(blocks, self._device, self._tables)
         kind = MergedPrefixCache if isinstance(index, MergedIndex) else PlannedPrefixCache
         return kind(blocks, index, self._device, self._tables)
+
+    def share_in_groups(self, shares: bool) -> None:
+        """Let the members of groups share their prompts' blocks, or end that once none are left.
+
+        With a prefix cache they always do, as all requests do.
+        """
+        if self.caches_prefixes:
+            return
+        if shares:
+            self.prefixes = GroupPrefixCache(self.block_size, self._device, self._tables)
+        else:
+            self.prefixes.drop_unheld()
+            self.prefixes = NoPrefixCache(self._device, self._tables)
 
     @property
     def num_free_blocks(self) -> int:

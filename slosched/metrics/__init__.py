@@ -5,6 +5,7 @@ docs/glossary.md defines every figure, with its source.  The modules:
 
 * `records`: what is known of a request and of a step;
 * `columns`: records as arrays;
+* `groups`: the record that stands for several answers to one prompt;
 * `promises`: deadlines of tokens, and which SLOs were kept;
 * `fluidity`, `fairness`, `slack`, `steps`: groups of metrics;
 * `summary`: all of them, with one row for each replay.
@@ -20,6 +21,7 @@ from slosched.metrics.fairness import (
     jain_index,
 )
 from slosched.metrics.fluidity import FLUID_INDEX, fluid_token_rate, fluidity_indices
+from slosched.metrics.groups import records_of, worst
 from slosched.metrics.promises import (
     MAX_LATE_GAP_SHARE,
     TOLERANCE_S,
@@ -72,8 +74,10 @@ __all__ = [
     "met_ttft",
     "offered_window_s",
     "percentiles",
+    "records_of",
     "summarize",
     "summarize_steps",
     "token_due_s",
     "tokens_on_time",
+    "worst",
 ]

@@ -99,7 +99,8 @@ def replay(
     the base model serves the request, and the report counts it.  `on_record` is called when a
     request ends.
 
-    Raises ReplayError if the server does not answer, has another model or refuses the warm-up.
+    Raises ReplayError if the server does not answer, has another model or refuses the warm-up, or
+    if a request of the trace wants several answers (`n`), which this client cannot tell apart.
     """
     return asyncio.run(replay_async(trace, base_url, options, on_record=on_record))
 
@@ -113,6 +114,11 @@ async def replay_async(
 ) -> ReplayReport:
     """Do what `replay` does, inside a running event loop."""
     options = options or ReplayOptions()
+    if several := next((r for r in trace.requests if r.n > 1), None):
+        raise ReplayError(
+            f"request {several.request_id!r} of the trace wants {several.n} answers (n), and a "
+            "replay against a server measures one for each request: leave out the column n"
+        )
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:

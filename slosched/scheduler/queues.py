@@ -13,7 +13,7 @@ from slosched.core import Request
 
 @dataclass(slots=True)
 class Queues:
-    """The four queues: every unfinished request is in exactly one.
+    """The five queues: every unfinished request is in exactly one.
 
     Only the Scheduler changes them.
     """
@@ -23,24 +23,30 @@ class Queues:
     running: dict[str, Request] = field(default_factory=dict)
     """Requests in the order in which they were admitted."""
     swapped: dict[str, Request] = field(default_factory=dict)
+    held: dict[str, Request] = field(default_factory=dict)
+    """Requests of a group that wait until its first one has computed the prompt.  No policy sees
+    them."""
     finishing: dict[str, Request] = field(default_factory=dict)
     """Requests that reach their output limit in the running step, with nothing left to plan."""
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.running) + len(self.swapped) + len(self.finishing)
+        return sum(map(len, self._all()))
 
     def find(self, request_id: str) -> Request | None:
         """Return the request of this id, whatever its queue, or None."""
-        for queue in (self.running, self.swapped, self.waiting, self.finishing):
+        for queue in self._all():
             if (request := queue.get(request_id)) is not None:
                 return request
         return None
 
     def remove(self, request: Request) -> None:
         """Take a request out of its queue."""
-        for queue in (self.running, self.swapped, self.waiting, self.finishing):
+        for queue in self._all():
             if queue.pop(request.request_id, None) is not None:
                 return
+
+    def _all(self) -> tuple[dict[str, Request], ...]:
+        return self.running, self.swapped, self.waiting, self.finishing, self.held
 
 
 class InOrder(Sequence[Request]):

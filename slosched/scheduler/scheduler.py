@@ -39,6 +39,7 @@ from slosched.core import (
 )
 from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
+from slosched.scheduler.groups import Groups
 from slosched.scheduler.plan_check import PlanCheck
 from slosched.scheduler.queues import InOrder, Queues
 
@@ -60,6 +61,7 @@ class Scheduler:
         self.queues = Queues()
         """Queues for others to read; only the Scheduler changes them."""
         self._check = PlanCheck(self.queues, kv, self.limits, type(policy).__name__)
+        self._groups = Groups(kv)
         self._ended: list[Request] = []
         self._foreseen: ScheduledBatch | None = None
 
@@ -82,7 +84,7 @@ class Scheduler:
     def unfinished(self) -> list[Request]:
         """Return all requests that have not ended, the running ones first."""
         queues = self.queues
-        by_queue = (queues.running, queues.finishing, queues.swapped, queues.waiting)
+        by_queue = (queues.running, queues.finishing, queues.swapped, queues.waiting, queues.held)
         return [request for queue in by_queue for request in queue.values()]
 
     def find(self, request_id: str) -> Request | None:
@@ -111,8 +113,21 @@ class Scheduler:
     def queue(self, request: Request, refusal: Refusal | None = None) -> None:
         """Queue a new request that was judged, or reject it at once.
 
-        A refused request that takes best effort is queued without its SLO.
+        A refused request that takes best effort is queued without its SLO.  With the first request
+        of a group come all of its siblings.
         """
+        if request.group is None:
+            self._queue(request, refusal)
+            return
+        if request is not request.group.members[0]:
+            raise ValueError(
+                f"request {request.request_id!r} is queued with the first of its group, "
+                f"{request.group.group_id!r}, not by itself"
+            )
+        for member in request.group.members:
+            self._queue(member, refusal)
+
+    def _queue(self, request: Request, refusal: Refusal | None) -> None:
         if request.status is not RequestStatus.WAITING or request.num_computed_tokens:
             raise ValueError(f"request {request.request_id!r} is not new: it is {request.status}")
         if self.find(request.request_id) is not None:
@@ -120,12 +135,14 @@ class Scheduler:
         if refusal is not None and request.takes_best_effort:
             request.slo = NO_SLO
         request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
-        self.queues.waiting[request.request_id] = request
+        is_held = request.group is not None and self._groups.add(request)
+        queue = self.queues.held if is_held else self.queues.waiting
+        queue[request.request_id] = request
         if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
             self._end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
         elif refusal is not None and not request.takes_best_effort:
             self._end(request, refusal.reason, now_s=request.arrival_s)
-        else:
+        elif not is_held:
             self.kv.prefixes.watch(request)
 
     def take_over(self, request: Request) -> bool:
@@ -175,6 +192,8 @@ class Scheduler:
         While another step runs, which was foreseen, `begins_s` is the time at which this one may
         begin.
         """
+        if self._groups:
+            self._end_with_their_groups(now_s)
         output = self.policy.schedule(self.view(now_s if begins_s is None else begins_s))
         self._check(output)
         return self._carry_out(output, now_s, started_s=now_s if begins_s is None else None)
@@ -229,6 +248,8 @@ class Scheduler:
         for request_id, num_tokens in self.kv.prefixes.refresh():
             if (request := waiting.get(request_id)) is not None:  # else it is swapped out
                 request.num_computed_tokens = num_tokens
+        if self._groups:
+            self._groups.find_tails()
         return SchedulerView(
             now_s=now_s,
             waiting=InOrder(waiting),
@@ -267,6 +288,28 @@ class Scheduler:
                 self._end(request, EndReason.STOP, now_s)
             elif request.num_output_tokens >= request.max_tokens:
                 self._end(request, EndReason.LENGTH, now_s)
+        if self._groups:
+            self._release(self._groups.take_released())
+
+    @property
+    def has_groups_to_end(self) -> bool:
+        """Tell whether the next `schedule` ends requests because others of their groups ended."""
+        return self._groups.has_to_end
+
+    def _end_with_their_groups(self, now_s: float) -> None:
+        """End the requests of which a sibling was rejected or aborted."""
+        for request, reason in self._groups.take_to_end():
+            self._end(request, reason, now_s)
+        self._groups.stop_if_over()
+
+    def _release(self, requests: list[Request]) -> None:
+        """Queue requests that were held back, in front of those that have not been admitted."""
+        waiting = self.queues.waiting
+        for request in reversed(requests):
+            del self.queues.held[request.request_id]
+            waiting[request.request_id] = request
+            waiting.move_to_end(request.request_id, last=False)
+            self.kv.prefixes.watch(request)
 
     def on_failed_step(self, batch: ScheduledBatch, now_s: float) -> None:
         """End every request whose KV cache the failed step `batch` may have spoilt, as a fault.
@@ -343,6 +386,7 @@ class Scheduler:
             shape = shape.copy()
             shape.num_swapped_blocks = num_copied
         model = self.latency_model if beside is None else None
+        copies = self._groups.take_copies() if self._groups else ()
         return ScheduledBatch(
             chunks=tuple(chunks),
             swap_out=tuple(swap_out),
@@ -350,6 +394,7 @@ class Scheduler:
             shape=shape,
             output=output,
             predicted_s=None if model is None else model.predict(shape),
+            device_copies=copies,
         )
 
     def _chunks(self, output: SchedulerOutput, started_s: float | None) -> list[ScheduledChunk]:
@@ -369,6 +414,8 @@ class Scheduler:
                     prefixes.start(request_id, found[request_id])
                     self.queues.waiting[request_id].num_computed_tokens = found[request_id]
                 request = self._start(request_id, started_s)
+                if request.group is not None:
+                    self._groups.copy_tail(request)
             prior = request.num_computed_tokens
             if repeated and request_id in repeated:
                 prior -= 1
@@ -389,6 +436,8 @@ class Scheduler:
             request.started_s = started_s
         if not request.num_preemptions:
             request.num_cached_tokens = request.num_computed_tokens
+        if request.group is not None:
+            self._groups.note_started(request)
         return request
 
     def _preempt(self, request_ids: Iterable[str]) -> None:
@@ -434,6 +483,8 @@ class Scheduler:
         request.end_reason = reason
         request.end_s = now_s
         self._ended.append(request)
+        if request.group is not None:
+            self._groups.note_ended(request)
 
 
 def _add_up(shape: BatchShape, chunks: Iterable[ScheduledChunk], num_swapped_blocks: int) -> None:

@@ -95,6 +95,7 @@ class GroupedSteps:
         return bool(
             not group.num_decodes
             or group.num_new_blocks > self._kv.num_free_blocks
+            or self._scheduler.has_groups_to_end
             # A prompt with one token left is a decode for the policy, but has not emitted yet.
             or (self._others and any(r.is_decode for r in self._others.values()))
         )

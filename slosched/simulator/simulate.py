@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slosched.core import LatencyModel, Limits, Policy, Request
+from slosched.core import LatencyModel, Limits, Policy, Request, fan_out
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.overlap import OverlappedEngine
 from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
@@ -71,6 +71,8 @@ def simulate(
 ) -> list[Request]:
     """Replay `trace` open loop until every request has ended; return them in order of arrival.
 
+    A request of the trace with `n` above 1 is a group of n requests, all of which are returned.
+
     The device takes as long as `model` says. The policy predicts with `scheduler_model`. By default
     that is the same model, a perfect prediction that no real engine has. The prediction is off by
     `config.bias`, and is corrected as the replay goes on if `config.online`.  Only the device knows
@@ -84,21 +86,20 @@ def simulate(
     `config.client_timeout_s` after its arrival.
     """
     config = config or SimulationConfig()
-    lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
+    requests = make_requests(trace, config.kv_tokens)
     replica = SimulatedReplica(
         policy,
         model,
         config,
-        lengths,
+        output_lengths(trace, requests),
         scheduler_model=scheduler_model,
         on_step=on_step,
         on_row=on_row,
     )
-    requests = make_requests(trace, config.kv_tokens)
     for request in requests:
         replica.add(request)
     replica.run()
-    return requests
+    return [member for request in requests for member in members_of(request)]
 
 
 class SimulatedReplica:
@@ -214,9 +215,12 @@ def _biased(model: LatencyModel, bias: float) -> LatencyModel:
 
 
 def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
-    """Make the requests as a client would send them, without their output lengths."""
+    """Make the requests as a client would send them, without their output lengths.
+
+    One with siblings is the first of its group, and is sent for all of them.
+    """
     longest = max(r.num_output_tokens for r in trace.requests)
-    return [
+    requests = [
         Request(
             request_id=r.request_id,
             arrival_s=r.arrival_s,
@@ -232,3 +236,23 @@ def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
         )
         for r in trace.requests
     ]
+    for request, r in zip(requests, trace.requests, strict=True):
+        fan_out(request, r.n)
+    return requests
+
+
+def members_of(request: Request) -> Sequence[Request]:
+    """Return a request with its siblings, if it has any."""
+    return (request,) if request.group is None else request.group.members
+
+
+def output_lengths(trace: Trace, requests: Iterable[Request]) -> dict[str, int]:
+    """Return the true number of output tokens by request id, also of the siblings of `requests`.
+
+    `requests` are those of the trace, in its order.
+    """
+    return {
+        member.request_id: r.num_output_tokens
+        for request, r in zip(requests, trace.requests, strict=True)
+        for member in members_of(request)
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from slosched.core import EndReason, Policy, Request, SchedulerOutput
+from slosched.core import EndReason, Policy, Request, SchedulerOutput, fan_out
 from slosched.engine.checked_memory import CheckedMemory
 from slosched.engine.loop import Engine
 from slosched.engine.overlap import OverlappedEngine
@@ -38,28 +38,30 @@ def play(
     watched = Watched(policy, kv, laws)
     clock = VirtualClock()
     scheduler = Scheduler(watched, kv, scenario.limits, device_model())
-    requests = [_make(r, name(i), scenario) for i, r in enumerate(scenario.requests)]
+    groups = [_make(r, name(i), scenario) for i, r in enumerate(scenario.requests)]
     lengths = {
         request.request_id: source.num_output_tokens
-        for request, source in zip(requests, scenario.requests, strict=True)
+        for group, source in zip(groups, scenario.requests, strict=True)
+        for request in group
     }
     engine = _engine(scheduler, clock, lengths, scenario.overlap)
     ended: list[str] = []
     next_arrival = 0
     step, most_steps = 0, _most_steps(scenario)
-    while next_arrival < len(requests) or engine.has_work:
+    while next_arrival < len(groups) or engine.has_work:
         if not engine.has_work:
-            clock.advance_to(requests[next_arrival].arrival_s)
-        while next_arrival < len(requests) and (requests[next_arrival].arrival_s <= clock.now_s()):
-            scheduler.add_request(requests[next_arrival])
+            clock.advance_to(groups[next_arrival][0].arrival_s)
+        while next_arrival < len(groups) and groups[next_arrival][0].arrival_s <= clock.now_s():
+            scheduler.add_request(groups[next_arrival][0])
             next_arrival += 1
-        for request, source in zip(requests, scenario.requests, strict=True):
+        for group, source in zip(groups, scenario.requests, strict=True):
             if source.abort_at_step == step:
-                scheduler.end(request.request_id, EndReason.CLIENT, clock.now_s())
+                scheduler.end(group[-1].request_id, EndReason.CLIENT, clock.now_s())
         ended += [r.request_id for r in engine.step().ended]
         kv.check()
         step += 1
         require(step <= most_steps, f"after {step} steps no end is in sight")
+    requests = [request for group in groups for request in group]
     check_ends(requests, ended, lengths)
     require(
         kv.num_free_blocks == kv.num_blocks and kv.num_free_host_blocks == kv.num_host_blocks,
@@ -70,7 +72,7 @@ def play(
 
 def _most_steps(scenario: Scenario) -> int:
     """Return more steps than any policy needs that makes progress, even with many preemptions."""
-    num_tokens = sum(r.num_prompt_tokens + scenario.max_tokens for r in scenario.requests)
+    num_tokens = sum(r.n * (r.num_prompt_tokens + scenario.max_tokens) for r in scenario.requests)
     return 100 + 20 * num_tokens
 
 
@@ -85,8 +87,9 @@ def _engine(
     return OverlappedEngine(scheduler, SimulatedDevice(checked, device_clock, clock), clock)
 
 
-def _make(source: ScenarioRequest, request_id: str, scenario: Scenario) -> Request:
-    return Request(
+def _make(source: ScenarioRequest, request_id: str, scenario: Scenario) -> tuple[Request, ...]:
+    """Return a request and its siblings, if it has any."""
+    request = Request(
         request_id=request_id,
         arrival_s=source.arrival_s,
         num_prompt_tokens=source.num_prompt_tokens,
@@ -95,3 +98,4 @@ def _make(source: ScenarioRequest, request_id: str, scenario: Scenario) -> Reque
         prefix_hashes=source.prefix_hashes,
         prefix_block_tokens=scenario.prefix_block_tokens,
     )
+    return fan_out(request, source.n)

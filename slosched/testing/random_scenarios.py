@@ -6,6 +6,8 @@ constants of the imported modules, and a seed would not always give the same sce
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
@@ -58,6 +60,15 @@ def scenarios(draw: st.DrawFn, max_requests: int = 12) -> Scenario:
         disturbances=draw(st.sampled_from((UNDISTURBED, _ALL_DISTURBANCES))),
         overlap=draw(st.booleans()),
     )
+
+
+@st.composite
+def group_scenarios(draw: st.DrawFn) -> Scenario:
+    """Draw a random scenario in which most prompts are answered several times."""
+    scenario = draw(scenarios(max_requests=6))
+    wanted = [draw(st.sampled_from((1, 2, 2, 3, 5))) for _ in scenario.requests]
+    requests = (replace(r, n=n) for r, n in zip(scenario.requests, wanted, strict=True))
+    return replace(scenario, requests=tuple(requests))
 
 
 @st.composite

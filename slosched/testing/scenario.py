@@ -30,6 +30,8 @@ class ScenarioRequest:
     """The index of the step before which its client cancels it; None if it never does."""
     prefix_hashes: tuple[int, ...] = ()
     """The hashes of its prompt's blocks of `Scenario.prefix_block_tokens` tokens."""
+    n: int = 1
+    """How many times its prompt is answered."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,12 @@ class Scenario:
         requests = [
             replace(r, slo=NO_SLO, abort_at_step=None, prefix_hashes=()) for r in self.requests
         ]
-        num_tokens = sum(r.num_prompt_tokens + self.max_tokens for r in requests)
+        num_tokens = sum(r.n * (r.num_prompt_tokens + self.max_tokens) for r in requests)
+        num_sequences = sum(r.n for r in requests)
         return replace(
             self,
             requests=tuple(requests),
-            num_blocks=2 * (len(requests) + num_tokens // self.block_size),
+            num_blocks=2 * (num_sequences + num_tokens // self.block_size),
             limits=replace(self.limits, max_num_swapped_blocks=None),
             prefix_cache=PrefixCaching.OFF,
             prefix_host=NO_PREFIX_HOST,
@@ -101,6 +104,7 @@ class Scenario:
                 num_output_tokens=r.num_output_tokens,
                 slo=r.slo,
                 prefix_hashes=r.prefix_hashes,
+                n=r.n,
             )
             for i, r in enumerate(self.requests)
         ]

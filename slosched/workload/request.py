@@ -11,6 +11,10 @@ MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 """The range of priorities that a server takes: 32 bits."""
 
 
+MOST_SEQUENCES = 128
+"""The most answers to a prompt that OpenAI's API allows (`n`)."""
+
+
 class TraceError(SloschedError, ValueError):
     """A trace, or the file it comes from, is not valid."""
 
@@ -40,6 +44,8 @@ class TraceRequest:
     """`Request.priority`: policies that look at it serve a lower value earlier."""
     lora_id: str | None = field(default=None, repr=False)
     """The LoRA adapter that the request needs; None for the base model."""
+    n: int = field(default=1, repr=False)
+    """How many times the prompt is answered (the API's `n`), each time by `num_output_tokens`."""
 
     def __post_init__(self) -> None:
         if not self.request_id or not self.request_id.isprintable():
@@ -54,6 +60,10 @@ class TraceRequest:
             name = "num_prompt_tokens" if self.num_prompt_tokens < 1 else "num_output_tokens"
             raise TraceError(
                 f"request {self.request_id!r} needs {name} >= 1, not {getattr(self, name)!r}"
+            )
+        if not 1 <= self.n <= MOST_SEQUENCES:
+            raise TraceError(
+                f"request {self.request_id!r}: n must be in [1, {MOST_SEQUENCES}], not {self.n!r}"
             )
         for name in ("session_id", "lora_id"):
             text = getattr(self, name)

@@ -51,13 +51,14 @@ class TorchExecutor:
         """Blocks whose content may not be numbers, from requests that failed."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Copy blocks out, copy blocks in, run all chunks in one pass, sample.
+        """Copy blocks out, on the device and in, run all chunks in one pass, sample.
 
         A chunk whose request has no token ids (in a profiling run) gets arbitrary ones.  Raises
         ValueError for a request with a LoRA adapter, which this engine cannot load.
         """
         start_s = time.perf_counter()
         self._cache.swap_out(batch.swap_out)
+        self._cache.copy(batch.device_copies)
         self._cache.swap_in(batch.swap_in)
         if self._spoilt_blocks:
             self._clear_spoilt(batch.chunks)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slosched.core import BlockCopy
+from slosched.core import BlockCopy, DeviceCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,13 @@ class PagedKVCache:
                 pinned = torch.empty_like(blocks, device="cpu", pin_memory=True)
                 blocks = pinned.copy_(blocks)
             self._host_blocks.index_copy_(2, on_host, blocks)
+
+    def copy(self, copies: Sequence[DeviceCopy]) -> None:
+        """Copy blocks on the device; all are read before any is written."""
+        if copies:
+            sources = torch.tensor([copy.source for copy in copies], device=self.device)
+            targets = torch.tensor([copy.target for copy in copies], device=self.device)
+            self._blocks.index_copy_(2, targets, self._blocks.index_select(2, sources))
 
     def swap_in(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks from the host to the device."""

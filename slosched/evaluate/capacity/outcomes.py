@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slosched.core import DeadlineRule, Request, RequestStatus
-from slosched.metrics import RequestColumns, RequestRecord, good_requests
+from slosched.metrics import RequestColumns, RequestRecord, good_requests, records_of
 
 OUTCOME = np.dtype(
     [
@@ -48,7 +48,7 @@ class Outcomes:
     @classmethod
     def of(cls, requests: Sequence[Request], rule: DeadlineRule) -> Outcomes:
         """Take the outcomes from the requests that `simulate` returns."""
-        records = [RequestRecord.from_request(request) for request in requests]
+        records = records_of(requests, rule)
         good = good_requests(RequestColumns.of(records), rule)
         rows = [_outcome(record, is_good) for record, is_good in zip(records, good, strict=True)]
         return cls(np.array(rows, dtype=OUTCOME))

@@ -100,6 +100,8 @@ def trace_digest(trace: Trace) -> str:
     marks = [(r.priority, r.lora_id) for r in trace.requests]
     if set(marks) != {(0, None)}:  # traces without marks keep the digests of earlier versions
         summed.update(repr(marks).encode())
+    if any(r.n > 1 for r in trace.requests):
+        summed.update(repr([r.n for r in trace.requests]).encode())
     return summed.hexdigest()
 
 

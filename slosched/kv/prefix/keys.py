@@ -91,13 +91,47 @@ class TraceKeys(BlockKeys):
             known += [hash((chain[last], place)) for place in range(len(known), end)]
 
 
+class GroupKeys(BlockKeys):
+    """Keys of the prompt of a group, which all members share and no other request has.
+
+    Where tokens or hashes tell more, their keys come first, so that other requests find them, too.
+    """
+
+    __slots__ = ("_group_id", "_more", "_most")
+
+    def __init__(self, request: Request, block_size: int, more: BlockKeys) -> None:
+        """`more` has the keys that come first."""
+        super().__init__()
+        assert request.group is not None
+        self._group_id = request.group.group_id
+        self._more = more
+        self._most = (request.num_prompt_tokens - 1) // block_size
+        """Full blocks before the last token of the prompt, which every member computes itself."""
+
+    def _extend(self, count: int) -> None:
+        known = self.known
+        more = self._more.first(count)
+        known += more[len(known) :]
+        group_id, stop = self._group_id, min(count, self._most)
+        known += [(group_id, place) for place in range(len(known), stop)]
+
+
 def block_keys(request: Request, block_size: int) -> BlockKeys:
-    """Return the keys from token ids if there are any, else from prefix hashes, else none."""
+    """Return the keys from token ids if there are any, else from prefix hashes.
+
+    What these do not say of a prompt comes from the request's group; without one there are no keys.
+    """
     if request.prompt_token_ids is not None:
         return TokenKeys(request, block_size)
+    keys = BlockKeys()
     if request.prefix_hashes and request.prefix_block_tokens:
-        return TraceKeys(request, block_size)
-    return BlockKeys()
+        keys = TraceKeys(request, block_size)
+    return keys if request.group is None else GroupKeys(request, block_size, keys)
+
+
+def group_keys(request: Request, block_size: int) -> BlockKeys:
+    """Return keys that only the members of the request's group have."""
+    return GroupKeys(request, block_size, BlockKeys())
 
 
 def _namespace(request: Request) -> bytes:

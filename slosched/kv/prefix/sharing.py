@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from slosched.core import Request
@@ -21,9 +21,19 @@ class SharedBlocks:
     to the request alone.  Only the rest is ever written to.
     """
 
-    def __init__(self, index: PrefixIndex, block_size: int, host: NoHostTier) -> None:
-        """Begin without requests; `host` keeps what `index` evicts."""
+    def __init__(
+        self,
+        index: PrefixIndex,
+        block_size: int,
+        host: NoHostTier,
+        keys_of: Callable[[Request, int], BlockKeys] = block_keys,
+    ) -> None:
+        """Begin without requests; `host` keeps what `index` evicts.
+
+        `keys_of` makes the keys of a request, given the block size.
+        """
         self.index = index
+        self._keys_of = keys_of
         self.unfinished = Unfinished()
         """Blocks that are in the index although they are not computed yet."""
         self._host = host
@@ -47,7 +57,7 @@ class SharedBlocks:
         request_id = request.request_id
         if self._requests.get(request_id) is not request:
             self._requests[request_id] = request
-            self._keys[request_id] = block_keys(request, self.block_size)
+            self._keys[request_id] = self._keys_of(request, self.block_size)
         self._watch(request_id, request.num_tokens - 1)
 
     def watch_swapped(self, request_id: str) -> None:
@@ -93,6 +103,10 @@ class SharedBlocks:
     def num_on_device(self, keys: Sequence[Key], num: int) -> int:
         """Return how many of the first `num` blocks, all cached, need no copy from the host."""
         return self._host.num_on_device(keys, num)
+
+    def follows(self, request_id: str) -> bool:
+        """Tell whether the request was watched and has not ended."""
+        return request_id in self._requests
 
     def request(self, request_id: str) -> Request:
         """Return the request of this id, which has not ended."""

@@ -217,11 +217,16 @@ def _requests(
         yield request
 
 
+_MARKS = frozenset({"priority", "lora_id", "n"})
+
+
 def _marked(request: TraceRequest | None, row: Row) -> TraceRequest | None:
-    """Return the request with its row's `priority` and `lora_id`, which any format may have."""
-    if request is None or not ("priority" in row.values or "lora_id" in row.values):
+    """Return the request with its row's `priority`, `lora_id` and `n`: any format may have them."""
+    if request is None or not _MARKS & row.values.keys():
         return request
-    return replace(request, priority=row.priority(), lora_id=row.text("lora_id"))
+    return replace(
+        request, priority=row.priority(), lora_id=row.text("lora_id"), n=row.num_answers()
+    )
 
 
 def _timed(requests: list[TraceRequest], known: Format, name: str, note: _Note, seed: int) -> Trace:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY, TraceError
+from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY, MOST_SEQUENCES, TraceError
 
 _MAX_SHOWN = 200
 _MAX_HASH = 2**63 - 1
@@ -99,6 +99,16 @@ class Row:
         number = self.number_of("priority", expected, MIN_PRIORITY, MAX_PRIORITY)
         if not number.is_integer():
             raise self.wrong("priority", expected)
+        return int(number)
+
+    def num_answers(self) -> int:
+        """Return the cell `n`; 1 if it is empty or missing."""
+        expected = f"a whole number in [1, {MOST_SEQUENCES}]"
+        if self.text("n") is None:
+            return 1
+        number = self.number_of("n", expected, 1, MOST_SEQUENCES)
+        if not number.is_integer():
+            raise self.wrong("n", expected)
         return int(number)
 
     def number_of(self, column: str, expected: str, low: float, high: float) -> float:
