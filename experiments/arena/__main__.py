@@ -10,19 +10,20 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from experiments.arena import costs, report
+from experiments.arena import costs, finalists, report
 from experiments.arena.carry_over import Again, carry_over, play_again, sample
 from experiments.arena.ceilings import ceilings, lasting
 from experiments.arena.contenders import chosen
 from experiments.arena.oracle import oracle
 from experiments.arena.results import Results
 from experiments.arena.rows import knee_of
-from experiments.arena.scenarios import PROMISED, SCALES, SCENARIOS, Scale, Scenario
+from experiments.arena.scenarios import SCALES, SCENARIOS, Scale, Scenario
 from experiments.arena.tournament import Tournament
 from experiments.command import add_report, make_app, provenance, start
 from experiments.random_arena import __main__ as random_arena
 from slosched.cli.console import console, progress_bar, table
 from slosched.evaluate.capacity import Store
+from slosched.evaluate.judge.promises import PROMISED
 
 app = make_app(__doc__)
 _STORE = Path("runs/arena/points.sqlite")
@@ -200,6 +201,15 @@ def take_over(
     console.print(
         f"taken over: {num_carried} scenarios, {num_rows} rows of which came out the same"
     )
+
+
+@app.command("finalists")
+def make_finalists() -> None:
+    """Write the scenarios and the best of each class for `slosched judge`.
+
+    Example: `python -m experiments.arena finalists`.
+    """
+    finalists.write(Results())
 
 
 app.command("random")(random_arena.run)

@@ -9,9 +9,10 @@ from experiments.arena.figures import OTHERS, best_at, figures, save
 from experiments.arena.limits import what_bounds, what_is_missing, what_lasting_load_leaves
 from experiments.arena.results import Results
 from experiments.arena.rows import Row, Tables, best, pick
-from experiments.arena.scenarios import LOADS, NOISE, PROMISED, SCENARIOS
+from experiments.arena.scenarios import LOADS, NOISE, SCENARIOS
 from experiments.arena.targets import FLAGSHIP, RIVALS, hardest_rival, share_of_bound, verdicts
 from experiments.markdown import table
+from slosched.evaluate.judge.promises import PROMISED
 
 PAGE = Path(__file__).parents[2] / "docs" / "arena.md"
 _CAPTIONS = {

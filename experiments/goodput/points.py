@@ -14,9 +14,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from experiments.arena.scenarios import NOISE, PROMISES, SCENARIOS, Scenario
+from experiments.arena.scenarios import NOISE, SCENARIOS, Scenario
 from slosched.core import Policy, Request
 from slosched.evaluate.capacity import Outcomes
+from slosched.evaluate.judge.promises import PROMISES
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import simulate
 from slosched.workload import Trace

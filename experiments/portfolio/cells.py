@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from experiments.arena.scenarios import NOISE, PROMISES, TRACES
+from experiments.arena.scenarios import NOISE, TRACES
 from slosched.core import SLO, Limits
 from slosched.evaluate.capacity import window
+from slosched.evaluate.judge.promises import PROMISES
 from slosched.perfmodel import FittedModel, load_model
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig

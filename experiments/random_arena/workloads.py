@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.arena.scenarios import (
-    PREFILL_FACTOR,
-    PROMISES,
     TRACES,
     MadeUp,
     Recorded,
     Source,
 )
 from slosched.core import SLO, BatchShape
+from slosched.evaluate.judge.promises import PREFILL_FACTOR, PROMISES
 from slosched.perfmodel import FittedModel
 from slosched.workload import Proportional, SLORule, Trace, synthesize
 from slosched.workload.lengths import Lognormal

@@ -27,6 +27,8 @@ SUMMARIES = {
     "well.",
     "capacity": "Find the highest rate at which a policy serves 90 % and 99 % of all requests as "
     "promised.",
+    "judge": "Give a verdict on a policy: ahead of the best known ones, level with them, or "
+    "behind.",
     "tune": "Find a policy's best hyper-parameters, so that it is compared at its best.",
     "shadow": "Say what a policy would have gained on the traffic of a vLLM in shadow mode.",
     "policies": "List the scheduling policies, their options and defaults.",

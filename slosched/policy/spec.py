@@ -1,5 +1,7 @@
 """A policy from one line of text: `edf`, `edf:token_budget=256,drop=expired`, `pkg.mod:Class`.
 
+A policy in a file is named by its path, `my_policy.py` or `my_policy.py:Class:margin=0.1`.
+
 Wrappers follow after a plus, the innermost first: `edf:token_budget=256+early_rejection`.
 The candidates of a portfolio follow after bars: `portfolio:every_s=10|goodput|edf:drop=infeasible`.
 """
@@ -11,11 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, get_type_hints
 
 from slosched.core import HEEDED, TRIED, Policy, SloschedError
 from slosched.policy import POLICIES, WRAPPERS
+from slosched.policy.from_file import is_file, policy_class_in
 from slosched.policy.kit.wrapper import Wrapper
 from slosched.spelling import meant
 
@@ -31,6 +35,7 @@ def make_policy(spec: str) -> Policy:
     """Return the policy that `spec` names, with its fields set accordingly.
 
     A policy of your own is `package.module:Class`, with options `package.module:Class:margin=0.1`.
+    So is one in a file, `my_policy.py:Class`; without a class it is the only one of the file.
     Raises PolicySpecError if the text is not valid.
     """
     first, *wrappers = _parts(spec)
@@ -145,11 +150,15 @@ def _part(text: str) -> _Part:
     text, *candidates = (each.strip() for each in text.split("|"))
     head, *rest = text.split(":")
     policy_class = POLICIES.get(head) or WRAPPERS.get(head)
+    if policy_class is None and is_file(head):
+        named = rest.pop(0) if rest and "=" not in rest[0] else None
+        policy_class = _from_file(head, named)
+        head = ":".join(filter(None, (head, named)))
     if policy_class is None:
         if not rest:
             raise PolicySpecError(
                 f"no policy {head!r}{meant(head, [*POLICIES, *WRAPPERS])}; there are "
-                f"{', '.join(POLICIES)}, or package.module:Class, "
+                f"{', '.join(POLICIES)}, or package.module:Class or my_policy.py, "
                 f"and after a plus {', '.join(WRAPPERS)}"
             )
         name = rest.pop(0)
@@ -191,12 +200,6 @@ def _names(policy_class: type[Policy]) -> list[str]:
 
 
 def _import(module: str, name: str) -> type[Policy]:
-    if module.endswith(".py") or "/" in module:
-        dotted = module.removesuffix(".py").strip("./").replace("/", ".")
-        raise PolicySpecError(
-            f"{module!r} is a file; name it as a module, {dotted}:{name}, from a folder that "
-            "Python imports from"
-        )
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
@@ -204,6 +207,15 @@ def _import(module: str, name: str) -> type[Policy]:
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise PolicySpecError(f"{module}:{name} is not a subclass of slosched.core.Policy")
     return found
+
+
+def _from_file(path: str, name: str | None) -> type[Policy]:
+    try:
+        return policy_class_in(Path(path), name)
+    except OSError as error:
+        raise PolicySpecError(f"no policy {path!r}: {error.strerror}") from error
+    except (ImportError, SyntaxError, ValueError) as error:
+        raise PolicySpecError(f"cannot take a policy from {path}: {error}") from error
 
 
 def _option(text: str, policy_class: type[Policy]) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from factories import make_request
 from typer.testing import CliRunner
 
 from experiments.arena import __main__ as command
-from experiments.arena import report
+from experiments.arena import finalists, report
 from experiments.arena.carry_over import carry_over, play_again, sample
 from experiments.arena.ceilings import EVEN_STREAM, ceilings, lasting
 from experiments.arena.contenders import Class, chosen, entries
@@ -24,13 +24,10 @@ from experiments.arena.results import HERE, KINDS, Results
 from experiments.arena.rows import knee_of
 from experiments.arena.scenarios import (
     LOADS,
-    PROMISED,
-    PROMISES,
     SCALES,
     SCENARIOS,
     TRACES,
     MadeUp,
-    Mixture,
     Recorded,
     Scale,
     Scenario,
@@ -39,6 +36,8 @@ from experiments.arena.targets import FLAGSHIP, verdicts
 from experiments.arena.tournament import Tournament
 from slosched.core import SLO
 from slosched.evaluate.capacity import Store
+from slosched.evaluate.judge.promises import PROMISED, PROMISES, Mixture
+from slosched.evaluate.judge.scenarios import FILE
 from slosched.policy import POLICIES
 from slosched.policy.kit.punctual import Supply
 from slosched.policy.spec import make_policy
@@ -342,3 +341,8 @@ def test_the_list_names_all_and_an_unknown_scenario_is_told() -> None:
     failed = CliRunner().invoke(command.app, ["run", "--only", "conv-tigth"])
     assert failed.exit_code != 0
     assert "conv-tigth" in str(failed.exception)
+
+
+def test_the_judge_has_the_finalists_of_the_committed_results(tmp_path: Path) -> None:
+    finalists.write(Results(), tmp_path / "arena.json")
+    assert (tmp_path / "arena.json").read_text() == FILE.read_text()

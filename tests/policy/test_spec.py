@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -109,7 +111,7 @@ def test_what_wraps_a_policy_can_be_tuned_with_it() -> None:
         ("nope", "no policy 'nope'; there are fcfs"),
         ("slo-aware", "no policy 'slo-aware' \\(did you mean slo_aware\\?\\); there are fcfs"),
         ("edf:budget=1", "has no option 'budget=1' .*did you mean token_budget.* drop"),
-        ("mine/lifo.py:LIFO", "'mine/lifo.py' is a file; .* mine.lifo:LIFO"),
+        ("mine/lifo.py:LIFO", "no policy 'mine/lifo.py': No such file"),
         (":Mine", "cannot import :Mine"),
         (f"{__name__}:Optional:limit=many", "limit='many' is not of type int"),
         (f"{__name__}:Optional:pair=1", "pair cannot be set by a text"),
@@ -167,3 +169,48 @@ def test_every_wrapper_can_be_tuned_and_takes_what_is_tried(name: str) -> None:
 
 def test_a_policy_without_tunable_fields_has_nothing_to_try() -> None:
     assert tried_values(Mine) == tried_values(NotADataclass) == {}
+
+
+class TestFromAFile:
+    ONE = (
+        "from dataclasses import dataclass\n"
+        "from slosched.policy.edf import EDF\n\n"
+        "@dataclass\nclass Mine(EDF):\n    extra: int = 3\n"
+    )
+
+    def test_it_is_named_by_its_path(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.py"
+        path.write_text(self.ONE, encoding="utf-8")
+        for spec in (f"{path}", f"{path}:Mine"):
+            assert type(make_policy(spec)).__name__ == "Mine", "EDF is imported there, not defined"
+            assert getattr(make_policy(f"{spec}:extra=5,drop=expired"), "extra") == 5  # noqa: B009
+        assert with_options(f"{path}", {"extra": "7"}) == f"{path}:extra=7"
+        assert policy_classes(f"{path}") == policy_classes(f"{path}:Mine")
+
+    @pytest.mark.parametrize(
+        ("source", "name", "complaint"),
+        [
+            ("x = 1\n", "", "defines no subclass of slosched.Policy"),
+            (ONE + "class Other(EDF): ...\n", "", "several policies: .*:Mine, .*:Other"),
+            (ONE, ":Yours", "defines no policy 'Yours'; it defines Mine"),
+            ("def broken(:\n", "", "invalid syntax"),
+            ("import no_such_module\n", "", "no_such_module"),
+        ],
+    )
+    def test_a_mistake_is_told(
+        self, tmp_path: Path, source: str, name: str, complaint: str
+    ) -> None:
+        path = tmp_path / "mine.py"
+        path.write_text(source, encoding="utf-8")
+        with pytest.raises(PolicySpecError, match=complaint):
+            make_policy(f"{path}{name}")
+
+    def test_modules_beside_it_can_be_imported(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        (tmp_path / "beside_mine.py").write_text("EXTRA = 9\n", encoding="utf-8")
+        path = tmp_path / "mine.py"
+        text = self.ONE.replace("= 3", "= EXTRA")
+        path.write_text(f"from beside_mine import EXTRA\n{text}", encoding="utf-8")
+        assert getattr(make_policy(f"{path}"), "extra") == 9  # noqa: B009

@@ -190,11 +190,11 @@ class Sweep:
 def busy_rate(contender: Contender, trace: Trace) -> float:
     """Estimate the requests/s that keep all replicas busy."""
     if contender.fleet is None:
-        return _busy_rate_of_one(contender.model, contender.config, trace)
-    return sum(_busy_rate_of_one(*replica, trace) for replica in contender.fleet.replicas)
+        return busy_rate_of_one(contender.model, contender.config, trace)
+    return sum(busy_rate_of_one(*replica, trace) for replica in contender.fleet.replicas)
 
 
-def _busy_rate_of_one(model: LatencyModel, config: SimulationConfig, trace: Trace) -> float:
+def busy_rate_of_one(model: LatencyModel, config: SimulationConfig, trace: Trace) -> float:
     """Estimate the requests/s that keep the device busy with full steps of prompts and decodes."""
     limits = config.limits
     prompt, output = float(trace.prompt_tokens.mean()), float(trace.output_tokens.mean())

@@ -1,0 +1,119 @@
+"""The judge: one policy against rivals in all scenarios, in rounds, until clear or out of time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+
+from slosched.evaluate.capacity import CapacityError, MakePool
+from slosched.evaluate.capacity.pool import give
+from slosched.evaluate.judge.bout import Bout
+from slosched.evaluate.judge.play import Stage, Task, knee_of, share_good
+from slosched.evaluate.judge.scenarios import (
+    MIN_WINDOW_REQUESTS,
+    NUM_KNEE_WINDOWS,
+    Contender,
+    Scenario,
+)
+from slosched.evaluate.judge.sequential import LOOKS
+from slosched.workload import Trace
+
+LOADS = (1.0, 2.0)
+"""The loads at which policies are compared, as multiples of the knee."""
+_PLAIN = "plain"
+"""The class of the finalist whose capacity is the knee."""
+_AHEAD = 8
+"""The replays that are given to the pool before they are needed; more would delay the end."""
+
+OnProgress = Callable[[int, int], None]
+"""A function that is called with the number of replays done and of those that may be left."""
+
+
+@dataclass
+class Judge:
+    """A policy, its rivals, and all that was found so far."""
+
+    policy: Contender
+    scenarios: Mapping[str, Scenario]
+    rivals: Mapping[str, Contender] | None = None
+    """The rivals in every scenario; None for the scenario's finalists."""
+    trace: Trace | None = None
+    """The trace from which windows are cut, in place of made-up requests."""
+    knees: dict[str, float] = field(default_factory=dict)
+    """The knee of each scenario in requests/s, once it is found."""
+    bouts: list[Bout] = field(default_factory=list)
+    is_out_of_time: bool = False
+
+    def __post_init__(self) -> None:
+        for name, scenario in self.scenarios.items():
+            found = scenario.num_windows(self.trace)
+            if found < LOOKS[0].num_windows:
+                raise CapacityError(
+                    f"the trace is too short to judge on: {name} needs {LOOKS[0].num_windows} "
+                    f"windows of at least {MIN_WINDOW_REQUESTS} requests, and {NUM_KNEE_WINDOWS} "
+                    "for the knee"
+                )
+
+    def run(self, make_pool: MakePool, time_limit_s: float, on_progress: OnProgress) -> None:
+        """Play until every answer is clear, all windows are played, or the time is over.
+
+        Looks are taken in rounds: the first look of all scenarios comes before any second one.
+        Raises the error of a policy that fails.
+        """
+        end_s = time.monotonic() + time_limit_s
+        with make_pool(partial(give, Stage(dict(self.scenarios), self.trace))) as pool:
+            try:
+                self._find_knees(pool, end_s)
+                self._play(pool, end_s, on_progress)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _find_knees(self, pool: Executor, end_s: float) -> None:
+        """Find all knees, and make the bouts of the scenarios in order."""
+        asked = {
+            name: pool.submit(knee_of, name, scenario.finalists[_PLAIN])
+            for name, scenario in self.scenarios.items()
+        }
+        for name, future in asked.items():
+            if time.monotonic() > end_s:
+                self.is_out_of_time = True
+                return
+            self.knees[name] = future.result()
+            self.bouts += [self._bout(name, load) for load in LOADS]
+
+    def _bout(self, name: str, load: float) -> Bout:
+        scenario = self.scenarios[name]
+        rivals = scenario.finalists if self.rivals is None else self.rivals
+        windows = scenario.num_windows(self.trace)
+        return Bout(name, load, load * self.knees[name], self.policy, rivals, windows)
+
+    def _play(self, pool: Executor, end_s: float, on_progress: OnProgress) -> None:
+        running: dict[Future[float], tuple[Bout, Task]] = {}
+        asked = deque(self._round())
+        while running or asked:
+            while asked and len(running) < _AHEAD:
+                bout, task = asked.popleft()
+                running[pool.submit(share_good, task)] = bout, task
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                bout, task = running.pop(future)
+                bout.take(task, future.result())
+            on_progress(*self._progress())
+            if time.monotonic() > end_s:
+                self.is_out_of_time = bool(self._progress()[1])
+                return
+            if not running and not asked:
+                asked = deque(self._round())
+
+    def _round(self) -> Iterator[tuple[Bout, Task]]:
+        """Yield the replays of the next look of all bouts."""
+        for bout in self.bouts:
+            for task in bout.tasks():
+                yield bout, task
+
+    def _progress(self) -> tuple[int, int]:
+        done = sum(len(bout.shares) for bout in self.bouts)
+        return done, sum(bout.num_left() for bout in self.bouts)
