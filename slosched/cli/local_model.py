@@ -13,6 +13,7 @@ from slosched.engine.profiling import ProfileLimits
 from slosched.perfmodel.device import cpu_name
 
 if TYPE_CHECKING:
+    from slosched.engine.grammar import GrammarCompiler
     from slosched.engine.server import Tokenizer
     from slosched.engine.torch import LoadedModel, TorchExecutor
 
@@ -141,3 +142,19 @@ def make_tokenizer(local: LocalModel) -> Tokenizer:
     if loaded.tokenizer is None:
         return NoTokenizer(loaded.vocab_size, loaded.eos_token_ids)
     return HuggingFaceTokenizer(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+
+
+def make_grammars(local: LocalModel) -> GrammarCompiler:
+    """Return the compiler of the grammars that answers of this model may have to follow."""
+    from slosched.engine.grammar import GuidanceCompiler, LibraryMissingError, NoGrammars
+
+    loaded = local.loaded
+    backend = getattr(loaded.tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return NoGrammars(
+            "structured output needs a model with a tokenizer.json, which this has not"
+        )
+    try:
+        return GuidanceCompiler(backend.to_str(), loaded.vocab_size, loaded.eos_token_ids)
+    except (LibraryMissingError, ValueError) as error:
+        return NoGrammars(str(error))

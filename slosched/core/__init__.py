@@ -8,6 +8,7 @@ To write a policy, read two files: `plan.py` says what a policy is shown and wha
 * `options.py`: what the fields of a policy tell the command line, as `tunable` does.
 * `decode_group.py`: what a policy may add so that its replays run several times as fast.
 * `door.py`: what a policy may add to refuse requests on arrival.
+* `grammar.py`: what an engine must know of an output that has to follow a grammar.
 * `step.py`: an accepted plan on its way through an executor, for those who write an engine.
 
 All times are seconds on one clock.  Nothing here decides, waits or computes on a device, with one
@@ -22,6 +23,7 @@ from slosched.core.decode_group import (
 )
 from slosched.core.door import Doorkeeper, Refusal
 from slosched.core.errors import IllegalPlanError, SloschedError, StalledError
+from slosched.core.grammar import GrammarError, GrammarState, OutputGrammar
 from slosched.core.kv import BlockLedger, KVView
 from slosched.core.options import HEEDED, TRIED, heeding, tunable
 from slosched.core.plan import (
@@ -73,10 +75,13 @@ __all__ = [
     "EndReason",
     "Executor",
     "ForeseesDecodes",
+    "GrammarError",
+    "GrammarState",
     "IllegalPlanError",
     "KVView",
     "LatencyModel",
     "Limits",
+    "OutputGrammar",
     "PlansBesideDecodes",
     "Policy",
     "PreemptionMode",

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from slosched.core.grammar import OutputGrammar
+
 
 class RequestStatus(StrEnum):
     """The state of a request.  The last three are ends; a request reaches exactly one of them."""
@@ -52,6 +54,8 @@ class EndReason(StrEnum):
     """Aborted: the client went away or cancelled."""
     FAULT = "fault"
     """Aborted: the executor failed while running it."""
+    NO_TOKEN = "no_token"
+    """Aborted: its own grammar and its other rules for drawing left no token to draw."""
     SHUTDOWN = "shutdown"
     """Aborted: the server stopped before it could be served."""
     SIBLING = "sibling"
@@ -68,7 +72,15 @@ class EndReason(StrEnum):
 _FINISHING = frozenset({EndReason.STOP, EndReason.LENGTH})
 
 
-_ABORTING = frozenset({EndReason.CLIENT, EndReason.FAULT, EndReason.SHUTDOWN, EndReason.SIBLING})
+_ABORTING = frozenset(
+    {
+        EndReason.CLIENT,
+        EndReason.FAULT,
+        EndReason.NO_TOKEN,
+        EndReason.SHUTDOWN,
+        EndReason.SIBLING,
+    }
+)
 
 
 class DeadlineRule(StrEnum):
@@ -150,6 +162,9 @@ class SamplingParams:
     """The only tokens that may be drawn; None for all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens that the output may not contain."""
+    grammar: OutputGrammar | None = None
+    """The grammar that the output follows; with one it ends where the grammar ends, whatever
+    `min_tokens` is."""
 
 
 PLACEHOLDER = -1

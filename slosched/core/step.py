@@ -81,7 +81,10 @@ class StepResult:
     """Requests that the model ended with their new token."""
     elapsed_s: float = 0.0
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Requests that have no token and must end, alone, for the given reasons."""
+    """Requests that have no token and must end, alone, for the given reasons; what is in their KV
+    cache may be wrong."""
+    barred: Mapping[str, str] = field(default_factory=dict)
+    """Requests whose own rules leave them no token, so that they must end, with what is wrong."""
 
 
 class Executor(Protocol):

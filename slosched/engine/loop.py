@@ -182,5 +182,6 @@ def _check_tokens(batch: ScheduledBatch, result: StepResult) -> None:
             chunk.emits_token
             and request_id not in result.token_ids
             and request_id not in result.failed
+            and request_id not in result.barred
         ):
             raise ExecutorFaultError(f"the executor returned no token for {request_id!r}")

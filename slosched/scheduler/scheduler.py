@@ -263,10 +263,13 @@ class Scheduler:
     def update(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
         """Record the tokens that an executed batch emitted at `now_s`.
 
-        A request that ended while its step ran gets none.  One that failed in it ends as a fault.
+        A request that ended while its step ran gets none.  One that failed in it ends as a fault,
+        and one whose own rules leave it no token ends, too.
         """
         if result.failed:
             self._end_failed(batch, result.failed, now_s)
+        for request_id in result.barred:
+            self.end(request_id, EndReason.NO_TOKEN, now_s)
         next_deadline_s = self.limits.deadline_rule.next_deadline_s
         token_ids, stopped = result.token_ids, result.stopped
         is_foreseen, self._foreseen = batch is self._foreseen, None

@@ -15,11 +15,18 @@ import typer
 from slosched.cli import options, vllm
 from slosched.cli.calibration import calibrated_model
 from slosched.cli.console import console
-from slosched.cli.local_model import ExtraMissingError, LocalModel, make_tokenizer, open_local
+from slosched.cli.local_model import (
+    ExtraMissingError,
+    LocalModel,
+    make_grammars,
+    make_tokenizer,
+    open_local,
+)
 from slosched.cli.option_groups import grouped
 from slosched.core import NO_SLO, Executor
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
+from slosched.engine.grammar import GrammarCompiler, NoGrammars
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
 from slosched.evaluate.comparison import kv_capacity_tokens
@@ -213,7 +220,7 @@ def serve(
             f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
         )
 
-    app = http.build_app(worker, device.tokenizer, config)
+    app = http.build_app(worker, device.tokenizer, config, device.grammars)
     num_cut_short = http.serve(
         app, worker, host, port, drain_timeout_s=drain_timeout, on_ready=announce
     )
@@ -232,6 +239,7 @@ class _Device:
     executor: Executor
     latency_model: FittedModel
     tokenizer: Tokenizer
+    grammars: GrammarCompiler
     num_blocks: int
     max_model_len: int
     provenance: Mapping[str, str]
@@ -253,6 +261,7 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
         executor=EmulatedExecutor(model),
         latency_model=model,
         tokenizer=ByteTokenizer(),
+        grammars=NoGrammars("an emulated device draws no tokens, so that it follows no grammar"),
         num_blocks=num_blocks,
         max_model_len=num_blocks * kv.block_size,
         provenance={**model.provenance, "origin": f"emulated from {name}, nothing was computed"},
@@ -274,6 +283,7 @@ def _real(
         executor=local.executor,
         latency_model=model,
         tokenizer=make_tokenizer(local),
+        grammars=make_grammars(local),
         num_blocks=local.num_blocks,
         max_model_len=local.max_model_len,
         provenance={**local.provenance(), "origin": "measured"},

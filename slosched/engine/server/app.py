@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from importlib.metadata import version
 
 from starlette.applications import Starlette
@@ -15,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from slosched.core import Request
+from slosched.engine.grammar import GrammarCompiler, NoGrammars
 from slosched.engine.server.api_keys import RequireKey
 from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.config import ServerConfig
@@ -26,9 +28,10 @@ from slosched.engine.server.fields import (
     DETOKENIZE_FIELDS,
     TOKENIZE_FIELDS,
 )
+from slosched.engine.server.grammars import GrammarQueue
 from slosched.engine.server.http_metrics import CountRequests, HTTPMetrics
 from slosched.engine.server.page import answer_page
-from slosched.engine.server.prometheus import CONTENT_TYPE
+from slosched.engine.server.prometheus import CONTENT_TYPE, labels_of
 from slosched.engine.server.prompts import PromptEncoder
 from slosched.engine.server.protocol import Options, parse_options
 from slosched.engine.server.quote import milliseconds_by_quantile, parse_prompt_tokens
@@ -50,9 +53,20 @@ _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions.  A chat may go on to the end of the context."""
 
 
-def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) -> Starlette:
-    """Return the application; the caller starts and drains the worker, as `run.serve` does."""
-    api = _Api(worker, tokenizer, config)
+_NOTHING_DRAWN = NoGrammars("this server draws no tokens, so that no answer can follow a grammar")
+
+
+def build_app(
+    worker: EngineWorker,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    grammars: GrammarCompiler = _NOTHING_DRAWN,
+) -> Starlette:
+    """Return the application; the caller starts and drains the worker, as `run.serve` does.
+
+    `grammars` compiles the grammars of structured output, for a device that follows them.
+    """
+    api = _Api(worker, tokenizer, config, grammars)
     return Starlette(
         routes=[
             Route("/", answer_page),
@@ -87,7 +101,13 @@ def build_app(worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) 
 class _Api:
     """The handlers of the endpoints."""
 
-    def __init__(self, worker: EngineWorker, tokenizer: Tokenizer, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        worker: EngineWorker,
+        tokenizer: Tokenizer,
+        config: ServerConfig,
+        grammars: GrammarCompiler,
+    ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
         self._config = config
@@ -95,6 +115,7 @@ class _Api:
         self._max_model_len = min(config.max_model_len, worker.capacity_tokens)
         self._encoder = PromptEncoder(tokenizer, self._max_model_len)
         self._bodies = BodyReader(config, self._max_model_len)
+        self._grammars = GrammarQueue(grammars, config.retry_after_s)
 
     async def health(self, _http: HTTPRequest) -> Response:
         if (why := self._worker.why_not_serving) is not None:
@@ -130,8 +151,9 @@ class _Api:
 
     async def metrics(self, _http: HTTPRequest) -> Response:
         text = self._worker.metrics.render(self._config.model_name)
-        counts = "".join(f"{line}\n" for line in self.http_metrics.lines())
-        return PlainTextResponse(text + counts, media_type=CONTENT_TYPE)
+        label = labels_of(model_name=self._config.model_name)
+        lines = [*self._grammars.lines(label), *self.http_metrics.lines()]
+        return PlainTextResponse(text + "\n".join(lines) + "\n", media_type=CONTENT_TYPE)
 
     async def steps(self, http: HTTPRequest) -> Response | StepsResponse:
         if http.method == "HEAD":  # A HEAD request would wait for a body that never comes.
@@ -212,6 +234,10 @@ class _Api:
         options = parse_options(body, self._config.default_temperature, self._tokenizer)
         slo = parse_slo(http.headers, body, self._config.default_slo)
         prompt = await encode(body, options.max_tokens or 1)
+        sampling = options.sampling
+        if options.structured is not None:
+            grammar = await self._grammars.compiled(options.structured)
+            sampling = replace(sampling, grammar=grammar)
         request = Request(
             request_id=f"{answer.id_prefix}-{uuid.uuid4().hex}",
             arrival_s=arrival_s,
@@ -219,7 +245,7 @@ class _Api:
             max_tokens=self._max_tokens(len(prompt), options, default_max_tokens),
             slo=slo,
             prompt_token_ids=prompt,
-            sampling=options.sampling,
+            sampling=sampling,
             priority=options.priority,
             takes_best_effort=options.takes_best_effort,
             cache_salt=options.cache_salt,

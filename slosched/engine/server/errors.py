@@ -187,6 +187,13 @@ def of_end(reason: EndReason, detail: str, retry_after_s: float) -> ApiError:
             reason=reason,
             retry_after_s=retry_after_s,
         )
+    if reason is EndReason.NO_TOKEN:
+        return ApiError(
+            400,
+            f"the output cannot go on: {detail or 'its rules leave no token'}",
+            code="no_token",
+            reason=reason,
+        )
     if reason is EndReason.CLIENT:
         return ApiError(499, "the client went away", code="client_closed_request", reason=reason)
     return ApiError(

@@ -14,6 +14,18 @@ from slosched.engine.server.values import Body
 from slosched.spelling import meant
 from slosched.workload.http_slo import BEST_EFFORT_FIELD, PROMISES
 
+STRUCTURED_FIELDS = frozenset(
+    [
+        "response_format",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "guided_whitespace_pattern",
+    ]
+)
+"""Fields that say which grammar the answer follows."""
 _GENERATION = frozenset(
     [
         "model",
@@ -39,6 +51,7 @@ _GENERATION = frozenset(
         "return_token_ids",
         "add_special_tokens",
         "truncate_prompt_tokens",
+        *STRUCTURED_FIELDS,
     ]
 )
 COMPLETION_FIELDS = _GENERATION | {"prompt"}
@@ -52,6 +65,19 @@ TOKENIZE_FIELDS = _TEMPLATE | {
     "truncate_prompt_tokens",
 }
 DETOKENIZE_FIELDS = frozenset({"model", "tokens"})
+RESPONSE_FORMAT_FIELDS = frozenset({"type", "json_schema"})
+JSON_SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
+STRUCTURED_OUTPUT_FIELDS = frozenset(
+    [
+        "json",
+        "json_object",
+        "regex",
+        "choice",
+        "grammar",
+        "whitespace_pattern",
+        "disable_any_whitespace",
+    ]
+)
 STREAM_FIELDS = frozenset({"include_usage", "continuous_usage_stats"})
 MESSAGE_FIELDS = frozenset({"role", "content", "name"})
 
@@ -68,6 +94,7 @@ _HARMLESS = frozenset(
         "include_reasoning",
         "parallel_tool_calls",
         "return_tokens_as_token_ids",
+        "disable_fallback",
     ]
 )
 """Fields that change nothing here, whatever their value."""
@@ -92,15 +119,9 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
     "structural_tag": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
+    "disable_additional_properties": (False,),
+    "guided_decoding_backend": ("auto", "guidance"),
     "chat_template": (),
     "documents": ([],),
     "mm_processor_kwargs": ({},),

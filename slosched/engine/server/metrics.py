@@ -24,7 +24,7 @@ _VLLM_REASONS = {
     "stop": (EndReason.STOP,),
     "length": (EndReason.LENGTH,),
     "abort": (EndReason.CLIENT, EndReason.SHUTDOWN),
-    "error": (EndReason.FAULT,),
+    "error": (EndReason.FAULT, EndReason.NO_TOKEN),
 }
 """The reasons for which requests end in vLLM's metrics."""
 _STEP_TOKENS = (1, 8, *(2**power for power in range(4, 15)))

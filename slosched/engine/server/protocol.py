@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from slosched.core import SamplingParams
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.fields import MESSAGE_FIELDS, STREAM_FIELDS, check_fields
+from slosched.engine.server.structured import StructuredOutput, parse_structured_output
 from slosched.engine.server.tokenizer import Message, TemplateOptions, Tokenizer
 from slosched.engine.server.values import (
     Body,
@@ -40,6 +41,8 @@ class Options:
     max_tokens: int | None
     """None if the client set no limit."""
     sampling: SamplingParams
+    structured: StructuredOutput | None
+    """The grammar that the answer follows, which has yet to be compiled."""
     stops: tuple[str, ...]
     shows_stop: bool
     """Whether the text includes the stop string or the stop token at which it ended."""
@@ -62,6 +65,7 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
     return Options(
         max_tokens=_max_tokens(body),
         sampling=_sampling(body, default_temperature, tokenizer),
+        structured=parse_structured_output(body),
         stops=strings(body, "stop", _MAX_STOPS, _MAX_STOP_CHARS),
         shows_stop=flag(body, "include_stop_str_in_output"),
         skips_special_tokens=flag(body, "skip_special_tokens", default=True),

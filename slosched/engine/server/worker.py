@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _STEP_LIMIT = StepLimit()
 _NO_FAULTS: Mapping[str, str] = {}
+_EXPLAINED = (EndReason.FAULT, EndReason.NO_TOKEN)
 
 
 class NotServingError(SloschedError):
@@ -45,7 +46,7 @@ class Update(NamedTuple):
     token_id: int | None = None
     end_reason: EndReason | None = None
     detail: str = ""
-    """The failure, if the end reason is EndReason.FAULT."""
+    """What was wrong, if the end reason is EndReason.FAULT or EndReason.NO_TOKEN."""
 
 
 class Generation:
@@ -278,7 +279,8 @@ class EngineWorker:
         self._num_faults = 0
         self._note_first_scheduled(record)
         self.metrics.observe_step(record)
-        self._report(record.result.token_ids, record.ended, record.result.failed)
+        result = record.result
+        self._report(result.token_ids, record.ended, {**result.failed, **result.barred})
         self.steps.publish(record)
 
     def _handle_failed_step(self, error: Exception, *, is_fault: bool) -> None:
@@ -317,12 +319,12 @@ class EngineWorker:
     ) -> None:
         """Send each handler its update, and keep the records of the requests that ended.
 
-        `whys` tells what was wrong with requests that ended by a fault.
+        `whys` tells what was wrong with requests that ended by a fault or without a token.
         """
         updates = {name: Update(token_id) for name, token_id in token_ids.items()}
         for request in ended:
             name = request.request_id
-            why = whys.get(name, "") if request.end_reason is EndReason.FAULT else ""
+            why = whys.get(name, "") if request.end_reason in _EXPLAINED else ""
             updates[name] = Update(token_ids.get(name), request.end_reason, why)
             record = RequestRecord.from_request(request)
             self.records.append(record)

@@ -11,7 +11,7 @@ from slosched.core import PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, 
 from slosched.engine.torch.forward import forward
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.model import LoadedModel
-from slosched.engine.torch.sampling import Draws, Sampler
+from slosched.engine.torch.sampling import Draws, Sampler, no_draws
 from slosched.engine.torch.step_inputs import StepInput, StepInputs
 
 
@@ -63,7 +63,8 @@ class TorchExecutor:
         if self._spoilt_blocks:
             self._clear_spoilt(batch.chunks)
         with torch.inference_mode():
-            token_ids, failed = self._run(batch.chunks) if batch.chunks else Draws({}, {})
+            draws = self._run(batch.chunks) if batch.chunks else no_draws()
+        token_ids = draws.token_ids
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
         stopped = frozenset(
@@ -72,7 +73,8 @@ class TorchExecutor:
             if (token_id := token_ids.get(chunk.request.request_id)) is not None
             and self._sampler.is_last(chunk.request, token_id)
         )
-        return StepResult(token_ids, stopped, time.perf_counter() - start_s, failed)
+        elapsed_s = time.perf_counter() - start_s
+        return StepResult(token_ids, stopped, elapsed_s, draws.failed, draws.barred)
 
     def release(self, request_id: str) -> None:
         self._inputs.release(request_id)
@@ -103,7 +105,7 @@ class TorchExecutor:
         logits = forward(self._model.model, step_input, self._cache, self._model.backend)
         emitters = [chunk for chunk in chunks if chunk.emits_token]
         if not emitters:
-            return Draws({}, {})
+            return no_draws()
         draws = self._sampler.sample(emitters, logits)
         self._newest_tokens.update(draws.token_ids)
         for chunk in emitters if draws.failed else ():

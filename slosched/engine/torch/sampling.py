@@ -10,7 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slosched.core import Request, SamplingParams, ScheduledChunk
+from slosched.core import (
+    GrammarError,
+    GrammarState,
+    Request,
+    SamplingParams,
+    ScheduledChunk,
+)
+from slosched.engine.torch.masks import apply_masks
 
 _GREEDY_TEMPERATURE = 1e-5
 """A temperature at or below which dividing overflows, and the draw would be the argmax anyway.
@@ -23,6 +30,14 @@ class Draws(NamedTuple):
 
     token_ids: dict[str, int]
     failed: dict[str, str]
+    """Requests whose logits are not numbers."""
+    barred: dict[str, str]
+    """Requests whose own rules leave no token."""
+
+
+def no_draws() -> Draws:
+    """Return the draws of a step in which no request gets a token."""
+    return Draws({}, {}, {})
 
 
 class Sampler:
@@ -41,26 +56,32 @@ class Sampler:
     def sample(self, chunks: Sequence[ScheduledChunk], logits: Tensor) -> Draws:
         """Draw one token for each chunk; row i of `logits` [chunks, vocabulary] is chunk i's.
 
-        A request fails if its logits are not numbers, or if what it asks for allows no token.
-        Overwrites the logits of tokens that a request may not have.
+        A request fails if its logits are not numbers, and is barred if what it asks for allows no
+        token.  Overwrites the logits of tokens that a request may not have.
         """
+        draws = no_draws()
         drawing = [self._drawing_of(chunk.request) for chunk in chunks]
+        # The host finds the masks while a GPU still computes the logits.
+        masks = _masks(chunks, drawing, draws)
         are_numbers: list[bool] = logits.amax(dim=-1).isfinite().tolist()
+        if masks:
+            apply_masks(logits, masks)
         for row, (chunk, one) in enumerate(zip(chunks, drawing, strict=True)):
             one.forbid(logits[row], chunk)
         likeliest = logits.max(dim=-1)
         tops: list[float] = likeliest.values.tolist()
         tokens: list[int] = likeliest.indices.tolist()
-        draws = Draws({}, {})
         for row, (chunk, one) in enumerate(zip(chunks, drawing, strict=True)):
             request = chunk.request
             if not are_numbers[row]:
                 draws.failed[request.request_id] = "the model's logits are not numbers"
                 continue
             if tops[row] == _NEVER:
-                draws.failed[request.request_id] = (
-                    "allowed_token_ids, stop_token_ids and min_tokens leave no token"
+                draws.barred.setdefault(
+                    request.request_id,
+                    "its grammar, allowed_token_ids, stop_token_ids and min_tokens leave no token",
                 )
+            if request.request_id in draws.barred:
                 continue
             if one.generator is not None:
                 weights = next_token_weights(logits[row], request.sampling)
@@ -103,6 +124,7 @@ class Sampler:
             ends=self._ids(ends),
             allowed=None if allowed is None else self._ids(allowed),
             bad_words=sampling.bad_words,
+            grammar=None if sampling.grammar is None else sampling.grammar.begin(),
         )
 
     def _ids(self, ids: Sequence[int] | frozenset[int]) -> Tensor:
@@ -121,6 +143,8 @@ class _Drawing:
     """The only tokens that it may have; None if it may have all."""
     bad_words: Sequence[Sequence[int]]
     """Sequences of tokens of which it may never have the last one after the others."""
+    grammar: GrammarState | None = None
+    """The place in its grammar that its output has reached."""
     outputs: list[int] = field(default_factory=list)
     """Its tokens so far, if it has bad words.  The request's own list may be a token behind."""
 
@@ -131,22 +155,53 @@ class _Drawing:
             logits.fill_(_NEVER)
             logits[self.allowed] = kept
         if chunk.num_known_outputs < chunk.request.sampling.min_tokens:
-            logits[self.ends] = _NEVER
+            if self.grammar is None:
+                logits[self.ends] = _NEVER
+            else:
+                _forbid_unless_all_are(logits, self.ends)
         if self.bad_words:
-            self._forbid_bad_words(logits)
+            _forbid_unless_all_are(logits, self._ends_of_bad_words())
 
-    def _forbid_bad_words(self, logits: Tensor) -> None:
-        """Forbid the tokens that would complete a bad word, unless no other token is left."""
-        without = logits.clone()
-        for *before, last in self.bad_words:
-            if self.outputs[len(self.outputs) - len(before) :] == before:
-                without[last] = _NEVER
-        if without.max() > _NEVER:
-            logits.copy_(without)
+    def _ends_of_bad_words(self) -> list[int]:
+        """Return the tokens that would complete a bad word."""
+        return [
+            last
+            for *before, last in self.bad_words
+            if self.outputs[len(self.outputs) - len(before) :] == before
+        ]
 
     def note(self, token_id: int) -> None:
+        """Remember the token that was drawn."""
         if self.bad_words:
             self.outputs.append(token_id)
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
+
+
+def _masks(
+    chunks: Sequence[ScheduledChunk], drawing: Sequence[_Drawing], draws: Draws
+) -> dict[int, bytes]:
+    """Return the masks of the rows that have one; bar the requests whose grammar gives none."""
+    masks = {}
+    for row, one in enumerate(drawing):
+        if one.grammar is None:
+            continue
+        try:
+            mask = one.grammar.mask()
+        except GrammarError as error:
+            draws.barred[chunks[row].request.request_id] = str(error)
+            continue
+        if mask is not None:
+            masks[row] = mask
+    return masks
+
+
+def _forbid_unless_all_are(logits: Tensor, token_ids: Tensor | list[int]) -> None:
+    """Forbid the tokens, unless no other token is left."""
+    without = logits.clone()
+    without[token_ids] = _NEVER
+    if without.max() > _NEVER:
+        logits.copy_(without)
 
 
 def next_token_weights(logits: Tensor, sampling: SamplingParams) -> Tensor:

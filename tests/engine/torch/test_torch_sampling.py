@@ -9,7 +9,7 @@ import pytest
 import torch
 from batches import make_chunk, make_prompt_request
 
-from slosched.core import Request, SamplingParams
+from slosched.core import GrammarError, Request, SamplingParams
 from slosched.engine.torch.sampling import Draws, Sampler, next_token_weights
 
 torch.set_num_threads(1)
@@ -80,7 +80,8 @@ def test_a_row_that_allows_no_token_fails_alone() -> None:
     requests = [make_prompt_request("a", [1, 2], only_the_end), make_prompt_request("b", [1, 2])]
     draws = draw(sampler, LOGITS.repeat(2, 1), *requests)
     assert draws.token_ids == {"b": 1}
-    assert "leave no token" in draws.failed["a"]
+    assert "leave no token" in draws.barred["a"]
+    assert not draws.failed
 
 
 def test_only_allowed_tokens_are_drawn() -> None:
@@ -92,6 +93,51 @@ def test_only_allowed_tokens_are_drawn() -> None:
         draw(sampler, LOGITS.repeat(2, 1), greedy, hot_one)
     assert set(greedy.output_token_ids) == {2}
     assert set(hot_one.output_token_ids) == {0, 2}
+
+
+class OneAfterTheOther:
+    """A grammar of the tokens 0, 1, 2 in this order, and the end 3; a mask of two bytes."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def begin(self) -> OneAfterTheOther:
+        return OneAfterTheOther()
+
+    def mask(self) -> bytes | None:
+        if self._next == 2:
+            raise GrammarError("two is too much")
+        return bytes([1 << self._next, 0])
+
+    def accept(self, token_id: int) -> None:
+        assert token_id == self._next
+        self._next += 1
+
+
+def test_a_grammar_rules_its_own_row_alone() -> None:
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    grammar = OneAfterTheOther()
+    bound = make_prompt_request("bound", [1], SamplingParams(grammar=grammar))
+    hot = SamplingParams(temperature=1.0, seed=3, grammar=grammar)
+    hot_one, free = make_prompt_request("hot", [1], hot), make_prompt_request("free", [1])
+    for _ in range(2):
+        draws = draw(sampler, LOGITS.repeat(3, 1), free, bound, hot_one)
+        assert not draws.barred
+    assert bound.output_token_ids == hot_one.output_token_ids == [0, 1]
+    draws = draw(sampler, LOGITS.repeat(3, 1), bound, free, hot_one)
+    assert draws.barred == {"bound": "two is too much", "hot": "two is too much"}
+    assert free.output_token_ids == [1, 1, 1]
+
+
+def test_a_grammar_comes_before_min_tokens_but_not_before_other_rules() -> None:
+    """Where only the end is left it may come, although `min_tokens` asks for more tokens."""
+    sampler = Sampler(frozenset({0}), torch.device("cpu"))
+    ends = SamplingParams(grammar=OneAfterTheOther(), min_tokens=5)
+    never = SamplingParams(grammar=OneAfterTheOther(), allowed_token_ids=(1, 2, 3))
+    requests = [make_prompt_request("ends", [1], ends), make_prompt_request("never", [1], never)]
+    draws = draw(sampler, LOGITS.repeat(2, 1), *requests)
+    assert draws.token_ids == {"ends": 0}
+    assert "grammar" in draws.barred["never"]
 
 
 def test_bad_words_are_never_completed() -> None:

@@ -1,0 +1,108 @@
+"""The queue of requests that wait for their grammar, apart from those that policies see.
+
+SGLang has such a queue, too.  A request comes to the scheduler when its grammar is compiled, but
+its deadlines count from its arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from slosched.core import GrammarError, OutputGrammar
+from slosched.engine.grammar import Definition, GrammarCompiler
+from slosched.engine.server.errors import ApiError
+from slosched.engine.server.prometheus import Histogram, sample
+from slosched.engine.server.structured import StructuredOutput
+
+_NUM_KEPT = 64
+"""Compiled grammars that are kept for requests with the same definition."""
+
+
+class GrammarQueue:
+    """Compiles grammars in a thread of their own.  Only the event loop's thread may call it.
+
+    A request gets an error if its grammar is not there within `time_limit_s`, or if `max_waiting`
+    requests wait before it.  A later one is told to come again after `retry_after_s`.
+    """
+
+    def __init__(
+        self,
+        compiler: GrammarCompiler,
+        retry_after_s: float,
+        *,
+        time_limit_s: float = 10.0,
+        max_waiting: int = 1024,
+    ) -> None:
+        self._compiler = compiler
+        self._retry_after_s = retry_after_s
+        self._time_limit_s = time_limit_s
+        self._max_waiting = max_waiting
+        # One thread, so that grammars never take more than one core from the engine.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="slosched-grammar")
+        self._jobs: OrderedDict[Definition, Future[OutputGrammar]] = OrderedDict()
+        self._num_waiting = 0
+        self._wait = Histogram("slosched:grammar_wait_seconds", "Waiting for a grammar.")
+
+    async def compiled(self, wanted: StructuredOutput) -> OutputGrammar:
+        """Return the compiled grammar.
+
+        Raises ApiError (400) if it is wrong or takes too long to compile, (503) if its turn does
+        not come.
+        """
+        began_s = time.monotonic()
+        job = self._job(wanted.definition)
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                # Shielded, since others may wait for the same grammar.
+                return await asyncio.shield(asyncio.wrap_future(job))
+        except GrammarError as error:
+            raise ApiError(400, f"{wanted.param}: {error}", param=wanted.param) from error
+        except TimeoutError:
+            raise self._too_late(job, wanted.param) from None
+        finally:
+            self._num_waiting -= 1
+            self._wait.observe(time.monotonic() - began_s)
+
+    def _job(self, definition: Definition) -> Future[OutputGrammar]:
+        """Return the compilation of a grammar, which may have ended long ago."""
+        job = self._jobs.get(definition)
+        if job is None:
+            if self._num_waiting >= self._max_waiting:
+                raise self._busy(f"{self._num_waiting} requests wait for their grammar")
+            job = self._pool.submit(self._compiler.compile, definition)
+            self._jobs[definition] = job
+            if len(self._jobs) > _NUM_KEPT:
+                self._jobs.popitem(last=False)
+        self._jobs.move_to_end(definition)
+        return job
+
+    def _too_late(self, job: Future[OutputGrammar], param: str) -> ApiError:
+        if job.running():
+            return ApiError(
+                400,
+                f"{param}: the grammar was not compiled within {self._time_limit_s:g} s; simplify "
+                "it",
+                param=param,
+            )
+        return self._busy(f"for {self._time_limit_s:g} s other grammars were compiled")
+
+    def _busy(self, why: str) -> ApiError:
+        return ApiError(
+            503,
+            f"the grammar was not compiled: {why}",
+            kind="service_unavailable",
+            code="grammars_busy",
+            retry_after_s=self._retry_after_s,
+        )
+
+    def lines(self, label: str) -> Iterator[str]:
+        """Yield the metrics of the queue."""
+        text = "Requests that wait for their grammar."
+        name = "slosched:num_requests_waiting_for_grammar"
+        yield from sample(name, "gauge", text, label, self._num_waiting)
+        yield from self._wait.lines(label)

@@ -1,0 +1,310 @@
+"""Structured output over HTTP, and the queue of requests that wait for their grammar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from live_server import live, post, stream, with_client
+
+from slosched.core import EndReason, OutputGrammar, Request, SamplingParams
+from slosched.engine.background import InBackground
+from slosched.engine.grammar import Definition, GuidanceCompiler, Kind, LibraryMissingError
+from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.overlap import OverlappedEngine
+from slosched.engine.server import (
+    EngineWorker,
+    HuggingFaceTokenizer,
+    ServerConfig,
+    build_app,
+    serve_in_thread,
+)
+from slosched.engine.server.errors import ApiError
+from slosched.engine.server.grammars import GrammarQueue
+from slosched.engine.server.structured import StructuredOutput
+from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
+from slosched.kv import HashIndex, KVCache
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
+
+CHAT = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "answer": {"enum": ["yes", "no"]},
+        "why": {"type": "string", "maxLength": 5},
+        "sure": {"type": "integer", "minimum": 0, "maximum": 10},
+    },
+    "required": ["answer", "why", "sure"],
+    "additionalProperties": False,
+}
+FREE = {"prompt": "free", "max_tokens": 16, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def compiler(model: LoadedModel) -> GuidanceCompiler:
+    backend = model.tokenizer.backend_tokenizer
+    return GuidanceCompiler(backend.to_str(), model.vocab_size, model.eos_token_ids)
+
+
+class Gate:
+    """Compiles one after the other, each after `open`."""
+
+    def __init__(self, compiler: GuidanceCompiler) -> None:
+        self._compiler = compiler
+        self.open = threading.Event()
+        self.open.set()
+        self.num_begun = 0
+
+    def compile(self, definition: Definition) -> OutputGrammar:
+        self.num_begun += 1
+        assert self.open.wait(30)
+        return self._compiler.compile(definition)
+
+
+class Running:
+    """A server of the tiny model, whose grammars wait for a gate."""
+
+    def __init__(self, model: LoadedModel, compiler: GuidanceCompiler) -> None:
+        self.kv = KVCache(128, 4, 0, HashIndex())
+        executor = TorchExecutor(model, num_blocks=128, block_size=4)
+        engine = Engine(Scheduler(FCFS(), self.kv), executor, MonotonicClock())
+        self.worker = EngineWorker(engine)
+        self.tokenizer = HuggingFaceTokenizer(
+            model.tokenizer, model.vocab_size, model.eos_token_ids
+        )
+        self.gate = Gate(compiler)
+        config = ServerConfig("tiny", model.max_model_len)
+        self.app = build_app(self.worker, self.tokenizer, config, self.gate)
+        self.url = ""
+
+    def together(self, *bodies: dict[str, Any]) -> list[tuple[int, Any, Any]]:
+        async def ask(client: Any) -> list[tuple[int, Any, Any]]:
+            return await asyncio.gather(*[post(client, **body) for body in bodies])
+
+        return asyncio.run(with_client(self.url, ask))
+
+
+@pytest.fixture(scope="module")
+def server(model: LoadedModel, compiler: GuidanceCompiler) -> Iterator[Running]:
+    running = Running(model, compiler)
+    with serve_in_thread(running.app, running.worker) as running.url:
+        yield running
+    running.kv.check()
+
+
+def text_of(answer: tuple[int, Any, Any]) -> str:
+    assert answer[0] == 200, answer
+    [choice] = answer[1]["choices"]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+def is_instance(text: str) -> bool:
+    found = json.loads(text)
+    return (
+        list(found) == ["answer", "why", "sure"]
+        and found["answer"] in ("yes", "no")
+        and len(found["why"]) <= 5
+        and found["sure"] in range(11)
+    )
+
+
+STRUCTURED: list[tuple[dict[str, Any], Any]] = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, is_instance),
+    ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, is_instance),
+    ({"guided_json": json.dumps(SCHEMA), "guided_whitespace_pattern": " ?"}, is_instance),
+    ({"structured_outputs": {"regex": "[a-c]{3}x+y"}, "bad_words": ["xxx"]}, re.compile("[a-c]{3}xx?y").fullmatch),
+    ({"guided_regex": r"\d{4}-\d{2}"}, re.compile(r"\d{4}-\d{2}").fullmatch),
+    ({"structured_outputs": {"choice": ["red", "green"]}}, {"red", "green"}.__contains__),
+    ({"guided_choice": ["rot", "grün"], "min_tokens": 90}, {"rot", "grün"}.__contains__),
+    ({"guided_grammar": 'root ::= "(" root ")" | "x"', "max_tokens": 41}, re.compile(r"\(*x?\)*").fullmatch),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_answers_follow_their_grammars_beside_free_ones(server: Running, temperature: int) -> None:
+    """What others draw in the same steps does not change for it."""
+    [alone] = server.together(FREE)
+    bodies = [
+        {"prompt": "x", "max_tokens": 440, "temperature": temperature, "seed": 1, **fields}
+        for fields, _ in STRUCTURED
+    ]
+    free, *answers = server.together(FREE, *bodies)
+    assert text_of(free) == text_of(alone)
+    for (fields, is_right), answer in zip(STRUCTURED, answers, strict=True):
+        assert is_right(text_of(answer)), (fields, answer)
+        reason = answer[1]["choices"][0]["finish_reason"]
+        assert reason == "stop" or answer[1]["usage"]["completion_tokens"] == 41
+    assert [text_of(again) for again in server.together(*bodies)] == list(map(text_of, answers))
+
+
+def test_a_chat_and_a_stream_follow_theirs(server: Running) -> None:
+    fields = {"max_tokens": 440, "response_format": STRUCTURED[0][0]["response_format"]}
+
+    async def ask(client: Any) -> Any:
+        return (
+            await post(client, CHAT, messages=HI, **fields),
+            await stream(client, CHAT, messages=HI, **fields),
+            await post(
+                client, CHAT, messages=HI, response_format={"type": "json_object"}, stop="{"
+            ),
+        )
+
+    chat, events, stopped = asyncio.run(with_client(server.url, ask))
+    assert is_instance(text_of(chat))
+    assert is_instance("".join(e["choices"][0]["delta"]["content"] for e in events))
+    assert text_of(stopped).strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"guided_regex": "(a"}, "guided_regex", "unclosed group"),
+        ({"structured_outputs": {"json": {"type": "objekt"}}}, "structured_outputs.json", "objekt"),
+        ({"guided_json": "{"}, "guided_json", "wrong"),
+        ({"guided_grammar": "hello"}, "guided_grammar", "Expected ::="),
+    ],
+)
+def test_a_wrong_grammar_is_a_400_with_the_reason(
+    server: Running, fields: dict[str, Any], param: str, message: str
+) -> None:
+    [(status, answer, _)] = server.together({**FREE, **fields})
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert message in answer["error"]["message"]
+
+
+def test_rules_that_leave_no_token_end_their_own_request_alone(server: Running) -> None:
+    """Its client is told, and what others have in the prefix cache stays there."""
+    long = {**FREE, "prompt": "a prompt of some blocks, asked for twice"}
+    server.together(long)
+    bad = {"prompt": "x", "guided_choice": ["ab"], "allowed_token_ids": [70], "stream": True}
+
+    async def ask(client: Any) -> Any:
+        return await asyncio.gather(post(client, **bad), post(client, **FREE))
+
+    (status, answer, _), free = asyncio.run(with_client(server.url, ask))
+    assert (status, answer["error"]["code"], answer["error"]["reason"]) == (
+        400,
+        "no_token",
+        "no_token",
+    )
+    assert "leave no token" in answer["error"]["message"]
+    assert text_of(free)
+    [again] = server.together(long)
+    assert again[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert server.worker.metrics.num_ended(EndReason.NO_TOKEN) == 1
+
+
+def test_a_request_waits_for_its_grammar_out_of_the_policys_sight(server: Running) -> None:
+    gate, scheduler = server.gate, server.worker.scheduler
+    gate.open.clear()
+    num_begun = gate.num_begun
+
+    async def ask(client: Any) -> Any:
+        same = {"prompt": "x", "guided_regex": "wait{3}", "max_tokens": 20}
+        waiting = [asyncio.create_task(post(client, **same)) for _ in range(3)]
+        gone = asyncio.create_task(post(client, **same))
+        while 'grammar{model_name="tiny"} 4\n' not in (page := await metrics(client)):
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        free = await post(client, **FREE)
+        assert 'vllm:num_requests_waiting{model_name="tiny"} 0\n' in page
+        assert scheduler.num_unfinished == 0
+        gate.open.set()
+        return free, await asyncio.gather(*waiting)
+
+    async def metrics(client: Any) -> str:
+        async with client.get("/metrics") as page:
+            return str(await page.text())
+
+    free, waited = asyncio.run(with_client(server.url, ask))
+    assert text_of(free)
+    assert list(map(text_of, waited)) == ["waittt"] * 3
+    assert gate.num_begun == num_begun + 1, "four requests, one grammar"
+
+
+def queue_of(gate: Gate, **settings: Any) -> GrammarQueue:
+    return GrammarQueue(gate, retry_after_s=2.0, **settings)
+
+
+def wanted(text: str) -> StructuredOutput:
+    return StructuredOutput(Definition(Kind.REGEX, text), "guided_regex")
+
+
+def test_a_grammar_has_a_time_limit_and_its_queue_an_end(compiler: GuidanceCompiler) -> None:
+    gate = Gate(compiler)
+    gate.open.clear()
+
+    async def ask() -> list[Any]:
+        queue = queue_of(gate, time_limit_s=0.3, max_waiting=2)
+        jobs = [asyncio.create_task(queue.compiled(wanted(text))) for text in ("a", "b")]
+        await asyncio.sleep(0.05)
+        jobs.append(asyncio.create_task(queue.compiled(wanted("c"))))
+        found = await asyncio.gather(*jobs, return_exceptions=True)
+        gate.open.set()
+        return [*found, await queue.compiled(wanted("a")), await queue.compiled(wanted("b"))]
+
+    *errors, a, b = asyncio.run(ask())
+    assert all(isinstance(error, ApiError) for error in errors)
+    assert [error.status for error in errors] == [400, 503, 503]
+    assert [error.retry_after_s for error in errors] == [None, 2.0, 2.0]
+    assert "not compiled within 0.3 s" in errors[0].message
+    assert "2 requests wait" in errors[2].message
+    assert a.begin().mask() != b.begin().mask()
+
+
+def test_an_emulated_device_and_a_missing_library_say_so(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with live() as server:
+        status, answer, _ = server.post(prompt="x", guided_choice=["a"])
+        assert (status, answer["error"]["param"]) == (400, "guided_choice")
+        assert "draws no tokens" in answer["error"]["message"]
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(LibraryMissingError, match=r"pip install 'slosched\[grammar\]'"):
+        GuidanceCompiler("{}", 10, {2})
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_grammars_survive_recomputation(
+    model: LoadedModel, compiler: GuidanceCompiler, overlap: bool
+) -> None:
+    """With blocks for about two of six requests the outputs are those that each has alone."""
+    grammar = compiler.compile(Definition(Kind.JSON_SCHEMA, json.dumps(SCHEMA), False))
+
+    def run(num_blocks: int, *names: str) -> dict[str, list[int]]:
+        executor = TorchExecutor(model, num_blocks=num_blocks, block_size=4)
+        scheduler = Scheduler(FCFS(), KVCache(num_blocks, 4))
+        engine = Engine(scheduler, executor, MonotonicClock())
+        if overlap:
+            engine = OverlappedEngine(scheduler, InBackground(executor), MonotonicClock())
+        requests = []
+        for name in names:
+            hot = SamplingParams(temperature=1.0, seed=int(name), grammar=grammar)
+            ids = [30, 40 + int(name), 50]
+            requests.append(Request(name, 0.0, 3, 60, prompt_token_ids=ids, sampling=hot))
+            scheduler.queue(requests[-1])
+        preempted = 0
+        while engine.has_work:
+            preempted += len(engine.step().batch.output.preempted)
+        assert all(request.end_reason is EndReason.STOP for request in requests)
+        assert (preempted > 0) == (len(names) > 1)
+        return {request.request_id: request.output_token_ids for request in requests}
+
+    names = [str(i) for i in range(6)]
+    together = run(20, *names)
+    for name in names:
+        assert run(20, name)[name] == together[name]
+        assert is_instance(model.tokenizer.decode(together[name], skip_special_tokens=True))
