@@ -165,6 +165,8 @@ class SamplingParams:
     grammar: OutputGrammar | None = None
     """The grammar that the output follows; with one it ends where the grammar ends, whatever
     `min_tokens` is."""
+    tells_logprobs: bool = False
+    """Whether the engine tells the log-probability of each drawn token, which costs time."""
 
 
 PLACEHOLDER = -1

@@ -85,6 +85,9 @@ class StepResult:
     cache may be wrong."""
     barred: Mapping[str, str] = field(default_factory=dict)
     """Requests whose own rules leave them no token, so that they must end, with what is wrong."""
+    logprobs: Mapping[str, float] = field(default_factory=dict)
+    """The log-probability of the new token under the model alone, before temperature and limits,
+    for requests that want it (`SamplingParams.tells_logprobs`)."""
 
 
 class Executor(Protocol):

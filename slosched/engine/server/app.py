@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -15,7 +15,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from slosched.core import Request
+from slosched.core import Request, fan_out
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
 from slosched.engine.server.api_keys import RequireKey
 from slosched.engine.server.bodies import BodyReader
@@ -46,8 +46,14 @@ from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.steps import StepsResponse
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.values import Body, token_ids, wrong
-from slosched.engine.server.worker import EngineWorker, NoQuoteError, NotServingError
+from slosched.engine.server.worker import (
+    EngineWorker,
+    Generation,
+    NoQuoteError,
+    NotServingError,
+)
 from slosched.engine.step_lines import PATH as STEPS_PATH
+from slosched.workload.request import MOST_SEQUENCES
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions.  A chat may go on to the end of the context."""
@@ -195,8 +201,11 @@ class _Api:
     async def tokenize(self, http: HTTPRequest) -> Response:
         body = await self._bodies.read(http, TOKENIZE_FIELDS)
         is_chat = "messages" in body
-        encode = self._encoder.encode_chat if is_chat else self._encoder.encode_prompt
-        ids = await encode(body)
+        encode = self._encoder.encode_chat if is_chat else self._encoder.encode_prompts
+        prompts = await encode(body)
+        if len(prompts) > 1:
+            raise wrong("prompt", body["prompt"], "one prompt: this endpoint takes no list of them")
+        [ids] = prompts
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._max_model_len}
         )
@@ -209,7 +218,7 @@ class _Api:
         return JSONResponse({"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)})
 
     async def completions(self, http: HTTPRequest) -> Response | GenerationResponse:
-        encode = self._encoder.encode_prompt
+        encode = self._encoder.encode_prompts
         return await self._generate(
             http, COMPLETION_FIELDS, encode, CompletionFormat(), _DEFAULT_COMPLETION_TOKENS
         )
@@ -222,47 +231,61 @@ class _Api:
         self,
         http: HTTPRequest,
         fields: frozenset[str],
-        encode: Callable[[Body, int], Awaitable[list[int]]],
+        encode: Callable[[Body, int], Awaitable[list[list[int]]]],
         answer: Format,
         default_max_tokens: int,
     ) -> GenerationResponse:
-        """Check and queue the request, and return the response that follows its generation."""
+        """Check and queue the requests, and return the response that follows their generations."""
         arrival_s = self._worker.now_s() - self._config.per_request_s
         body = await self._bodies.read(http, fields)
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
         options = parse_options(body, self._config.default_temperature, self._tokenizer)
         slo = parse_slo(http.headers, body, self._config.default_slo)
-        prompt = await encode(body, options.max_tokens or 1)
+        prompts = await encode(body, options.max_tokens or 1)
+        _check_number(len(prompts), options)
         sampling = options.sampling
         if options.structured is not None:
             grammar = await self._grammars.compiled(options.structured)
             sampling = replace(sampling, grammar=grammar)
-        request = Request(
-            request_id=f"{answer.id_prefix}-{uuid.uuid4().hex}",
-            arrival_s=arrival_s,
-            num_prompt_tokens=len(prompt),
-            max_tokens=self._max_tokens(len(prompt), options, default_max_tokens),
-            slo=slo,
-            prompt_token_ids=prompt,
-            sampling=sampling,
-            priority=options.priority,
-            takes_best_effort=options.takes_best_effort,
-            cache_salt=options.cache_salt,
-        )
-        try:
-            generation = self._worker.submit(request)
-        except NotServingError as error:
-            raise not_serving(str(error), self._config.retry_after_s) from error
+        name = f"{answer.id_prefix}-{uuid.uuid4().hex}"
+        requests = [
+            Request(
+                request_id=f"{name}.{place}" if place else name,
+                arrival_s=arrival_s,
+                num_prompt_tokens=len(prompt),
+                max_tokens=self._max_tokens(len(prompt), options, default_max_tokens),
+                slo=slo,
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                priority=options.priority,
+                takes_best_effort=options.takes_best_effort,
+                cache_salt=options.cache_salt,
+            )
+            for place, prompt in enumerate(prompts)
+        ]
         return GenerationResponse(
             self._worker,
             self._tokenizer,
-            generation,
+            self._submit(requests, options.num_candidates),
             options,
             answer,
             self._config.model_name,
             self._config.retry_after_s,
         )
+
+    def _submit(self, requests: Sequence[Request], num_candidates: int) -> list[Generation]:
+        """Queue requests and their siblings; return the generation of the first of each group."""
+        generations: list[Generation] = []
+        try:
+            for request in requests:
+                fan_out(request, num_candidates)
+                generations.append(self._worker.submit(request))
+        except NotServingError as error:
+            for generation in generations:
+                self._worker.abort(generation.request.request_id)
+            raise not_serving(str(error), self._config.retry_after_s) from error
+        return generations
 
     def _max_tokens(self, num_prompt_tokens: int, options: Options, default: int) -> int:
         """Return the request's output limit; without one of its own it may fill the context.
@@ -281,6 +304,18 @@ class _Api:
                 400, f"min_tokens={min_tokens} exceeds max_tokens={max_tokens}", param="min_tokens"
             )
         return max_tokens
+
+
+def _check_number(num_prompts: int, options: Options) -> None:
+    """Raise ApiError (400) if the prompts have more answers in all than one body may ask for."""
+    num_sequences = num_prompts * options.num_candidates
+    if num_sequences > MOST_SEQUENCES:
+        raise ApiError(
+            400,
+            f"{num_prompts} prompts with {options.num_candidates} answers each are {num_sequences} "
+            f"answers; ask for at most {MOST_SEQUENCES} in one request",
+            param="n",
+        )
 
 
 async def _answer_api_error(_http: HTTPRequest, error: Exception) -> Response:

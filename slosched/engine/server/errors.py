@@ -16,6 +16,7 @@ _WHY_REJECTED = {
     EndReason.CASCADE: "serving it would make several queued requests late",
     EndReason.QUEUE_FULL: "as many requests are waiting as may, none of them less urgent",
     EndReason.OVERLOAD: "its first token is expected too late behind the other requests",
+    EndReason.SIBLING: "another answer to the same prompt was rejected",
     EndReason.UNKEEPABLE: "not even alone on this device could its SLO be kept",
 }
 

@@ -52,6 +52,8 @@ _GENERATION = frozenset(
         "add_special_tokens",
         "truncate_prompt_tokens",
         *STRUCTURED_FIELDS,
+        "n",
+        "best_of",
     ]
 )
 COMPLETION_FIELDS = _GENERATION | {"prompt"}
@@ -100,8 +102,6 @@ _HARMLESS = frozenset(
 """Fields that change nothing here, whatever their value."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "prompt_logprobs": (),

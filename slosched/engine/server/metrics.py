@@ -23,7 +23,7 @@ _FINISHED = (EndReason.STOP, EndReason.LENGTH)
 _VLLM_REASONS = {
     "stop": (EndReason.STOP,),
     "length": (EndReason.LENGTH,),
-    "abort": (EndReason.CLIENT, EndReason.SHUTDOWN),
+    "abort": (EndReason.CLIENT, EndReason.SHUTDOWN, EndReason.SIBLING),
     "error": (EndReason.FAULT, EndReason.NO_TOKEN),
 }
 """The reasons for which requests end in vLLM's metrics."""
@@ -77,7 +77,7 @@ class ServerMetrics:
         )
         self._most_generation_tokens = Histogram(
             "vllm:request_max_num_generation_tokens",
-            "The same, as vLLM names it for requests with several answers.",
+            "Output tokens of the longest answer to each finished request.",
             TOKENS,
         )
         self._max_tokens = Histogram(
@@ -85,7 +85,7 @@ class ServerMetrics:
         )
         self._num_answers = Histogram(
             "vllm:request_params_n",
-            "Answers to each finished request, always 1.",
+            "Answers to each finished request (n, or best_of if it is larger).",
             (1, 2, 5, 10, 20),
         )
         self._computed_tokens = Histogram(
@@ -128,8 +128,14 @@ class ServerMetrics:
         self._num_cached_tokens += request.num_cached_tokens
         self._computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
 
-    def observe_end(self, record: RequestRecord, max_tokens: int) -> None:
-        """Count a request that has ended; `max_tokens` was its output limit."""
+    def observe_end(
+        self, record: RequestRecord, max_tokens: int, *, num_answers: int, most_output_tokens: int
+    ) -> None:
+        """Count a request that has ended; `max_tokens` was its output limit.
+
+        Of several answers, `record` is that of the worst, and `most_output_tokens` are those of the
+        longest.
+        """
         assert record.end_reason is not None
         self._ends[record.end_reason] += 1
         rule = self._scheduler.limits.deadline_rule
@@ -139,15 +145,15 @@ class ServerMetrics:
             self._num_kept[name] += is_kept
         if record.end_reason in _FINISHED:
             self._observe_finished(record, max_tokens)
+            self._num_answers.observe(num_answers)
+            self._most_generation_tokens.observe(most_output_tokens)
 
     def _observe_finished(self, record: RequestRecord, max_tokens: int) -> None:
         self._tpot.observe(record.tpot_s or 0.0)
         self._e2e.observe(record.e2e_s or 0.0)
         self._prompt_tokens.observe(record.num_prompt_tokens)
         self._generation_tokens.observe(record.num_output_tokens)
-        self._most_generation_tokens.observe(record.num_output_tokens)
         self._max_tokens.observe(max_tokens)
-        self._num_answers.observe(1)
         first_s, last_s = record.token_times_s[0], record.token_times_s[-1]
         self._decode.observe(last_s - first_s)
         if record.started_s is not None:

@@ -11,8 +11,8 @@ from slosched.engine.server.errors import ApiError, too_long
 from slosched.engine.server.protocol import (
     PromptOptions,
     parse_messages,
-    parse_prompt,
     parse_prompt_options,
+    parse_prompts,
 )
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.values import Body
@@ -30,10 +30,15 @@ class PromptEncoder:
         # One thread: a tokenizer is not made to be used by several at once.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="slosched-tokenizer")
 
-    async def encode_prompt(self, body: Body, num_output_tokens: int = 1) -> list[int]:
-        """Return the ids of a completion's prompt; raise ApiError (400) if it is wrong."""
+    async def encode_prompts(self, body: Body, num_output_tokens: int = 1) -> list[list[int]]:
+        """Return the ids of each prompt of a completion; raise ApiError (400) if one is wrong."""
         options = parse_prompt_options(body, is_chat=False)
-        prompt = parse_prompt(body, self._tokenizer.vocab_size)
+        prompts = parse_prompts(body, self._tokenizer.vocab_size)
+        return [await self._encode_prompt(each, options, num_output_tokens) for each in prompts]
+
+    async def _encode_prompt(
+        self, prompt: str | list[int], options: PromptOptions, num_output_tokens: int
+    ) -> list[int]:
         if isinstance(prompt, str):
             encode = partial(
                 self._tokenizer.encode, prompt, add_special_tokens=options.add_special_tokens
@@ -43,8 +48,8 @@ class PromptEncoder:
             raise ApiError(400, "the prompt is empty: it needs at least one token", param="prompt")
         return self._truncated(prompt, options, num_output_tokens)
 
-    async def encode_chat(self, body: Body, num_output_tokens: int = 1) -> list[int]:
-        """Return the ids of a conversation; raise ApiError (400) if it is wrong."""
+    async def encode_chat(self, body: Body, num_output_tokens: int = 1) -> list[list[int]]:
+        """Return a list with the ids of a conversation; raise ApiError (400) if it is wrong."""
         options = parse_prompt_options(body, is_chat=True)
         messages = parse_messages(body)
         encode = partial(self._tokenizer.apply_chat_template, messages, options.template)
@@ -52,7 +57,7 @@ class PromptEncoder:
         ids = await self._encode(encode, texts, "messages", options)
         if not ids:
             raise ApiError(400, "the conversation has no tokens", param="messages")
-        return self._truncated(ids, options, num_output_tokens)
+        return [self._truncated(ids, options, num_output_tokens)]
 
     async def _encode(
         self, encode: Callable[[], list[int]], texts: list[str], param: str, options: PromptOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slosched.core import SamplingParams
 from slosched.engine.server.errors import ApiError
@@ -22,6 +22,7 @@ from slosched.engine.server.values import (
     wrong,
 )
 from slosched.workload.http_slo import BEST_EFFORT_FIELD
+from slosched.workload.request import MOST_SEQUENCES
 
 _MAX_STOPS = 16
 _MAX_BAD_WORDS = 64
@@ -38,6 +39,10 @@ _MIN_PRIORITY, _MAX_PRIORITY = -(2**31), 2**31 - 1
 class Options:
     """The settings of a generation, apart from its prompt."""
 
+    num_answers: int
+    """How many answers to each prompt the client gets (`n`)."""
+    num_candidates: int
+    """From how many they are chosen (`best_of`), by the mean log-probability of their tokens."""
     max_tokens: int | None
     """None if the client set no limit."""
     sampling: SamplingParams
@@ -62,9 +67,23 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
     stream_options = mapping(body, "stream_options")
     check_fields(stream_options, STREAM_FIELDS, "stream_options.")
     include_usage = flag(stream_options, "include_usage")
+    num_answers = integer(body, "n", 1, 1, MOST_SEQUENCES)
+    num_candidates = integer(body, "best_of", num_answers, num_answers, MOST_SEQUENCES)
+    sampling = _sampling(body, default_temperature, tokenizer)
+    if num_candidates > num_answers:
+        if flag(body, "stream"):
+            raise ApiError(
+                400,
+                f"best_of={num_candidates} chooses {num_answers} answers when all have ended, so "
+                "that it cannot be streamed: leave out stream, or ask for n answers alone",
+                param="best_of",
+            )
+        sampling = replace(sampling, tells_logprobs=True)
     return Options(
+        num_answers=num_answers,
+        num_candidates=num_candidates,
         max_tokens=_max_tokens(body),
-        sampling=_sampling(body, default_temperature, tokenizer),
+        sampling=sampling,
         structured=parse_structured_output(body),
         stops=strings(body, "stop", _MAX_STOPS, _MAX_STOP_CHARS),
         shows_stop=flag(body, "include_stop_str_in_output"),
@@ -164,15 +183,27 @@ def parse_prompt_options(body: Body, *, is_chat: bool) -> PromptOptions:
     )
 
 
-def parse_prompt(body: Body, vocab_size: int) -> str | list[int]:
-    """Return the prompt as text or token ids; a list with one prompt counts as that prompt."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
+def parse_prompts(body: Body, vocab_size: int) -> list[str | list[int]]:
+    """Return the prompts as text or token ids; there may be one, or a list of several."""
+    value = body.get("prompt")
+    prompts: list[object] = [value]
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        prompts = value
+    if len(prompts) > MOST_SEQUENCES:
+        raise ApiError(
+            400,
+            f"prompt holds {len(prompts)} prompts; send at most {MOST_SEQUENCES} in one request",
+            param="prompt",
+        )
+    return [_prompt(value, prompt, vocab_size) for prompt in prompts]
+
+
+def _prompt(value: object, prompt: object, vocab_size: int) -> str | list[int]:
+    """Return one prompt of the field's `value`."""
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list) or not all(type(i) is int for i in prompt):
-        raise wrong("prompt", prompt, "one string or one list of token ids")
+        raise wrong("prompt", value, "a string, a list of token ids, or a list of these")
     check_vocabulary("prompt", prompt, vocab_size)
     return prompt
 

@@ -8,17 +8,15 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from slosched.core import EndReason
-from slosched.engine.server.errors import ApiError, is_for_later, of_end, of_refusal
+from slosched.engine.server.errors import ApiError, of_end, of_refusal
+from slosched.engine.server.pieces import Piece, interleaved, pieces_of
 from slosched.engine.server.protocol import Options
-from slosched.engine.server.stop_strings import StopStrings
-from slosched.engine.server.text import Detokenizer
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.worker import EngineWorker, Generation
 
@@ -28,14 +26,6 @@ _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _DONE = b"data: [DONE]\n\n"
 
 Json = dict[str, object]
-
-
-class Piece(NamedTuple):
-    """The text that became certain with one token, often empty; the last has a finish reason."""
-
-    token_id: int
-    text: str
-    finish_reason: str | None
 
 
 class Format(Protocol):
@@ -87,15 +77,16 @@ class ChatFormat:
 
 @dataclass(frozen=True)
 class GenerationResponse:
-    """An ASGI response that follows a generation to its end.
+    """An ASGI response that follows the answers to one prompt, or to several, to their ends.
 
     It sends nothing before the first token, so that a rejection is a 429 for streams, too.  When
-    the client disconnects, or the response ends for any other reason, the request is aborted.
+    the client disconnects, or the response ends for any other reason, all requests are aborted.
     """
 
     worker: EngineWorker
     tokenizer: Tokenizer
-    generation: Generation
+    prompts: Sequence[Generation]
+    """The first generation of each prompt; the others are its siblings."""
     options: Options
     format: Format
     model_name: str
@@ -108,19 +99,29 @@ class GenerationResponse:
             await response(scope, receive, send)
         finally:
             watch.cancel()
-            self.worker.abort(self.generation.request.request_id)
+            self._abort()
 
     async def _abort_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.worker.abort(self.generation.request.request_id)
+        self._abort()
+
+    def _abort(self, reason: EndReason = EndReason.CLIENT) -> None:
+        for generation in self._generations:
+            self.worker.abort(generation.request.request_id, reason)
+
+    @property
+    def _generations(self) -> list[Generation]:
+        """Return all generations, those of a prompt one after the other."""
+        return [each for first in self.prompts for each in (first, *first.siblings)]
 
     async def _respond(self) -> Response:
-        refusal, headers = self.generation.refusal, {}
-        if refusal is not None:
-            if not self.generation.request.takes_best_effort:
-                return of_refusal(refusal).response()
-            headers = {"x-slo-best-effort": "true"}
+        headers = {}
+        for generation in self.prompts:
+            if generation.refusal is not None:
+                if not generation.request.takes_best_effort:
+                    return of_refusal(generation.refusal).response()
+                headers = {"x-slo-best-effort": "true"}
         try:
             pieces = self._pieces()
             first = await anext(pieces)
@@ -135,59 +136,61 @@ class GenerationResponse:
         except Exception as error:
             return self._fail(error).response()
 
-    async def _pieces(self) -> AsyncIterator[Piece]:
-        """Yield one piece for each token; raise ApiError if the request ends without finishing."""
-        generation, sampling = self.generation, self.options.sampling
-        decode = partial(
-            self.tokenizer.decode, skip_special_tokens=self.options.skips_special_tokens
+    def _pieces(self) -> AsyncIterator[Piece]:
+        return interleaved(
+            [
+                pieces_of(
+                    index,
+                    generation,
+                    self.worker,
+                    self.tokenizer,
+                    self.options,
+                    self.retry_after_s,
+                )
+                for index, generation in enumerate(self._generations)
+            ]
         )
-        detokenizer = Detokenizer(decode)
-        shows_stop = self.options.shows_stop
-        stops = StopStrings(self.options.stops, is_shown=shows_stop)
-        num_tokens = 0
-        while True:
-            update = await generation.updates.get()
-            reason = update.end_reason
-            if update.token_id is None or reason not in (None, EndReason.STOP, EndReason.LENGTH):
-                assert reason is not None
-                retry_after_s = self.retry_after_s
-                if is_for_later(reason):
-                    retry_after_s = self.worker.retry_after_s(generation.request) or retry_after_s
-                raise of_end(reason, update.detail, retry_after_s)
-            num_tokens += 1
-            # The token at which the model stopped is a part of the text only if the client says so.
-            is_hidden = reason is EndReason.STOP and not shows_stop
-            text = "" if is_hidden else detokenizer.add(update.token_id)
-            if reason is not None:
-                text += detokenizer.flush()
-            # Stop strings are searched only in text after the first `min_tokens` tokens.
-            if num_tokens > sampling.min_tokens:
-                text = stops.push(text)
-            if stops.found:
-                self.worker.abort(generation.request.request_id, EndReason.STOP)
-                reason = EndReason.STOP
-            elif reason is not None:
-                text += stops.flush()
-            yield Piece(update.token_id, text, reason and reason.value)
-            if reason is not None:
-                return
 
     async def _whole(self, first: Piece, pieces: AsyncIterator[Piece]) -> Json:
-        all_pieces = [first, *[piece async for piece in pieces]]
-        text = "".join(piece.text for piece in all_pieces)
-        document = self._document(self.format.whole_object, self.format.whole(text), all_pieces)
-        return {**document, "usage": self._usage(len(all_pieces)), "metrics": self._metrics()}
+        answers: list[list[Piece]] = [[] for _ in self._generations]
+        answers[first.place].append(first)
+        async for piece in pieces:
+            answers[piece.place].append(piece)
+        document = self._head(self.format.whole_object)
+        document["choices"] = [
+            self._choice(
+                document, index, self.format.whole("".join(p.text for p in answer)), answer
+            )
+            for index, answer in enumerate(self._best(answers))
+        ]
+        usage = self._usage(sum(map(len, answers)))
+        return {**document, "usage": usage, "metrics": self._metrics()}
+
+    def _best(self, answers: list[list[Piece]]) -> list[list[Piece]]:
+        """Return the answers that the client gets: of each prompt the likeliest by the token."""
+        num_each, num_kept = self.options.num_candidates, self.options.num_answers
+        if num_each == num_kept:
+            return answers
+        by_prompt = [answers[i : i + num_each] for i in range(0, len(answers), num_each)]
+        return [
+            answer
+            for candidates in by_prompt
+            for answer in sorted(candidates, key=_mean_logprob, reverse=True)[:num_kept]
+        ]
 
     async def _events(self, first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         num_tokens = 0
+        begun: set[int] = set()
         piece: Piece | None = first
         end = _DONE
         try:
             while piece is not None:
-                delta = self.format.delta(piece.text, num_tokens == 0)
-                document = self._document(
-                    self.format.chunk_object, delta, [piece], has_prompt=num_tokens == 0
-                )
+                is_first = piece.place not in begun
+                begun.add(piece.place)
+                delta = self.format.delta(piece.text, is_first)
+                document = self._head(self.format.chunk_object)
+                choice = self._choice(document, piece.place, delta, [piece], has_prompt=is_first)
+                document["choices"] = [choice]
                 num_tokens += 1
                 if self.options.continuous_usage:
                     document["usage"] = self._usage(num_tokens)
@@ -203,57 +206,71 @@ class GenerationResponse:
         yield end
 
     def _fail(self, error: Exception) -> ApiError:
-        """End the request as a fault, log the traceback, and return the error for the client."""
-        request_id = self.generation.request.request_id
-        log.exception("the answer to %s failed", request_id)
-        self.worker.abort(request_id, EndReason.FAULT)
+        """End all requests as a fault, log the traceback, and return the error for the client."""
+        log.exception("the answer to %s failed", self.prompts[0].request.request_id)
+        self._abort(EndReason.FAULT)
         return of_end(EndReason.FAULT, f"{type(error).__name__} while its text was written", 1.0)
 
-    def _document(
-        self, kind: str, content: Json, pieces: Sequence[Piece], *, has_prompt: bool = True
+    def _choice(
+        self,
+        document: Json,
+        index: int,
+        content: Json,
+        pieces: Sequence[Piece],
+        *,
+        has_prompt: bool = True,
     ) -> Json:
-        """Return a whole answer or an event, with the finish reason of the last piece."""
+        """Return the choice of a whole answer or an event, with its last piece's finish reason."""
         choice: Json = {
-            "index": 0,
+            "index": index,
             **content,
             "logprobs": None,
             "finish_reason": pieces[-1].finish_reason,
         }
-        document: Json = {**self._head(kind), "choices": [choice]}
         if self.options.returns_token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces]
             if has_prompt:
-                prompt = self.generation.request.prompt_token_ids or ()
-                self.format.with_prompt(document, choice, prompt)
-        return document
+                prompt = self.prompts[index // self.options.num_answers].request
+                self.format.with_prompt(document, choice, prompt.prompt_token_ids or ())
+        return choice
 
     def _head(self, kind: str) -> Json:
         return {
-            "id": self.generation.request.request_id,
+            "id": self.prompts[0].request.request_id,
             "object": kind,
             "created": int(time.time()),
             "model": self.model_name,
         }
 
     def _usage(self, num_output_tokens: int) -> Json:
-        request = self.generation.request
-        num_prompt_tokens = request.num_prompt_tokens
+        """Return the tokens of all prompts, each counted once, and of all answers."""
+        requests = [generation.request for generation in self.prompts]
+        num_prompt_tokens = sum(request.num_prompt_tokens for request in requests)
+        num_cached = sum(request.num_cached_tokens for request in requests)
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_output_tokens,
             "total_tokens": num_prompt_tokens + num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": request.num_cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
     def _metrics(self) -> Json:
-        """Return the server's own times, which `vllm bench serve` reads from the usage chunk."""
-        request = self.generation.request
-        scheduled_s = self.generation.first_scheduled_s
+        """Return the server's own times, which `vllm bench serve` reads from the usage chunk.
+
+        They are those of the first answer.
+        """
+        generation = self.prompts[0]
+        request, scheduled_s = generation.request, generation.first_scheduled_s
         assert scheduled_s is not None
         return {
             "queue_time_ms": 1000 * (scheduled_s - request.arrival_s),
             "time_to_first_token_ms": 1000 * (request.token_times_s[0] - request.arrival_s),
         }
+
+
+def _mean_logprob(answer: Sequence[Piece]) -> float:
+    """Return the mean log-probability of the tokens; 0 on a device that draws none."""
+    return sum(piece.logprob or 0.0 for piece in answer) / len(answer)
 
 
 def last_events(error: ApiError) -> bytes:

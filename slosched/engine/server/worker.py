@@ -20,7 +20,7 @@ from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.server.metrics import ServerMetrics
 from slosched.engine.server.steps import StepFeed
 from slosched.engine.server.watchdog import StepLimit, Watchdog
-from slosched.metrics import RequestRecord
+from slosched.metrics import RequestRecord, worst
 from slosched.policy.door import Door
 from slosched.policy.kit.quote import Quote
 from slosched.scheduler import Scheduler
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _STEP_LIMIT = StepLimit()
 _NO_FAULTS: Mapping[str, str] = {}
 _EXPLAINED = (EndReason.FAULT, EndReason.NO_TOKEN)
+_NO_LOGPROBS: Mapping[str, float] = {}
 
 
 class NotServingError(SloschedError):
@@ -47,6 +48,8 @@ class Update(NamedTuple):
     end_reason: EndReason | None = None
     detail: str = ""
     """What was wrong, if the end reason is EndReason.FAULT or EndReason.NO_TOKEN."""
+    logprob: float | None = None
+    """The token's log-probability, if the request wants it."""
 
 
 class Generation:
@@ -58,6 +61,8 @@ class Generation:
         self.updates: asyncio.Queue[Update] = asyncio.Queue()
         self.refusal: Refusal | None = None
         """Why the request cannot have its SLO; found when it arrived."""
+        self.siblings: tuple[Generation, ...] = ()
+        """The other requests that answer the same prompt, if this is the first of them."""
         self.first_scheduled_s: float | None = None
         """The start of the first step that computed a part of the request."""
 
@@ -137,7 +142,8 @@ class EngineWorker:
         """Return how many requests a shutdown ended unfinished or left without an end."""
         submitted = [command for command in self._inbox if isinstance(command, Generation)]
         ended = self.metrics.num_ended(EndReason.SHUTDOWN)
-        return ended + len(self._generations) + len(submitted)
+        unfinished = {_group_id(generation.request) for generation in self._generations.values()}
+        return ended + len(unfinished) + len(submitted)
 
     def now_s(self) -> float:
         """Return the time on the engine's clock, by which arrivals are stamped."""
@@ -153,10 +159,15 @@ class EngineWorker:
     def submit(self, request: Request) -> Generation:
         """Queue a request and return its generation, whose updates go to the running event loop.
 
+        With the first request of a group come all of its siblings.
         The policy may refuse the request at once, also while a step runs: see its `refusal`.
         Raises NotServingError while the server is draining or broken.
         """
-        generation = Generation(request, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        generation = Generation(request, loop)
+        if request.group is not None:
+            others = request.group.members[1:]
+            generation.siblings = tuple(Generation(other, loop) for other in others)
         with self._wake:
             if (why := self.why_not_serving) is not None:
                 raise NotServingError(why)
@@ -247,7 +258,7 @@ class EngineWorker:
     def _turn(self, commands: Iterable[Generation | _Abort]) -> None:
         for command in commands:
             if isinstance(command, Generation):
-                self._generations[command.request.request_id] = command
+                self._follow(command)
                 self.scheduler.queue(command.request, command.refusal)
             else:
                 self._carry_out(command)
@@ -257,6 +268,10 @@ class EngineWorker:
             self._step()
         else:
             self._report({}, self._engine.take_ended())
+
+    def _follow(self, generation: Generation) -> None:
+        for each in (generation, *generation.siblings):
+            self._generations[each.request.request_id] = each
 
     def _carry_out(self, abort: _Abort) -> None:
         self.scheduler.end(abort.request_id, abort.reason, self.now_s())
@@ -280,7 +295,8 @@ class EngineWorker:
         self._note_first_scheduled(record)
         self.metrics.observe_step(record)
         result = record.result
-        self._report(result.token_ids, record.ended, {**result.failed, **result.barred})
+        whys = {**result.failed, **result.barred}
+        self._report(result.token_ids, record.ended, whys, result.logprobs)
         self.steps.publish(record)
 
     def _handle_failed_step(self, error: Exception, *, is_fault: bool) -> None:
@@ -316,20 +332,39 @@ class EngineWorker:
         token_ids: Mapping[str, int],
         ended: Iterable[Request],
         whys: Mapping[str, str] = _NO_FAULTS,
+        logprobs: Mapping[str, float] = _NO_LOGPROBS,
     ) -> None:
         """Send each handler its update, and keep the records of the requests that ended.
 
         `whys` tells what was wrong with requests that ended by a fault or without a token.
         """
         updates = {name: Update(token_id) for name, token_id in token_ids.items()}
+        for name, logprob in logprobs.items():
+            if name in updates:
+                updates[name] = updates[name]._replace(logprob=logprob)
+        over: dict[str, Request] = {}
         for request in ended:
             name = request.request_id
             why = whys.get(name, "") if request.end_reason in _EXPLAINED else ""
-            updates[name] = Update(token_ids.get(name), request.end_reason, why)
-            record = RequestRecord.from_request(request)
-            self.records.append(record)
-            self.metrics.observe_end(record, request.max_tokens)
+            updates[name] = Update(token_ids.get(name), request.end_reason, why, logprobs.get(name))
+            if request.group is None or not request.group.num_unfinished:
+                over[_group_id(request)] = request
+        for request in over.values():
+            self._record(request)
         self._deliver(updates)
+
+    def _record(self, request: Request) -> None:
+        """Keep the record of a request that has ended, of a group that of the worst member."""
+        members = (request,) if request.group is None else request.group.members
+        rule = self.scheduler.limits.deadline_rule
+        record = worst([RequestRecord.from_request(member) for member in members], rule)
+        self.records.append(record)
+        self.metrics.observe_end(
+            record,
+            request.max_tokens,
+            num_answers=len(members),
+            most_output_tokens=max(member.num_output_tokens for member in members),
+        )
 
     def _deliver(self, updates: Mapping[str, Update]) -> None:
         """Wake each event loop once, however many of its requests have an update."""
@@ -352,13 +387,17 @@ class EngineWorker:
             inbox, self._inbox = self._inbox, []
         for command in inbox:
             if isinstance(command, Generation):
-                self._generations[command.request.request_id] = command
+                self._follow(command)
         self._deliver(dict.fromkeys(self._generations, Update(None, EndReason.FAULT, why)))
 
 
 def _hand_over(deliveries: Iterable[tuple[Generation, Update]]) -> None:
     for generation, update in deliveries:
         generation.updates.put_nowait(update)
+
+
+def _group_id(request: Request) -> str:
+    return request.request_id if request.group is None else request.group.group_id
 
 
 def _describe(error: Exception) -> str:

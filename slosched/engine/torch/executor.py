@@ -63,7 +63,7 @@ class TorchExecutor:
         if self._spoilt_blocks:
             self._clear_spoilt(batch.chunks)
         with torch.inference_mode():
-            draws = self._run(batch.chunks) if batch.chunks else no_draws()
+            draws = self._run(batch.chunks)
         token_ids = draws.token_ids
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
@@ -74,7 +74,7 @@ class TorchExecutor:
             and self._sampler.is_last(chunk.request, token_id)
         )
         elapsed_s = time.perf_counter() - start_s
-        return StepResult(token_ids, stopped, elapsed_s, draws.failed, draws.barred)
+        return StepResult(token_ids, stopped, elapsed_s, draws.failed, draws.barred, draws.logprobs)
 
     def release(self, request_id: str) -> None:
         self._inputs.release(request_id)
@@ -100,7 +100,9 @@ class TorchExecutor:
         return self._inputs.fill(names, chunks, token_ids, emitting)
 
     def _run(self, chunks: Sequence[ScheduledChunk]) -> Draws:
-        """Run one forward pass and draw a token for each chunk that emits one."""
+        """Run one forward pass, if there are chunks, and draw a token for each that emits one."""
+        if not chunks:
+            return no_draws()
         step_input = self.prepare(chunks)
         logits = forward(self._model.model, step_input, self._cache, self._model.backend)
         emitters = [chunk for chunk in chunks if chunk.emits_token]

@@ -33,11 +33,13 @@ class Draws(NamedTuple):
     """Requests whose logits are not numbers."""
     barred: dict[str, str]
     """Requests whose own rules leave no token."""
+    logprobs: dict[str, float]
+    """Log-probabilities of the tokens of those that want them, under the model alone."""
 
 
 def no_draws() -> Draws:
     """Return the draws of a step in which no request gets a token."""
-    return Draws({}, {}, {})
+    return Draws({}, {}, {}, {})
 
 
 class Sampler:
@@ -64,6 +66,11 @@ class Sampler:
         # The host finds the masks while a GPU still computes the logits.
         masks = _masks(chunks, drawing, draws)
         are_numbers: list[bool] = logits.amax(dim=-1).isfinite().tolist()
+        plain = {
+            row: logits[row].float().log_softmax(dim=-1)
+            for row, chunk in enumerate(chunks)
+            if chunk.request.sampling.tells_logprobs
+        }
         if masks:
             apply_masks(logits, masks)
         for row, (chunk, one) in enumerate(zip(chunks, drawing, strict=True)):
@@ -88,6 +95,8 @@ class Sampler:
                 tokens[row] = int(torch.multinomial(weights, 1, generator=one.generator))
             one.note(tokens[row])
             draws.token_ids[request.request_id] = tokens[row]
+            if row in plain:
+                draws.logprobs[request.request_id] = float(plain[row][tokens[row]])
         return draws
 
     def is_last(self, request: Request, token_id: int) -> bool:

@@ -159,9 +159,13 @@ def test_harmless_fields_nulls_and_neutral_values_are_fine(server: Live) -> None
 
 
 WRONG = [
-    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
     ({"n": True}, "n"),
-    ({"best_of": 3}, "best_of"),
+    ({"n": 3, "best_of": 2}, "best_of"),
+    ({"best_of": 3, "stream": True}, "best_of"),
+    ({"n": 64, "prompt": ["a", "b", "c"]}, "n"),
+    ({"use_beam_search": True}, "use_beam_search"),
     ({"logprobs": 1}, "logprobs"),
     ({"echo": True}, "echo"),
     ({"presence_penalty": 0.5}, "presence_penalty"),
@@ -206,7 +210,9 @@ WRONG = [
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"skip_special_tokens": "no"}, "skip_special_tokens"),
     ({"stop": "x" * 513}, "stop"),
-    ({"prompt": ["a", "b"]}, "prompt"),
+    ({"prompt": ["a", 7]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": ["a"] * 129}, "prompt"),
     ({"prompt": ""}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": None}, "prompt"),

@@ -1,0 +1,104 @@
+"""The text of generations, piece by piece as their tokens come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from slosched.core import EndReason
+from slosched.engine.server.errors import is_for_later, of_end
+from slosched.engine.server.protocol import Options
+from slosched.engine.server.stop_strings import StopStrings
+from slosched.engine.server.text import Detokenizer
+from slosched.engine.server.tokenizer import Tokenizer
+from slosched.engine.server.worker import EngineWorker, Generation
+
+
+class Piece(NamedTuple):
+    """The text that became certain with one token, often empty; the last has a finish reason."""
+
+    place: int
+    """The place of its answer among all that the client asked for."""
+    token_id: int
+    text: str
+    finish_reason: str | None
+    logprob: float | None
+
+
+async def pieces_of(
+    place: int,
+    generation: Generation,
+    worker: EngineWorker,
+    tokenizer: Tokenizer,
+    options: Options,
+    retry_after_s: float,
+) -> AsyncIterator[Piece]:
+    """Yield one piece for each token; raise ApiError if the request ends without finishing."""
+    decode = partial(tokenizer.decode, skip_special_tokens=options.skips_special_tokens)
+    detokenizer = Detokenizer(decode)
+    shows_stop = options.shows_stop
+    stops = StopStrings(options.stops, is_shown=shows_stop)
+    num_tokens = 0
+    while True:
+        update = await generation.updates.get()
+        reason = update.end_reason
+        if update.token_id is None or reason not in (None, EndReason.STOP, EndReason.LENGTH):
+            assert reason is not None
+            if is_for_later(reason):
+                retry_after_s = worker.retry_after_s(generation.request) or retry_after_s
+            raise of_end(reason, update.detail, retry_after_s)
+        num_tokens += 1
+        # The token at which the model stopped is a part of the text only if the client says so.
+        is_hidden = reason is EndReason.STOP and not shows_stop
+        text = "" if is_hidden else detokenizer.add(update.token_id)
+        if reason is not None:
+            text += detokenizer.flush()
+        # Stop strings are searched only in text after the first `min_tokens` tokens.
+        if num_tokens > options.sampling.min_tokens:
+            text = stops.push(text)
+        if stops.found:
+            worker.abort(generation.request.request_id, EndReason.STOP)
+            reason = EndReason.STOP
+        elif reason is not None:
+            text += stops.flush()
+        yield Piece(place, update.token_id, text, reason and reason.value, update.logprob)
+        if reason is not None:
+            return
+
+
+async def interleaved(streams: Sequence[AsyncIterator[Piece]]) -> AsyncIterator[Piece]:
+    """Yield the pieces of all streams as they come; raise the first error of any of them."""
+    if len(streams) == 1:
+        async for piece in streams[0]:
+            yield piece
+        return
+    arrived: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+    tasks = [asyncio.create_task(_pump(stream, arrived)) for stream in streams]
+    try:
+        num_left = len(tasks)
+        while num_left:
+            found = await arrived.get()
+            if isinstance(found, Exception):
+                raise found
+            if found is None:
+                num_left -= 1
+            else:
+                yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _pump(
+    stream: AsyncIterator[Piece], arrived: asyncio.Queue[Piece | Exception | None]
+) -> None:
+    """Queue the pieces of a stream, then None, or the error that ended it."""
+    try:
+        async for piece in stream:
+            arrived.put_nowait(piece)
+    except Exception as error:
+        arrived.put_nowait(error)
+    else:
+        arrived.put_nowait(None)
