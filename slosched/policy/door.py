@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
@@ -17,9 +18,9 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.checks import check_share
 from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s, prompt_s
 from slosched.policy.kit.returns import Returns
-from slosched.policy.kit.spread import LEVELS
 from slosched.policy.kit.wrapper import Gate, Wrapper
 
 _MAX_JUDGED = 32
@@ -42,30 +43,30 @@ class Door(Wrapper, Doorkeeper):
 
     1. A TTFT below the time of its own prefill alone on the device, or a TPOT below a step of its
        second token alone, cannot be kept: it is refused as `unkeepable`.
-    2. The quantile `level` of its TTFT, as quoted by `Quoter`, is later than promised: it is
-       refused as `overload`, and told when to come again.
+    2. The chance that its first token comes in time is less than `level`: it is refused as
+       `overload`, and told when to come again.
     3. All others wait, and the inner policy decides about them, and may still reject them.
 
     Source: ours.  Early rejection as such is Mooncake's (arXiv 2407.00079; `early_rejection`).
     """
 
     refuse: Refuse = Refuse.LATE
-    level: float = tunable(0.1, 0.5)
-    """Quantile of the quoted TTFT that has to be in time.  At 0.1 a request is refused if nine of
-    ten like it would be late."""
+    level: float = tunable(0.2, 0.05, 0.5)
+    """Least chance to be in time that a request must have.  At 0.2 it is refused if it is expected
+    that more than four of five like it would be late."""
 
     def __post_init__(self) -> None:
-        if self.level not in LEVELS:
-            known = ", ".join(map(str, LEVELS))
-            raise ValueError(f"level must be one of {known}, not {self.level}")
+        check_share(level=self.level)
         self.reset()
 
     def reset(self) -> None:
         super().reset()
         self._quoter = Quoter(lambda: self.prompt_order)
         self._returns = Returns()
-        self._refused: dict[str, EndReason] = {}
-        """Requests that the step being planned refuses."""
+        self._refused: dict[str, Refusal] = {}
+        """The requests that the step being planned refuses."""
+        self.refusals: Mapping[str, Refusal] = {}
+        """Those that the latest step refused, by request id."""
         self._num_decodes = 0
 
     def quote(self, request: Request, model: LatencyModel) -> Quote:
@@ -101,7 +102,12 @@ class Door(Wrapper, Doorkeeper):
 
     def planned(self, view: SchedulerView, gate: Gate, output: SchedulerOutput) -> None:
         self._quoter.note_step(view.now_s, view.model, output, self._num_decodes)
-        self._refused = {}
+        self.refusals, self._refused = self._refused, {}
+
+    def is_new(self, request: Request) -> bool:
+        """Tell whether a waiting request has yet to be judged."""
+        is_judged = self._quoter.knows(request) or request.request_id in self._refused
+        return not is_judged and not _is_preempted(request)
 
     def _gate(self, view: SchedulerView) -> Gate:
         """Judge the requests that were not judged on arrival."""
@@ -113,20 +119,15 @@ class Door(Wrapper, Doorkeeper):
         for request in self._new(view)[:_MAX_JUDGED]:
             refusal = self.judge(request, model)
             if refusal is not None and not request.takes_best_effort:
-                self._refused[request.request_id] = refusal.reason
+                self._refused[request.request_id] = refusal
         if not self._refused:
             return Gate(view.waiting, {})
         through = tuple(r for r in view.waiting if r.request_id not in self._refused)
-        return Gate(through, dict(self._refused))
+        return Gate(through, {name: each.reason for name, each in self._refused.items()})
 
     def _new(self, view: SchedulerView) -> list[Request]:
         """Return the waiting requests that were not judged yet; they stand at the end."""
-
-        def is_new(request: Request) -> bool:
-            is_judged = self._quoter.knows(request) or request.request_id in self._refused
-            return not is_judged and not _is_preempted(request)
-
-        return list(takewhile(is_new, reversed(view.waiting)))[::-1]
+        return list(takewhile(self.is_new, reversed(view.waiting)))[::-1]
 
     def _refusal(self, expected: Expected, model: LatencyModel) -> Refusal | None:
         """Return why the request is refused, without a time to come again."""
@@ -138,10 +139,9 @@ class Door(Wrapper, Doorkeeper):
             return Refusal(unkeepable, "TTFT", alone_s, slo.ttft_s, None)
         if request.max_tokens > 1 and (step_s := decode_s(request, model)) > slo.tpot_s:
             return Refusal(unkeepable, "TPOT", step_s, slo.tpot_s, None)
-        ttft_s = expected.quote.ttft_s
-        if self.refuse is not Refuse.LATE or ttft_s[self.level] <= slo.ttft_s:
+        if self.refuse is not Refuse.LATE or expected.in_time >= self.level:
             return None
-        return Refusal(EndReason.OVERLOAD, "TTFT", ttft_s[0.5], slo.ttft_s, None)
+        return Refusal(EndReason.OVERLOAD, "TTFT", expected.likely_s, slo.ttft_s, None)
 
 
 def _is_preempted(request: Request) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from slosched.core import EndReason, Refusal
 from slosched.integrations.vllm import SLOMiddleware
+from slosched.integrations.vllm.slo import rejection
 
 PATH = "/v1/chat/completions"
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
@@ -111,6 +113,33 @@ def test_a_rejected_stream_is_a_429_although_vllm_had_begun_it() -> None:
     assert dict(start["headers"])[b"retry-after"] == b"1"
     assert json.loads(body["body"])["error"]["type"] == "slo_rejected"
     assert "infeasible" in json.loads(body["body"])["error"]["message"]
+
+
+def test_a_rejection_by_a_door_says_what_is_expected_and_when_to_come_again() -> None:
+    overload = Refusal(EndReason.OVERLOAD, "TTFT", 1.834, 1.0, 7.5)
+    start, body = ask(App(stopped(rejection(overload.reason, overload))), {})
+    error = json.loads(body["body"])["error"]
+    assert dict(start["headers"])[b"retry-after"] == b"8"
+    assert (error["expected_ms"], error["promised_ms"], error["retry_after_ms"]) == (
+        1834,
+        1000,
+        7500,
+    )
+    assert "overload" in error["message"]
+    assert "come again in 7.5 s" in error["message"]
+
+
+def test_nobody_is_told_to_come_again_with_what_can_never_be_kept() -> None:
+    never = Refusal(EndReason.UNKEEPABLE, "TPOT", 0.02, 0.01, None)
+    start, _ = ask(App(stopped(rejection(never.reason, never))), {})
+    assert start["status"] == 429
+    assert b"retry-after" not in dict(start["headers"])
+
+
+def stopped(stop_reason: str) -> bytes:
+    """Return vLLM's answer to a request that was ended for this reason."""
+    choice = {"text": "", "finish_reason": "abort", "stop_reason": stop_reason}
+    return json.dumps({"choices": [choice]}).encode()
 
 
 def test_a_stream_that_ends_before_its_first_token_was_rejected() -> None:

@@ -58,7 +58,7 @@ def _step_timeout(text: str) -> float:
 @grouped
 def serve(
     context: typer.Context,
-    policy: options.PolicyName = "goodput",
+    policy: options.PolicyName = "goodput+door",
     promise: options.PromiseOptions = options.PromiseOptions(
         slo_ttft=options.Seconds(1), slo_tpot=options.Seconds(0.1)
     ),
@@ -136,8 +136,9 @@ def serve(
 
     The SLOs given here hold for every request that has none of its own (body fields
     `slo_ttft_ms`, `slo_tpot_ms`, `slo_e2e_ms`, or headers `x-llm-d-slo-ttft-ms`,
-    `x-llm-d-slo-tpot-ms`).  A request that cannot be served in time is refused with status 429 and
-    the reason.  With `-p goodput+door` most of those learn it at once instead of after waiting.
+    `x-llm-d-slo-tpot-ms`).  A request that cannot be served in time is refused with status 429, the
+    reason and when to come again: most at once, when they arrive.  With `-p goodput` (without
+    `+door`) they wait until they can no longer be in time.
     `GET /v1/quote?prompt_tokens=512` returns the TTFT and TPOT to expect now.
 
     Without `--latency-model` the model is profiled for a minute on the first start (`--calibrate`)

@@ -15,9 +15,10 @@ from slosched.core import BatchShape, EndReason, SchedulerOutput
 from slosched.integrations.vllm.enact import narrowed, preempt
 from slosched.integrations.vllm.link import Link
 from slosched.integrations.vllm.settings import Settings
-from slosched.integrations.vllm.slo import INVALID, REJECTED
+from slosched.integrations.vllm.slo import INVALID, rejection
 from slosched.integrations.vllm.steps import Record
 from slosched.integrations.vllm.truth import Fallback
+from slosched.policy.door import Door
 from slosched.scheduler.plan_check import PlanCheck
 from slosched.simulator.apart import rehearse_apart
 
@@ -142,11 +143,21 @@ class Driver(Link):
         return bool(theirs.num_computed_tokens >= num_prior + num_planned)
 
     def _reject(self, rejected: Mapping[str, EndReason]) -> None:
-        self._end({name: f"{REJECTED}:{reason}" for name, reason in rejected.items()})
         now_s = time.time()
+        self._end({name: self._why(name, rejected[name], now_s) for name in rejected})
         for request_id, reason in rejected.items():
             self.truth.note_rejection(reason)
             self._mirror.note_ends((request_id,), now_s, reason)
+
+    def _why(self, request_id: str, reason: EndReason, now_s: float) -> str:
+        """Return the `stop_reason` of a rejected request, with what a door says of it."""
+        door, model = self._policy, self._model
+        request = self._mirror.queues.find(request_id)
+        if not isinstance(door, Door) or model is None or request is None:
+            return rejection(reason)
+        if (refusal := door.refusals.get(request_id)) is not None:
+            return rejection(reason, refusal)
+        return rejection(reason, None, door.retry_after_s(replace(request, arrival_s=now_s), model))
 
     def _end_refused(self) -> None:
         refused = dict(self._mirror.refused)

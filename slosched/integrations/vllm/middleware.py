@@ -8,8 +8,9 @@ It is plain ASGI, so that streams pass through as they come.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from slosched.integrations.vllm.slo import (
@@ -17,6 +18,7 @@ from slosched.integrations.vllm.slo import (
     REJECTED,
     BadPromiseError,
     check_names,
+    rejection_times_ms,
     seconds_of,
 )
 from slosched.workload.http_slo import PROMISES
@@ -34,6 +36,8 @@ _BEGUN = re.compile(
 )
 _DONE, _ERROR = b"data: [DONE]", b'data: {"error"'
 _RETRY_AFTER_S = 1
+"""What is told where no door forecasts when to come again."""
+_NO_TIMES: Mapping[str, float] = {}
 
 
 class SLOMiddleware:
@@ -95,19 +99,42 @@ class _Answer:
 
 async def _send_refusal(send: Send, word: str, why: str) -> None:
     if word == REJECTED:
-        message = f"rejected: it could not be served within its SLO ({why})"
-        await _send_error(send, 429, word, message)
+        reason, times_ms = why.split(";")[0], rejection_times_ms(why)
+        message = f"rejected: it could not be served within its SLO ({reason})"
+        if "expected_ms" in times_ms:
+            message += (
+                f"; {times_ms['expected_ms']:.1f} ms are expected, "
+                f"{times_ms['promised_ms']:g} ms are asked for"
+            )
+        retry_after_ms = times_ms.get("retry_after_ms")
+        if retry_after_ms is not None:
+            message += f"; come again in {retry_after_ms / 1000:.1f} s"
+        await _send_error(send, 429, word, message, times_ms)
     else:
         await _send_error(send, 400, "invalid_request_error", why)
 
 
-async def _send_error(send: Send, status: int, kind: str, message: str) -> None:
-    body = json.dumps({"error": {"message": message, "type": kind, "code": status}}).encode()
+async def _send_error(
+    send: Send,
+    status: int,
+    kind: str,
+    message: str,
+    times_ms: Mapping[str, float] = _NO_TIMES,
+) -> None:
+    error = {"message": message, "type": kind, "code": status, **times_ms}
+    body = json.dumps({"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    if status == 429:
-        headers.append((b"retry-after", b"%d" % _RETRY_AFTER_S))
+    if status == 429 and (retry_after_s := _retry_after_s(times_ms)) is not None:
+        headers.append((b"retry-after", b"%d" % retry_after_s))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _retry_after_s(times_ms: Mapping[str, float]) -> int | None:
+    """Return the whole seconds after which to come again; None if that would never help."""
+    if "retry_after_ms" in times_ms:
+        return math.ceil(times_ms["retry_after_ms"] / 1000)
+    return None if "expected_ms" in times_ms else _RETRY_AFTER_S
 
 
 def _with_promises(scope: Message, body: bytes) -> tuple[Message, bytes]:

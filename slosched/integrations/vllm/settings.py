@@ -43,7 +43,7 @@ class SettingsError(SloschedError, ValueError):
 class Settings:
     """The operator's choices; times are seconds, or text with a unit as in "500ms"."""
 
-    policy: str = "goodput"
+    policy: str = "goodput+door"
     """The policy as for `slosched replay --policy`: a name, its options and its wrappers."""
     profile: str | None = None
     """The latency model: a file that `slosched fit` saved, or the name of a bundled one."""

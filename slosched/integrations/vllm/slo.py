@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from slosched.core import NO_SLO, SLO, SloschedError
+from slosched.core import NO_SLO, SLO, EndReason, Refusal, SloschedError
 from slosched.workload import seconds_of_ms
 from slosched.workload.http_slo import PromiseNames, asked_slo, unknown_promise
 
@@ -16,6 +17,31 @@ INVALID = "slo_invalid"
 """The start of the `stop_reason` if the request's SLO cannot be read (HTTP 400)."""
 
 TIER_FIELD = "slo_tier"
+
+_DETAIL = re.compile(r";(\w+)=([^;]*)")
+
+
+def rejection(
+    reason: EndReason, refusal: Refusal | None = None, retry_after_s: float | None = None
+) -> str:
+    """Return the `stop_reason` of a rejected request, with the times that are known.
+
+    For example `slo_rejected:overload;expected_ms=1834;promised_ms=1000;retry_after_ms=7500`.
+    """
+    times_s = {"retry_after_ms": retry_after_s}
+    if refusal is not None:
+        times_s = {
+            "expected_ms": refusal.expected_s,
+            "promised_ms": refusal.promised_s,
+            "retry_after_ms": refusal.retry_after_s,
+        }
+    known = [f";{name}={1000 * time_s:g}" for name, time_s in times_s.items() if time_s is not None]
+    return "".join([f"{REJECTED}:{reason}", *known])
+
+
+def rejection_times_ms(why: str) -> dict[str, float]:
+    """Return the times in what follows `slo_rejected:` in a `stop_reason`, by name."""
+    return {name: float(value) for name, value in _DETAIL.findall(why)}
 
 
 class BadPromiseError(SloschedError, ValueError):

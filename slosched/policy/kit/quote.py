@@ -16,6 +16,7 @@ from slosched.core import (
     RequestStatus,
     SchedulerOutput,
 )
+from slosched.policy.kit.chance import Prospects
 from slosched.policy.kit.speed import Speed
 from slosched.policy.kit.spread import Factors, Spread
 
@@ -48,6 +49,10 @@ class Expected:
     ttft_factors: Factors
     tpot_s: float
     tpot_factors: Factors
+    in_time: float
+    """The chance that its first token comes in time."""
+    likely_s: float
+    """Its TTFT in the mean of what is foreseen: later than promised if the chance is below half."""
 
     @property
     def quote(self) -> Quote:
@@ -89,6 +94,7 @@ class Quoter:
         self._pace = Speed(first=1e3, first_s=1e-6)
         """Tokens that a decode gets in a second."""
         self._alone, self._behind, self._tpot = Spread(), Spread(), Spread()
+        self._prospects = Prospects()
         self._step: _Step | None = None
         self._busy_until_s = -math.inf
 
@@ -105,14 +111,25 @@ class Quoter:
         overtaking = self._overtaking(work_s, request.arrival_s)
         ttft_s = wait_s + self._speed.seconds_for(ahead_s + work_s, overtaking)
         spread = self._behind if ahead_s else self._alone
+        in_time, likely_s = self._chance(request, wait_s, ahead_s, work_s, ttft_s, spread)
         tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
         return Expected(
-            request, place, work_s, ttft_s, spread, spread.factors, tpot_s, self._tpot.factors
+            request,
+            place,
+            work_s,
+            ttft_s,
+            spread,
+            spread.factors,
+            tpot_s,
+            self._tpot.factors,
+            in_time,
+            likely_s,
         )
 
     def add(self, expected: Expected) -> None:
         """Count a request that waits from now on."""
         self._note_arrival(expected)
+        self._prospects.let_in(expected.request.arrival_s, expected.work_s)
         self._prompts[expected.request.request_id] = expected
 
     def turn_away(self, expected: Expected) -> None:
@@ -123,7 +140,16 @@ class Quoter:
         """Count a preempted request, whose tokens are computed anew before all that wait."""
         spread = self._behind
         self._prompts[request.request_id] = Expected(
-            request, _FIRST, prompt_s(request, model), 0.0, spread, spread.factors, 0.0, {}
+            request,
+            _FIRST,
+            prompt_s(request, model),
+            0.0,
+            spread,
+            spread.factors,
+            0.0,
+            {},
+            1.0,
+            0.0,
         )
 
     def look(self) -> None:
@@ -164,7 +190,8 @@ class Quoter:
                 done_s += left.work_s  # those behind it need not wait for it
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
-        self._step = _Step(now_s, predicted_s, done_s, num_decodes, num_served)
+        is_full = bool(prompts)
+        self._step = _Step(now_s, predicted_s, done_s, num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
 
     @property
@@ -178,6 +205,27 @@ class Quoter:
         if order is PromptOrder.DEADLINE:
             return request.arrival_s + request.slo.ttft_s
         return request.arrival_s
+
+    def _chance(
+        self,
+        request: Request,
+        wait_s: float,
+        ahead_s: float,
+        work_s: float,
+        ttft_s: float,
+        spread: Spread,
+    ) -> tuple[float, float]:
+        """Return the chance that a new request is in time, and its likely TTFT.
+
+        Under a policy that serves by deadline it is not known whom the policy gives up.  There the
+        chance is the share of earlier requests that would have been in time.
+        """
+        promised_s = request.slo.ttft_s
+        if self._order() is PromptOrder.DEADLINE:
+            return spread.share_up_to(promised_s / ttft_s), ttft_s * spread.median
+        since_s = request.arrival_s if self._is_by_length else None
+        outlook = self._prospects.outlook(ahead_s, work_s, overtaken_from_s=since_s)
+        return outlook.chance(promised_s - wait_s), wait_s + outlook.expected_s
 
     def _overtaking(self, work_s: float, now_s: float) -> float:
         """Return the seconds of prefills a second that arrive later and go first all the same."""
@@ -209,6 +257,8 @@ class Quoter:
         took_s = now_s - step.start_s if self._prompts else step.predicted_s
         if step.work_s or self._prompts:
             self._speed.observe(step.work_s, took_s)
+        if step.is_full:
+            self._prospects.observe_full_step(step.work_s, took_s)
         if step.num_decodes:
             self._pace.observe(step.num_served / step.num_decodes, took_s)
 
@@ -229,6 +279,8 @@ class _Step(NamedTuple):
     num_decodes: int
     num_served: int
     """Decodes that get a token."""
+    is_full: bool
+    """True if it leaves prompts over."""
 
 
 def prompt_s(request: Request, model: LatencyModel) -> float:

@@ -17,7 +17,7 @@ class Speed:
 
     def __init__(self, first: float, first_s: float) -> None:
         """Begin with a speed `first`, as if it had been observed for `first_s` seconds."""
-        self._means = [_FadingMean(first, first_s, memory_s) for memory_s in _MEMORIES_S]
+        self._means = [FadingMean(first, first_s, memory_s) for memory_s in _MEMORIES_S]
 
     def observe(self, amount: float, seconds: float) -> None:
         """Learn how much was done in `seconds` in which there was something to do."""
@@ -39,10 +39,11 @@ class Speed:
         return seconds
 
 
-class _FadingMean:
+class FadingMean:
     """An amount for each second, in which what is past counts less and less."""
 
     def __init__(self, first: float, first_s: float, memory_s: float) -> None:
+        """Begin with `first`, as if it had been observed for `first_s` seconds."""
         self.memory_s = memory_s
         self._amount, self._seconds = first * first_s, first_s
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Mapping
 
@@ -51,6 +51,15 @@ class Spread:
             moved = place + _GAIN * (level if is_above else level - 1)
             self._place[level] = min(1.0, max(0.0, moved))
         self.factors = self._read()
+
+    @property
+    def median(self) -> float:
+        """Return the middle one of the latest ratios."""
+        return self._sorted[len(self._sorted) // 2]
+
+    def share_up_to(self, ratio: float) -> float:
+        """Return the share of the latest ratios that are not above `ratio`."""
+        return bisect_right(self._sorted, ratio) / len(self._sorted)
 
     def _read(self) -> Factors:
         last = len(self._sorted) - 1

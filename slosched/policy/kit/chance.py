@@ -1,0 +1,116 @@
+"""The chance that a prompt is in time behind those before it and those that will overtake it."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from slosched.policy.kit.speed import FadingMean
+
+_MEMORY_S = 4.0
+"""Time after which an arrival or a step counts e times less."""
+_LEAST_WATCH_S = 1.0
+"""Least time over which arrivals are averaged."""
+_SIZE = 512
+"""Number of latest arrivals that are kept."""
+_DISPERSION = 1.5
+"""Variance of arrivals over that of Poisson arrivals: real ones come in bursts."""
+_NOISE = 0.02
+"""Standard deviation of what the device gets done, over what it gets done on average."""
+_LEAST_SHARE = 0.02
+"""Least share of the device that is left beside what overtakes."""
+
+
+class Overtaking(NamedTuple):
+    """The prompts that will arrive and go first, in seconds of prefills."""
+
+    share: float
+    """What they bring in a second."""
+    variance: float
+    """The variance of that if they are a Poisson process."""
+
+
+_NOBODY = Overtaking(0.0, 0.0)
+
+
+class Outlook(NamedTuple):
+    """What has to be done before a prompt's first token, and how fast that goes."""
+
+    needed_s: float
+    """Seconds of prefills, each alone on the device: those that go first, and its own."""
+    speed: float
+    """Seconds of prefills that the device gets done in a second."""
+    overtaking: Overtaking
+
+    @property
+    def expected_s(self) -> float:
+        """Return the expected time until its first token."""
+        left = max(self.speed - self.overtaking.share, _LEAST_SHARE * self.speed)
+        return self.needed_s / left
+
+    def chance(self, left_s: float) -> float:
+        """Return the chance that the first token comes in `left_s`.
+
+        What overtakes in that time is taken to be normally distributed.
+        """
+        if not 0 < left_s < math.inf:
+            return float(left_s > 0)
+        spare_s = (self.speed - self.overtaking.share) * left_s - self.needed_s
+        variance = _DISPERSION * self.overtaking.variance * left_s + (_NOISE * left_s) ** 2
+        return 0.5 * math.erfc(-spare_s / math.sqrt(2 * variance))
+
+
+class Arrivals:
+    """The prompts that were let in lately, by which those to come are foreseen."""
+
+    def __init__(self) -> None:
+        self._times_s = np.full(_SIZE, -math.inf)
+        self._works_s = np.zeros(_SIZE)
+        self._num = 0
+
+    def add(self, now_s: float, work_s: float) -> None:
+        """Note a prompt that takes `work_s` alone on the device."""
+        at = self._num % _SIZE
+        self._times_s[at], self._works_s[at] = now_s, work_s
+        self._num += 1
+
+    def shorter_than(self, work_s: float, now_s: float) -> Overtaking:
+        """Return what shorter prompts bring in a second.  O(arrivals kept)."""
+        if not self._num:
+            return _NOBODY
+        oldest_s = self._times_s[self._num % _SIZE if self._num > _SIZE else 0]
+        seen_s = max(_LEAST_WATCH_S, now_s - float(oldest_s))
+        weights = np.exp((self._times_s - now_s) / _MEMORY_S)
+        works_s = np.where(self._works_s < work_s, self._works_s, 0.0)
+        weighted = weights * works_s
+        watched_s = _MEMORY_S * (1 - math.exp(-seen_s / _MEMORY_S))
+        return Overtaking(float(weighted.sum()) / watched_s, float(weighted @ works_s) / watched_s)
+
+
+class Prospects:
+    """Learns how much the device gets done and what arrives, and foresees when a prompt is done."""
+
+    def __init__(self) -> None:
+        self._arrivals = Arrivals()
+        self._speed = FadingMean(first=1.0, first_s=0.05, memory_s=_MEMORY_S)
+
+    def let_in(self, now_s: float, work_s: float) -> None:
+        """Note a prompt that waits from now on and takes `work_s` alone on the device."""
+        self._arrivals.add(now_s, work_s)
+
+    def observe_full_step(self, work_s: float, took_s: float) -> None:
+        """Learn how many seconds of prefills were done in a step that left prompts over."""
+        self._speed.add(work_s, took_s)
+
+    def outlook(self, ahead_s: float, work_s: float, *, overtaken_from_s: float | None) -> Outlook:
+        """Return what is to be done before a prompt's first token.
+
+        `ahead_s` are seconds of prefills that go first, `work_s` its own.  If shorter prompts that
+        arrive from `overtaken_from_s` on go first, they are foreseen; with None there are none.
+        """
+        overtaking = _NOBODY
+        if overtaken_from_s is not None:
+            overtaking = self._arrivals.shorter_than(work_s, overtaken_from_s)
+        return Outlook(ahead_s + work_s, self._speed.value, overtaking)
