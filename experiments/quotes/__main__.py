@@ -7,7 +7,7 @@ next to this file.  It takes about ten minutes.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -28,6 +28,8 @@ from slosched.simulator.simulate import make_requests
 from slosched.workload import Trace
 
 _RESULTS = Path(__file__).parent / "results.md"
+_POLICY = "goodput"
+"""The policy behind the door."""
 _DROPPING = ("sarathi:drop=infeasible", "edf:drop=infeasible", "goodput")
 _LOADS = (0.8, 1.0, 1.3, 2.0)
 _NUM_REQUESTS = 1500
@@ -74,23 +76,22 @@ def coverage_rows() -> Iterator[str]:
 
 def refusal_rows() -> Iterator[str]:
     yield (
-        "| policy | cell | load | good, of those by waiting | rejected | within 20 ms "
+        "| cell | load | good, of those by waiting | rejected | within 20 ms "
         "| within 100 ms | would have been in time | in time of those let in |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for spec, cells in (("goodput", (*CELLS, *HELD_OUT)), ("sarathi:drop=infeasible", CELLS)):
-        for cell, load in product(cells, (1.5, 2.0, 3.0)):
-            yield f"| `{spec}` | {cell} | {load:g} | {refusals(cell, spec, load)}"
+    yield "|---|---|---|---|---|---|---|---|"
+    for cell, load in product((*CELLS, *HELD_OUT), (1.5, 2.0, 3.0)):
+        yield f"| {cell} | {load:g} | {refusals(cell, load)}"
 
 
-def refusals(cell: Cell, spec: str, load: float) -> str:
+def refusals(cell: Cell, load: float) -> str:
     num_waited = num_good = num_let_in = num_rejected = 0
     soon: list[bool] = []
     at_once: list[bool] = []
     tries: list[bool] = []
     for seed in _SEEDS:
-        num_waited += good(cell.play(make_policy(spec), load, _NUM_REQUESTS, seed))
-        door = LettingIn(make_policy(spec))
+        num_waited += good(cell.play(make_policy(_POLICY), load, _NUM_REQUESTS, seed))
+        door = LettingIn(make_policy(_POLICY))
         requests = cell.play(door, load, _NUM_REQUESTS, seed)
         tried = [r for r in requests if r.request_id in door.promised]
         served = [r for r in requests if r.request_id not in door.promised]
@@ -121,21 +122,13 @@ def percent(shares: Sequence[bool]) -> str:
 
 
 def second_try_rows() -> Iterator[str]:
-    yield "| policy | cell | burst | rejected | second tries in time | they came after (median) |"
-    yield "|---|---|---|---|---|---|"
-    yield from _rows((5.0, 20.0), " s", second_tries)
+    yield "| cell | burst | rejected | second tries in time | they came after (median) |"
+    yield "|---|---|---|---|---|"
+    for cell, burst_s in product(CELLS, (5.0, 20.0)):
+        yield f"| {cell} | {burst_s:g} s | {second_tries(cell, burst_s)}"
 
 
-def _rows(
-    values: Sequence[float], unit: str, measured: Callable[[Cell, str, float], str]
-) -> Iterator[str]:
-    """Yield a row for each policy that drops requests, each cell and each value."""
-    for spec, cell, value in product(_DROPPING, CELLS, values):
-        shown = f"{value:g}{unit}"
-        yield f"| `{spec}` | {cell.device}, {cell.kind} | {shown} | {measured(cell, spec, value)}"
-
-
-def second_tries(cell: Cell, spec: str, burst_s: float) -> str:
+def second_tries(cell: Cell, burst_s: float) -> str:
     """Play a burst at a load of 3, then 60 s at a load of 0.6."""
     burst = cell.trace(3.0, int(3 * cell.rate * burst_s), _SEED).requests
     calm = cell.trace(0.6, int(0.6 * cell.rate * 60), _SEED + 1).requests
@@ -145,7 +138,7 @@ def second_tries(cell: Cell, spec: str, burst_s: float) -> str:
     ]
     trace = Trace.of([*burst, *moved], "burst")
     lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
-    clients = ObedientClients(Door(make_policy(spec)), cell.model, cell.config, lengths)
+    clients = ObedientClients(Door(make_policy(_POLICY)), cell.model, cell.config, lengths)
     clients.play(make_requests(trace, cell.config.kv_tokens))
     tries = clients.second_tries
     share = 100 * good(tries) / max(1, len(tries))
@@ -158,7 +151,7 @@ _SECTIONS = {
         "## Share of first tokens that come by the quote of 90 %, in percent",
         coverage_rows,
     ),
-    "refusals": ("## Refused on arrival (`+door`)", refusal_rows),
+    "refusals": (f"## Refused on arrival (`{_POLICY}+door`)", refusal_rows),
     "second-tries": (
         "## Clients that come again when they are told to, after a burst",
         second_try_rows,

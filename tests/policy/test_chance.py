@@ -1,0 +1,67 @@
+"""Chances to be in time, computed by hand; at first the device does a second's work in a second."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from slosched.policy.kit.chance import Prospects
+
+WATCHED_S = 4 * (1 - math.exp(-1 / 4))
+"""The weight of a second, which is the least time over which arrivals are averaged."""
+
+
+def test_alone_a_prompt_is_surely_in_time_or_surely_late() -> None:
+    outlook = Prospects().outlook(0.06, 0.04, overtaken_from_s=None)
+    assert outlook.expected_s == pytest.approx(0.1)
+    assert outlook.chance(0.11) > 0.99
+    assert outlook.chance(0.1) == pytest.approx(0.5)
+    assert outlook.chance(0.09) < 0.01
+    assert (outlook.chance(0.0), outlook.chance(math.inf)) == (0, 1)
+
+
+def test_shorter_prompts_that_keep_coming_go_first_and_longer_ones_do_not() -> None:
+    prospects = Prospects()
+    for work_s in (0.1, 0.2, 0.4):
+        prospects.let_in(0.0, work_s)
+    outlook = prospects.outlook(0.0, 0.3, overtaken_from_s=0.0)
+    assert outlook.overtaking.share == pytest.approx(0.3 / WATCHED_S)
+    assert outlook.overtaking.variance == pytest.approx(0.05 / WATCHED_S)
+    assert outlook.expected_s == pytest.approx(0.3 / (1 - 0.3 / WATCHED_S))
+    assert outlook.chance(outlook.expected_s) == pytest.approx(0.5)
+
+
+def test_the_chance_is_that_of_a_normal_distribution() -> None:
+    """Within a second 0.1 s come on average, with a variance of 1.5 times 0.01 s² and 2 % noise."""
+    prospects = Prospects()
+    prospects.let_in(0.0, 0.1 * WATCHED_S)
+    outlook = prospects.outlook(0.3, 0.5, overtaken_from_s=0.0)
+    deviation_s = math.sqrt(1.5 * 0.01 * WATCHED_S + 0.02**2)
+    assert outlook.chance(1.0) == pytest.approx(0.5 * math.erfc(-0.1 / deviation_s / math.sqrt(2)))
+
+
+def test_arrivals_are_forgotten() -> None:
+    prospects = Prospects()
+    prospects.let_in(0.0, 0.1)
+    soon = prospects.outlook(0.0, 0.2, overtaken_from_s=0.0)
+    late = prospects.outlook(0.0, 0.2, overtaken_from_s=40.0)
+    assert late.overtaking.share < 1e-4 * soon.overtaking.share
+
+
+def test_of_many_arrivals_the_latest_count() -> None:
+    """A thousand come in ten seconds, 0.005 s each; the latest half of them are kept."""
+    prospects = Prospects()
+    for i in range(1000):
+        prospects.let_in(i / 100, 0.005)
+    share = prospects.outlook(0.0, 0.1, overtaken_from_s=10.0).overtaking.share
+    assert share == pytest.approx(0.5, rel=0.02)
+
+
+def test_the_speed_is_that_of_full_steps() -> None:
+    prospects = Prospects()
+    for _ in range(400):
+        prospects.observe_full_step(0.025, 0.05)
+    assert prospects.outlook(0.0, 0.1, overtaken_from_s=None).expected_s == pytest.approx(
+        0.2, rel=0.01
+    )
