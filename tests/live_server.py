@@ -53,8 +53,8 @@ T = TypeVar("T")
 class Device(EmulatedExecutor):
     """A device that echoes prompts. Steps wait until `gate` is open, and fail while `fault` is set."""
 
-    def __init__(self) -> None:
-        super().__init__(FAST)
+    def __init__(self, model: LatencyModel = FAST) -> None:
+        super().__init__(model)
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
@@ -123,10 +123,11 @@ def live(
     connections: ConnectionLimits | None = None,
     body_timeout_s: float = 60.0,
     api_keys: tuple[str, ...] = (),
+    device_model: LatencyModel = FAST,
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model)
-    device = Device()
+    device = Device(device_model)
     clock = clock or MonotonicClock()
     engine = Engine(scheduler, device, clock)
     if overlap:

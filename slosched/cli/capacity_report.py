@@ -15,7 +15,7 @@ from rich.table import Table
 
 from slosched.cli.console import console, table, what
 from slosched.cli.figures import save_figures
-from slosched.evaluate.capacity import Capacity, Flag, Ratio, Store, Study, Sweep
+from slosched.evaluate.capacity import Capacity, Flag, Measured, Ratio, Study
 from slosched.evaluate.plots import attainment_curves, goodput_curves
 from slosched.evaluate.report import Block, Section, write_report
 
@@ -28,7 +28,7 @@ _READ_WITH = {
 def show(
     title: str,
     study: Study,
-    sweep: Sweep,
+    measured: Mapping[str, Measured],
     targets: Sequence[float],
     bounds: Mapping[float, float],
 ) -> None:
@@ -37,7 +37,7 @@ def show(
     for target in targets:
         heading = f"{_share(target)} of the requests good"
         console.print(capacity_table(heading, study, target, bounds))
-    for note in notes(study, sweep, targets):
+    for note in notes(study, measured, targets):
         console.print(f"[yellow]note:[/] {escape(note)}")
 
 
@@ -55,10 +55,10 @@ def leave_results(
     out: Path,
     title: str,
     study: Study,
-    sweep: Sweep,
+    measured: Mapping[str, Measured],
     targets: Sequence[float],
     bounds: Mapping[float, float],
-    store: Store,
+    replays: pd.DataFrame,
     provenance: Mapping[str, object],
 ) -> None:
     """Write the report, figures, curves and capacities to the folder `out`.
@@ -70,7 +70,7 @@ def leave_results(
     curve.to_csv(out / "curves.csv", index=False)
     curve.to_parquet(out / "curves.parquet", index=False)
     capacities.to_csv(out / "capacities.csv", index=False)
-    store.frame().to_parquet(out / "results.parquet", index=False)
+    replays.to_parquet(out / "results.parquet", index=False)
     made = {
         "goodput": goodput_curves(curve),
         "attainment": attainment_curves(curve, list(targets)),
@@ -83,7 +83,7 @@ def leave_results(
         "resampling blocks of requests and seeds. Every policy had the same requests at the same "
         "rates, and ratios to the first are resampled in pairs."
     )
-    said = "\n\n".join(notes(study, sweep, targets))
+    said = "\n\n".join(notes(study, measured, targets))
     blocks: list[Block] = [text, capacities, *made.values()]
     if said:
         blocks.insert(1, said)
@@ -120,12 +120,14 @@ def capacity_frame(
     return pd.DataFrame(rows)
 
 
-def notes(study: Study, sweep: Sweep, targets: Sequence[float]) -> Iterator[str]:
+def notes(
+    study: Study, measured: Mapping[str, Measured], targets: Sequence[float]
+) -> Iterator[str]:
     """Yield a sentence for each failure, and for each caveat of the capacities."""
-    for name, measured in sweep.measured.items():
-        if measured.error is not None:
-            yield f"{name} was given up: {what(measured.error)}"
-        elif not measured.complete:
+    for name, one in measured.items():
+        if one.error is not None:
+            yield f"{name} was given up: {what(one.error)}"
+        elif not one.complete:
             yield f"{name} was played by all seeds at no rate yet"
     for name in study.contenders:
         for target in targets:

@@ -11,6 +11,7 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console
+from slosched.core import LatencyModel
 from slosched.evaluate.comparison import Replica
 from slosched.kv import PrefixCaching
 from slosched.simulator.simulate import SimulationConfig
@@ -71,13 +72,14 @@ def windows_of(
     source: str,
     arrivals: options.TraceOptions,
     promise: options.TracePromiseOptions,
-    device: Replica,
+    model: LatencyModel | None,
     seeds: Sequence[int],
     default_size: int,
 ) -> list[Trace]:
     """Return one trace for each seed: consecutive windows of a file, or made-up traces.
 
-    Negative seeds count from the end of the file: -1 is its last window.
+    Negative seeds count from the end of the file: -1 is its last window.  The model is needed only
+    for promises in prefill times.
     """
     if arrivals.rate is not None:
         raise ValueError(
@@ -88,7 +90,7 @@ def windows_of(
         size = None if arrivals.duration else arrivals.num_requests or default_size
         made_up = replace(arrivals, num_requests=size)
         numbers = [s if s >= 0 else _MADE_UP_FROM_THE_END - s for s in seeds]
-        return [made_up.open(source, promise.rule(device.model, s), s) for s in numbers]
+        return [made_up.open(source, promise.rule(model, s), s) for s in numbers]
     whole = replace(arrivals, num_requests=None).open(source, None, max(seeds[0], 0))
     from slosched.evaluate.capacity import window
 
@@ -100,7 +102,7 @@ def windows_of(
         )
     cut = []
     for seed in seeds:
-        rule = promise.rule(device.model, abs(seed))
+        rule = promise.rule(model, abs(seed))
         part = window(whole, size, seed)
         cut.append(part if rule is None else part.with_slo(rule))
     return cut

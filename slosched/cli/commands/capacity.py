@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,13 @@ from slosched.cli.like import (
     note_settings,
     settings_of,
 )
+from slosched.cli.live_capacity import (
+    LIVE_PRECISION,
+    LIVE_REQUESTS,
+    LiveOptions,
+    check_not_simulated,
+    measure_live,
+)
 from slosched.cli.option_groups import grouped
 from slosched.cli.search_options import (
     Jobs,
@@ -31,6 +39,7 @@ from slosched.cli.search_options import (
     windows_of,
 )
 from slosched.cli.simulation import ReplicaOptions
+from slosched.perfmodel import load_model
 from slosched.workload.slo import TTFTPromise
 
 if TYPE_CHECKING:
@@ -68,6 +77,7 @@ def capacity(
     kv: options.KVOptions = options.KVOptions(),
     replica: ReplicaOptions = ReplicaOptions(),
     fleet: FleetOptions = FleetOptions(),
+    live: LiveOptions = LiveOptions(),
     target: Annotated[
         list[float] | None,
         typer.Option(
@@ -120,6 +130,9 @@ def capacity(
     - with vLLM as it ships in the first place, and `goodput` under vLLM's settings: `slosched
       capacity --like vllm -p goodput --latency-model h100/llama-3.1-8b`
 
+    - of a running server, which has its own policy: `slosched capacity --url
+      http://127.0.0.1:8000 --slo-ttft 1s --slo-tpot 50ms -n 200 --seeds 3 --time-limit 30m`
+
     Every policy gets the same requests at the same rates, so the ratios are more certain than the
     capacities.  After Ctrl-C the same command goes on where it stopped: finished replays are kept
     in the folder.
@@ -136,6 +149,15 @@ def capacity(
         max_rate=max_rate,
         num_shared_rates=shared_rates,
     )
+    numbers = range(seed, seed + seeds)
+    if live.url is not None:
+        check_not_simulated(context)
+        model = None if replica.latency_model is None else load_model(replica.latency_model)
+        windows = windows_of(trace, arrivals, promise, model, numbers, LIVE_REQUESTS)
+        if not options.is_given(context, "precision"):
+            plan = replace(plan, precision=LIVE_PRECISION)
+        measure_live(live, windows, plan, limits.deadline_rule, replica.client_timeout, out)
+        return
     make_pool = pool_of(jobs, ray)
     entry = Entry(context, limits, kv, replica, fleet, seed)
     device = entry.device(like)
@@ -156,8 +178,7 @@ def capacity(
     found = [Tuned.read(path) for path in tuned or ()]
     base = Contender("", "", device.model, device.model_name, device.config)
     contenders += [one.contender(base) for one in found]
-    numbers = range(seed, seed + seeds)
-    windows = windows_of(trace, arrivals, promise, device, numbers, _DEFAULT_REQUESTS)
+    windows = windows_of(trace, arrivals, promise, device.model, numbers, _DEFAULT_REQUESTS)
     note_settings(settings)
     policies = {entrant.name: entrant.policy for entrant in entrants}
     note_inert(windows[0], policies, [entrant.replica for entrant in entrants])
@@ -174,13 +195,14 @@ def capacity(
             f"{seeds} x {len(windows[0])} requests of {windows[0].name} on a simulated "
             f"{device.model_name}"
         )
-        show(title, study, sweep, plan.targets, bounds)
+        show(title, study, sweep.measured, plan.targets, bounds)
         facts = (device if found else common_replica(entrants, device)).provenance()
         provenance = {"trace": windows[0].name, **windows[0].provenance, **facts, **settings}
         provenance |= {f"tuned {one.base}": str(one) for one in found}
         for one in found:
             console.print(f"[yellow]note:[/] tuned: {one}")
-        leave_results(out, title, study, sweep, plan.targets, bounds, store, provenance)
+        replays = store.frame()
+        leave_results(out, title, study, sweep.measured, plan.targets, bounds, replays, provenance)
     console.print(f"wrote {out}/report.html, its figures, curves.csv, and all replays")
     if not finished:
         raise typer.Exit(130)

@@ -90,7 +90,7 @@ def tune(
     device = replica.open(limits.limits(), kv, seed)
     base = Contender(policy, policy, device.model, device.model_name, device.config)
     numbers = [*range(seed, seed + seeds), *range(-1 - seed, -1 - seed - seeds, -1)]
-    windows = windows_of(trace, arrivals, promise, device, numbers, _DEFAULT_REQUESTS)
+    windows = windows_of(trace, arrivals, promise, device.model, numbers, _DEFAULT_REQUESTS)
     note_inert(windows[0], {policy: make_policy(policy)}, [device])
     with Store(out / "points.sqlite") as store:
         tuner = Tuner(base, values, windows[seeds:], objective, precision=precision, store=store)

@@ -69,7 +69,8 @@ class Plan:
 class Measured:
     """All replays of one contender so far, by place on the lattice and by window."""
 
-    contender: Contender
+    name: str
+    """The contender's name."""
     plan: Plan
     lattice: Lattice
     guess: int

@@ -48,7 +48,11 @@ class Outcomes:
     @classmethod
     def of(cls, requests: Sequence[Request], rule: DeadlineRule) -> Outcomes:
         """Take the outcomes from the requests that `simulate` returns."""
-        records = records_of(requests, rule)
+        return cls.of_records(records_of(requests, rule), rule)
+
+    @classmethod
+    def of_records(cls, records: Sequence[RequestRecord], rule: DeadlineRule) -> Outcomes:
+        """Take the outcomes from records in order of arrival, such as those of a live replay."""
         good = good_requests(RequestColumns.of(records), rule)
         rows = [_outcome(record, is_good) for record, is_good in zip(records, good, strict=True)]
         return cls(np.array(rows, dtype=OUTCOME))

@@ -122,7 +122,7 @@ class Study:
             by_window = [blocks[mine] for blocks, mine in zip(by_window, judged, strict=True)]
         offsets = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         blocks = [b + offset for b, offset in zip(by_window, offsets, strict=True)]
-        curves = {m.contender.name: _curve(m, blocks, sum(sizes)) for m in measured if m.complete}
+        curves = {m.name: _curve(m, blocks, sum(sizes)) for m in measured if m.complete}
         if not curves:
             raise ValueError("no contender was played at any rate by all windows")
         # Blocks in which all contenders warm up would be drawn to no purpose.
@@ -257,8 +257,14 @@ def _per_block(
 
 
 def _queue_grows(found: Sequence[Outcomes]) -> bool:
-    """Tell whether the queue rises over time in the mean of all windows."""
-    means = np.mean([outcomes.queue_means() for outcomes in found], axis=0)
+    """Tell whether the queue rises over time in the mean of all windows.
+
+    Windows of so few requests that their parts differ in number tell nothing.
+    """
+    each = [outcomes.queue_means() for outcomes in found]
+    if len({len(means) for means in each}) > 1:
+        return False
+    means = np.mean(each, axis=0)
     return bool(means[-1] >= _MIN_QUEUE) and rises(means)
 
 

@@ -67,6 +67,7 @@ class Sweep:
         plan = plan or Plan()
         self.windows = list(windows)
         self._store, self._judged = store, judged
+        self._contenders = {contender.name: contender for contender in contenders}
         self._num_shared_rates, self._has_shared = plan.num_shared_rates, False
         self._bench = Bench.of(windows, [contender.model for contender in contenders])
         self._models = {c.name: model_digest(c.model) for c in contenders}
@@ -81,7 +82,7 @@ class Sweep:
             lattice = lattice.only(plan.at_rate)
         guess = lattice.nearest(busy * _KNEE_OF_BUSY)
         self.measured = {
-            c.name: Measured(c, plan, lattice, guess, len(windows)) for c in contenders
+            c.name: Measured(c.name, plan, lattice, guess, len(windows)) for c in contenders
         }
 
     def run(self, make_pool: MakePool, on_progress: OnProgress | None = None) -> None:
@@ -128,7 +129,7 @@ class Sweep:
 
     def _new_tasks(self, running: Collection[_Task]) -> list[_Task]:
         """Return the replays that the searches need, that are not running and not in the store."""
-        busy = {(task.measured.contender.name, task.place, task.window) for task in running}
+        busy = {(task.measured.name, task.place, task.window) for task in running}
         tasks = []
         for measured in self.measured.values():
             wanted = measured.wanted()
@@ -138,7 +139,7 @@ class Sweep:
             tasks += [
                 _Task(measured, k, i, self._point(measured, k, i))
                 for k, i in wanted
-                if (measured.contender.name, k, i) not in busy
+                if (measured.name, k, i) not in busy
             ]
         if not tasks and not running and self._share_rates():
             return self._new_tasks(running)
@@ -152,7 +153,7 @@ class Sweep:
         return kept is not None
 
     def _point(self, measured: Measured, place: int, window: int) -> Point:
-        contender = measured.contender
+        contender = self._contenders[measured.name]
         return Point(
             policy=contender.policy,
             model=self._models[contender.name],
@@ -173,7 +174,10 @@ class Sweep:
         outcomes = Outcomes.unpack(future.result())
         self._take(measured, place, window, outcomes)
         if self._store is not None:
-            names = {"trace": self.windows[window].name, "model": measured.contender.model_name}
+            names = {
+                "trace": self.windows[window].name,
+                "model": self._contenders[measured.name].model_name,
+            }
             self._store.put(point, outcomes, names)
 
     def _take(self, measured: Measured, place: int, window: int, outcomes: Outcomes) -> None:

@@ -1,0 +1,134 @@
+"""The capacity of a running server: our own, on an emulated device that it is too slow for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import Said
+from factories import make_model
+from live_server import live, server_process
+
+from slosched.cli import main
+from slosched.core import SLO, DeadlineRule, Limits
+from slosched.evaluate.capacity import Plan, Study
+from slosched.evaluate.capacity.live import Effort, LiveSearch, ServerGoneError
+from slosched.replay.client import ReplayError
+from slosched.workload import Trace, synthesize
+
+SLOW = make_model(0, 0, 0, 0, 0, 0, constant_s=0.01)
+"""A device that takes 10 ms for each step, whatever it holds."""
+AMPLE = Effort(time_limit_s=120.0, max_requests=10_000)
+PLAN = Plan(targets=(0.9,), precision=0.5)
+
+
+def windows(num_requests: int = 16) -> list[Trace]:
+    slo = SLO(ttft_s=0.12, tpot_s=10.0)
+    return [
+        synthesize("poisson", num_requests=num_requests, seed=s, slo=slo, prompt=4, output=2)
+        for s in range(2)
+    ]
+
+
+def search(url: str, effort: Effort = AMPLE, plan: Plan = PLAN) -> LiveSearch:
+    return LiveSearch("server", url, windows(), plan, DeadlineRule.MEAN_TPOT, effort)
+
+
+def test_it_brackets_the_rate_that_the_server_keeps() -> None:
+    with live(device_model=SLOW, limits=Limits(max_num_seqs=1)) as server:
+        found = search(server.url)
+        found.run(lambda _done, _left: None)
+        assert server.num_held_blocks == 0
+    assert found.why_stopped is None
+    capacity = Study([found.measured], found.windows).capacity("server", 0.9)
+    assert capacity.is_measured, "one at a time, sixteen at once are too many"
+    assert 0 < capacity.requests_per_s < 1000
+    assert {trial["window"] for trial in found.trials} == {0, 1}
+    assert all(trial["num_offered"] == 16 for trial in found.trials)
+
+
+def test_it_begins_no_trial_beyond_its_limits() -> None:
+    with live(device_model=SLOW) as server:
+        few = search(server.url, replace(AMPLE, max_requests=20))
+        few.run(lambda _done, _left: None)
+        short = search(server.url, replace(AMPLE, time_limit_s=1e-3))
+        short.run(lambda _done, _left: None)
+    assert (len(few.trials), len(short.trials)) == (1, 0)
+    assert "20 requests" in str(few.why_stopped)
+    assert "time limit of 0.001 s" in str(short.why_stopped)
+
+
+def test_each_trial_has_prompts_of_its_own() -> None:
+    with live(device_model=SLOW) as server:
+        found = search(server.url, replace(AMPLE, max_requests=40))
+        found.run(lambda _done, _left: None)
+    assert found._num_replays == len(found.trials) * 2 + 3, "a probe after each, three at first"
+
+
+def test_a_server_that_is_not_there_or_serves_nobody() -> None:
+    with pytest.raises(ReplayError, match="no server answers"):
+        search("http://127.0.0.1:9").run(lambda _done, _left: None)
+    with (
+        live(device_model=SLOW, max_model_len=4) as server,
+        pytest.raises(ServerGoneError, match="does not serve a request alone"),
+    ):
+        search(server.url).run(lambda _done, _left: None)
+
+
+def test_a_server_that_goes_away_ends_the_search_and_keeps_what_was_measured() -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from live_server import live\n"
+        "import time\n"
+        "with live() as server:\n"
+        "    print(server.url, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with server_process(program) as (process, url):
+        found = search(url)
+
+        def kill(done: int, _left: int) -> None:
+            if done == 1:
+                process.kill()
+                process.wait()
+
+        found.run(kill)
+    assert len(found.trials) == 1
+    assert "no server answers" in str(found.why_stopped)
+
+
+def run_cli(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> Said:
+    monkeypatch.setattr("sys.argv", ["slosched", *words])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        raise SystemExit(main())
+    said = capsys.readouterr()
+    return Said(int(end.value.code or 0), said.out, said.err)
+
+
+@pytest.mark.slow
+def test_the_command_leaves_the_report(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text(
+        "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,slo_e2e_s\n"
+        + "".join(f"r{i},{i / 10},4,2,,,\n" for i in range(24))
+    )
+    with live(device_model=SLOW) as server:
+        words = f"capacity --url {server.url} --trace {path} -n 12 --seeds 2 --precision 0.5"
+        words += f" --target 0.9 --slo-ttft 500ms --slo-tpot 5s -o {tmp_path / 'out'}"
+        said = run_cli(capsys, monkeypatch, *words.split())
+        assert said.status == 0, said.err
+        assert "90 % of the requests good" in said.out
+        refused = run_cli(capsys, monkeypatch, *words.split(), "-p", "fcfs")
+        assert refused.status == 1
+        assert "--policy is for the simulator" in refused.err
+    trials = pd.read_csv(tmp_path / "out" / "trials.csv")
+    assert list(trials.num_offered.unique()) == [12]
+    assert (tmp_path / "out" / "report.html").exists()
+    assert list(pd.read_csv(tmp_path / "out" / "capacities.csv").policy) == ["server"]
