@@ -205,6 +205,9 @@ class Request:
     prefix_block_tokens: int | None = None
     group: RequestGroup | None = field(default=None, repr=False)
     """The requests that answer the same prompt, this one among them; None if it is alone."""
+    server_s: float = 0.0
+    """Time that the server adds outside of the engine, by which `arrival_s` is before the request
+    could reach it (`ServerTime.per_request_s`)."""
 
     status: RequestStatus = RequestStatus.WAITING
     end_reason: EndReason | None = None

@@ -135,7 +135,7 @@ class Door(Wrapper, Doorkeeper):
         if self.refuse is Refuse.NOTHING:
             return None
         unkeepable = EndReason.UNKEEPABLE
-        if (alone_s := prompt_s(request, model)) > slo.ttft_s:
+        if (alone_s := request.server_s + prompt_s(request, model)) > slo.ttft_s:
             return Refusal(unkeepable, "TTFT", alone_s, slo.ttft_s, None)
         if request.max_tokens > 1 and (step_s := decode_s(request, model)) > slo.tpot_s:
             return Refusal(unkeepable, "TPOT", step_s, slo.tpot_s, None)

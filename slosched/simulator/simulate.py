@@ -162,6 +162,7 @@ class SimulatedReplica:
     def add(self, request: Request, arrival_s: float | None = None) -> None:
         """Send a request, by default at its own arrival; none may arrive before an earlier one."""
         arrives_s = request.arrival_s if arrival_s is None else arrival_s
+        request.server_s = self._per_request_s
         self._arrivals.add(request, arrives_s + self._per_request_s)
 
     def run(self, until_s: float = math.inf) -> None:

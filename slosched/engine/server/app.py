@@ -178,6 +178,7 @@ class _Api:
             parse_prompt_tokens(http.query_params, self._max_model_len),
             max_tokens=2,
             slo=parse_slo(http.headers, http.query_params, self._config.default_slo),
+            server_s=self._config.per_request_s,
         )
         try:
             quote, refusal = self._worker.quote(request)
@@ -261,6 +262,7 @@ class _Api:
                 priority=options.priority,
                 takes_best_effort=options.takes_best_effort,
                 cache_salt=options.cache_salt,
+                server_s=self._config.per_request_s,
             )
             for place, prompt in enumerate(prompts)
         ]

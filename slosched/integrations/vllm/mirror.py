@@ -223,6 +223,7 @@ class Mirror:
             prompt_token_ids=theirs.prompt_token_ids,
             priority=theirs.priority,
             lora_id=None if theirs.lora_request is None else theirs.lora_request.lora_name,
+            server_s=self._per_request_s,
         )
         ours.deadline_s = self._limits.deadline_rule.next_deadline_s(ours)
         return ours

@@ -66,7 +66,7 @@ class Expected:
 class Quoter:
     """Expects the times of each request that arrives, and learns how far off it was.
 
-    **TTFT**: the rest of the running step, then the prefills of all prompts that go first, then its
+    **TTFT**: the time that the server adds, the rest of the running step, then the prefills of all prompts that go first, then its
     own, at the speed at which the device got prefills done lately.  Under a policy that serves
     short prompts first, those that are still to arrive overtake it, too: the speed is less by the
     work of shorter prompts that arrived lately in a second.  (For a queue with priorities this is
@@ -107,7 +107,8 @@ class Quoter:
         work_s = prompt_s(request, model)
         place = self._place(request, work_s)
         ahead_s = sum([p.work_s for p in tuple(self._prompts.values()) if p.place <= place])
-        wait_s = max(0.0, self._busy_until_s - request.arrival_s)
+        server_s = request.server_s
+        wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         overtaking = self._overtaking(work_s, request.arrival_s)
         ttft_s = wait_s + self._speed.seconds_for(ahead_s + work_s, overtaking)
         spread = self._behind if ahead_s else self._alone

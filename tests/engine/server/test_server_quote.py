@@ -51,6 +51,17 @@ def test_a_quote_has_quantiles_of_both_times(server: Live) -> None:
         assert times_ms["p50"] == pytest.approx(about_ms, rel=0.05)
 
 
+def test_the_first_quote_counts_what_the_server_adds() -> None:
+    """Nothing was learnt: the prefill takes 10 ms, the server outside of the engine 200 ms."""
+    door = Door(EDF())
+    with live(door, model=FLAT, default_slo=KEEPABLE, per_request_s=0.2) as running:
+        ttft_ms = quoted(running, "prompt_tokens=100")["ttft_ms"]
+        assert isinstance(ttft_ms, dict)
+        assert ttft_ms["p50"] == pytest.approx(210.0, rel=0.05)
+        asked = quoted(running, "prompt_tokens=100&slo_ttft_ms=205")
+        assert asked["would_refuse"] == "unkeepable"
+
+
 def test_a_quote_says_what_would_be_refused_and_changes_nothing(server: Live) -> None:
     for _ in range(2):
         assert quoted(server, "prompt_tokens=100&slo_ttft_ms=4")["would_refuse"] == "unkeepable"
