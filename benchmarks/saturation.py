@@ -14,6 +14,9 @@ sampling of Llama-2, whose generation_config.json asks for top-p.
 The last column is about steps with a chunk: how many there are, one for each request, by how much
 the tables of vLLM make them longer, and by how much the longest tenth of all steps is longer than
 the median.
+
+The second table shows full servers while their queue grows: quantiles of TTFT beside those of the
+mean step of a request.  A request that came later waited longer, so that both grow with time.
 """
 
 from __future__ import annotations
@@ -41,6 +44,9 @@ CHUNK_TOKENS = 8
 """What is left of a cached prompt: 1 to 16 tokens."""
 NUM_SMS = 132
 """Processors of an H100."""
+LEVELS = ("p5", "p10", "p25", "median", "p75", "p90", "p95")
+_EVENTS_PER_TOKEN = 2
+"""The client counts two events for each token, and divides by their number."""
 BACKENDS = ("vllm", "sglang", "trtllm")
 MODELS = {
     "llama-2-7b": ("Llama-2-7b-hf", 1),
@@ -67,6 +73,8 @@ class Stage:
     """The time that nine of ten steps stay below."""
     chunk_share: float
     """How many of the steps have a chunk: one for each request."""
+    while_queue_grows: tuple[tuple[float, float], ...]
+    """Quantiles of TTFT and of a request's mean step, both in seconds, at the levels `LEVELS`."""
 
 
 def read_stages(runs: Path) -> Iterator[Stage]:
@@ -88,6 +96,11 @@ def read_stages(runs: Path) -> Iterator[Stage]:
             latency["inter_token_latency"]["p75"],
             latency["inter_token_latency"]["p95"],
             served["throughput"]["requests_per_sec"] * latency["inter_token_latency"]["p75"],
+            tuple(
+                (first_s[level], _EVENTS_PER_TOKEN * latency["time_per_output_token"][level])
+                for first_s in [latency["time_to_first_token"]]
+                for level in LEVELS
+            ),
         )
 
 
@@ -162,6 +175,17 @@ def main(
     console = Console(width=170)
     console.print(table)
     console.print("in ms; in brackets, measured less composed")
+    console.print(_while_queues_grow(runs))
+
+
+def _while_queues_grow(runs: Path) -> Table:
+    table = Table("full server", *LEVELS, title="TTFT in s: mean step of a request in ms")
+    for stage in (stage for stage in read_stages(runs) if stage.is_full):
+        cells = (
+            f"{first_s:.0f}: {1e3 * step_s:.1f}" for first_s, step_s in stage.while_queue_grows
+        )
+        table.add_row(stage.name, *cells)
+    return table
 
 
 if __name__ == "__main__":

@@ -67,8 +67,12 @@ def run(backend: _Backend = None, only: _Only = None) -> None:
     with progress_bar() as progress:
         for measured in progress.track(_runs(only), description="runs on H100"):
             _simulate(measured, backend)
-    results.write(sharegpt.NAME, pd.DataFrame(map(sharegpt.simulate_run, sharegpt.RUNS)))
+    results.write(sharegpt.NAME, _of_requests())
     make_page()
+
+
+def _of_requests() -> pd.DataFrame:
+    return pd.DataFrame(row for run in sharegpt.RUNS for row in sharegpt.simulate_both(run))
 
 
 def _simulate(measured: Run, backend: str | None) -> None:

@@ -26,6 +26,9 @@ from slosched.workload.statistics import FloatArray, IntArray
 
 NAME = "sharegpt"
 MEASURED = Path(__file__).parent / "measured"
+_FITTED = Path(__file__).parent / "models"
+BUNDLED, UNEQUAL = "bundled", "unequal contexts"
+"""The latency models with which a run is simulated."""
 COMMIT = "5daddb21"
 _BLOCK_SIZE = 16
 _REQUEST = ("prompt", "queued_s", "prompt_tokens", "output_tokens")
@@ -41,6 +44,11 @@ class ShareGPTRun:
     """Its folder in `bench/examples`."""
     max_num_seqs: int
     kv_tokens: int
+
+    @property
+    def with_unequal_contexts(self) -> FittedModel:
+        """Return the latency model that was also fitted to decodes of unequal contexts."""
+        return load_model(str(_FITTED / f"{self.model}.json"))
 
     @property
     def path(self) -> Path:
@@ -77,6 +85,12 @@ def collect(git: Path) -> None:
             for number in [int(row["request_id"].removeprefix("bench-"))]
         )
         frame.to_csv(run.path, index=False, float_format="%.6f")
+
+
+def simulate_both(run: ShareGPTRun) -> Iterator[dict[str, Any]]:
+    """Yield what `simulate_run` returns for the bundled latency model and for the other one."""
+    for name, model in ((BUNDLED, None), (UNEQUAL, run.with_unequal_contexts)):
+        yield {"latency_model": name, **simulate_run(run, model)}
 
 
 def simulate_run(run: ShareGPTRun, model: FittedModel | None = None) -> dict[str, Any]:

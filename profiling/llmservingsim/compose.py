@@ -181,8 +181,25 @@ def compose(source: Source, perf: Path) -> Profile:
     return Profile(measured, _provenance(source))
 
 
+def compose_unequal(source: Source, perf: Path) -> Profile:
+    """Compose what `compose` does, and steps of decodes alone whose contexts are unequal."""
+    profile = compose(source, perf)
+    alone = [m for m in compose_skewed(source, perf) if not m.shape.num_prefills]
+    provenance = {
+        **profile.provenance,
+        "method": profile.provenance["method"]
+        + "; decodes alone of unequal context, too (skew.csv)",
+        "not_in_it": profile.provenance["not_in_it"].replace(
+            "decodes of unequal context", "decodes of unequal context beside a chunk"
+        ),
+    }
+    return Profile((*profile.measurements, *alone), provenance)
+
+
 def compose_skewed(source: Source, perf: Path) -> list[Measurement]:
-    """Compose steps with decodes of unequal context, from `skew.csv`; they are never fitted.
+    """Compose steps with decodes of unequal context, from `skew.csv`.
+
+    The bundled models are not fitted to them.
 
     The times in that file are sums over the repetitions, three times those of `attention.csv`.
     """
@@ -247,10 +264,14 @@ def main(
     perf: Annotated[Path, typer.Argument(help="LLMServingSim's folder profiler/perf")],
     out: Annotated[Path, typer.Option(help="where the models go")] = BUNDLED,
     steps: Annotated[Path | None, typer.Option(help="also write the composed steps here")] = None,
+    only: Annotated[str, typer.Option(help="sources whose names contain it")] = "",
+    unequal: Annotated[
+        bool, typer.Option(help="also fit decodes alone of unequal context; bundled models do not")
+    ] = False,
 ) -> None:
     """Compose, fit and save the model of every source."""
-    for source in SOURCES:
-        profile = compose(source, perf)
+    for source in (source for source in SOURCES if only in source.name):
+        profile = (compose_unequal if unequal else compose)(source, perf)
         if steps is not None:
             path = steps / f"{source.name}.csv"
             path.parent.mkdir(parents=True, exist_ok=True)

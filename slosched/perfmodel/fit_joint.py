@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slosched.perfmodel.attention import DecodeAttention, JointAttention, JointKernel
+from slosched.core import BatchShape
+from slosched.perfmodel.attention import (
+    DecodeAttention,
+    FlashDecodeAttention,
+    JointAttention,
+    JointKernel,
+)
+from slosched.perfmodel.attention.flash_decode import first_whole_decodes, walked_parameter
 from slosched.perfmodel.attention.joint import joint_parameters
 from slosched.perfmodel.columns import Array
 from slosched.perfmodel.fit_layered import (
@@ -36,6 +43,8 @@ from slosched.perfmodel.measurement import Measurement
 from slosched.perfmodel.solve import Estimate, Parameter, solve
 
 _MIN_PURE = 4
+_UNEQUAL = 1.5
+"""Longest context of a step's decodes over their mean from which on they count as unequal."""
 
 
 def fit_profiled_joint(
@@ -54,7 +63,7 @@ def fit_profiled_joint(
         return _fit_free_joint(measurements, FreeKnots, graph_sizes, grid, seed)
     steps = whole_steps(measurements)
     _check_kinds(steps, ("decode",))
-    decode, decode_estimates = _fit_decodes(steps, tables, seed)
+    decode, decode_estimates = _Decodes.of(steps, grid).fit(steps, tables, seed)
     chunks = [m for m in steps if m.shape.num_prefills]
     c, seconds = columns(chunks)
     base = base_seconds(tables, c)
@@ -88,6 +97,8 @@ class _Grid:
 
     tiles_per_wave: float
     group_size: float
+    first_whole: float
+    """Decodes from which on their kernel splits no keys."""
 
     @classmethod
     def of(cls, provenance: Mapping[str, str]) -> _Grid:
@@ -95,7 +106,7 @@ class _Grid:
             fact(provenance, name, "a joint kernel's waves depend on")
             for name in ("num_sms", "num_query_heads", "num_kv_heads")
         )
-        return cls(sms / heads, heads / kv_heads)
+        return cls(sms / heads, heads / kv_heads, first_whole_decodes(sms, kv_heads))
 
     def kernel(self, parameters: Sequence[Parameter], values: Array) -> JointKernel:
         fitted = {p.name: v for p, v in zip(parameters, values.tolist(), strict=True)}
@@ -117,19 +128,48 @@ def _check_kinds(steps: Sequence[Measurement], needed: Sequence[str]) -> None:
             )
 
 
-def _fit_decodes(
-    steps: Sequence[Measurement], base: Base, seed: int
-) -> tuple[DecodeAttention, tuple[Estimate, ...]]:
-    """Fit the kernel of decodes to the steps of decodes alone."""
-    c, seconds = columns([m for m in steps if not m.shape.num_prefills])
-    base_s = base_seconds(base, c)
-    solution = solve(
-        lambda v: base_s + DecodeAttention(*v).column_seconds(c),
-        seconds,
-        attention_parameters(steps)[:NUM_DECODE],
-        seed=seed,
-    )
-    return DecodeAttention(*solution.values.tolist()), named("decode", solution.estimates)
+@dataclass(frozen=True)
+class _Decodes:
+    """The kernel of decodes that can be fitted to some steps."""
+
+    parameters: tuple[Parameter, ...]
+    first_whole: float | None
+    """None if no step tells how much longer unequal contexts take."""
+
+    @classmethod
+    def of(cls, steps: Sequence[Measurement], grid: _Grid) -> _Decodes:
+        parameters = attention_parameters(steps)[:NUM_DECODE]
+        telling = [m for m in steps if _is_unequal(m.shape, grid.first_whole)]
+        if len(telling) < _MIN_PURE:
+            return cls(parameters, None)
+        [read] = (p for p in parameters if p.name == "per_context_token_s")
+        return cls((*parameters, walked_parameter(read.start)), grid.first_whole)
+
+    def kernel(self, values: Array) -> DecodeAttention:
+        if self.first_whole is None:
+            return DecodeAttention(*values.tolist())
+        return FlashDecodeAttention(*[*values.tolist(), self.first_whole])
+
+    def fit(
+        self, steps: Sequence[Measurement], base: Base, seed: int
+    ) -> tuple[DecodeAttention, tuple[Estimate, ...]]:
+        """Fit the kernel to the steps of decodes alone."""
+        c, seconds = columns([m for m in steps if not m.shape.num_prefills])
+        base_s = base_seconds(base, c)
+        solution = solve(
+            lambda v: base_s + self.kernel(v).column_seconds(c),
+            seconds,
+            self.parameters,
+            seed=seed,
+        )
+        return self.kernel(solution.values), named("decode", solution.estimates)
+
+
+def _is_unequal(shape: BatchShape, first_whole: float) -> bool:
+    """Tell whether a step has decodes alone, of unequal contexts, whose keys are not split."""
+    longest, num_decodes = shape.max_decode_context_tokens, shape.num_decodes
+    is_alone = not shape.num_prefills and num_decodes >= first_whole
+    return is_alone and longest * num_decodes > _UNEQUAL * shape.decode_context_tokens
 
 
 def _fit_free_joint(
@@ -148,24 +188,20 @@ def _fit_free_joint(
     _check_kinds(steps, ("decode", "prefill"))
     pure = [m for m in steps if m.regime != "mixed"]
     first, _ = fit_free_separate(pure, kind, graph_sizes, seed)
-    alone, _ = _fit_decodes(steps, (first.layers, first.requests), seed)
+    decodes = _Decodes.of(steps, grid)
+    alone, _ = decodes.fit(steps, (first.layers, first.requests), seed)
     c, seconds = columns(steps)
     layers = free_layers(kind, graph_sizes, c, seconds)
     kernel = joint_parameters(alone, grid.tiles_per_wave)
     decode = [
-        replace(p, start=start)
-        for p, start in zip(
-            attention_parameters(steps)[:NUM_DECODE], vars(alone).values(), strict=True
-        )
+        replace(p, start=start) for p in decodes.parameters for start in [vars(alone)[p.name]]
     ]
     parameters = (*layers.parameters, request_parameter(seconds), *decode, *kernel)
-    ends = np.cumsum([len(layers.parameters), 1, NUM_DECODE]).tolist()
+    ends = np.cumsum([len(layers.parameters), 1, len(decode)]).tolist()
 
     def parts(values: Array) -> tuple[Base, JointAttention]:
         of_layers, [per_request_s], of_decode, of_kernel = np.split(values, ends)
-        attention = JointAttention(
-            grid.kernel(kernel, of_kernel), DecodeAttention(*of_decode.tolist())
-        )
+        attention = JointAttention(grid.kernel(kernel, of_kernel), decodes.kernel(of_decode))
         return (layers.build(of_layers), request_table(float(per_request_s))), attention
 
     def predict(values: Array) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 from slosched.core import BatchShape
 from slosched.perfmodel.attention import (
     DecodeAttention,
+    FlashDecodeAttention,
     JointAttention,
     JointKernel,
     PrefillAttention,
@@ -145,7 +146,8 @@ def _table_from(values: Mapping[str, Any]) -> Table:
 
 
 def _attention_from(values: Mapping[str, Any]) -> SeparateAttention | JointAttention:
-    decode = DecodeAttention(**values["decode"])
+    kind = FlashDecodeAttention if "first_whole" in values["decode"] else DecodeAttention
+    decode = kind(**values["decode"])
     if values["kind"] == "joint":
         return JointAttention(JointKernel(**values["kernel"]), decode)
     return SeparateAttention(PrefillAttention(**values["prefill"]), decode)

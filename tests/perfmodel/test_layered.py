@@ -28,6 +28,7 @@ from slosched.perfmodel import (
 )
 from slosched.perfmodel.attention import (
     DecodeAttention,
+    FlashDecodeAttention,
     JointAttention,
     JointKernel,
     PrefillAttention,
@@ -58,6 +59,7 @@ FACTS = {"tiles_per_wave": 4.0, "group_size": 4.0}
 JOINT = JointAttention(
     JointKernel(**FACTS, **{p.name: p.start for p in joint_parameters(DECODE, 4.0)}), DECODE
 )
+FLASH = JointAttention(JOINT.kernel, FlashDecodeAttention(3e-4, 6e-6, 1.5e-7, 1e-8, 3e-7, 25.6))
 TREES = Trees(0.01, ((0, 512.0, 1.0, 1.5), (8, 1e3, (2, 9.0, 0.9, 1.1), (2, 9.0, 1.2, 1.4)), 1.01))
 FORMS: dict[str, FittedModel] = {
     "linear": make_model(),
@@ -66,7 +68,7 @@ FORMS: dict[str, FittedModel] = {
     "profiled-separate": LayeredModel(TABLE, REQUESTS, SEPARATE, 2e-5),
     "experts-separate": LayeredModel(EXPERTS, REQUESTS, SEPARATE, 2e-5),
     "profiled-joint": LayeredModel(TABLE, REQUESTS, JOINT, 2e-5),
-    "experts-joint": LayeredModel(EXPERTS, REQUESTS, JOINT, 2e-5),
+    "experts-joint": LayeredModel(EXPERTS, REQUESTS, FLASH, 2e-5),
     "boosting": BoostedModel(TREES, Trees(0.014, TREES.trees), 2e-5),
 }
 LAYERED = {name: model for name, model in FORMS.items() if isinstance(model, LayeredModel)}
@@ -87,6 +89,9 @@ def kernels(draw: st.DrawFn) -> JointAttention:
     """Draw any kernel that a fit may find, on devices that run 0.5 to 32 blocks a head at once."""
     tiles_per_wave = draw(st.floats(0.5, 32))
     decode = DecodeAttention(3e-4, 6e-6, draw(st.floats(1e-9, 1e-6)), 1e-8)
+    if draw(st.booleans()):
+        walked_s, first_whole = draw(st.floats(1e-9, 1e-5)), draw(st.floats(1, 300))
+        decode = FlashDecodeAttention(*vars(decode).values(), walked_s, first_whole)
     values = {
         p.name: p.low * (p.high / p.low) ** draw(st.floats(0, 1))
         for p in joint_parameters(decode, tiles_per_wave)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from slosched.core import BatchShape
+from slosched.perfmodel.attention.flash_decode import FlashDecodeAttention
 from slosched.perfmodel.attention.joint import JointAttention, JointKernel, joint_parameters
 from slosched.perfmodel.attention.separate import SeparateAttention
 from slosched.perfmodel.attention.single import (
@@ -44,6 +45,7 @@ __all__ = [
     "PREFILL_PARAMETERS",
     "Attention",
     "DecodeAttention",
+    "FlashDecodeAttention",
     "JointAttention",
     "JointKernel",
     "PrefillAttention",

@@ -66,8 +66,9 @@ class Expected:
 class Quoter:
     """Expects the times of each request that arrives, and learns how far off it was.
 
-    **TTFT**: the time that the server adds, the rest of the running step, then the prefills of all prompts that go first, then its
-    own, at the speed at which the device got prefills done lately.  Under a policy that serves
+    **TTFT**: the time that the server adds, the rest of the running step, then the prefills of all
+    prompts that go first, then its own, at the speed at which the device got prefills done lately.
+    Under a policy that serves
     short prompts first, those that are still to arrive overtake it, too: the speed is less by the
     work of shorter prompts that arrived lately in a second.  (For a queue with priorities this is
     Cobham's formula, Operations Research 1954.)  **TPOT**: the time for each token of a decode
