@@ -296,3 +296,33 @@ def test_a_failed_member_ends_its_group():
     replica.step()
     assert {m.end_reason for m in members} == {EndReason.FAULT}
     replica.kv.check()
+
+
+def test_vllm_v0_swaps_groups_and_recomputes_other_requests():
+    """Three answers leave together when blocks run out beside an older request."""
+    replica = Replica(make_policy("vllm_v0:watermark=0"), blocks=7)
+    alone = make_request("a", num_prompt_tokens=7, max_tokens=12)
+    replica.scheduler.add_request(alone)
+    members = replica.add(make_request("b", num_prompt_tokens=5, max_tokens=9), 3)
+    while not any(member.num_preemptions for member in members):
+        replica.step()
+    assert {m.status for m in members} == {RequestStatus.SWAPPED}
+    assert alone.status is RequestStatus.RUNNING
+    replica.run()
+    assert [m.num_output_tokens for m in members] == [9, 9, 9]
+    assert (alone.num_output_tokens, alone.num_preemptions) == (12, 0)
+
+    replica = Replica(make_policy("vllm_v0:watermark=0"), blocks=7)
+    several = [make_request(name, num_prompt_tokens=6, max_tokens=20) for name in "abc"]
+    for request in several:
+        replica.scheduler.add_request(request)
+    replica.run()
+    assert sum(r.num_preemptions for r in several) > 0 == sum(r.num_swaps for r in several)
+
+
+def test_vllm_v0_serves_a_group_in_turns_that_is_larger_than_the_cache():
+    replica = Replica(make_policy("vllm_v0:watermark=0"), blocks=7)
+    members = replica.add(make_request("b", num_prompt_tokens=5, max_tokens=20), 5)
+    replica.run()
+    assert [m.num_output_tokens for m in members] == [20] * 5
+    assert sum(m.num_swaps for m in members) > 0

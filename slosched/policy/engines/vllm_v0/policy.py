@@ -47,7 +47,10 @@ class VLLMV0(PlansBesideDecodes):
     its blocks once.  Cached tokens still count against the step's tokens, and chunks are whole
     blocks.  A chunk that is fully cached recomputes a single token, for its place in the step.
 
-    Source: vLLM 0.6.3 `core/scheduler.py`, `core/block_manager_v2.py`, one sequence a request.
+    Several answers to one prompt are preempted together, and always by swap, as long as more than
+    one of them has not ended and the host has room.
+
+    Source: vLLM 0.6.3 `core/scheduler.py`, `core/block_manager_v2.py`.
     Left out: several steps in one (`num_scheduler_steps`), encoders, and the asynchronous output
     processor.  Differences, because a request that has emitted tokens is never dropped and the
     engine never dies or hangs:

@@ -215,13 +215,33 @@ class Step:
             victim = self.running.pop() if self.running else request
             if victim is request and self._would_start_over_for_ever(request):
                 return True
-            self._preempt(victim)
-            self.victims.append(victim)
-            if victim is request:
+            leaving = self._group_of(victim, request)
+            for each in leaving:
+                self._preempt(each)
+                self.victims.append(each)
+            if request in leaving:
                 return False
         return True
 
+    def _group_of(self, victim: Request, served: Request) -> list[Request]:
+        """Return the victim and those that leave with it, none of which is in `running` any more.
+
+        They are the requests that answer its prompt, too, and are not in this step yet: to vLLM all
+        of them are one.  If `served` is one of them and no other request is in this step, the
+        victim leaves alone, so that a group that is larger than the cache is served in turns.
+        """
+        group, in_step = victim.group, chain(self.running_decodes, self.running_prefills)
+        if group is None:
+            return [victim]
+        is_own = served is not victim and served.group is group
+        if is_own and all(request.group is group for request in in_step):
+            return [victim]
+        siblings = [request for request in self.running if request.group is group]
+        self.running = deque(r for r in self.running if r.group is not group)
+        return [victim, *reversed(siblings), *([served] if is_own else ())]
+
     def _preempt(self, victim: Request, mode: PreemptionMode | None = None) -> None:
+        mode = mode or _mode_of_group(victim)
         before = self._batch.num_free_blocks
         self._batch.preempt(victim, mode)
         self.blocks.leave(victim, num_freed_blocks=self._batch.num_free_blocks - before)
@@ -230,7 +250,7 @@ class Step:
         """Tell whether a chunked prompt holds the whole cache, so that no block can become free."""
         blocks = self.blocks
         fills_cache = blocks.is_prefill(request) and blocks.holds_all(request)
-        return fills_cache and not self._batch.would_swap_out(request)
+        return fills_cache and not self._batch.would_swap_out(request, _mode_of_group(request))
 
     def _add(
         self, request: Request, n: int, prefills: list[Request], decodes: list[Request]
@@ -266,3 +286,9 @@ class Step:
         if limit is None or lora_id is None or lora_id in self._loras:
             return True
         return len(self._loras - {None}) < limit
+
+
+def _mode_of_group(request: Request) -> PreemptionMode | None:
+    """Return SWAP for one of several answers to a prompt that have not ended, else None."""
+    is_one_of_several = request.group is not None and request.group.num_unfinished > 1
+    return PreemptionMode.SWAP if is_one_of_several else None
