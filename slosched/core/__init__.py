@@ -55,6 +55,7 @@ from slosched.core.step import (
     ScheduledBatch,
     ScheduledChunk,
     StepResult,
+    TokenLogprobs,
 )
 
 __all__ = [
@@ -98,6 +99,7 @@ __all__ = [
     "SloschedError",
     "StalledError",
     "StepResult",
+    "TokenLogprobs",
     "fan_out",
     "group_shape",
     "heeding",

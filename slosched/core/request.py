@@ -165,8 +165,9 @@ class SamplingParams:
     grammar: OutputGrammar | None = None
     """The grammar that the output follows; with one it ends where the grammar ends, whatever
     `min_tokens` is."""
-    tells_logprobs: bool = False
-    """Whether the engine tells the log-probability of each drawn token, which costs time."""
+    num_logprobs: int | None = None
+    """How many of the likeliest tokens the engine tells with their log-probabilities, besides the
+    one that it draws; None if it tells none, which takes less time."""
 
 
 PLACEHOLDER = -1

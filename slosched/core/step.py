@@ -71,6 +71,15 @@ class ScheduledBatch:
         return not (self.chunks or self.swap_out or self.swap_in)
 
 
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities under the model alone, before temperature and limits."""
+
+    drawn: float
+    """That of the token that was drawn."""
+    likeliest: tuple[tuple[int, float], ...]
+    """The likeliest tokens with theirs, the likeliest first."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The outcome of one executed step."""
@@ -85,9 +94,9 @@ class StepResult:
     cache may be wrong."""
     barred: Mapping[str, str] = field(default_factory=dict)
     """Requests whose own rules leave them no token, so that they must end, with what is wrong."""
-    logprobs: Mapping[str, float] = field(default_factory=dict)
-    """The log-probability of the new token under the model alone, before temperature and limits,
-    for requests that want it (`SamplingParams.tells_logprobs`)."""
+    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
+    """Log-probabilities at the place of the new token, for requests that want them
+    (`SamplingParams.num_logprobs`)."""
 
 
 class Executor(Protocol):

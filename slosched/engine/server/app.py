@@ -18,6 +18,7 @@ from starlette.routing import Route
 from slosched.core import Request, fan_out
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
 from slosched.engine.server.api_keys import RequireKey
+from slosched.engine.server.beams import BeamResponse, BeamSearch
 from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.cut_short import CutShort
@@ -218,13 +219,15 @@ class _Api:
             raise wrong("tokens", None, "a list of token ids")
         return JSONResponse({"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)})
 
-    async def completions(self, http: HTTPRequest) -> Response | GenerationResponse:
+    async def completions(self, http: HTTPRequest) -> Response | GenerationResponse | BeamResponse:
         encode = self._encoder.encode_prompts
         return await self._generate(
             http, COMPLETION_FIELDS, encode, CompletionFormat(), _DEFAULT_COMPLETION_TOKENS
         )
 
-    async def chat_completions(self, http: HTTPRequest) -> Response | GenerationResponse:
+    async def chat_completions(
+        self, http: HTTPRequest
+    ) -> Response | GenerationResponse | BeamResponse:
         encode = self._encoder.encode_chat
         return await self._generate(http, CHAT_FIELDS, encode, ChatFormat(), self._max_model_len)
 
@@ -235,7 +238,7 @@ class _Api:
         encode: Callable[[Body, int], Awaitable[list[list[int]]]],
         answer: Format,
         default_max_tokens: int,
-    ) -> GenerationResponse:
+    ) -> GenerationResponse | BeamResponse:
         """Check and queue the requests, and return the response that follows their generations."""
         arrival_s = self._worker.now_s() - self._config.per_request_s
         body = await self._bodies.read(http, fields)
@@ -266,6 +269,8 @@ class _Api:
             )
             for place, prompt in enumerate(prompts)
         ]
+        if options.is_beam_search:
+            return self._search(requests, options, answer)
         return GenerationResponse(
             self._worker,
             self._tokenizer,
@@ -274,6 +279,28 @@ class _Api:
             answer,
             self._config.model_name,
             self._config.retry_after_s,
+        )
+
+    def _search(
+        self, requests: Sequence[Request], options: Options, answer: Format
+    ) -> BeamResponse:
+        """Return the response that searches the answers; raise ApiError (400) if it cannot."""
+        if not self._worker.scheduler.kv.caches_prefixes:
+            raise ApiError(
+                400,
+                "use_beam_search computes a token of each beam at a time, and all before it again "
+                "without a prefix cache: start the server with --prefix-cache hash",
+                param="use_beam_search",
+            )
+        if len(requests) > 1:
+            raise ApiError(
+                400, "use_beam_search takes one prompt; send the others apart", param="prompt"
+            )
+        [request] = requests
+        ends, retry_after_s = self._tokenizer.end_token_ids, self._config.retry_after_s
+        search = BeamSearch(self._worker, request, options, ends, retry_after_s)
+        return BeamResponse(
+            search, request, self._tokenizer, options, answer, self._config.model_name
         )
 
     def _submit(self, requests: Sequence[Request], num_candidates: int) -> list[Generation]:

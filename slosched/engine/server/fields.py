@@ -54,6 +54,8 @@ _GENERATION = frozenset(
         *STRUCTURED_FIELDS,
         "n",
         "best_of",
+        "use_beam_search",
+        "length_penalty",
     ]
 )
 COMPLETION_FIELDS = _GENERATION | {"prompt"}
@@ -110,10 +112,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
-    "length_penalty": (1,),
     "logit_bias": ({},),
     "logits_processors": ([],),
-    "use_beam_search": (False,),
     "spaces_between_special_tokens": (True,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

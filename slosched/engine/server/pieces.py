@@ -63,7 +63,8 @@ async def pieces_of(
             reason = EndReason.STOP
         elif reason is not None:
             text += stops.flush()
-        yield Piece(place, update.token_id, text, reason and reason.value, update.logprob)
+        logprob = None if update.logprobs is None else update.logprobs.drawn
+        yield Piece(place, update.token_id, text, reason and reason.value, logprob)
         if reason is not None:
             return
 

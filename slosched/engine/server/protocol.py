@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 
 from slosched.core import SamplingParams
 from slosched.engine.server.errors import ApiError
-from slosched.engine.server.fields import MESSAGE_FIELDS, STREAM_FIELDS, check_fields
+from slosched.engine.server.fields import (
+    MESSAGE_FIELDS,
+    STREAM_FIELDS,
+    STRUCTURED_FIELDS,
+    check_fields,
+)
 from slosched.engine.server.structured import StructuredOutput, parse_structured_output
 from slosched.engine.server.tokenizer import Message, TemplateOptions, Tokenizer
 from slosched.engine.server.values import (
@@ -31,6 +36,16 @@ _MAX_BAD_WORD_CHARS = 64
 _MAX_STOP_TOKEN_IDS = 128
 _MAX_TEMPERATURE = 100.0
 """At this temperature all tokens are as likely as each other, but for a few percent."""
+_MAX_BEAMS = 16
+_MAX_LENGTH_PENALTY = 10.0
+_NOT_WITH_BEAMS = (
+    "stream",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "allowed_token_ids",
+    "bad_words",
+)
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
 _MIN_PRIORITY, _MAX_PRIORITY = -(2**31), 2**31 - 1
 
@@ -43,6 +58,10 @@ class Options:
     """How many answers to each prompt the client gets (`n`)."""
     num_candidates: int
     """From how many they are chosen (`best_of`), by the mean log-probability of their tokens."""
+    is_beam_search: bool
+    """Whether the answers are the `num_answers` likeliest that a beam search finds."""
+    length_penalty: float
+    """The power of the length by which it divides log-probabilities to compare answers."""
     max_tokens: int | None
     """None if the client set no limit."""
     sampling: SamplingParams
@@ -78,13 +97,26 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
                 "that it cannot be streamed: leave out stream, or ask for n answers alone",
                 param="best_of",
             )
-        sampling = replace(sampling, tells_logprobs=True)
+        sampling = replace(sampling, num_logprobs=0)
+    structured = parse_structured_output(body)
+    length_penalty = number(body, "length_penalty", 1.0, -_MAX_LENGTH_PENALTY, _MAX_LENGTH_PENALTY)
+    is_beam_search = flag(body, "use_beam_search")
+    if is_beam_search:
+        _check_beam_search(body, num_answers, num_candidates, structured)
+    elif length_penalty != 1:
+        raise ApiError(
+            400,
+            f"length_penalty={length_penalty:g} is for use_beam_search alone; leave it out",
+            param="length_penalty",
+        )
     return Options(
         num_answers=num_answers,
         num_candidates=num_candidates,
+        is_beam_search=is_beam_search,
+        length_penalty=length_penalty,
         max_tokens=_max_tokens(body),
         sampling=sampling,
-        structured=parse_structured_output(body),
+        structured=structured,
         stops=strings(body, "stop", _MAX_STOPS, _MAX_STOP_CHARS),
         shows_stop=flag(body, "include_stop_str_in_output"),
         skips_special_tokens=flag(body, "skip_special_tokens", default=True),
@@ -96,6 +128,28 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
         continuous_usage=include_usage and flag(stream_options, "continuous_usage_stats"),
         takes_best_effort=flag(body, BEST_EFFORT_FIELD),
     )
+
+
+def _check_beam_search(
+    body: Body, num_beams: int, num_candidates: int, structured: StructuredOutput | None
+) -> None:
+    """Raise ApiError (400) for what a beam search does not do."""
+    if num_beams > _MAX_BEAMS:
+        raise ApiError(
+            400,
+            f"n={num_beams} is the number of beams with use_beam_search; ask for at most "
+            f"{_MAX_BEAMS}",
+            param="n",
+        )
+    wrong_fields = [name for name in _NOT_WITH_BEAMS if body.get(name) not in (None, False, 0, [])]
+    if num_candidates > num_beams:
+        wrong_fields.append("best_of")
+    if structured is not None:
+        wrong_fields += [name for name in sorted(STRUCTURED_FIELDS) if body.get(name) is not None]
+    for name in wrong_fields:
+        raise ApiError(
+            400, f"{name} is not possible with use_beam_search; leave it out", param=name
+        )
 
 
 def _sampling(body: Body, default_temperature: float, tokenizer: Tokenizer) -> SamplingParams:

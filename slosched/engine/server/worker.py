@@ -15,7 +15,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from slosched.core import EndReason, LatencyModel, Refusal, Request, SloschedError
+from slosched.core import (
+    EndReason,
+    LatencyModel,
+    Refusal,
+    Request,
+    SloschedError,
+    TokenLogprobs,
+)
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.server.metrics import ServerMetrics
 from slosched.engine.server.steps import StepFeed
@@ -30,7 +37,7 @@ log = logging.getLogger(__name__)
 _STEP_LIMIT = StepLimit()
 _NO_FAULTS: Mapping[str, str] = {}
 _EXPLAINED = (EndReason.FAULT, EndReason.NO_TOKEN)
-_NO_LOGPROBS: Mapping[str, float] = {}
+_NO_LOGPROBS: Mapping[str, TokenLogprobs] = {}
 
 
 class NotServingError(SloschedError):
@@ -48,8 +55,8 @@ class Update(NamedTuple):
     end_reason: EndReason | None = None
     detail: str = ""
     """What was wrong, if the end reason is EndReason.FAULT or EndReason.NO_TOKEN."""
-    logprob: float | None = None
-    """The token's log-probability, if the request wants it."""
+    logprobs: TokenLogprobs | None = None
+    """The log-probabilities at the token's place, if the request wants them."""
 
 
 class Generation:
@@ -332,16 +339,16 @@ class EngineWorker:
         token_ids: Mapping[str, int],
         ended: Iterable[Request],
         whys: Mapping[str, str] = _NO_FAULTS,
-        logprobs: Mapping[str, float] = _NO_LOGPROBS,
+        logprobs: Mapping[str, TokenLogprobs] = _NO_LOGPROBS,
     ) -> None:
         """Send each handler its update, and keep the records of the requests that ended.
 
         `whys` tells what was wrong with requests that ended by a fault or without a token.
         """
         updates = {name: Update(token_id) for name, token_id in token_ids.items()}
-        for name, logprob in logprobs.items():
+        for name, at_token in logprobs.items():
             if name in updates:
-                updates[name] = updates[name]._replace(logprob=logprob)
+                updates[name] = updates[name]._replace(logprobs=at_token)
         over: dict[str, Request] = {}
         for request in ended:
             name = request.request_id

@@ -16,6 +16,7 @@ from slosched.core import (
     Request,
     SamplingParams,
     ScheduledChunk,
+    TokenLogprobs,
 )
 from slosched.engine.torch.masks import apply_masks
 
@@ -33,8 +34,8 @@ class Draws(NamedTuple):
     """Requests whose logits are not numbers."""
     barred: dict[str, str]
     """Requests whose own rules leave no token."""
-    logprobs: dict[str, float]
-    """Log-probabilities of the tokens of those that want them, under the model alone."""
+    logprobs: dict[str, TokenLogprobs]
+    """Log-probabilities for those that want them."""
 
 
 def no_draws() -> Draws:
@@ -69,7 +70,7 @@ class Sampler:
         plain = {
             row: logits[row].float().log_softmax(dim=-1)
             for row, chunk in enumerate(chunks)
-            if chunk.request.sampling.tells_logprobs
+            if chunk.request.sampling.num_logprobs is not None
         }
         if masks:
             apply_masks(logits, masks)
@@ -96,7 +97,8 @@ class Sampler:
             one.note(tokens[row])
             draws.token_ids[request.request_id] = tokens[row]
             if row in plain:
-                draws.logprobs[request.request_id] = float(plain[row][tokens[row]])
+                logprobs = _logprobs(plain[row], tokens[row], request.sampling.num_logprobs or 0)
+                draws.logprobs[request.request_id] = logprobs
         return draws
 
     def is_last(self, request: Request, token_id: int) -> bool:
@@ -211,6 +213,13 @@ def _forbid_unless_all_are(logits: Tensor, token_ids: Tensor | list[int]) -> Non
     without[token_ids] = _NEVER
     if without.max() > _NEVER:
         logits.copy_(without)
+
+
+def _logprobs(logprobs: Tensor, drawn: int, num_likeliest: int) -> TokenLogprobs:
+    """Return those of the drawn token and of the likeliest ones, from all [vocabulary]."""
+    likeliest = logprobs.topk(min(num_likeliest, logprobs.shape[-1]))
+    pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+    return TokenLogprobs(float(logprobs[drawn]), tuple(pairs))
 
 
 def next_token_weights(logits: Tensor, sampling: SamplingParams) -> Tensor:
