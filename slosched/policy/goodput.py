@@ -29,6 +29,7 @@ from slosched.policy.kit.decode_first import add_decodes
 from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_something
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
 from slosched.policy.kit.long_steps import LongSteps, long_steps
+from slosched.policy.kit.memory import is_short_of_blocks, tokens_at_leisure, tokens_in_turn
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
@@ -39,6 +40,7 @@ from slosched.policy.kit.punctual import (
     best_order,
     by_deadline,
     most_urgent,
+    shortest_first,
 )
 
 
@@ -78,9 +80,12 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     5. On some devices most of the time of a chunk is spent on its first tokens.  There prompts go
        faster in steps longer than a TPOT (`LongSteps`): all steps hold all decodes, no prompt runs
        until each decode is ahead by a long step, and then a whole chunk runs.
-    6. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
+    6. While KV blocks are scarcer than time (kit/memory.py), no decode gives way, prompts go by
+       length, and a step takes about as many of their tokens as decodes free in it.  Once half of
+       the cache is filled, prompts that have time are spread over more steps.
+    7. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
        be cut ends with a whole tile of 64 tokens.
-    7. Under the deadline rule `tbt`, which counts every gap, a step is limited by the time that it
+    8. Under the deadline rule `tbt`, which counts every gap, a step is limited by the time that it
        hardly ever exceeds; under the other rules, which forgive a slow step, by its expected time.
 
     Giving way costs no tokens, and it lets a burst of prompts pass before decodes that are ahead
@@ -89,8 +94,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     this and of everything else that was tried.
 
     A subclass may replace each part: `new_batch`, `timed`, `pace_class`, `longest_s`, `step_s`,
-    `supply`, `is_enough_for_all`, `long_steps`, `take_turns`, `order`, `due_steps`, `give_way` and
-    `pack_class`.
+    `supply`, `is_enough_for_all`, `long_steps`, `take_turns`, `order`, `due_steps`, `spread`,
+    `take_freed`, `give_way` and `pack_class`.
 
     Source: ours, with the rule of Moore (1968), https://doi.org/10.1287/mnsc.15.1.102.  The policy
     knows no output lengths, and leaves it to `OnlineModel` to correct the model's bias.
@@ -149,11 +154,13 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             self.take_turns(long, pace, Shortage(view, decodes, prompts, supply), pack)
         elif self.is_enough_for_all(pace, prompts, supply):
             add_without_preempting(batch, decodes)
+            self.spread(pace, prompts, supply, batch, view)
             pack.add(r for r, _ in prompts)
         else:
             bare = self.at_bare_pace(pace, supply)
             shortage = Shortage(view, decodes, self.beside_decodes(pace, prompts, view), bare)
-            self.give_way(shortage, self.order(shortage), pack)
+            if not self.take_freed(pace, shortage, pack):
+                self.give_way(shortage, self.order(shortage), pack)
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
@@ -171,6 +178,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         supply = self.supply(pace, batch, view.now_s)
         if not self.is_enough_for_all(pace, prompts, supply):
             return None
+        self.spread(pace, prompts, supply, batch, view)
         self.pack_class(batch, view.now_s, view.running).add(r for r, _ in prompts)
         return batch.build()
 
@@ -236,6 +244,40 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """Return which prompts are in time, which are late, and in what order they run."""
         return best_order(shortage.prompts, shortage.supply, self.fairness)
 
+    def spread(
+        self,
+        pace: Pace,
+        prompts: Sequence[Timed],
+        supply: Supply,
+        batch: BatchBuilder,
+        view: SchedulerView,
+    ) -> None:
+        """Limit the tokens of prompts that have time, so that decodes free their blocks sooner."""
+        tokens = tokens_at_leisure(pace, prompts, supply, view.now_s, view) if prompts else None
+        if tokens is not None:
+            batch.num_free_tokens = min(batch.num_free_tokens, tokens)
+
+    def take_freed(self, pace: Pace, shortage: Shortage, pack: PromptPack) -> bool:
+        """Add all decodes, and prompts as far as decodes free KV blocks, if there are few.
+
+        Prompts go by length then: a short one takes least of what is scarce.  Returns False, and
+        adds nothing, if blocks are not short or decodes alone take longer than the step may last.
+        """
+        view, decodes, prompts, _ = shortage
+        batch = pack.batch
+        if pace.all_s >= batch.time_limit_s or not self._is_short_of_blocks(shortage, pack):
+            return False
+        tokens = tokens_in_turn(pace, decodes, view)
+        if tokens is None:
+            return False
+        pack.reserved_blocks += len(decodes)  # Each will need its next block soon.
+        add_without_preempting(batch, decodes)
+        batch.num_free_tokens = min(batch.num_free_tokens, tokens)
+        order = shortest_first(self.order(shortage), prompts, self.fairness)
+        pack.add(order.in_time)
+        pack.add(order.late)
+        return True
+
     def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
         """Fill the step of `pack` with the decodes and prompts of `shortage`.
 
@@ -273,6 +315,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         timed = in_chunks_like(long.chunk, prompts, model, view.limits.max_num_batched_tokens)
         share = self._share(pace.all_s / long.tpot_s)
         order = self.order(Shortage(view, decodes, timed, supply._replace(share=share)))
+        if self._is_short_of_blocks(shortage, pack):
+            order = shortest_first(order, timed, self.fairness)
         pack.add(order.in_time)
         pack.add(order.late)
 
@@ -287,6 +331,11 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         prompts = self.timed(batch, model, begun, view.now_s)
         prompts += self.timed(batch, model, most_urgent(view.waiting), view.now_s)
         return by_deadline(prompts)
+
+    def _is_short_of_blocks(self, shortage: Shortage, pack: PromptPack) -> bool:
+        """Tell whether few KV blocks are free, and not enough for all prompts."""
+        num_free_blocks = pack.batch.num_free_blocks - pack.reserved_blocks
+        return is_short_of_blocks(shortage.prompts, num_free_blocks, shortage.view)
 
     def _share(self, of_decodes: float) -> float:
         """Return the share of the device that prompts are planned with."""

@@ -35,6 +35,7 @@
 | `Pace` | what decodes ask of every step |
 | `Chunk`, `chunks_beside` | what a prompt's tokens add to a step of decodes |
 | `LongSteps`, `long_steps` | steps longer than a TPOT, where they let prompts go faster |
+| `tokens_in_turn`, `tokens_at_leisure` | prompt tokens of a step while KV blocks are short |
 | `Quoter` | the `Quote` of a request: its TTFT and TPOT if it came now |
 | `Speed` | what is done in a second, over several times past |
 | `Spread` | quantiles of what came over what was expected |
@@ -72,6 +73,8 @@ from slosched.policy.kit.drop import without_rejected as without_rejected
 from slosched.policy.kit.lengths import OutputLengths as OutputLengths
 from slosched.policy.kit.long_steps import LongSteps as LongSteps
 from slosched.policy.kit.long_steps import long_steps as long_steps
+from slosched.policy.kit.memory import tokens_at_leisure as tokens_at_leisure
+from slosched.policy.kit.memory import tokens_in_turn as tokens_in_turn
 from slosched.policy.kit.pace import Pace as Pace
 from slosched.policy.kit.prompt_pack import PromptPack as PromptPack
 from slosched.policy.kit.punctual import Supply as Supply

@@ -100,13 +100,18 @@ class Pace:
     def seat_s(self, decodes: Sequence[Request]) -> float:
         """Return the time of decodes alone until one of them ends and leaves its seat.
 
-        Output lengths are not known.  In a steady state, however, decodes have on average as many
-        tokens ahead of them as behind them, so a decode stays for twice the tokens that it has
-        emitted.  Of n decodes one ends with each n-th part of that stay.
+        Of n decodes one ends with each n-th part of their stay.
         """
-        num_decodes = max(1, len(decodes))
-        stay_tokens = 2 * sum([r.num_output_tokens for r in decodes]) / num_decodes
-        return self.all_s * stay_tokens / num_decodes
+        return self.all_s * stay_tokens(decodes) / max(1, len(decodes))
+
+
+def stay_tokens(decodes: Sequence[Request]) -> float:
+    """Return how many tokens a decode emits until it ends, on average; 0 if there are none.
+
+    Output lengths are not known.  In a steady state, however, decodes have on average as many
+    tokens ahead of them as behind them, so a decode stays for twice the tokens that it has emitted.
+    """
+    return 2 * sum([r.num_output_tokens for r in decodes]) / max(1, len(decodes))
 
 
 def _tightest(

@@ -105,6 +105,14 @@ def best_order(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) 
         return order
     if not supply.is_short_of_seats(order.in_time):
         return order
+    return shortest_first(order, ordered, fairness)
+
+
+def shortest_first(order: Order, ordered: Sequence[Timed], fairness: float = 0.0) -> Order:
+    """Return the same prompts in time and the same late ones by length, the safe ones first.
+
+    `ordered` are those of `order` with their times.
+    """
     ranks = _ranks(ordered, fairness)
     rank = {r.request_id: rank[:2] for rank, (r, _) in zip(ranks, ordered, strict=True)}
 

@@ -1,0 +1,97 @@
+"""Chunks for a KV cache that is short: prompts fill it no faster than decodes empty it.
+
+Time and memory ask for different steps.  While time is short, the longest chunks let most prompt
+tokens through.  While KV blocks are short, such a chunk takes all of them at once.  Decodes alone
+follow until some end, and each of these steps pays the constant of a step for no prompt token.
+Shorter chunks beside all decodes compute the same tokens in less time, and every decode that gets
+its token leaves its blocks sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from slosched.core import LatencyModel, Request, SchedulerView
+from slosched.policy.kit.chunks import Chunk, chunks_beside
+from slosched.policy.kit.pace import Pace, stay_tokens
+from slosched.policy.kit.punctual import Supply, Timed, are_in_time
+
+_FULL_STEPS = 4
+"""Blocks are few if so many steps with the most tokens would take all that are free."""
+_TURNOVER = 1.5
+"""Prompt tokens of a step, as a multiple of those that decodes free in it when the cache is full.
+
+Above 1, because the decodes that will end soon are not known."""
+_FILLED = 0.5
+"""Share of the cache from which on prompts that have time are spread over more steps."""
+_CHEAP = 1.1
+"""Factor on the least time for each token up to which a chunk is cheap."""
+_RESERVE = 2.0
+"""Factor by which prompts that are spread still have more time than they take."""
+
+
+def num_blocks_needed(prompts: Sequence[Timed], block_size: int) -> int:
+    """Return the KV blocks that the rest of all prompts takes.  O(n)."""
+    return sum([-(-request.num_uncomputed_tokens // block_size) for request, _ in prompts])
+
+
+def is_short_of_blocks(prompts: Sequence[Timed], num_free_blocks: int, view: SchedulerView) -> bool:
+    """Tell whether few KV blocks are free, and not enough for all of the prompts.  O(n)."""
+    size = view.kv.block_size
+    if num_free_blocks * size >= _FULL_STEPS * view.limits.max_num_batched_tokens:
+        return False
+    return num_blocks_needed(prompts, size) > num_free_blocks
+
+
+def tokens_in_turn(pace: Pace, decodes: Sequence[Request], view: SchedulerView) -> int | None:
+    """Return the most prompt tokens of a step beside all decodes while blocks are short.
+
+    They are about as many as decodes free in a step: a decode stays for `stay_tokens` steps, so a
+    full cache is emptied once in so many.  They are never fewer than a cheap chunk has.  Returns
+    None if so many fit into no step anyway.
+    """
+    kv, max_tokens = view.kv, view.limits.max_num_batched_tokens
+    cheap = next(_from_cheap(pace, view.model, max_tokens), None)
+    if cheap is None:
+        return None
+    freed = _TURNOVER * kv.num_blocks * kv.block_size / max(1.0, stay_tokens(decodes))
+    tokens = int(max(freed, cheap.num_tokens))
+    return tokens if tokens < max_tokens - len(decodes) else None
+
+
+def tokens_at_leisure(
+    pace: Pace, prompts: Sequence[Timed], supply: Supply, now_s: float, view: SchedulerView
+) -> int | None:
+    """Return the most prompt tokens of a step while all prompts have time and the cache fills.
+
+    It is the shortest chunk, from the longest of the cheap ones on, with which all prompts would
+    still be in time if they took twice as long.  Returns None if there is none, or if the cache
+    stays half empty.
+    """
+    kv, model, max_tokens = view.kv, view.model, view.limits.max_num_batched_tokens
+    num_left = kv.num_free_blocks - num_blocks_needed(prompts, kv.block_size)
+    if num_left > (1 - _FILLED) * kv.num_blocks:
+        return None
+    token_s = model.predict_prefill(max_tokens) / max_tokens
+    for chunk in _from_cheap(pace, model, max_tokens):
+        if chunk.step_s > pace.tpot_s:
+            return None
+        share = chunk.num_tokens * token_s / chunk.step_s / _RESERVE
+        if are_in_time(prompts, supply._replace(start_s=now_s, share=share)):
+            return int(chunk.num_tokens)
+    return None
+
+
+def _from_cheap(pace: Pace, model: LatencyModel, budget_tokens: int) -> Iterator[Chunk]:
+    """Yield chunks beside all decodes, from the longest of the cheap ones on.
+
+    A chunk is cheap if it adds hardly more time for each token than the best.  The longest that
+    `budget_tokens` allow is left out: it would limit nothing.
+    """
+    max_tokens = budget_tokens - pace.shape.num_decodes
+    if not pace.shape.num_decodes or max_tokens <= 0:
+        return
+    chunks = chunks_beside(model, pace.shape, pace.all_s, max_tokens)
+    least_s = min(chunk.token_s for chunk in chunks)
+    cheap = max(c.num_tokens for c in chunks if c.token_s <= _CHEAP * least_s)
+    yield from (c for c in chunks[:-1] if c.num_tokens >= cheap)
