@@ -29,8 +29,9 @@ from slosched.workload import Trace
 
 _RESULTS = Path(__file__).parent / "results.md"
 _POLICY = "goodput"
-"""The policy behind the door."""
-_DROPPING = ("sarathi:drop=infeasible", "edf:drop=infeasible", "goodput")
+"""The policy behind the door of `slosched serve`."""
+_BY_ARRIVAL = "sarathi:drop=infeasible"
+_DROPPING = (_BY_ARRIVAL, "edf:drop=infeasible", _POLICY)
 _LOADS = (0.8, 1.0, 1.3, 2.0)
 _NUM_REQUESTS = 1500
 _SEED = 7
@@ -76,22 +77,23 @@ def coverage_rows() -> Iterator[str]:
 
 def refusal_rows() -> Iterator[str]:
     yield (
-        "| cell | load | good, of those by waiting | rejected | within 20 ms "
+        "| policy | cell | load | good, of those by waiting | rejected | within 20 ms "
         "| within 100 ms | would have been in time | in time of those let in |"
     )
-    yield "|---|---|---|---|---|---|---|---|"
-    for cell, load in product((*CELLS, *HELD_OUT), (1.5, 2.0, 3.0)):
-        yield f"| {cell} | {load:g} | {refusals(cell, load)}"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for spec, cells in ((_POLICY, (*CELLS, *HELD_OUT)), (_BY_ARRIVAL, CELLS)):
+        for cell, load in product(cells, (1.5, 2.0, 3.0)):
+            yield f"| `{spec}` | {cell} | {load:g} | {refusals(cell, spec, load)}"
 
 
-def refusals(cell: Cell, load: float) -> str:
+def refusals(cell: Cell, spec: str, load: float) -> str:
     num_waited = num_good = num_let_in = num_rejected = 0
     soon: list[bool] = []
     at_once: list[bool] = []
     tries: list[bool] = []
     for seed in _SEEDS:
-        num_waited += good(cell.play(make_policy(_POLICY), load, _NUM_REQUESTS, seed))
-        door = LettingIn(make_policy(_POLICY))
+        num_waited += good(cell.play(make_policy(spec), load, _NUM_REQUESTS, seed))
+        door = LettingIn(make_policy(spec))
         requests = cell.play(door, load, _NUM_REQUESTS, seed)
         tried = [r for r in requests if r.request_id in door.promised]
         served = [r for r in requests if r.request_id not in door.promised]
@@ -151,9 +153,9 @@ _SECTIONS = {
         "## Share of first tokens that come by the quote of 90 %, in percent",
         coverage_rows,
     ),
-    "refusals": (f"## Refused on arrival (`{_POLICY}+door`)", refusal_rows),
+    "refusals": ("## Refused on arrival (`+door`)", refusal_rows),
     "second-tries": (
-        "## Clients that come again when they are told to, after a burst",
+        "## Clients of `goodput+door` that come again when they are told to, after a burst",
         second_try_rows,
     ),
 }
