@@ -22,7 +22,7 @@ from slosched.core.decode_group import (
     group_shape,
 )
 from slosched.core.door import Doorkeeper, Refusal
-from slosched.core.errors import IllegalPlanError, SloschedError, StalledError
+from slosched.core.errors import AdapterError, IllegalPlanError, SloschedError, StalledError
 from slosched.core.grammar import GrammarError, GrammarState, OutputGrammar
 from slosched.core.kv import BlockLedger, KVView
 from slosched.core.options import HEEDED, TRIED, heeding, tunable
@@ -65,6 +65,7 @@ __all__ = [
     "PLACEHOLDER",
     "SLO",
     "TRIED",
+    "AdapterError",
     "BatchShape",
     "BlockCopy",
     "BlockLedger",

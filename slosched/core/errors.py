@@ -13,3 +13,7 @@ class IllegalPlanError(SloschedError):
 
 class StalledError(SloschedError):
     """Work is pending, nothing is scheduled, and no arrival will ever change that."""
+
+
+class AdapterError(SloschedError):
+    """A LoRA adapter cannot be read, or does not fit the model; the text says why."""

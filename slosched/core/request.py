@@ -196,6 +196,9 @@ class Request:
     takes_best_effort: bool = False
     """Whether the client wants an answer without an SLO rather than a refusal on arrival."""
     lora_id: str | None = None
+    """The LoRA adapter that it needs; equal ids mean equal weights."""
+    adapter: object | None = None
+    """The weights of that adapter, as a real executor wants them."""
     cache_salt: str | None = None
     """A secret that the requests of one tenant share (vLLM's field).  Only prompts of the same salt
     find each other in the prefix cache, so that no other tenant can tell what they ask."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slosched.cli import options, vllm
+from slosched.cli.adapters import AdapterOptions
 from slosched.cli.calibration import calibrated_model
 from slosched.cli.console import console
 from slosched.cli.local_model import (
@@ -129,6 +130,7 @@ def serve(
             "KEY`; /health and /metrics need none.",
         ),
     ] = None,
+    loras: AdapterOptions = AdapterOptions(),
     engine: vllm.EngineName = vllm.Engine.TORCH,
     words: vllm.Words = None,
 ) -> None:
@@ -178,8 +180,10 @@ def serve(
     prefix_host = options.prefix_host(
         prefix_cache, prefix_host_tokens, prefix_host_writes, kv.block_size
     )
+    adapter_paths = loras.paths(model.model, is_emulated=emulate is not None)
     http.check_can_listen(host, port)
     slo = promise.slo() or NO_SLO
+    adapters = None
     if emulate is not None:
         device = _emulated(emulate, kv)
     else:
@@ -187,13 +191,16 @@ def serve(
         if given is not None:
             check_can_schedule(given)
         local = open_local(model, kv, num_prefix_host_blocks=prefix_host.num_blocks)
+        adapters = http.Adapters(local.loaded.load_adapter)
+        adapters.add_all(adapter_paths)  # before a minute is spent on the calibration
         calibrated = partial(calibrated_model, local, limits.limits(), calibrate, anew=recalibrate)
         device = _real(local, given, calibrated, force)
     index = prefix_cache.new_index()
     cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index, prefix_host)
     times = device.server_time
     steps = with_longer_steps(device.latency_model, times.per_step_s(overlap=overlap))
-    scheduler = Scheduler(chosen, cache, limits.limits(), OnlineModel(steps))
+    step_limits = replace(limits.limits(), max_loras=loras.max_loras)
+    scheduler = Scheduler(chosen, cache, step_limits, OnlineModel(steps))
     loop = Engine(scheduler, device.executor, MonotonicClock(), host_s=times.per_step_host_s)
     rehearse_apart(chosen)
     if overlap:
@@ -205,6 +212,7 @@ def serve(
         default_slo=slo,
         per_request_s=times.per_request_s,
         api_keys=tuple(api_key or ()),
+        changes_adapters=loras.allow_lora_updates,
         provenance={
             **device.provenance,
             "policy": policy,
@@ -221,7 +229,7 @@ def serve(
             f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
         )
 
-    app = http.build_app(worker, device.tokenizer, config, device.grammars)
+    app = http.build_app(worker, device.tokenizer, config, device.grammars, adapters)
     num_cut_short = http.serve(
         app, worker, host, port, drain_timeout_s=drain_timeout, on_ready=announce
     )

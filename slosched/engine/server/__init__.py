@@ -5,6 +5,7 @@ app = build_app(worker, tokenizer, ServerConfig("my-model", max_model_len=8192))
 serve(app, worker, port=8000)
 """
 
+from slosched.engine.server.adapters import Adapters
 from slosched.engine.server.app import build_app
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.run import (
@@ -23,6 +24,7 @@ from slosched.engine.server.watchdog import StepLimit
 from slosched.engine.server.worker import EngineWorker
 
 __all__ = [
+    "Adapters",
     "ByteTokenizer",
     "EngineWorker",
     "HuggingFaceTokenizer",

@@ -8,20 +8,21 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from slosched.core import Request, fan_out
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
+from slosched.engine.server.adapter_routes import adapter_routes
+from slosched.engine.server.adapters import Adapters, NamedAdapter
 from slosched.engine.server.api_keys import RequireKey
 from slosched.engine.server.beams import BeamResponse, BeamSearch
 from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.cut_short import CutShort
+from slosched.engine.server.error_handlers import EXCEPTION_HANDLERS
 from slosched.engine.server.errors import ApiError, not_serving, too_long
 from slosched.engine.server.fields import (
     CHAT_FIELDS,
@@ -35,7 +36,7 @@ from slosched.engine.server.page import answer_page
 from slosched.engine.server.prometheus import CONTENT_TYPE, labels_of
 from slosched.engine.server.prompts import PromptEncoder
 from slosched.engine.server.protocol import Options, parse_options
-from slosched.engine.server.quote import milliseconds_by_quantile, parse_prompt_tokens
+from slosched.engine.server.quote import parse_prompt_tokens, quote_of
 from slosched.engine.server.request_id import EchoRequestId
 from slosched.engine.server.respond import (
     ChatFormat,
@@ -50,7 +51,6 @@ from slosched.engine.server.values import Body, token_ids, wrong
 from slosched.engine.server.worker import (
     EngineWorker,
     Generation,
-    NoQuoteError,
     NotServingError,
 )
 from slosched.engine.step_lines import PATH as STEPS_PATH
@@ -68,12 +68,15 @@ def build_app(
     tokenizer: Tokenizer,
     config: ServerConfig,
     grammars: GrammarCompiler = _NOTHING_DRAWN,
+    adapters: Adapters | None = None,
 ) -> Starlette:
     """Return the application; the caller starts and drains the worker, as `run.serve` does.
 
-    `grammars` compiles the grammars of structured output, for a device that follows them.
+    `grammars` compiles the grammars of structured output, for a device that follows them, and
+    `adapters` are LoRA adapters, for one that applies them.
     """
-    api = _Api(worker, tokenizer, config, grammars)
+    adapters = adapters or Adapters()
+    api = _Api(worker, tokenizer, config, grammars, adapters)
     return Starlette(
         routes=[
             Route("/", answer_page),
@@ -89,13 +92,9 @@ def build_app(
             Route("/detokenize", api.detokenize, methods=["POST"]),
             Route("/metrics", api.metrics),
             Route(STEPS_PATH, api.steps),
+            *(adapter_routes(adapters, api.bodies) if config.changes_adapters else []),
         ],
-        exception_handlers={
-            ApiError: _answer_api_error,
-            ClientDisconnect: _answer_nobody,
-            HTTPException: _answer_http_error,
-            Exception: _answer_bug,
-        },
+        exception_handlers=EXCEPTION_HANDLERS,
         middleware=[
             Middleware(EchoRequestId),
             Middleware(CountRequests, metrics=api.http_metrics),
@@ -114,6 +113,7 @@ class _Api:
         tokenizer: Tokenizer,
         config: ServerConfig,
         grammars: GrammarCompiler,
+        adapters: Adapters,
     ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
@@ -121,7 +121,8 @@ class _Api:
         self.http_metrics = HTTPMetrics()
         self._max_model_len = min(config.max_model_len, worker.capacity_tokens)
         self._encoder = PromptEncoder(tokenizer, self._max_model_len)
-        self._bodies = BodyReader(config, self._max_model_len)
+        self._adapters = adapters
+        self.bodies = BodyReader(config, self._max_model_len, adapters)
         self._grammars = GrammarQueue(grammars, config.retry_after_s)
 
     async def health(self, _http: HTTPRequest) -> Response:
@@ -140,11 +141,14 @@ class _Api:
         return JSONResponse({"version": version("slosched")})
 
     async def models(self, _http: HTTPRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        cards = [self._model(), *map(self._adapter, self._adapters.loaded)]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, http: HTTPRequest) -> Response:
-        self._bodies.check_model(http.path_params["id"])
-        return JSONResponse(self._model())
+        name = http.path_params["id"]
+        self.bodies.check_model(name)
+        adapter = self._adapters.find(name)
+        return JSONResponse(self._model() if adapter is None else self._adapter(adapter))
 
     def _model(self) -> dict[str, object]:
         return {
@@ -155,6 +159,11 @@ class _Api:
             "max_model_len": self._max_model_len,
             "vocab_size": self._tokenizer.vocab_size,
         }
+
+    def _adapter(self, adapter: NamedAdapter) -> dict[str, object]:
+        """Return an adapter's card, with vLLM's names for the base model and the directory."""
+        names = {"id": adapter.name, "parent": self._config.model_name, "root": str(adapter.path)}
+        return {**self._model(), **names}
 
     async def metrics(self, _http: HTTPRequest) -> Response:
         text = self._worker.metrics.render(self._config.model_name)
@@ -181,27 +190,10 @@ class _Api:
             slo=parse_slo(http.headers, http.query_params, self._config.default_slo),
             server_s=self._config.per_request_s,
         )
-        try:
-            quote, refusal = self._worker.quote(request)
-        except NoQuoteError as error:
-            raise ApiError(501, str(error), code="no_quote") from error
-        scheduler = self._worker.scheduler
-        return JSONResponse(
-            {
-                "object": "quote",
-                "model": self._config.model_name,
-                "prompt_tokens": request.num_prompt_tokens,
-                "ttft_ms": milliseconds_by_quantile(quote.ttft_s),
-                "tpot_ms": milliseconds_by_quantile(quote.tpot_s),
-                "would_refuse": refusal,
-                "num_requests_running": scheduler.num_running,
-                "num_requests_waiting": scheduler.num_waiting,
-                "kv_cache_usage_perc": scheduler.kv.used_fraction,
-            }
-        )
+        return JSONResponse(quote_of(self._worker, request, self._config.model_name))
 
     async def tokenize(self, http: HTTPRequest) -> Response:
-        body = await self._bodies.read(http, TOKENIZE_FIELDS)
+        body = await self.bodies.read(http, TOKENIZE_FIELDS)
         is_chat = "messages" in body
         encode = self._encoder.encode_chat if is_chat else self._encoder.encode_prompts
         prompts = await encode(body)
@@ -213,7 +205,7 @@ class _Api:
         )
 
     async def detokenize(self, http: HTTPRequest) -> Response:
-        body = await self._bodies.read(http, DETOKENIZE_FIELDS)
+        body = await self.bodies.read(http, DETOKENIZE_FIELDS)
         ids = token_ids(body, "tokens", self._tokenizer.vocab_size, self._max_model_len)
         if ids is None:
             raise wrong("tokens", None, "a list of token ids")
@@ -241,11 +233,12 @@ class _Api:
     ) -> GenerationResponse | BeamResponse:
         """Check and queue the requests, and return the response that follows their generations."""
         arrival_s = self._worker.now_s() - self._config.per_request_s
-        body = await self._bodies.read(http, fields)
+        body = await self.bodies.read(http, fields)
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
         options = parse_options(body, self._config.default_temperature, self._tokenizer)
         slo = parse_slo(http.headers, body, self._config.default_slo)
+        adapter = self._adapters.find(body.get("model"))
         prompts = await encode(body, options.max_tokens or 1)
         _check_number(len(prompts), options)
         sampling = options.sampling
@@ -266,23 +259,26 @@ class _Api:
                 takes_best_effort=options.takes_best_effort,
                 cache_salt=options.cache_salt,
                 server_s=self._config.per_request_s,
+                lora_id=None if adapter is None else adapter.lora_id,
+                adapter=None if adapter is None else adapter.weights,
             )
             for place, prompt in enumerate(prompts)
         ]
+        model_name = self._config.model_name if adapter is None else adapter.name
         if options.is_beam_search:
-            return self._search(requests, options, answer)
+            return self._search(requests, options, answer, model_name)
         return GenerationResponse(
             self._worker,
             self._tokenizer,
             self._submit(requests, options.num_candidates),
             options,
             answer,
-            self._config.model_name,
+            model_name,
             self._config.retry_after_s,
         )
 
     def _search(
-        self, requests: Sequence[Request], options: Options, answer: Format
+        self, requests: Sequence[Request], options: Options, answer: Format, model_name: str
     ) -> BeamResponse:
         """Return the response that searches the answers; raise ApiError (400) if it cannot."""
         if not self._worker.scheduler.kv.caches_prefixes:
@@ -299,9 +295,7 @@ class _Api:
         [request] = requests
         ends, retry_after_s = self._tokenizer.end_token_ids, self._config.retry_after_s
         search = BeamSearch(self._worker, request, options, ends, retry_after_s)
-        return BeamResponse(
-            search, request, self._tokenizer, options, answer, self._config.model_name
-        )
+        return BeamResponse(search, request, self._tokenizer, options, answer, model_name)
 
     def _submit(self, requests: Sequence[Request], num_candidates: int) -> list[Generation]:
         """Queue requests and their siblings; return the generation of the first of each group."""
@@ -345,28 +339,3 @@ def _check_number(num_prompts: int, options: Options) -> None:
             f"answers; ask for at most {MOST_SEQUENCES} in one request",
             param="n",
         )
-
-
-async def _answer_api_error(_http: HTTPRequest, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error.response()
-
-
-async def _answer_nobody(_http: HTTPRequest, _error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _answer_http_error(http: HTTPRequest, error: Exception) -> Response:
-    """Answer a request for an unknown path or method."""
-    assert isinstance(error, HTTPException)
-    message = f"{http.method} {http.url.path}: {error.detail}"
-    code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    response = ApiError(error.status_code, message, code=code).response()
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _answer_bug(_http: HTTPRequest, error: Exception) -> Response:
-    """Answer with status 500; Starlette then logs the traceback."""
-    message = f"the server failed on this request: {type(error).__name__}"
-    return ApiError(500, message, kind="server_error", code="internal_error").response()

@@ -7,6 +7,7 @@ import json
 
 from starlette.requests import Request as HTTPRequest
 
+from slosched.engine.server.adapters import Adapters
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.errors import ApiError, too_large, too_slow
 from slosched.engine.server.fields import check_fields
@@ -22,10 +23,16 @@ four bytes of text, and a token id takes eight; JSON may spell a character in up
 class BodyReader:
     """Reads bodies for one model, which holds `max_model_len` tokens of prompt and output."""
 
-    def __init__(self, config: ServerConfig, max_model_len: int) -> None:
+    def __init__(self, config: ServerConfig, max_model_len: int, adapters: Adapters) -> None:
         self._config = config
+        self._adapters = adapters
         self._max_model_len = max_model_len
         self._max_body_bytes = max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * max_model_len)
+
+    @property
+    def model_name(self) -> str:
+        """Return the name of the model without an adapter."""
+        return self._config.model_name
 
     async def read(self, http: HTTPRequest, fields: frozenset[str]) -> Body:
         """Return the body, a JSON object with no other `fields` than these.
@@ -44,12 +51,14 @@ class BodyReader:
         return body
 
     def check_model(self, model: object) -> None:
-        """Raise ApiError (404) if this is not the model that is served."""
-        if model != self._config.model_name:
+        """Raise ApiError (404) if this is neither the served model nor one of its adapters."""
+        names = [self._config.model_name, *(adapter.name for adapter in self._adapters.loaded)]
+        if model not in names:
+            adapters = "" if self._adapters.loaded else "; no LoRA adapters are loaded"
             raise ApiError(
                 404,
-                f"there is no model {model!r:.100} here, only {self._config.model_name!r}; "
-                "LoRA adapters are not loaded",
+                f"there is no model {model!r:.100} here, only {', '.join(map(repr, names))}"
+                f"{adapters}",
                 param="model",
                 code="model_not_found",
             )

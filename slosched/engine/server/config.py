@@ -30,6 +30,8 @@ class ServerConfig:
     """How long a client may take to send a request's body."""
     api_keys: tuple[str, ...] = ()
     """The keys of which a request must have one; without any, everybody is served."""
+    changes_adapters: bool = False
+    """Whether clients may load and unload LoRA adapters, from any directory of this machine."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Device, engine, policy and limits, which a recorder of the steps writes down with them."""
 

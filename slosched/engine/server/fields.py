@@ -69,6 +69,8 @@ TOKENIZE_FIELDS = _TEMPLATE | {
     "truncate_prompt_tokens",
 }
 DETOKENIZE_FIELDS = frozenset({"model", "tokens"})
+LOAD_ADAPTER_FIELDS = frozenset({"lora_name", "lora_path", "load_inplace"})
+UNLOAD_ADAPTER_FIELDS = frozenset({"lora_name"})
 RESPONSE_FORMAT_FIELDS = frozenset({"type", "json_schema"})
 JSON_SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
 STRUCTURED_OUTPUT_FIELDS = frozenset(

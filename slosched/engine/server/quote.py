@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slosched.core import Request
 from slosched.engine.server.errors import ApiError
+from slosched.engine.server.worker import EngineWorker, NoQuoteError
 
 _FIELD = "prompt_tokens"
 
@@ -26,6 +28,26 @@ def parse_prompt_tokens(query: Mapping[str, str], max_model_len: int) -> int:
     return int(text)
 
 
-def milliseconds_by_quantile(seconds: Mapping[float, float]) -> dict[str, float]:
+def quote_of(worker: EngineWorker, request: Request, model_name: str) -> dict[str, object]:
+    """Return what a request would be promised now; raise ApiError (501) if nobody can say."""
+    try:
+        quote, refusal = worker.quote(request)
+    except NoQuoteError as error:
+        raise ApiError(501, str(error), code="no_quote") from error
+    scheduler = worker.scheduler
+    return {
+        "object": "quote",
+        "model": model_name,
+        "prompt_tokens": request.num_prompt_tokens,
+        "ttft_ms": _milliseconds_by_quantile(quote.ttft_s),
+        "tpot_ms": _milliseconds_by_quantile(quote.tpot_s),
+        "would_refuse": refusal,
+        "num_requests_running": scheduler.num_running,
+        "num_requests_waiting": scheduler.num_waiting,
+        "kv_cache_usage_perc": scheduler.kv.used_fraction,
+    }
+
+
+def _milliseconds_by_quantile(seconds: Mapping[float, float]) -> dict[str, float]:
     """Return times by the names of their quantiles: p50, p90 and so on."""
     return {f"p{100 * level:.0f}": 1000 * value for level, value in seconds.items()}

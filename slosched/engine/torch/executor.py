@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from slosched.core import PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, StepResult
 from slosched.engine.torch.forward import forward
 from slosched.engine.torch.kv_cache import PagedKVCache
+from slosched.engine.torch.lora import AdapterRows
 from slosched.engine.torch.model import LoadedModel
 from slosched.engine.torch.sampling import Draws, Sampler, no_draws
 from slosched.engine.torch.step_inputs import StepInput, StepInputs
@@ -54,7 +56,7 @@ class TorchExecutor:
         """Copy blocks out, on the device and in, run all chunks in one pass, sample.
 
         A chunk whose request has no token ids (in a profiling run) gets arbitrary ones.  Raises
-        ValueError for a request with a LoRA adapter, which this engine cannot load.
+        ValueError for a request whose LoRA adapter is not loaded.
         """
         start_s = time.perf_counter()
         self._cache.swap_out(batch.swap_out)
@@ -88,11 +90,6 @@ class TorchExecutor:
         emitting: list[int] = []
         for chunk in chunks:
             request, num_new, num_prior, emits_token, _ = chunk
-            if request.lora_id is not None:
-                raise ValueError(
-                    f"request {request.request_id!r} asks for LoRA {request.lora_id!r}; the torch "
-                    "engine loads no adapters"
-                )
             names.append(request.request_id)
             self._append_tokens(token_ids, request, num_prior, num_prior + num_new)
             if emits_token:
@@ -104,7 +101,8 @@ class TorchExecutor:
         if not chunks:
             return no_draws()
         step_input = self.prepare(chunks)
-        logits = forward(self._model.model, step_input, self._cache, self._model.backend)
+        with self._adapted(chunks):
+            logits = forward(self._model.model, step_input, self._cache, self._model.backend)
         emitters = [chunk for chunk in chunks if chunk.emits_token]
         if not emitters:
             return no_draws()
@@ -114,6 +112,12 @@ class TorchExecutor:
             if chunk.request.request_id in draws.failed:
                 self._spoilt_blocks.update(chunk.block_table)
         return draws
+
+    def _adapted(self, chunks: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
+        """Return the context in which the model's layers apply the adapters of these chunks."""
+        if all(chunk.request.lora_id is None for chunk in chunks):
+            return nullcontext()
+        return AdapterRows(chunks, self._model.device).applied(self._model.adapter_targets)
 
     def _clear_spoilt(self, chunks: Sequence[ScheduledChunk]) -> None:
         """Empty the spoilt blocks that this step begins to fill.

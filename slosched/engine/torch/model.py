@@ -24,6 +24,7 @@ from slosched.engine.torch.embedded import SMOLLM2, ModelUnavailableError, embed
 from slosched.engine.torch.forward import ATTENTION_NAME
 from slosched.engine.torch.guards import check_against_eager, probe_geometry
 from slosched.engine.torch.kv_cache import KVGeometry
+from slosched.engine.torch.lora import LoraAdapter, Targets, load_adapter, targets_of
 from slosched.engine.torch.tiny import TINY_RANDOM, tiny_config, tiny_tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -48,6 +49,15 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     geometry: KVGeometry
     backend: AttentionBackend
+    adapter_targets: Targets
+    """The layers that LoRA adapters may change."""
+
+    def load_adapter(self, path: Path) -> LoraAdapter:
+        """Return the LoRA adapter in a directory in peft's format.
+
+        Raises AdapterError if there is none or it does not fit the model.
+        """
+        return load_adapter(path, self.adapter_targets)
 
 
 def load_model(
@@ -115,6 +125,7 @@ def _proven(
         eos_token_ids=_eos_token_ids(model, tokenizer),
         geometry=geometry,
         backend=backend,
+        adapter_targets=targets_of(model),
     )
 
 

@@ -168,6 +168,14 @@ def test_a_chat_and_a_stream_follow_theirs(server: Running) -> None:
     assert text_of(stopped).strip() == ""
 
 
+def test_each_of_several_answers_follows_the_grammar_by_itself(server: Running) -> None:
+    body = {"prompt": "x", "guided_regex": "[a-z]{6}", "n": 3, "temperature": 1, "seed": 7}
+    [(status, answer, _)] = server.together(body)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert (status, len(set(texts))) == (200, 3)
+    assert all(re.fullmatch("[a-z]{6}", text) for text in texts)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
