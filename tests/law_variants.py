@@ -7,11 +7,31 @@ from functools import partial
 
 from changeable import changing_over
 
-from slosched.core import Policy
-from slosched.policy import EDF, FCFS, POLICIES, SJF, Sarathi, SLOAware
+from slosched.core import Policy, Request
+from slosched.policy import (
+    EDF,
+    FCFS,
+    POLICIES,
+    SJF,
+    VLLMV1,
+    Door,
+    Floors,
+    Goodput,
+    Sarathi,
+    SGLang,
+    SLOAware,
+)
 from slosched.policy.kit.drop import Drop
 from slosched.policy.slo_aware import EarlyReject
 from slosched.policy.spec import make_policy
+
+
+class FloorOfOdd(Floors):
+    """A floor for the requests with an odd number of prompt tokens."""
+
+    def classes_of(self, request: Request) -> tuple[str, ...]:
+        return ("tier odd",) if request.num_prompt_tokens % 2 else ()
+
 
 VARIANTS: dict[str, Callable[[], Policy]] = {
     **POLICIES,
@@ -22,6 +42,9 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
     "slo_aware, margin": partial(
         SLOAware, early_reject=EarlyReject.OFF, expire_begun=False, margin=0.25
     ),
+    "goodput, floor": lambda: FloorOfOdd(Goodput(), tiers="odd=0.3"),
+    "vllm_v1, floor": lambda: FloorOfOdd(VLLMV1(), tiers="odd=0.6", turn_tokens=12),
+    "sglang, floor, door": lambda: Door(FloorOfOdd(SGLang(), tiers="odd=0.2")),
     "portfolio, changes over": partial(changing_over, "goodput", "vllm_v0", "slidebatching"),
     "portfolio, changes to stateful": partial(
         changing_over, "qoserve", "vtc", "scorpio", "jitserve", "slosserve"
@@ -51,7 +74,11 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
 
 _OWN_BUDGET = "its own budget, of fewer tokens than the step's"
 _PROMPTS_OR_DECODES = "a step holds either prompts or decodes"
+_TURN = "in the turn of a class no prompt of another starts"
 LEAVES_ROOM: dict[str, str] = {
+    "goodput, floor": _TURN,
+    "vllm_v1, floor": _TURN,
+    "sglang, floor, door": _TURN,
     "vllm_v0": _PROMPTS_OR_DECODES,
     "trtllm": "a prompt that does not fit into the step as a whole waits, and all behind it",
     "sglang": _PROMPTS_OR_DECODES,

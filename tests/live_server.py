@@ -9,7 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from slosched.core import (
     Clock,
     LatencyModel,
     Limits,
+    OnInfeasible,
     Policy,
     ScheduledBatch,
     StepResult,
@@ -44,6 +45,7 @@ from slosched.engine.server.run import serve_in_thread
 from slosched.kv import KVCache
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
+from slosched.workload.service_tier import ServiceTier
 
 MODEL = "echo"
 FAST = make_model(0, 0, 0, 0, 0, 0, constant_s=1e-4)
@@ -93,6 +95,16 @@ class Live:
         """Return the status, document and headers of one request, sent by a new client."""
         return asyncio.run(with_client(self.url, lambda client: post(client, path, **body)))
 
+    def post_with(self, headers: Mapping[str, str], /, **body: Any) -> tuple[int, Any]:
+        """Return the status and the document of a completion that is asked for with headers."""
+
+        async def send(client: aiohttp.ClientSession) -> tuple[int, Any]:
+            url = "/v1/completions"
+            async with client.post(url, json=body, headers=dict(headers)) as response:
+                return response.status, await response.json()
+
+        return asyncio.run(with_client(self.url, send))
+
     def get(self, path: str) -> tuple[int, str]:
         async def fetch(client: aiohttp.ClientSession) -> tuple[int, str]:
             async with client.get(path) as response:
@@ -124,6 +136,9 @@ def live(
     body_timeout_s: float = 60.0,
     api_keys: tuple[str, ...] = (),
     device_model: LatencyModel = FAST,
+    tiers: tuple[ServiceTier, ...] = (),
+    tenants: Mapping[str, str] | None = None,
+    on_infeasible: OnInfeasible = OnInfeasible.REJECT,
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model)
@@ -140,6 +155,9 @@ def live(
         per_request_s=per_request_s,
         body_timeout_s=body_timeout_s,
         api_keys=api_keys,
+        tiers={tier.name: tier for tier in tiers},
+        tenants=tenants or {},
+        on_infeasible=on_infeasible,
     )
     app = build_app(worker, tokenizer or ByteTokenizer(), config)
     with serve_in_thread(

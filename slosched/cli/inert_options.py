@@ -18,6 +18,7 @@ from slosched.workload import Trace
 _MENDED_BY = {
     "priority": "--priority 0.2:-1 gives a fifth of them another",
     "lora_id": "--loras 8 gives each one of eight",
+    "tenant": "a column `tenant` in the trace names them",
 }
 """The option that gives the requests different values of a field, by field."""
 

@@ -250,9 +250,9 @@ class TracePromiseOptions:
         list[str] | None,
         typer.Option(
             callback=_one_promise,
-            metavar="WEIGHT:TTFT/TPOT",
+            metavar="[NAME=]WEIGHT:TTFT/TPOT",
             help="Instead of --slo-ttft and --slo-tpot: a tier of requests, drawn at random by "
-            "weight: 0.3:1s/50ms.  May be repeated.",
+            "weight: 0.3:1s/50ms, or gold=0.3:1s/50ms.  May be repeated.",
         ),
     ] = None
     slo_name: SLOName = None
@@ -265,8 +265,8 @@ class TracePromiseOptions:
         if self.slo_name:
             return named_slo(self.slo_name)
         if self.slo_tier:
-            weights, slos = zip(*map(parse_tier, self.slo_tier), strict=True)
-            return Tiers(slos, weights, seed)
+            weights, slos, names = zip(*map(parse_tier, self.slo_tier), strict=True)
+            return Tiers(slos, weights, seed, names if any(names) else ())
         ttft = self.slo_ttft
         if ttft is None or not ttft.prefill_factor:
             return self.fixed()

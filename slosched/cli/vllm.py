@@ -44,7 +44,10 @@ _OURS_ALONE = (
     "prefix_host_writes",
     "recalibrate",
     "step_timeout",
+    "on_infeasible",
+    "tenant",
     "threads",
+    "tier",
 )
 """Options for slosched's own engine, which vLLM does not have."""
 

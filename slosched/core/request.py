@@ -83,6 +83,18 @@ _ABORTING = frozenset(
 )
 
 
+class OnInfeasible(StrEnum):
+    """What becomes of a request whose SLO cannot be kept, as the policy judges."""
+
+    REJECT = "reject"
+    """It is rejected, and its client learns why."""
+    RELEGATE = "relegate"
+    """It is served without an SLO: best effort, behind all that have a deadline."""
+    SERVE = "serve"
+    """It is served as one of twice the TTFT and TPOT would be, and twice these if need be, but it
+    is judged by what it asked for."""
+
+
 class DeadlineRule(StrEnum):
     """The meaning of "on time" for the next token, the same for the policy and for the metrics.
 
@@ -193,8 +205,14 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     priority: int = 0
     """Urgency: lower is served earlier (vLLM's convention).  Only some policies look at it."""
-    takes_best_effort: bool = False
-    """Whether the client wants an answer without an SLO rather than a refusal on arrival."""
+    on_infeasible: OnInfeasible = OnInfeasible.REJECT
+    """What is to become of it if its SLO cannot be kept."""
+    asked_slo: SLO | None = None
+    """The SLO that it came with, if the scheduler serves it by another one (`slo`)."""
+    tier: str | None = None
+    """The name of the service tier that it belongs to, if the server or the trace has tiers."""
+    tenant: str | None = None
+    """The name of the tenant that it comes from, if known."""
     lora_id: str | None = None
     """The LoRA adapter that it needs; equal ids mean equal weights."""
     adapter: object | None = None
@@ -252,6 +270,16 @@ class Request:
                 f"request {self.request_id!r} says {self.num_prompt_tokens} prompt tokens "
                 f"but carries {len(self.prompt_token_ids)}"
             )
+
+    @property
+    def is_relegated(self) -> bool:
+        """Tell whether it is served without the SLO that it came with."""
+        return self.asked_slo is not None and self.on_infeasible is OnInfeasible.RELEGATE
+
+    @property
+    def judged_slo(self) -> SLO:
+        """Return the SLO by which the result is judged: none for a relegated request."""
+        return self.slo if self.asked_slo is None or self.is_relegated else self.asked_slo
 
     @property
     def num_tokens(self) -> int:

@@ -38,6 +38,8 @@ class RequestRecord:
     """Tokens of the prompt that were found in the prefix cache."""
     priority: int = 0
     lora_id: str | None = None
+    tier: str | None = None
+    tenant: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.token_times_s) != self.num_output_tokens:
@@ -55,7 +57,9 @@ class RequestRecord:
             arrival_s=request.arrival_s,
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=request.num_output_tokens,
-            slo=request.slo,
+            slo=request.judged_slo,
+            tier=request.tier,
+            tenant=request.tenant,
             status=request.status,
             end_reason=request.end_reason,
             token_times_s=request.token_times_s,

@@ -8,6 +8,7 @@ from slosched.policy.engines.trtllm.policy import TRTLLM
 from slosched.policy.engines.vllm_v0.policy import VLLMV0
 from slosched.policy.engines.vllm_v1.policy import VLLMV1
 from slosched.policy.fcfs import FCFS
+from slosched.policy.floors import Floors
 from slosched.policy.goodput import Goodput
 from slosched.policy.kit.wrapper import Wrapper
 from slosched.policy.portfolio.policy import Portfolio
@@ -56,6 +57,7 @@ POLICIES: dict[str, type[Policy]] = {
 WRAPPERS: dict[str, type[Wrapper]] = {
     "early_rejection": EarlyRejection,
     "past_future": PastFuture,
+    "floors": Floors,
     "door": Door,
 }
 """The wrappers that can be put around any policy."""
@@ -75,6 +77,7 @@ __all__ = [
     "Door",
     "EarlyRejection",
     "FairBatching",
+    "Floors",
     "Goodput",
     "JITServe",
     "MedhaLARS",

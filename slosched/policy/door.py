@@ -12,6 +12,7 @@ from slosched.core import (
     Doorkeeper,
     EndReason,
     LatencyModel,
+    OnInfeasible,
     Refusal,
     Request,
     SchedulerOutput,
@@ -84,8 +85,10 @@ class Door(Wrapper, Doorkeeper):
 
     def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
         expected = self._quoter.expect(request, model)
-        refusal = self._refusal(expected, model)
-        if refusal is None or request.takes_best_effort:
+        is_kept = request.on_infeasible is not OnInfeasible.REJECT
+        is_welcome = request.on_infeasible is OnInfeasible.SERVE
+        refusal = None if is_welcome else self._refusal(expected, model)
+        if refusal is None or is_kept:
             self._quoter.add(expected)
         elif refusal.reason is EndReason.OVERLOAD:
             self._quoter.turn_away(expected)
@@ -118,7 +121,7 @@ class Door(Wrapper, Doorkeeper):
                 quoter.add_again(request, model)
         for request in self._new(view)[:_MAX_JUDGED]:
             refusal = self.judge(request, model)
-            if refusal is not None and not request.takes_best_effort:
+            if refusal is not None:
                 self._refused[request.request_id] = refusal
         if not self._refused:
             return Gate(view.waiting, {})

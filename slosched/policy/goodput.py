@@ -109,6 +109,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     """Share of the prompts whose length does not count against them when not all can be in time.
     At 0 the longest prompt is given up, so that the most requests are good.  At 1 the prompt that
     takes longest for its length is given up, so that about the most tokens are good."""
+    ageing: float = 0.0
+    """How far waiting makes up for length when not all prompts can be in time.  At 0 the longest
+    prompt is given up however long it has waited.  At 1 a prompt counts as nothing when it is due,
+    so that those that came last are given up."""
     min_share: float = 0.1
     """Least share of the device that prompts are planned with."""
 
@@ -122,8 +126,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def __post_init__(self) -> None:
         check_share(margin=self.margin)
         check_positive_share(shortest=self.shortest, min_share=self.min_share)
-        if not 0 <= self.fairness <= 1:
-            raise ValueError(f"fairness must be in [0, 1], not {self.fairness}")
+        for name in ("fairness", "ageing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], not {getattr(self, name)}")
 
     @property
     def prompt_order(self) -> PromptOrder:
@@ -242,7 +247,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def order(self, shortage: Shortage) -> Order:
         """Return which prompts are in time, which are late, and in what order they run."""
-        return best_order(shortage.prompts, shortage.supply, self.fairness)
+        return best_order(shortage.prompts, shortage.supply, self.fairness, self.ageing)
 
     def spread(
         self,

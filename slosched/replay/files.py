@@ -93,6 +93,8 @@ def _line(record: RequestRecord) -> str:
         "num_cached_tokens": record.num_cached_tokens,
         "priority": record.priority,
         "lora_id": record.lora_id,
+        "tier": record.tier,
+        "tenant": record.tenant,
     }
     return json.dumps(fields) + "\n"
 
@@ -117,6 +119,8 @@ def _from_json(fields: dict[str, Any]) -> RequestRecord:
         num_cached_tokens=int(fields.get("num_cached_tokens", 0)),
         priority=int(fields.get("priority", 0)),
         lora_id=fields.get("lora_id"),
+        tier=fields.get("tier"),
+        tenant=fields.get("tenant"),
     )
 
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable
 
 from slosched.core import (
-    NO_SLO,
     PLACEHOLDER,
+    SLO,
     BatchShape,
     BlockCopy,
     DecodeGroup,
@@ -40,6 +40,7 @@ from slosched.core import (
 from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
 from slosched.scheduler.groups import Groups
+from slosched.scheduler.infeasible import eased_slo
 from slosched.scheduler.plan_check import PlanCheck
 from slosched.scheduler.queues import InOrder, Queues
 
@@ -113,8 +114,8 @@ class Scheduler:
     def queue(self, request: Request, refusal: Refusal | None = None) -> None:
         """Queue a new request that was judged, or reject it at once.
 
-        A refused request that takes best effort is queued without its SLO.  With the first request
-        of a group come all of its siblings.
+        A refused request that is to be served all the same is queued with an eased SLO.  With the
+        first request of a group come all of its siblings.
         """
         if request.group is None:
             self._queue(request, refusal)
@@ -132,15 +133,16 @@ class Scheduler:
             raise ValueError(f"request {request.request_id!r} is not new: it is {request.status}")
         if self.find(request.request_id) is not None:
             raise ValueError(f"a request with the id {request.request_id!r} is already queued")
-        if refusal is not None and request.takes_best_effort:
-            request.slo = NO_SLO
+        eased = None if refusal is None else eased_slo(request, refusal.reason)
+        if eased is not None:
+            request.asked_slo, request.slo = request.slo, eased
         request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
         is_held = request.group is not None and self._groups.add(request)
         queue = self.queues.held if is_held else self.queues.waiting
         queue[request.request_id] = request
         if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
             self._end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
-        elif refusal is not None and not request.takes_best_effort:
+        elif refusal is not None and eased is None:
             self._end(request, refusal.reason, now_s=request.arrival_s)
         elif not is_held:
             self.kv.prefixes.watch(request)
@@ -363,7 +365,10 @@ class Scheduler:
         for request_id, reason in output.rejected.items():
             request = self.find(request_id)
             assert request is not None
-            self._end(request, reason, now_s)
+            if (slo := eased_slo(request, reason)) is None:
+                self._end(request, reason, now_s)
+            else:
+                self._ease(request, slo)
         self._preempt(output.preempted)
         swap_out = self._swap_out(output.swapped_out)
         # Before any block is taken: what these count on must not be evicted for another request.
@@ -454,6 +459,23 @@ class Scheduler:
             self.queues.waiting[request_id] = request
             self.queues.waiting.move_to_end(request_id, last=False)
             self.kv.prefixes.watch(request)
+
+    def _ease(self, request: Request, slo: SLO) -> None:
+        """Keep a request without a token that the plan rejects, with another SLO.
+
+        It gives back its KV blocks, since the plan counts on them.  Siblings that have begun to
+        emit keep their SLO.
+        """
+        members = (request,) if request.group is None else request.group.members
+        for member in members:
+            if not member.num_output_tokens and not member.status.is_ended:
+                member.asked_slo = member.asked_slo or member.slo
+                member.slo = slo
+                member.deadline_s = self.limits.deadline_rule.next_deadline_s(member)
+        if request.status is RequestStatus.SWAPPED:
+            self.queues.running[request.request_id] = self.queues.swapped.pop(request.request_id)
+        if request.status is not RequestStatus.WAITING:
+            self._preempt((request.request_id,))
 
     def _swap_out(self, request_ids: Iterable[str]) -> list[BlockCopy]:
         copies: list[BlockCopy] = []

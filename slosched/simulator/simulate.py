@@ -231,6 +231,8 @@ def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
             ),
             slo=r.slo,
             priority=r.priority,
+            tier=r.tier,
+            tenant=r.tenant,
             lora_id=r.lora_id,
             prefix_hashes=r.prefix_hashes,
             prefix_block_tokens=trace.prefix_block_tokens,

@@ -31,7 +31,15 @@ E2E = PromiseNames("slo_e2e_ms", ("x-slo-e2e-ms",))
 """The time until the last token; llm-d has no header for it."""
 PROMISES = (TTFT, TPOT, E2E)
 BEST_EFFORT_FIELD = "slo_best_effort"
-"""The field with which a client takes an answer without an SLO rather than a refusal on arrival."""
+"""The field with which a client takes an answer without an SLO rather than a refusal."""
+ON_INFEASIBLE_FIELD = "on_infeasible"
+"""The field with which a client says what is to become of a request whose SLO cannot be kept."""
+TIER_FIELD = "service_tier"
+"""OpenAI's field with the tier of a request."""
+TIER_HEADERS = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+"""llm-d's header for the same, and its older name."""
+TENANT_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+"""llm-d's header with the name of the tenant, and its older name."""
 
 
 def asked_slo(asked_s: Callable[[PromiseNames], float | None], default: SLO) -> SLO:

@@ -39,13 +39,17 @@ class TraceRequest:
     """
     session_id: str | None = None
     """The conversation that the request is a turn of, if the trace says."""
-    # `repr` leaves both out, since keys of stored results are made from it.
+    # `repr` leaves these out, since keys of stored results are made from it.
     priority: int = field(default=0, repr=False)
     """`Request.priority`: policies that look at it serve a lower value earlier."""
     lora_id: str | None = field(default=None, repr=False)
     """The LoRA adapter that the request needs; None for the base model."""
     n: int = field(default=1, repr=False)
     """How many times the prompt is answered (the API's `n`), each time by `num_output_tokens`."""
+    tier: str | None = field(default=None, repr=False)
+    """The name of the service tier that the request belongs to, if the trace has tiers."""
+    tenant: str | None = field(default=None, repr=False)
+    """The name of the tenant that the request comes from, if the trace says."""
 
     def __post_init__(self) -> None:
         if not self.request_id or not self.request_id.isprintable():
@@ -65,7 +69,7 @@ class TraceRequest:
             raise TraceError(
                 f"request {self.request_id!r}: n must be in [1, {MOST_SEQUENCES}], not {self.n!r}"
             )
-        for name in ("session_id", "lora_id"):
+        for name in ("session_id", "lora_id", "tier", "tenant"):
             text = getattr(self, name)
             if text is not None and not (text and text.isprintable()):
                 raise TraceError(

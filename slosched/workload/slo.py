@@ -88,18 +88,20 @@ def parse_ttft(text: str | float) -> TTFTPromise:
     return TTFTPromise(parse_duration(durations[0]) if durations else 0.0, sum(factors))
 
 
-def parse_tier(text: str) -> tuple[float, SLO]:
-    """Return the weight and the SLO of a tier such as "0.5:1s/50ms": weight:TTFT/TPOT.
+def parse_tier(text: str) -> tuple[float, SLO, str | None]:
+    """Return the weight, the SLO and the name of a tier such as "0.5:1s/50ms": weight:TTFT/TPOT.
 
-    Raises ValueError for anything else.
+    The name may stand in front, as in "gold=0.5:1s/50ms".  Raises ValueError for anything else.
     """
-    weight, _, promise = text.partition(":")
+    name, _, rest = text.rpartition("=")
+    weight, _, promise = rest.partition(":")
     ttft, _, tpot = promise.partition("/")
     try:
-        return float(weight), SLO(parse_duration(ttft), parse_duration(tpot))
+        return float(weight), SLO(parse_duration(ttft), parse_duration(tpot)), name or None
     except ValueError as error:
         raise ValueError(
-            f"{text!r} is no tier ({error}): write weight:TTFT/TPOT, as in 0.5:1s/50ms"
+            f"{text!r} is no tier ({error}): write weight:TTFT/TPOT, as in 0.5:1s/50ms, "
+            "or with a name, gold=0.5:1s/50ms"
         ) from None
 
 
@@ -117,8 +119,12 @@ class Tiers:
     slos: tuple[SLO, ...]
     weights: tuple[float, ...]
     seed: int = 0
+    names: tuple[str | None, ...] = ()
+    """The names of the tiers, if they have some: `TraceRequest.tier`."""
 
     def __post_init__(self) -> None:
+        if self.names and len(self.names) != len(self.slos):
+            raise ValueError(f"there are {len(self.slos)} SLOs but names {self.names}")
         if not self.slos or len(self.slos) != len(self.weights):
             raise ValueError(
                 f"tiers need one weight each: got {len(self.slos)} SLOs "
@@ -131,10 +137,18 @@ class Tiers:
             )
 
     def assign(self, num_prompt_tokens: Sequence[int]) -> list[SLO]:
+        return [self.slos[i] for i in self._drawn(len(num_prompt_tokens))]
+
+    def tiers_of(self, num_requests: int) -> list[str | None]:
+        """Return the name of the tier of each request, in the order of `assign`."""
+        names = self.names or (None,) * len(self.slos)
+        return [names[i] for i in self._drawn(num_requests)]
+
+    def _drawn(self, num_requests: int) -> list[int]:
         rng = np.random.default_rng(self.seed)
         shares = np.asarray(self.weights, dtype=float) / sum(self.weights)
-        drawn = rng.choice(len(self.slos), size=len(num_prompt_tokens), p=shares)
-        return [self.slos[i] for i in drawn]
+        drawn: list[int] = rng.choice(len(self.slos), size=num_requests, p=shares).tolist()
+        return drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from slosched.core import SLO
 from slosched.workload.marks import Adapters, Priorities
 from slosched.workload.request import TraceError, TraceRequest
-from slosched.workload.slo import SLORule
+from slosched.workload.slo import SLORule, Tiers
 from slosched.workload.statistics import (
     FloatArray,
     IntArray,
@@ -194,7 +194,10 @@ class Trace:
         """Return the same requests, each with `slo`, or with the SLO that the rule gives it."""
         lengths = [r.num_prompt_tokens for r in self.requests]
         slos = [slo] * len(self) if isinstance(slo, SLO) else slo.assign(lengths)
-        requests = tuple(replace(r, slo=s) for r, s in zip(self.requests, slos, strict=True))
+        requests = [replace(r, slo=s) for r, s in zip(self.requests, slos, strict=True)]
+        if isinstance(slo, Tiers) and slo.names:
+            tiers = slo.tiers_of(len(self))
+            requests = [replace(r, tier=t) for r, t in zip(requests, tiers, strict=True)]
         return self._derived(requests)
 
     def with_priorities(self, priorities: Priorities) -> Trace:

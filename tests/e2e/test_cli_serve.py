@@ -217,6 +217,22 @@ def test_sigterm_lets_running_requests_finish() -> None:
         assert rest.strip() == "stopped: every request has had its answer"
 
 
+def test_tiers_and_tenants_have_their_promises_and_floors() -> None:
+    tiers = ("--tier", "gold=ttft:5s,tpot:200ms", "--tier", "batch=ttft:1ms,best-effort")
+    tenant = ("--tenant", "acme=secret,min-share:0.2")
+    headers = {"authorization": "Bearer secret"}
+    with serving(*EMULATED, *tiers, *tenant) as server:
+        for tier in ("gold", "batch"):
+            status, answer = server.post(
+                prompt="x" * 500, max_tokens=4, service_tier=tier, headers=headers
+            )
+            assert (status, answer["service_tier"]) == (200, tier)
+        assert server.post(prompt="x", max_tokens=4)[0] == 401
+        text = server.get("/metrics")[1]
+        assert re.search(r'tier_good_requests_total{.*tier="gold"} 1', text)
+        assert re.search(r'tier_requests_relegated_total{.*tier="batch"} 1', text)
+
+
 def test_the_watchdog_can_be_turned_off() -> None:
     with serving(*EMULATED, "--step-timeout", "off") as server:
         assert server.get("/health")[0] == 200

@@ -6,7 +6,7 @@ import pytest
 from factories import make_scheduler
 from views import FLAT, R, view_of
 
-from slosched.core import NO_SLO, DeadlineRule, EndReason, Request, RequestStatus
+from slosched.core import NO_SLO, DeadlineRule, EndReason, OnInfeasible, Request, RequestStatus
 from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.metrics import RequestRecord, summarize
 from slosched.perfmodel import load_model
@@ -27,7 +27,8 @@ def arrived(
     name: str = "r", tokens: int = 100, ttft_s: float = 1.0, tpot_s: float = 0.05, **said: bool
 ) -> Request:
     request = R(name, tokens, due_s=ttft_s, tpot_s=tpot_s, max_tokens=50).request()
-    request.takes_best_effort = said.get("best_effort", False)
+    if said.get("best_effort"):
+        request.on_infeasible = OnInfeasible.RELEGATE
     return request
 
 

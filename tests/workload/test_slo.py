@@ -71,7 +71,8 @@ def test_what_is_no_ttft_is_an_error_that_names_it(text):
 
 
 def test_a_tier_is_a_weight_and_two_times():
-    assert parse_tier("0.5:1s/50ms") == (0.5, SLO(1.0, 0.05))
+    assert parse_tier("0.5:1s/50ms") == (0.5, SLO(1.0, 0.05), None)
+    assert parse_tier("gold=0.5:1s/50ms") == (0.5, SLO(1.0, 0.05), "gold")
     for text in ("", "1:2s", "1:2s/", "x:1s/1s", "1:1s/0s"):
         with pytest.raises(ValueError, match="write weight:TTFT/TPOT") as error:
             parse_tier(text)

@@ -24,6 +24,7 @@ from slosched.cli.local_model import (
     open_local,
 )
 from slosched.cli.option_groups import grouped
+from slosched.cli.service_options import ServiceOptions
 from slosched.core import NO_SLO, Executor
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
@@ -63,6 +64,7 @@ def serve(
     promise: options.PromiseOptions = options.PromiseOptions(
         slo_ttft=options.Seconds(1), slo_tpot=options.Seconds(0.1)
     ),
+    service: ServiceOptions = ServiceOptions(),
     model: options.ModelOptions = options.ModelOptions(),
     latency_model: options.LatencyModelName = None,
     force: Annotated[
@@ -150,6 +152,8 @@ def serve(
     Examples:
 
     - a small model on this machine: `slosched serve --slo-ttft 1s --slo-tpot 100ms`
+    - two tiers, of which a request names one as `"service_tier": "gold"`: `slosched serve --tier
+      gold=ttft:300ms,tpot:30ms --tier batch=ttft:30s,tpot:1s,best-effort,min-share:0.1`
     - at the speed of a GPU, without a GPU: `slosched serve --emulate rtx4090/llama-3.1-8b
       -p edf:drop=expired`
     - inside vLLM, with vLLM's own options after `--`: `slosched serve --engine vllm
@@ -174,7 +178,7 @@ def serve(
     if recalibrate and (emulate is not None or latency_model is not None):
         other = "--emulate" if latency_model is None else "--latency-model"
         raise ValueError(f"--recalibrate measures nothing with {other}; leave one of them out")
-    chosen = make_policy(policy)
+    chosen = service.with_floors(make_policy(policy))
     if not isinstance(chosen, Door):
         chosen = Door(chosen, refuse=Refuse.UNKEEPABLE)
     prefix_host = options.prefix_host(
@@ -211,8 +215,11 @@ def serve(
         max_model_len=device.max_model_len,
         default_slo=slo,
         per_request_s=times.per_request_s,
+        tiers=service.tiers(),
+        on_infeasible=service.on_infeasible,
         api_keys=tuple(api_key or ()),
         changes_adapters=loras.allow_lora_updates,
+        tenants=service.tenants(),
         provenance={
             **device.provenance,
             "policy": policy,
@@ -225,6 +232,7 @@ def serve(
     def announce(url: str) -> None:
         console.print(
             f"serving [bold]{device.name}[/] at {url} under the policy {policy}\n"
+            f"{service.described()}"
             f"promise: TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s ({limits.deadline_rule}); "
             f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
         )

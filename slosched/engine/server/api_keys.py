@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.errors import wrong_key
+from slosched.workload.http_slo import TENANT_HEADERS
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 """Paths for load balancers and monitoring, which have no keys, and the page that asks for one."""
@@ -28,8 +30,33 @@ class RequireKey:
             await wrong_key().response()(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
-        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = key.strip().encode()
+        given = _key(Headers(scope=scope))
         # All keys are compared, so that the time tells nothing about them.
         matches = [secrets.compare_digest(given, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
+
+
+def tenant_of(headers: Mapping[str, str], config: ServerConfig) -> str | None:
+    """Return the tenant that a request comes from; None if that is not known.
+
+    Its key says so.  Where requests need no key, a header of llm-d does.
+    """
+    if config.tenants:
+        given = _key(headers)
+        return next(
+            (
+                name
+                for key, name in config.tenants.items()
+                if secrets.compare_digest(given, key.encode())
+            ),
+            None,
+        )
+    if config.api_keys:
+        return None
+    return next((headers[name] for name in TENANT_HEADERS if name in headers), None)
+
+
+def _key(headers: Mapping[str, str]) -> bytes:
+    """Return the key of `Bearer <key>`; it is empty if there is none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip().encode() if scheme.lower() == "bearer" else b""

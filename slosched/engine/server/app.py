@@ -17,7 +17,7 @@ from slosched.core import Request, fan_out
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
 from slosched.engine.server.adapter_routes import adapter_routes
 from slosched.engine.server.adapters import Adapters, NamedAdapter
-from slosched.engine.server.api_keys import RequireKey
+from slosched.engine.server.api_keys import RequireKey, tenant_of
 from slosched.engine.server.beams import BeamResponse, BeamSearch
 from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.config import ServerConfig
@@ -46,6 +46,7 @@ from slosched.engine.server.respond import (
 )
 from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.steps import StepsResponse
+from slosched.engine.server.tiers import parse_service
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.values import Body, token_ids, wrong
 from slosched.engine.server.worker import (
@@ -77,6 +78,8 @@ def build_app(
     """
     adapters = adapters or Adapters()
     api = _Api(worker, tokenizer, config, grammars, adapters)
+    keys = (*config.api_keys, *config.tenants)
+    worker.metrics.by_tier.add(config.tiers)
     return Starlette(
         routes=[
             Route("/", answer_page),
@@ -98,7 +101,7 @@ def build_app(
         middleware=[
             Middleware(EchoRequestId),
             Middleware(CountRequests, metrics=api.http_metrics),
-            *([Middleware(RequireKey, keys=config.api_keys)] if config.api_keys else []),
+            *([Middleware(RequireKey, keys=keys)] if keys else []),
             Middleware(CutShort, retry_after_s=config.retry_after_s),
         ],
     )
@@ -182,12 +185,13 @@ class _Api:
     async def quote(self, http: HTTPRequest) -> Response:
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
+        service = parse_service(http.headers, http.query_params, self._config)
         request = Request(
             "quote",
             self._worker.now_s() - self._config.per_request_s,  # as those that are to be served
             parse_prompt_tokens(http.query_params, self._max_model_len),
             max_tokens=2,
-            slo=parse_slo(http.headers, http.query_params, self._config.default_slo),
+            slo=parse_slo(http.headers, http.query_params, service.default_slo),
             server_s=self._config.per_request_s,
         )
         return JSONResponse(quote_of(self._worker, request, self._config.model_name))
@@ -237,7 +241,8 @@ class _Api:
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
         options = parse_options(body, self._config.default_temperature, self._tokenizer)
-        slo = parse_slo(http.headers, body, self._config.default_slo)
+        service = parse_service(http.headers, body, self._config)
+        slo = parse_slo(http.headers, body, service.default_slo)
         adapter = self._adapters.find(body.get("model"))
         prompts = await encode(body, options.max_tokens or 1)
         _check_number(len(prompts), options)
@@ -256,7 +261,9 @@ class _Api:
                 prompt_token_ids=prompt,
                 sampling=sampling,
                 priority=options.priority,
-                takes_best_effort=options.takes_best_effort,
+                on_infeasible=service.on_infeasible,
+                tier=service.tier,
+                tenant=tenant_of(http.headers, self._config),
                 cache_salt=options.cache_salt,
                 server_s=self._config.per_request_s,
                 lora_id=None if adapter is None else adapter.lora_id,

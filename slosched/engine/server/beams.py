@@ -20,7 +20,7 @@ from operator import attrgetter
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from slosched.core import SLO, EndReason, Request, SamplingParams
+from slosched.core import SLO, EndReason, OnInfeasible, Request, SamplingParams
 from slosched.engine.server.errors import (
     ApiError,
     is_for_later,
@@ -126,7 +126,7 @@ class BeamSearch:
     async def _update_of(self, generation: Generation) -> Update:
         """Return the token of a request; raise ApiError if there is none."""
         refusal = generation.refusal
-        if refusal is not None and not generation.request.takes_best_effort:
+        if refusal is not None and generation.request.on_infeasible is OnInfeasible.REJECT:
             raise of_refusal(refusal)
         update = await generation.updates.get()
         if update.token_id is not None and update.end_reason is EndReason.LENGTH:

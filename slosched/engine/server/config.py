@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slosched.core import NO_SLO, SLO
+from slosched.core import NO_SLO, SLO, OnInfeasible
+from slosched.workload.service_tier import ServiceTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,10 @@ class ServerConfig:
     """The limit for prompt and output tokens together; the KV cache may hold fewer."""
     default_slo: SLO = NO_SLO
     """The SLO of requests that bring none of their own."""
+    tiers: Mapping[str, ServiceTier] = field(default_factory=dict)
+    """The tiers that requests may name."""
+    on_infeasible: OnInfeasible = OnInfeasible.REJECT
+    """What becomes of a request whose SLO cannot be kept, if neither it nor its tier says."""
     default_temperature: float = 1.0
     """The temperature of requests that set none; 1 is OpenAI's default, 0 is greedy."""
     retry_after_s: float = 1.0
@@ -32,6 +37,8 @@ class ServerConfig:
     """The keys of which a request must have one; without any, everybody is served."""
     changes_adapters: bool = False
     """Whether clients may load and unload LoRA adapters, from any directory of this machine."""
+    tenants: Mapping[str, str] = field(default_factory=dict)
+    """The names of tenants by their API keys, which are served as `api_keys` are."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Device, engine, policy and limits, which a recorder of the steps writes down with them."""
 
@@ -42,7 +49,7 @@ class ServerConfig:
             raise ValueError(
                 f"max_model_len must hold a prompt and an output token, not {self.max_model_len}"
             )
-        if not all(self.api_keys):
+        if not all((*self.api_keys, *self.tenants)):
             raise ValueError("an API key must not be empty")
         if not self.default_temperature >= 0:
             raise ValueError(f"default_temperature must be >= 0, not {self.default_temperature!r}")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.values import Body
 from slosched.spelling import meant
-from slosched.workload.http_slo import BEST_EFFORT_FIELD, PROMISES
+from slosched.workload.http_slo import BEST_EFFORT_FIELD, ON_INFEASIBLE_FIELD, PROMISES, TIER_FIELD
 
 STRUCTURED_FIELDS = frozenset(
     [
@@ -56,6 +56,8 @@ _GENERATION = frozenset(
         "best_of",
         "use_beam_search",
         "length_penalty",
+        ON_INFEASIBLE_FIELD,
+        TIER_FIELD,
     ]
 )
 COMPLETION_FIELDS = _GENERATION | {"prompt"}

@@ -15,6 +15,7 @@ from slosched.engine.loop import StepRecord
 from slosched.engine.server.model_metrics import latency_model_lines, portfolio_lines
 from slosched.engine.server.process_metrics import process_lines
 from slosched.engine.server.prometheus import TOKENS, Histogram, labels_of, sample, samples
+from slosched.engine.server.tier_metrics import TierMetrics
 from slosched.engine.server.watchdog import Watchdog
 from slosched.metrics import RequestRecord, is_good, met_e2e, met_tokens, met_ttft
 from slosched.scheduler import Scheduler
@@ -47,6 +48,7 @@ class ServerMetrics:
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._num_corrupted = 0
+        self.by_tier = TierMetrics()
         self._predicted_s = 0.0
         self._predicted_took_s = 0.0
         self.queue_time = Histogram(
@@ -129,9 +131,9 @@ class ServerMetrics:
         self._computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
 
     def observe_end(
-        self, record: RequestRecord, max_tokens: int, *, num_answers: int, most_output_tokens: int
+        self, record: RequestRecord, request: Request, *, num_answers: int, most_output_tokens: int
     ) -> None:
-        """Count a request that has ended; `max_tokens` was its output limit.
+        """Count a request that has ended.
 
         Of several answers, `record` is that of the worst, and `most_output_tokens` are those of the
         longest.
@@ -140,11 +142,12 @@ class ServerMetrics:
         self._ends[record.end_reason] += 1
         rule = self._scheduler.limits.deadline_rule
         self._num_good += is_good(record, rule)
+        self.by_tier.observe_end(record, request, rule)
         for name, is_kept in _promises(record, rule).items():
             self._num_promised[name] += 1
             self._num_kept[name] += is_kept
         if record.end_reason in _FINISHED:
-            self._observe_finished(record, max_tokens)
+            self._observe_finished(record, request.max_tokens)
             self._num_answers.observe(num_answers)
             self._most_generation_tokens.observe(most_output_tokens)
 
@@ -173,7 +176,7 @@ class ServerMetrics:
         """Return the whole page."""
         label = labels_of(model_name=model_name)
         lines = [*self._gauges(label), *self._counters(label), *self._ended(label)]
-        lines += [*self._hangs(label), *process_lines()]
+        lines += [*self.by_tier.lines(label), *self._hangs(label), *process_lines()]
         lines += latency_model_lines(self._scheduler.latency_model, label)
         lines += portfolio_lines(self._scheduler.policy, label)
         for histogram in self._histograms:

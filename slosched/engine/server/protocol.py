@@ -26,7 +26,6 @@ from slosched.engine.server.values import (
     token_ids,
     wrong,
 )
-from slosched.workload.http_slo import BEST_EFFORT_FIELD
 from slosched.workload.request import MOST_SEQUENCES
 
 _MAX_STOPS = 16
@@ -78,7 +77,6 @@ class Options:
     include_usage: bool
     continuous_usage: bool
     """Whether every event has the usage so far."""
-    takes_best_effort: bool
 
 
 def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) -> Options:
@@ -126,7 +124,6 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
         is_streaming=flag(body, "stream"),
         include_usage=include_usage,
         continuous_usage=include_usage and flag(stream_options, "continuous_usage_stats"),
-        takes_best_effort=flag(body, BEST_EFFORT_FIELD),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from slosched.core import EndReason
+from slosched.core import EndReason, OnInfeasible
 from slosched.engine.server.errors import ApiError, of_end, of_refusal
 from slosched.engine.server.pieces import Piece, interleaved, pieces_of
 from slosched.engine.server.protocol import Options
@@ -116,15 +116,15 @@ class GenerationResponse:
         return [each for first in self.prompts for each in (first, *first.siblings)]
 
     async def _respond(self) -> Response:
-        headers = {}
         for generation in self.prompts:
-            if generation.refusal is not None:
-                if not generation.request.takes_best_effort:
-                    return of_refusal(generation.refusal).response()
-                headers = {"x-slo-best-effort": "true"}
+            refusal, request = generation.refusal, generation.request
+            if refusal is not None and request.on_infeasible is OnInfeasible.REJECT:
+                return of_refusal(refusal).response()
         try:
             pieces = self._pieces()
             first = await anext(pieces)
+            is_relegated = any(generation.request.is_relegated for generation in self.prompts)
+            headers = {"x-slo-best-effort": "true"} if is_relegated else {}
             if self.options.is_streaming:
                 events = self._events(first, pieces)
                 return StreamingResponse(
@@ -235,11 +235,13 @@ class GenerationResponse:
         return choice
 
     def _head(self, kind: str) -> Json:
+        tier = self.prompts[0].request.tier
         return {
             "id": self.prompts[0].request.request_id,
             "object": kind,
             "created": int(time.time()),
             "model": self.model_name,
+            **({} if tier is None else {"service_tier": tier}),
         }
 
     def _usage(self, num_output_tokens: int) -> Json:

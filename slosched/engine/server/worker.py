@@ -368,7 +368,7 @@ class EngineWorker:
         self.records.append(record)
         self.metrics.observe_end(
             record,
-            request.max_tokens,
+            request,
             num_answers=len(members),
             most_output_tokens=max(member.num_output_tokens for member in members),
         )

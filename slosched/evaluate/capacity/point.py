@@ -102,6 +102,9 @@ def trace_digest(trace: Trace) -> str:
         summed.update(repr(marks).encode())
     if any(r.n > 1 for r in trace.requests):
         summed.update(repr([r.n for r in trace.requests]).encode())
+    classes = [(r.tier, r.tenant) for r in trace.requests]
+    if set(classes) != {(None, None)}:
+        summed.update(repr(classes).encode())
     return summed.hexdigest()
 
 

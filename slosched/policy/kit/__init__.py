@@ -15,6 +15,7 @@
 | `UrgencyQueue` | all requests of a step by slack, and how many a prefill would delay |
 | `PromptPack` | adds prefill chunks until one has to be cut, to whole tiles |
 | `num_in_time`, `add_without_preempting` | serve only the decodes for which there is time |
+| `plan_turn` | a whole step in which chosen requests come first |
 | `serve_something` | runs a step although nothing can be in time |
 | `largest_that_fits` | finds the largest number that fits, by bisection |
 | `decodes_until_s`, `are_alone`, `all_in_time` | answers for a fast replay (`schedule_beside`) |
@@ -84,5 +85,6 @@ from slosched.policy.kit.quote import Quote as Quote
 from slosched.policy.kit.quote import Quoter as Quoter
 from slosched.policy.kit.speed import Speed as Speed
 from slosched.policy.kit.spread import Spread as Spread
+from slosched.policy.kit.turn import plan_turn as plan_turn
 from slosched.policy.kit.wrapper import Gate as Gate
 from slosched.policy.kit.wrapper import Wrapper as Wrapper

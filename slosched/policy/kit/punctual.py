@@ -92,7 +92,9 @@ def are_in_time(ordered: Iterable[Timed], supply: Supply) -> bool:
     return True
 
 
-def best_order(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
+def best_order(
+    ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0, ageing: float = 0.0
+) -> Order:
     """Return the most prompts that can be in time, by deadline or else by length.
 
     Prompts go by length if seats are scarce and many prompts are late.  A request is then in time
@@ -100,12 +102,13 @@ def best_order(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) 
     prompts that arrive next are as short.  While a burst passes that would be wrong, since long
     prompts could have been in time, too.  `ordered` are sorted by deadline.
     """
-    order = most_in_time(ordered, supply, fairness)
+    ranks = _ranks(ordered, supply.start_s, fairness, ageing)
+    order = most_by_rank(ordered, supply, ranks)
     if len(order.late) <= _FEW_LATE * len(order.in_time):
         return order
     if not supply.is_short_of_seats(order.in_time):
         return order
-    return shortest_first(order, ordered, fairness)
+    return _dearest_first(order, ordered, ranks)
 
 
 def shortest_first(order: Order, ordered: Sequence[Timed], fairness: float = 0.0) -> Order:
@@ -113,7 +116,11 @@ def shortest_first(order: Order, ordered: Sequence[Timed], fairness: float = 0.0
 
     `ordered` are those of `order` with their times.
     """
-    ranks = _ranks(ordered, fairness)
+    return _dearest_first(order, ordered, _ranks(ordered, 0.0, fairness, ageing=0.0))
+
+
+def _dearest_first(order: Order, ordered: Sequence[Timed], ranks: Sequence[Rank]) -> Order:
+    """Return the order with those first that would be given up last."""
     rank = {r.request_id: rank[:2] for rank, (r, _) in zip(ranks, ordered, strict=True)}
 
     def dearest_first(requests: list[Request]) -> list[Request]:
@@ -122,7 +129,9 @@ def shortest_first(order: Order, ordered: Sequence[Timed], fairness: float = 0.0
     return Order(dearest_first(order.in_time), dearest_first(order.late))
 
 
-def most_in_time(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0) -> Order:
+def most_in_time(
+    ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0, ageing: float = 0.0
+) -> Order:
     """Return the most prompts that can all be in time, by the rule of Moore and Hodgson.
 
     The prompts of `ordered`, which are sorted by deadline, run one after the other as the supply
@@ -132,11 +141,14 @@ def most_in_time(ordered: Sequence[Timed], supply: Supply, fairness: float = 0.0
     other is left, and then the one that takes longest for its length.  So at 0 every request
     counts the same, at 1 about every token, and in between some of the long requests are safe.
 
+    With `ageing` a prompt counts as the shorter the longer it has waited: at 1 it counts as nothing
+    when its first token is due, so that the newest prompts are given up and no longer the longest.
+
     O(n log n).  Source: Moore (1968), https://doi.org/10.1287/mnsc.15.1.102.  It is exact for
-    `fairness` 0 while seats are free.  Where they are not, each prompt needs one seat, so that the
-    longest prompt is the one to give up there, too.
+    `fairness` and `ageing` 0 while seats are free.  Where they are not, each prompt needs one seat,
+    so that the longest prompt is the one to give up there, too.
     """
-    return most_by_rank(ordered, supply, _ranks(ordered, fairness))
+    return most_by_rank(ordered, supply, _ranks(ordered, supply.start_s, fairness, ageing))
 
 
 def most_by_rank(ordered: Sequence[Timed], supply: Supply, ranks: Sequence[Rank]) -> Order:
@@ -165,16 +177,27 @@ def most_by_rank(ordered: Sequence[Timed], supply: Supply, ranks: Sequence[Rank]
     return Order(list(compress(requests, map(not_, is_late))), list(compress(requests, is_late)))
 
 
-def _ranks(ordered: Sequence[Timed], fairness: float) -> list[Rank]:
+def _ranks(ordered: Sequence[Timed], now_s: float, fairness: float, ageing: float) -> list[Rank]:
     """Return the rank of each prompt: by its time, or if it is safe by its time for a token."""
+    costs_s = [alone_s for _, alone_s in ordered]
+    if ageing:
+        costs_s = [
+            alone_s * (1 - ageing * _share_waited(request, now_s)) for request, alone_s in ordered
+        ]
     if not fairness:
-        return [(False, -alone_s, i) for i, (_, alone_s) in enumerate(ordered)]
+        return [(False, -cost_s, i) for i, cost_s in enumerate(costs_s)]
     return [
-        (True, -alone_s / request.num_prompt_tokens, i)
+        (True, -cost_s / request.num_prompt_tokens, i)
         if _draw(request) < fairness
-        else (False, -alone_s, i)
-        for i, (request, alone_s) in enumerate(ordered)
+        else (False, -cost_s, i)
+        for i, ((request, _), cost_s) in enumerate(zip(ordered, costs_s, strict=True))
     ]
+
+
+def _share_waited(request: Request, now_s: float) -> float:
+    """Return how much of the time from arrival to deadline is over, from 0 to 1."""
+    waited_s = now_s - request.arrival_s
+    return min(1.0, waited_s / max(waited_s, request.deadline_s - request.arrival_s, 1e-9))
 
 
 def _draw(request: Request) -> float:

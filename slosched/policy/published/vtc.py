@@ -24,6 +24,8 @@ class Client(StrEnum):
     """Requests that use the same LoRA adapter, as in the paper's code."""
     PRIORITY = "priority"
     """Requests of the same priority."""
+    TENANT = "tenant"
+    """Requests of the same tenant."""
 
     @property
     def key(self) -> Callable[[Request], Hashable]:
@@ -35,6 +37,8 @@ class Client(StrEnum):
                 return attrgetter("lora_id")
             case Client.PRIORITY:
                 return attrgetter("priority")
+            case Client.TENANT:
+                return attrgetter("tenant")
 
 
 @dataclass
@@ -54,13 +58,16 @@ class VTC(StallFree):
 
     Source: Virtual Token Counter (OSDI '24, arXiv 2401.00588), algorithm 2; code of the authors'
     artifact (`Ying1123/VTC-artifact`, `vtc_req_queue.py` at 14c19b7: `served` → `_counters`,
-    `input_price`, `output_price`).  There a client is a LoRA adapter.  Requests carry no user or
-    session here, so by default a client is a tier, the requests with one SLO; see `client`.  Chunks
-    are Sarathi's, and a prompt is paid for when it starts.  Left out: weights of clients, the
-    profiled cost function, and the variants that predict or know the output length.
+    `input_price`, `output_price`).  There a client is a LoRA adapter.  Few requests
+    say their tenant, so by default a client is a tier, the requests with one SLO; see `client`.
+    Chunks are Sarathi's, and a prompt is paid for when it starts.  Left out: weights of clients,
+    the profiled cost function, and the variants that predict or know the output length.
     """
 
-    client: Client = heeding(Client.TIER, {Client.LORA: "lora_id", Client.PRIORITY: "priority"})
+    client: Client = heeding(
+        Client.TIER,
+        {Client.LORA: "lora_id", Client.PRIORITY: "priority", Client.TENANT: "tenant"},
+    )
     prompt_price: float = 1.0
     """w_p: what a prompt token adds to the counter."""
     output_price: float = 2.0

@@ -28,10 +28,10 @@ COLUMNS = (
     "slo_e2e_s",
 )
 _SHARING_COLUMNS = ("session_id", "prefix_hashes")
-_MARKS = {"priority": 0, "lora_id": None, "n": 1}
+MARKS = {"priority": 0, "lora_id": None, "n": 1, "tier": None, "tenant": None}
 """Columns that, like the sharing columns, are only in files of traces that have them, and the
 values of requests without them."""
-_MORE = (*_SHARING_COLUMNS, *_MARKS)
+_MORE = (*_SHARING_COLUMNS, *MARKS)
 _VERSION = 1
 _MAGIC = f"# slosched-trace {_VERSION}"
 
@@ -90,7 +90,8 @@ def _write_parquet(trace: Trace, path: Path) -> None:
 
     types = {"request_id": pa.string(), "session_id": pa.string()}
     types |= {"num_prompt_tokens": pa.int64(), "num_output_tokens": pa.int64()}
-    types |= {"priority": pa.int64(), "lora_id": pa.string(), "n": pa.int64()}
+    types |= {"priority": pa.int64(), "n": pa.int64()}
+    types |= dict.fromkeys(("lora_id", "tier", "tenant"), pa.string())
     types |= {"prefix_hashes": pa.list_(pa.int64())}
     metadata = {HEADER_KEY: json.dumps(_header(trace))}
     fields = [pa.field(column, types.get(column, pa.float64())) for column in _columns(trace)]
@@ -141,7 +142,7 @@ def _columns(trace: Trace) -> tuple[str, ...]:
     shares = any(r.prefix_hashes or r.session_id for r in trace.requests)
     marks = (
         name
-        for name, default in _MARKS.items()
+        for name, default in MARKS.items()
         if any(getattr(r, name) != default for r in trace.requests)
     )
     return (*COLUMNS, *(_SHARING_COLUMNS if shares else ()), *marks)

@@ -20,7 +20,7 @@ import numpy as np
 from slosched.workload.readers import quanta
 from slosched.workload.readers.files import read_rows
 from slosched.workload.readers.formats import FORMATS, Format, recognise
-from slosched.workload.readers.own import own_header
+from slosched.workload.readers.own import MARKS, own_header
 from slosched.workload.readers.rows import BadRows, Row, RowError
 from slosched.workload.readers.sharegpt import (
     ESTIMATE,
@@ -217,15 +217,17 @@ def _requests(
         yield request
 
 
-_MARKS = frozenset({"priority", "lora_id", "n"})
-
-
 def _marked(request: TraceRequest | None, row: Row) -> TraceRequest | None:
-    """Return the request with its row's `priority`, `lora_id` and `n`: any format may have them."""
-    if request is None or not _MARKS & row.values.keys():
+    """Return the request with its row's marks, such as `priority`, which any format may have."""
+    if request is None or not MARKS.keys() & row.values.keys():
         return request
     return replace(
-        request, priority=row.priority(), lora_id=row.text("lora_id"), n=row.num_answers()
+        request,
+        priority=row.priority(),
+        lora_id=row.text("lora_id"),
+        n=row.num_answers(),
+        tier=row.text("tier"),
+        tenant=row.text("tenant"),
     )
 
 
