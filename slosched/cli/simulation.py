@@ -13,6 +13,7 @@ from rich.progress import TaskID
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.inert_options import note_inert
+from slosched.cli.speculation import Speculate
 from slosched.core import Limits, Policy
 from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capacity_tokens
 from slosched.kv import HostWrites, PrefixCaching
@@ -26,6 +27,7 @@ from slosched.perfmodel import (
 )
 from slosched.perfmodel.profiled_range import beyond_range
 from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.drafts import SimulatedDrafts
 from slosched.simulator.scheduling_time import MEASURED, ScheduleTime
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace
@@ -160,6 +162,17 @@ class ReplicaOptions:
         int | None,
         typer.Option(min=1, help="Different LoRA adapters in one step.  Default: no limit."),
     ] = None
+    speculate: Speculate = None
+    acceptance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of the draft tokens of --speculate that are accepted, among those before "
+            "which all were: 0.7.  Simulated requests have no text, so each has as many drafts as "
+            "it may verify.",
+        ),
+    ] = None
     prefix_cache: options.PrefixCache = PrefixCaching.OFF
     prefix_host_tokens: options.PrefixHostTokens = 0
     prefix_host_writes: options.PrefixHostWrites = HostWrites.BACK
@@ -188,9 +201,20 @@ class ReplicaOptions:
             schedule_s=MEASURED if self.schedule_time == MEASURED else 0.0,
             overlap=self.overlap,
             client_timeout_s=self.client_timeout,
+            drafts=self._drafts(),
             seed=seed,
         )
         return Replica.of(model, name, config, self._server_time(model))
+
+    def _drafts(self) -> SimulatedDrafts | None:
+        if self.speculate is None and self.acceptance is None:
+            return None
+        if self.speculate is None or self.acceptance is None:
+            raise ValueError(
+                "a simulated device has no text to find drafts in, so --speculate needs "
+                "--acceptance and the other way round: --speculate ngram:4 --acceptance 0.7"
+            )
+        return SimulatedDrafts(self.speculate.num_draft_tokens, self.acceptance)
 
     def _disturbances(self, model: FittedModel) -> Disturbances:
         noise = model.noise if self.noise is None else self.noise

@@ -43,6 +43,7 @@ _OURS_ALONE = (
     "prefix_host_tokens",
     "prefix_host_writes",
     "recalibrate",
+    "speculate",
     "step_timeout",
     "on_infeasible",
     "tenant",

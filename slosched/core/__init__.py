@@ -9,6 +9,7 @@ To write a policy, read two files: `plan.py` says what a policy is shown and wha
 * `decode_group.py`: what a policy may add so that its replays run several times as fast.
 * `door.py`: what a policy may add to refuse requests on arrival.
 * `grammar.py`: what an engine must know of an output that has to follow a grammar.
+* `drafts.py`: what a policy is told when it chooses draft tokens, with speculative decoding.
 * `step.py`: an accepted plan on its way through an executor, for those who write an engine.
 
 All times are seconds on one clock.  Nothing here decides, waits or computes on a device, with one
@@ -22,6 +23,7 @@ from slosched.core.decode_group import (
     group_shape,
 )
 from slosched.core.door import Doorkeeper, Refusal
+from slosched.core.drafts import DraftOffer
 from slosched.core.errors import AdapterError, IllegalPlanError, SloschedError, StalledError
 from slosched.core.grammar import GrammarError, GrammarState, OutputGrammar
 from slosched.core.kv import BlockLedger, KVView
@@ -75,6 +77,7 @@ __all__ = [
     "DecodeGroup",
     "DeviceCopy",
     "Doorkeeper",
+    "DraftOffer",
     "EndReason",
     "Executor",
     "ForeseesDecodes",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from slosched.core.drafts import DraftOffer
 from slosched.core.kv import KVView
 from slosched.core.request import DeadlineRule, EndReason, Request
 from slosched.core.shape import BatchShape, LatencyModel
@@ -93,6 +94,9 @@ class SchedulerOutput:
     request that is not named takes what is cached of it before any request gets a block."""
     shape: BatchShape | None = None
     """The shape of the step, if the policy has summed it up already."""
+    draft_token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Draft tokens by request id, which the step verifies; they count among the request's scheduled
+    tokens.  The scheduler adds them to a policy's plan."""
 
     @property
     def is_empty(self) -> bool:
@@ -129,6 +133,21 @@ class Policy(ABC):
     @abstractmethod
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         """Return the decision for one step."""
+
+    def choose_drafts(
+        self,
+        offers: Sequence[DraftOffer],
+        output: SchedulerOutput,  # noqa: ARG002
+        view: SchedulerView,  # noqa: ARG002
+    ) -> Sequence[int]:
+        """Return how many draft tokens of each offer a planned step should verify.
+
+        `output` is the plan without drafts, `view` what it was made from.  With speculative
+        decoding it is asked after each `schedule`.  The answer may be cut: a request's text may
+        give fewer drafts, and tokens and KV blocks are left for fewer.  Default: all that is
+        offered.
+        """
+        return [offer.max_tokens for offer in offers]
 
     def reset(self) -> None:  # noqa: B027  # most policies have no state
         """Forget everything learnt from earlier steps."""

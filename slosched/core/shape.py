@@ -20,7 +20,8 @@ class BatchShape:
     hundreds of times while it plans one.
 
     A request that computes one token is a decode, any other is a prefill chunk.  So do
-    `Request.is_decode` and attention kernels tell them apart.
+    `Request.is_decode` and attention kernels tell them apart.  A decode that verifies draft tokens
+    is added by `add_drafting`.
     """
 
     __slots__ = (
@@ -28,6 +29,7 @@ class BatchShape:
         "max_context_tokens",
         "max_decode_context_tokens",
         "num_decodes",
+        "num_draft_tokens",
         "num_prefill_tiles",
         "num_prefill_tokens",
         "num_prefills",
@@ -59,13 +61,15 @@ class BatchShape:
         self.max_context_tokens = 0
         """Longest context of all requests, including the tokens of this step."""
         self.max_decode_context_tokens = 0
+        self.num_draft_tokens = 0
+        """Draft tokens that the decodes verify beside the one token that each computes."""
         self.num_swapped_blocks = 0
         """KV blocks copied between device and host, both ways."""
 
     @property
     def num_tokens(self) -> int:
         """Return the number of tokens that the step computes."""
-        return self.num_prefill_tokens + self.num_decodes
+        return self.num_prefill_tokens + self.num_decodes + self.num_draft_tokens
 
     @property
     def num_reqs(self) -> int:
@@ -100,6 +104,23 @@ class BatchShape:
         if context > self.max_context_tokens:
             self.max_context_tokens = context
 
+    def add_drafting(self, num_draft_tokens: int, num_prior_tokens: int) -> None:
+        """Add a decode that verifies drafts on top of `num_prior_tokens` cached tokens.
+
+        It counts as a decode, not as a chunk: attention reads its context once for all its tokens,
+        as decode kernels do for a few queries (vLLM's `reorder_batch_threshold`).
+        """
+        self.add(1, num_prior_tokens)
+        self.lengthen_decodes(num_draft_tokens)
+        longest = num_prior_tokens + 1 + num_draft_tokens
+        self.max_decode_context_tokens = max(self.max_decode_context_tokens, longest)
+        self.max_context_tokens = max(self.max_context_tokens, longest)
+
+    def lengthen_decodes(self, num_draft_tokens: int) -> None:
+        """Add draft tokens to the decodes; the longest contexts stay as they are."""
+        self.num_draft_tokens += num_draft_tokens
+        self.decode_context_tokens += num_draft_tokens
+
     def add_decodes(self, contexts: Sequence[int]) -> None:
         """Add decodes by their context lengths, which include the token that each computes."""
         self.num_decodes += len(contexts)
@@ -123,6 +144,7 @@ class BatchShape:
             self.decode_context_tokens,
             self.max_context_tokens,
             self.max_decode_context_tokens,
+            self.num_draft_tokens,
             self.num_swapped_blocks,
         )
 
@@ -140,6 +162,7 @@ class BatchShape:
             self.decode_context_tokens,
             self.max_context_tokens,
             self.max_decode_context_tokens,
+            self.num_draft_tokens,
             self.num_swapped_blocks,
         ) = sums
 

@@ -30,6 +30,7 @@ class ScheduledChunk(NamedTuple):
 
     request: Request
     num_new_tokens: int
+    """Tokens to compute, with the draft tokens that follow the last known one."""
     num_prior_tokens: int
     emits_token: bool
     """Whether the chunk reaches the last known token, so that the next one can be sampled."""
@@ -38,7 +39,10 @@ class ScheduledChunk(NamedTuple):
 
     @property
     def num_known_outputs(self) -> int:
-        """Return the number of output tokens before the one that this chunk may emit."""
+        """Return the number of output tokens before the one that this chunk may emit.
+
+        Draft tokens count as if all of them were accepted.
+        """
         return self.num_prior_tokens + self.num_new_tokens - self.request.num_prompt_tokens
 
 
@@ -64,6 +68,11 @@ class ScheduledBatch:
     device_copies: tuple[DeviceCopy, ...] = ()
     """Blocks that the requests of a group share and one of them is about to write to.  All sources
     are read before any target is written."""
+
+    @property
+    def drafts(self) -> Mapping[str, Sequence[int]]:
+        """Return the draft tokens by request id; they are the last tokens of its chunk."""
+        return self.output.draft_token_ids
 
     @property
     def is_empty(self) -> bool:
@@ -97,6 +106,8 @@ class StepResult:
     logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
     """Log-probabilities at the place of the new token, for requests that want them
     (`SamplingParams.num_logprobs`)."""
+    num_accepted: Mapping[str, int] = field(default_factory=dict)
+    """How many of its first draft tokens a request emits before its new token; 0 if not named."""
 
 
 class Executor(Protocol):

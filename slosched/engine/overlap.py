@@ -76,8 +76,13 @@ class OverlappedEngine(Engine):
         return StepRecord(began_s, end_s, batch, result, self.take_ended(), *queued)
 
     def _launch_behind(self, running: _Step) -> _Step | None:
-        """Return the next step; None if there is nothing to run before `running` has ended."""
+        """Return the next step; None if there is nothing to run before `running` has ended.
+
+        There is nothing, either, if the next plan depends on how many draft tokens are accepted.
+        """
         scheduler, now_s = self.scheduler, self.clock.now_s()
+        if not scheduler.can_plan_ahead:
+            return None
         begins_s = max(now_s, running.began_s + (running.batch.predicted_s or 0.0))
         scheduler.foresee(running.batch, running.began_s, begins_s)
         if scheduler.num_unfinished == len(scheduler.queues.finishing):

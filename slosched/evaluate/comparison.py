@@ -76,6 +76,7 @@ class Replica:
             "schedule_s": config.schedule_s,
             "overlap": config.overlap,
             "client_timeout_s": config.client_timeout_s,
+            **({} if config.drafts is None else {"drafts": asdict(config.drafts)}),
             "seed": config.seed,
             **{f"limit {name}": value for name, value in _limits(config.limits).items()},
             **{f"measured {name}": value for name, value in self.model.provenance.items()},

@@ -133,6 +133,17 @@ class KVCache:
             table.extend(self.prefixes.take(missing))
         return table
 
+    def shrink(self, request_id: str, num_tokens: int) -> None:
+        """Give back the blocks of a request beyond its first `num_tokens` tokens.
+
+        They must not be shared: they held draft tokens that were rejected.
+        """
+        table = self._tables[request_id]
+        num_kept = -(-num_tokens // self.block_size)
+        if len(table) > num_kept:
+            self._device.give_back(reversed(table[num_kept:]))
+            del table[num_kept:]
+
     def lend(self, count: int) -> None:
         """Take `count` blocks from the free ones, for `grow_lent` to use later."""
         self._lent += self.prefixes.take(count)

@@ -26,13 +26,14 @@ class Columns:
     decode_context_tokens: Array
     max_context_tokens: Array
     max_decode_context_tokens: Array
+    num_draft_tokens: Array
     num_swapped_blocks: Array
 
     def __init__(self, shapes: Sequence[BatchShape]) -> None:
         for name in BatchShape.__slots__:
             values = np.array([getattr(shape, name) for shape in shapes], dtype=np.float64)
             setattr(self, name, values)
-        self.num_tokens = self.num_prefill_tokens + self.num_decodes
+        self.num_tokens = self.num_prefill_tokens + self.num_decodes + self.num_draft_tokens
         self.num_reqs = self.num_prefills + self.num_decodes
 
     def __len__(self) -> int:

@@ -76,7 +76,7 @@ class LayeredModel(FittedModel):
 
         def predict(shape: BatchShape) -> float:
             num_decodes = shape.num_decodes
-            num_tokens = shape.num_prefill_tokens + num_decodes
+            num_tokens = shape.num_prefill_tokens + num_decodes + shape.num_draft_tokens
             if not num_tokens:
                 return block_s * shape.num_swapped_blocks  # no layer runs
             try:

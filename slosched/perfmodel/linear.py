@@ -85,7 +85,7 @@ class LinearModel(FittedModel):
         return self.coefficients.per_swapped_block_s
 
     def predict(self, shape: BatchShape) -> float:
-        tokens = shape.num_prefill_tokens + shape.num_decodes
+        tokens = shape.num_prefill_tokens + shape.num_decodes + shape.num_draft_tokens
         seconds = self._c6 * shape.num_swapped_blocks
         if tokens == 0:
             return seconds + self._c7 if shape.num_swapped_blocks else 0.0

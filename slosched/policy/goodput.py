@@ -12,6 +12,7 @@ from slosched.batch import BatchBuilder
 from slosched.core import (
     DeadlineRule,
     DecodeGroup,
+    DraftOffer,
     ForeseesDecodes,
     LatencyModel,
     Limits,
@@ -27,6 +28,7 @@ from slosched.policy.kit.checks import check_positive_share, check_share
 from slosched.policy.kit.chunks import in_a_tpot, in_chunks_like
 from slosched.policy.kit.decode_first import add_decodes
 from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_something
+from slosched.policy.kit.drafts import drafts_that_pay
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.memory import is_short_of_blocks, tokens_at_leisure, tokens_in_turn
@@ -186,6 +188,20 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         self.spread(pace, prompts, supply, batch, view)
         self.pack_class(batch, view.now_s, view.running).add(r for r, _ in prompts)
         return batch.build()
+
+    def choose_drafts(
+        self, offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView
+    ) -> Sequence[int]:
+        """Return the drafts that pay, in a step that makes no request late."""
+        assert output.shape is not None
+        predict, scheduled = view.model.predict, output.num_scheduled_tokens
+        plain_s = predict(output.shape)
+        computed: list[Request] = list(view.running)
+        if len(scheduled) > len(offers):  # it may start prompts, which are due as well
+            computed += [r for r in view.waiting if r.request_id in scheduled]
+        slacks_s = [r.deadline_s - view.now_s for r in computed]
+        limit_s = min((s for s in slacks_s if s > plain_s), default=math.inf)
+        return drafts_that_pay(offers, output.shape, predict, limit_s)
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         """Return `margin` before the first deadline: until then all decodes fit into a step.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slosched.core import (
     DecodeGroup,
@@ -19,6 +20,13 @@ from slosched.scheduler.turns import turns_of
 _RUNNING = RequestStatus.RUNNING
 
 
+class Spare(NamedTuple):
+    """Tokens and free KV blocks that a plan leaves to the step."""
+
+    num_tokens: int
+    num_blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class PlanCheck:
     """A check that raises IllegalPlanError for a plan that breaks a limit; it changes nothing."""
@@ -29,8 +37,11 @@ class PlanCheck:
     planner: str = "Policy"
     """Name of the class of the policy whose plans these are."""
 
-    def __call__(self, output: object, decodes: DecodeGroup | None = None) -> None:
-        """Check a plan, which may be for all requests but the `decodes` of the same step."""
+    def __call__(self, output: object, decodes: DecodeGroup | None = None) -> Spare:
+        """Check a plan, which may be for all requests but the `decodes` of the same step.
+
+        Return what it leaves.
+        """
         if not isinstance(output, SchedulerOutput):
             kind = "None" if output is None else f"a {type(output).__name__}"
             raise IllegalPlanError(
@@ -75,6 +86,7 @@ class PlanCheck:
                 ledger.start(request_id)
         num_running = len(running) + num_started - num_left
         self._check_totals(output, num_tokens, num_blocks, num_running)
+        return Spare(self.limits.max_num_batched_tokens - num_tokens, num_blocks)
 
     def _startable(self, request_id: str, swapped_in: tuple[str, ...]) -> Request:
         queue = self.queues.swapped if request_id in swapped_in else self.queues.waiting

@@ -13,7 +13,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from slosched.core import (
     PLACEHOLDER,
@@ -43,6 +43,7 @@ from slosched.scheduler.groups import Groups
 from slosched.scheduler.infeasible import eased_slo
 from slosched.scheduler.plan_check import PlanCheck
 from slosched.scheduler.queues import InOrder, Queues
+from slosched.scheduler.speculation import Speculation
 
 
 class Scheduler:
@@ -54,11 +55,14 @@ class Scheduler:
         kv: KVCache,
         limits: Limits | None = None,
         latency_model: LatencyModel | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self.policy = policy
         self.kv = kv
         self.limits = limits or Limits()
         self.latency_model = latency_model
+        self.speculation = speculation
+        """What adds draft tokens to plans; None without speculative decoding."""
         self.queues = Queues()
         """Queues for others to read; only the Scheduler changes them."""
         self._check = PlanCheck(self.queues, kv, self.limits, type(policy).__name__)
@@ -196,9 +200,18 @@ class Scheduler:
         """
         if self._groups:
             self._end_with_their_groups(now_s)
-        output = self.policy.schedule(self.view(now_s if begins_s is None else begins_s))
-        self._check(output)
+        view = self.view(now_s if begins_s is None else begins_s)
+        output = self.policy.schedule(view)
+        spare = self._check(output)
+        if self.speculation is not None:
+            running = self.queues.running
+            output = self.speculation.with_drafts(output, view, self.policy, running, spare)
         return self._carry_out(output, now_s, started_s=now_s if begins_s is None else None)
+
+    @property
+    def can_plan_ahead(self) -> bool:
+        """Tell whether the next step may be planned before the tokens of the last one are known."""
+        return self.speculation is None or not self.speculation.must_wait
 
     def foresee(self, batch: ScheduledBatch, began_s: float, ends_s: float) -> None:
         """Count a running step, until its `update`, as if it had emitted its tokens at `ends_s`.
@@ -275,8 +288,13 @@ class Scheduler:
         next_deadline_s = self.limits.deadline_rule.next_deadline_s
         token_ids, stopped = result.token_ids, result.stopped
         is_foreseen, self._foreseen = batch is self._foreseen, None
-        self.kv.prefixes.note_computed(batch.chunks)
-        for request, _, _, emits_token, _ in batch.chunks:
+        chunks = batch.chunks
+        if batch.drafts:
+            self.kv.prefixes.note_computed([_without_drafts(c, batch.drafts) for c in chunks])
+            self._accept(batch, result, now_s)
+        else:
+            self.kv.prefixes.note_computed(chunks)
+        for request, _, _, emits_token, _ in chunks:
             if not emits_token or request.end_reason is not None:
                 continue
             request_id = request.request_id
@@ -315,6 +333,22 @@ class Scheduler:
             waiting[request.request_id] = request
             waiting.move_to_end(request.request_id, last=False)
             self.kv.prefixes.watch(request)
+
+    def _accept(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
+        """Append the draft tokens that were accepted, and free the blocks of the others."""
+        assert self.speculation is not None
+        for chunk in batch.chunks:
+            request, request_id = chunk.request, chunk.request.request_id
+            drafts = batch.drafts.get(request_id)
+            if drafts is None or request.end_reason is not None:
+                continue
+            num_accepted = result.num_accepted.get(request_id, 0)
+            request.output_token_ids += drafts[:num_accepted]
+            request.token_times_s += [now_s] * num_accepted
+            request.num_output_tokens += num_accepted
+            request.num_computed_tokens += num_accepted
+            self.kv.shrink(request_id, request.num_computed_tokens)
+            self.speculation.note(request_id, len(drafts), num_accepted)
 
     def on_failed_step(self, batch: ScheduledBatch, now_s: float) -> None:
         """End every request whose KV cache the failed step `batch` may have spoilt, as a fault.
@@ -388,7 +422,7 @@ class Scheduler:
         shape, num_copied = output.shape, len(swap_out) + len(swap_in)
         if shape is None:
             shape = BatchShape() if beside is None else group_shape(beside)
-            _add_up(shape, chunks, num_copied)
+            _add_up(shape, chunks, output.draft_token_ids, num_copied)
         elif shape.num_swapped_blocks != num_copied:
             # No plan knows what the prefix cache writes to the host to make room for it.
             shape = shape.copy()
@@ -409,6 +443,7 @@ class Scheduler:
         """Return the scheduled chunks, with blocks for their tokens."""
         chunks: list[ScheduledChunk] = []
         num_noted, found, repeated = 0, output.num_found_tokens, repeated_in(output)
+        drafts = output.draft_token_ids
         kv, running, tables = self.kv, self.queues.running, self.kv.block_tables
         prefixes, grow, block_size = kv.prefixes, kv.grow, kv.block_size
         # The named tuple's own constructor is a Python function; this one is not.
@@ -425,6 +460,10 @@ class Scheduler:
                 if request.group is not None:
                     self._groups.copy_tail(request)
             prior = request.num_computed_tokens
+            if drafts and request_id in drafts:
+                request.num_computed_tokens = prior + 1  # of drafts it is not known yet
+                chunks.append(ScheduledChunk(request, n, prior, True, grow(request_id, prior + n)))
+                continue
             if repeated and request_id in repeated:
                 prior -= 1
             computed = request.num_computed_tokens = prior + n
@@ -434,7 +473,11 @@ class Scheduler:
             else:
                 table = grow(request_id, computed)
             chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
-        prefixes.note_planned(chunks[num_noted:])
+        if drafts:
+            planned = [_without_drafts(chunk, drafts) for chunk in chunks[num_noted:]]
+            prefixes.note_planned(planned)
+        else:
+            prefixes.note_planned(chunks[num_noted:])
         return chunks
 
     def _start(self, request_id: str, started_s: float | None) -> Request:
@@ -499,6 +542,8 @@ class Scheduler:
         assert not request.status.is_ended, f"{request.request_id!r} would end twice"
         self.queues.remove(request)
         self.kv.forget(request.request_id)
+        if self.speculation is not None:
+            self.speculation.forget(request.request_id)
         if request.num_output_placeholders:
             request.num_output_placeholders = 0
             request.num_output_tokens -= 1
@@ -512,7 +557,21 @@ class Scheduler:
             self._groups.note_ended(request)
 
 
-def _add_up(shape: BatchShape, chunks: Iterable[ScheduledChunk], num_swapped_blocks: int) -> None:
+def _add_up(
+    shape: BatchShape,
+    chunks: Iterable[ScheduledChunk],
+    drafts: Mapping[str, Sequence[int]],
+    num_swapped_blocks: int,
+) -> None:
     shape.num_swapped_blocks = num_swapped_blocks
     for chunk in chunks:
-        shape.add(chunk.num_new_tokens, chunk.num_prior_tokens)
+        if chunk.request.request_id in drafts:
+            shape.add_drafting(chunk.num_new_tokens - 1, chunk.num_prior_tokens)
+        else:
+            shape.add(chunk.num_new_tokens, chunk.num_prior_tokens)
+
+
+def _without_drafts(chunk: ScheduledChunk, drafts: Mapping[str, Sequence[int]]) -> ScheduledChunk:
+    """Return the part of a chunk that computes known tokens, which only a cache may keep."""
+    num_drafts = len(drafts.get(chunk.request.request_id, ()))
+    return chunk._replace(num_new_tokens=chunk.num_new_tokens - num_drafts)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
 from slosched.core import (
+    DraftOffer,
     Executor,
     Policy,
     ScheduledBatch,
@@ -42,6 +43,11 @@ class TakesTime(Policy):
         measured_s = time.perf_counter() - start_s
         self._clock.advance(measured_s if self._schedule_s == MEASURED else self._schedule_s)
         return output
+
+    def choose_drafts(
+        self, offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView
+    ) -> Sequence[int]:
+        return self._policy.choose_drafts(offers, output, view)
 
     def reset(self) -> None:
         self._policy.reset()

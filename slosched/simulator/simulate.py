@@ -15,6 +15,7 @@ from slosched.perfmodel import FittedModel, OnlineModel, scaled
 from slosched.scheduler import Scheduler
 from slosched.simulator.clients import Clients, WatchedByClients
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
+from slosched.simulator.drafts import AcceptedDrafts, SimulatedDrafts
 from slosched.simulator.grouped import GroupedSteps, OnRow
 from slosched.simulator.open_loop import OpenLoop
 from slosched.simulator.race import rehearse_in_line
@@ -51,6 +52,8 @@ class SimulationConfig:
     """What the server adds to a request's TTFT outside of its engine (`ServerTime`)."""
     client_timeout_s: float | None = None
     """The time from its arrival after which a client without its whole answer disconnects."""
+    drafts: SimulatedDrafts | None = None
+    """Speculative decoding; None for none."""
     seed: int = 0
 
     @property
@@ -137,13 +140,20 @@ class SimulatedReplica:
             predictor = OnlineModel(predictor)
         if config.schedule_s:
             policy = TakesTime(policy, clock, config.schedule_s)
-        self.scheduler = Scheduler(policy, kv, config.limits, predictor)
+        drafts = config.drafts
+        speculation = None if drafts is None else drafts.speculation()
+        self.scheduler = Scheduler(policy, kv, config.limits, predictor, speculation)
         self.clients = Clients(self.scheduler, config.client_timeout_s, fails_s)
         self.clock = clock
         self._per_request_s = config.per_request_s
         device_clock = VirtualClock() if config.overlap else clock
         executor = SimulatedExecutor(
-            model, device_clock, output_lengths, config.disturbances, config.seed
+            model,
+            device_clock,
+            output_lengths,
+            config.disturbances,
+            config.seed,
+            None if drafts is None else AcceptedDrafts(drafts.acceptance, config.seed),
         )
         watched = WatchedByClients(executor, device_clock, self.clients)
         if config.overlap:
@@ -156,7 +166,7 @@ class SimulatedReplica:
         self._on_step, self._on_row = on_step, on_row
         on_grouped = None if on_row is None else self._tell
         self._grouped = GroupedSteps(self.engine, executor, clock, self.clients, on_grouped)
-        self._may_group = on_step is None and not config.overlap
+        self._may_group = on_step is None and not config.overlap and speculation is None
         self._arrivals = OpenLoop(self.engine, self.clients, clock, self._run_some)
 
     def add(self, request: Request, arrival_s: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from slosched.core import (
@@ -13,6 +14,7 @@ from slosched.core import (
     StepResult,
 )
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances, DisturbedTimes
+from slosched.simulator.drafts import AcceptedDrafts
 
 
 class VirtualClock:
@@ -37,7 +39,8 @@ class SimulatedExecutor:
 
     `output_lengths` gives the true number of output tokens by request id. Only the executor knows
     it, and ends a request there, as a real model would by its end-of-sequence token.  A request
-    without an entry runs to its limit.  `disturbances` are drawn from `seed`.
+    without an entry runs to its limit.  `disturbances` are drawn from `seed`.  `accepted` says
+    which draft tokens are; without it none are.
     """
 
     def __init__(
@@ -47,10 +50,12 @@ class SimulatedExecutor:
         output_lengths: Mapping[str, int],
         disturbances: Disturbances = UNDISTURBED,
         seed: int = 0,
+        accepted: AcceptedDrafts | None = None,
     ) -> None:
         self._predict = model.predict
         self._clock = clock
         self._output_lengths = output_lengths
+        self._accepted = accepted
         self._disturbed = (
             None if disturbances.are_none else DisturbedTimes(disturbances, seed).seconds
         )
@@ -79,6 +84,8 @@ class SimulatedExecutor:
 
     def result(self, batch: ScheduledBatch, elapsed_s: float) -> StepResult:
         """Return the result of a batch, however long it took."""
+        if batch.drafts:
+            return self._result_with_drafts(batch, elapsed_s)
         token_ids: dict[str, int] = {}
         stopped: list[str] = []
         length_of = self._output_lengths.get
@@ -92,6 +99,27 @@ class SimulatedExecutor:
                 ):
                     stopped.append(request_id)
         return StepResult(token_ids, frozenset(stopped), elapsed_s)
+
+    def _result_with_drafts(self, batch: ScheduledBatch, elapsed_s: float) -> StepResult:
+        """Return the result of a batch that verifies drafts."""
+        token_ids: dict[str, int] = {}
+        num_accepted: dict[str, int] = {}
+        stopped: list[str] = []
+        for chunk in batch.chunks:
+            if not chunk.emits_token:
+                continue
+            request_id = chunk.request.request_id
+            num_drafts = len(batch.drafts.get(request_id, ()))
+            num_known = chunk.num_known_outputs - num_drafts
+            length = self._output_lengths.get(request_id, math.inf)
+            accepted = 0
+            if num_drafts and self._accepted is not None:
+                accepted = self._accepted.num_first(request_id, num_known, num_drafts)
+                accepted = num_accepted[request_id] = int(min(accepted, length - num_known - 1))
+            token_ids[request_id] = 0
+            if num_known + accepted + 1 >= length:
+                stopped.append(request_id)
+        return StepResult(token_ids, frozenset(stopped), elapsed_s, num_accepted=num_accepted)
 
     def release(self, request_id: str) -> None:
         """Do nothing: the executor keeps nothing of a request."""

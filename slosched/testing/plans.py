@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from slosched.core import (
+    DraftOffer,
     Policy,
     Request,
     RequestStatus,
@@ -42,6 +43,11 @@ class Watched(Policy):
 
     def __repr__(self) -> str:
         return repr(self._policy)
+
+    def choose_drafts(
+        self, offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView
+    ) -> Sequence[int]:
+        return self._policy.choose_drafts(offers, output, view)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         before = _picture(view)

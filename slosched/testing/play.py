@@ -11,6 +11,7 @@ from slosched.engine.loop import Engine
 from slosched.engine.overlap import OverlappedEngine
 from slosched.kv import KVCache
 from slosched.scheduler import Scheduler
+from slosched.simulator.drafts import AcceptedDrafts
 from slosched.simulator.scheduling_time import SimulatedDevice
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 from slosched.testing.plans import PlanLaw, Watched, check_ends, require
@@ -37,14 +38,17 @@ def play(
     kv = kv or scenario.empty_cache()
     watched = Watched(policy, kv, laws)
     clock = VirtualClock()
-    scheduler = Scheduler(watched, kv, scenario.limits, device_model())
+    drafts = scenario.drafts
+    speculation = None if drafts is None else drafts.speculation()
+    scheduler = Scheduler(watched, kv, scenario.limits, device_model(), speculation)
     groups = [_make(r, name(i), scenario) for i, r in enumerate(scenario.requests)]
     lengths = {
         request.request_id: source.num_output_tokens
         for group, source in zip(groups, scenario.requests, strict=True)
         for request in group
     }
-    engine = _engine(scheduler, clock, lengths, scenario.overlap)
+    accepted = None if drafts is None else AcceptedDrafts(drafts.acceptance)
+    engine = _engine(scheduler, clock, lengths, accepted, overlap=scenario.overlap)
     ended: list[str] = []
     next_arrival = 0
     step, most_steps = 0, _most_steps(scenario)
@@ -77,10 +81,15 @@ def _most_steps(scenario: Scenario) -> int:
 
 
 def _engine(
-    scheduler: Scheduler, clock: VirtualClock, lengths: dict[str, int], overlap: bool
+    scheduler: Scheduler,
+    clock: VirtualClock,
+    lengths: dict[str, int],
+    accepted: AcceptedDrafts | None,
+    *,
+    overlap: bool,
 ) -> Engine:
     block_size, device_clock = scheduler.kv.block_size, VirtualClock() if overlap else clock
-    executor = SimulatedExecutor(device_model(), device_clock, lengths)
+    executor = SimulatedExecutor(device_model(), device_clock, lengths, accepted=accepted)
     checked = CheckedMemory(executor, block_size)
     if not overlap:
         return Engine(scheduler, checked, clock)

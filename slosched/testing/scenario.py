@@ -10,6 +10,7 @@ from slosched.engine.loop import StepRecord
 from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
+from slosched.simulator.drafts import SimulatedDrafts
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceRequest
 
@@ -51,6 +52,8 @@ class Scenario:
     prefix_block_tokens: int | None = None
     overlap: bool = False
     """True if `play` has to plan each step while the one before it runs."""
+    drafts: SimulatedDrafts | None = None
+    """Speculative decoding, in `play` alone."""
 
     def shifted(self, seconds: float) -> Scenario:
         """Return the same scenario with all arrivals later by this many seconds."""

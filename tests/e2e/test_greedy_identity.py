@@ -1,7 +1,8 @@
 """Scheduling never changes greedy output: in float32 every token equals `generate`'s.
 
 This holds for every policy, and no matter how prompts are cut into chunks, which requests are
-preempted, recomputed or swapped, and what a prefix cache finds on the device or on the host.
+preempted, recomputed or swapped, what a prefix cache finds on the device or on the host, and which
+draft tokens are verified.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from slosched.engine.overlap import OverlappedEngine
 from slosched.kv import NO_PREFIX_HOST, HostWrites, KVCache, PrefixCaching, PrefixHost
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
-from slosched.scheduler import Scheduler
+from slosched.scheduler import PromptLookup, Scheduler, Speculation
 from slosched.testing import prefix_hosts
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Replica:
     overlap: bool = False
     prefix_cache: PrefixCaching = PrefixCaching.OFF
     prefix_host: PrefixHost = NO_PREFIX_HOST
+    num_draft_tokens: int = 0
+    """Most draft tokens of prompt lookup in a step; 0 for no speculative decoding."""
 
 
 def serve(
@@ -79,7 +82,10 @@ def serve(
     kv = KVCache(
         *(replica.num_blocks, BLOCK_SIZE, replica.num_host_blocks, index, replica.prefix_host)
     )
-    scheduler = Scheduler(make_policy(replica.policy), kv, replica.limits, make_model())
+    num_drafts = replica.num_draft_tokens
+    speculation = Speculation(PromptLookup(1, 3), num_drafts) if num_drafts else None
+    policy = make_policy(replica.policy)
+    scheduler = Scheduler(policy, kv, replica.limits, make_model(), speculation)
     clock = MonotonicClock()
     engine = Engine(scheduler, executor, clock)
     if replica.overlap:
@@ -102,7 +108,9 @@ def serve(
             requests.append(request)
         if engine.has_work:
             engine.step()
+            kv.check()
         step += 1
+    assert kv.num_free_blocks == kv.num_blocks, "an ended request holds KV blocks"
     return requests
 
 
@@ -230,6 +238,7 @@ def patterns(draw: st.DrawFn) -> tuple[Replica, list[tuple[int, ...]]]:
         overlap=draw(st.booleans()),
         prefix_cache=prefix_cache,
         prefix_host=draw(prefix_hosts(longest, prefix_cache)),
+        num_draft_tokens=draw(st.sampled_from([0, 0, 1, 3])),
     )
     return replica, prompts
 

@@ -25,6 +25,7 @@ from slosched.cli.local_model import (
 )
 from slosched.cli.option_groups import grouped
 from slosched.cli.service_options import ServiceOptions
+from slosched.cli.speculation import Speculate
 from slosched.core import NO_SLO, Executor
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
@@ -106,6 +107,7 @@ def serve(
     prefix_cache: options.PrefixCache = PrefixCaching.OFF,
     prefix_host_tokens: options.PrefixHostTokens = 0,
     prefix_host_writes: options.PrefixHostWrites = HostWrites.BACK,
+    speculate: Speculate = None,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -204,7 +206,8 @@ def serve(
     times = device.server_time
     steps = with_longer_steps(device.latency_model, times.per_step_s(overlap=overlap))
     step_limits = replace(limits.limits(), max_loras=loras.max_loras)
-    scheduler = Scheduler(chosen, cache, step_limits, OnlineModel(steps))
+    speculation = None if speculate is None else speculate.speculation()
+    scheduler = Scheduler(chosen, cache, step_limits, OnlineModel(steps), speculation)
     loop = Engine(scheduler, device.executor, MonotonicClock(), host_s=times.per_step_host_s)
     rehearse_apart(chosen)
     if overlap:

@@ -49,6 +49,9 @@ class ServerMetrics:
         self._num_preemptions = 0
         self._num_corrupted = 0
         self.by_tier = TierMetrics()
+        self._num_drafts = 0
+        self._num_draft_tokens = 0
+        self._num_accepted_tokens = 0
         self._predicted_s = 0.0
         self._predicted_took_s = 0.0
         self.queue_time = Histogram(
@@ -109,21 +112,28 @@ class ServerMetrics:
         took_s = record.end_s - record.start_s
         self._step.observe(took_s)
         self._step_tokens.observe(sum(chunk.num_new_tokens for chunk in batch.chunks))
+        num_accepted = record.result.num_accepted
         for chunk in batch.chunks:
-            if chunk.request.request_id in record.result.token_ids:
-                self._observe_token(chunk.request)
+            request_id = chunk.request.request_id
+            if request_id in record.result.token_ids:
+                self._observe_tokens(chunk.request, 1 + num_accepted.get(request_id, 0))
+        if batch.drafts:
+            self._num_drafts += len(batch.drafts)
+            self._num_draft_tokens += sum(map(len, batch.drafts.values()))
+            self._num_accepted_tokens += sum(num_accepted.values())
         self._num_corrupted += len(record.result.failed)
         self._num_preemptions += len(batch.output.preempted) + len(batch.output.swapped_out)
         if batch.predicted_s is not None:
             self._predicted_s += batch.predicted_s
             self._predicted_took_s += took_s
 
-    def _observe_token(self, request: Request) -> None:
-        """Count the latest token of a request."""
+    def _observe_tokens(self, request: Request, num_tokens: int) -> None:
+        """Count the latest tokens of a request, one or more, which came in one step."""
         times_s = request.token_times_s
-        self._num_output_tokens += 1
-        if len(times_s) > 1:
-            self._itl.observe(times_s[-1] - times_s[-2])
+        self._num_output_tokens += num_tokens
+        if len(times_s) > num_tokens:
+            for i in range(-num_tokens, 0):
+                self._itl.observe(times_s[i] - times_s[i - 1])
             return
         self._ttft.observe(times_s[0] - request.arrival_s)
         self._num_prompt_tokens += request.num_prompt_tokens
@@ -176,7 +186,8 @@ class ServerMetrics:
         """Return the whole page."""
         label = labels_of(model_name=model_name)
         lines = [*self._gauges(label), *self._counters(label), *self._ended(label)]
-        lines += [*self.by_tier.lines(label), *self._hangs(label), *process_lines()]
+        lines += [*self.by_tier.lines(label), *self._drafted(label), *self._hangs(label)]
+        lines += process_lines()
         lines += latency_model_lines(self._scheduler.latency_model, label)
         lines += portfolio_lines(self._scheduler.policy, label)
         for histogram in self._histograms:
@@ -229,6 +240,17 @@ class ServerMetrics:
             ),
         ):
             yield from sample(f"{name}_total", "counter", text, label, value)
+
+    def _drafted(self, label: str) -> Iterator[str]:
+        if self._scheduler.speculation is None:
+            return
+        for name, text, value in (
+            ("drafts", "Decodes of steps that verified drafts.", self._num_drafts),
+            ("draft_tokens", "Draft tokens that were verified.", self._num_draft_tokens),
+            ("accepted_tokens", "Draft tokens that were accepted.", self._num_accepted_tokens),
+        ):
+            name = f"vllm:spec_decode_num_{name}_total"
+            yield from sample(name, "counter", text, label, value)
 
     def _ended(self, label: str) -> Iterator[str]:
         ended = {

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -303,7 +303,7 @@ class EngineWorker:
         self.metrics.observe_step(record)
         result = record.result
         whys = {**result.failed, **result.barred}
-        self._report(result.token_ids, record.ended, whys, result.logprobs)
+        self._report(_emitted(record), record.ended, whys, result.logprobs)
         self.steps.publish(record)
 
     def _handle_failed_step(self, error: Exception, *, is_fault: bool) -> None:
@@ -336,7 +336,7 @@ class EngineWorker:
 
     def _report(
         self,
-        token_ids: Mapping[str, int],
+        token_ids: Mapping[str, Sequence[int]],
         ended: Iterable[Request],
         whys: Mapping[str, str] = _NO_FAULTS,
         logprobs: Mapping[str, TokenLogprobs] = _NO_LOGPROBS,
@@ -345,15 +345,17 @@ class EngineWorker:
 
         `whys` tells what was wrong with requests that ended by a fault or without a token.
         """
-        updates = {name: Update(token_id) for name, token_id in token_ids.items()}
+        updates = {name: [Update(token) for token in tokens] for name, tokens in token_ids.items()}
         for name, at_token in logprobs.items():
             if name in updates:
-                updates[name] = updates[name]._replace(logprobs=at_token)
+                updates[name][-1] = updates[name][-1]._replace(logprobs=at_token)
         over: dict[str, Request] = {}
         for request in ended:
             name = request.request_id
             why = whys.get(name, "") if request.end_reason in _EXPLAINED else ""
-            updates[name] = Update(token_ids.get(name), request.end_reason, why, logprobs.get(name))
+            *before, last = updates.get(name) or [Update()]
+            last = last._replace(end_reason=request.end_reason, detail=why)
+            updates[name] = [*before, last]
             if request.group is None or not request.group.num_unfinished:
                 over[_group_id(request)] = request
         for request in over.values():
@@ -373,14 +375,15 @@ class EngineWorker:
             most_output_tokens=max(member.num_output_tokens for member in members),
         )
 
-    def _deliver(self, updates: Mapping[str, Update]) -> None:
+    def _deliver(self, updates: Mapping[str, Sequence[Update]]) -> None:
         """Wake each event loop once, however many of its requests have an update."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Update]]] = {}
-        for name, update in updates.items():
+        for name, of_request in updates.items():
             generation = self._generations[name]
-            if update.end_reason is not None:
+            if of_request[-1].end_reason is not None:
                 del self._generations[name]
-            by_loop.setdefault(generation.loop, []).append((generation, update))
+            deliveries = by_loop.setdefault(generation.loop, [])
+            deliveries += [(generation, update) for update in of_request]
         for loop, deliveries in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_hand_over, deliveries)
@@ -395,7 +398,19 @@ class EngineWorker:
         for command in inbox:
             if isinstance(command, Generation):
                 self._follow(command)
-        self._deliver(dict.fromkeys(self._generations, Update(None, EndReason.FAULT, why)))
+        self._deliver({name: (Update(None, EndReason.FAULT, why),) for name in self._generations})
+
+
+def _emitted(record: StepRecord) -> Mapping[str, Sequence[int]]:
+    """Return the tokens that each request emitted in a step."""
+    token_ids, num_accepted = record.result.token_ids, record.result.num_accepted
+    if not num_accepted:
+        return {name: (token,) for name, token in token_ids.items()}
+    drafts = record.batch.drafts
+    return {
+        name: (*drafts.get(name, ())[: num_accepted.get(name, 0)], token)
+        for name, token in token_ids.items()
+    }
 
 
 def _hand_over(deliveries: Iterable[tuple[Generation, Update]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -15,6 +15,8 @@ from slosched.engine.torch.lora import AdapterRows
 from slosched.engine.torch.model import LoadedModel
 from slosched.engine.torch.sampling import Draws, Sampler, no_draws
 from slosched.engine.torch.step_inputs import StepInput, StepInputs
+
+_NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 
 
 class TorchExecutor:
@@ -65,48 +67,65 @@ class TorchExecutor:
         if self._spoilt_blocks:
             self._clear_spoilt(batch.chunks)
         with torch.inference_mode():
-            draws = self._run(batch.chunks)
-        token_ids = draws.token_ids
+            draws = self._run(batch)
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
         stopped = frozenset(
             chunk.request.request_id
             for chunk in batch.chunks
-            if (token_id := token_ids.get(chunk.request.request_id)) is not None
+            if (token_id := draws.token_ids.get(chunk.request.request_id)) is not None
             and self._sampler.is_last(chunk.request, token_id)
         )
         elapsed_s = time.perf_counter() - start_s
-        return StepResult(token_ids, stopped, elapsed_s, draws.failed, draws.barred, draws.logprobs)
+        return StepResult(
+            draws.token_ids,
+            stopped,
+            elapsed_s,
+            draws.failed,
+            draws.barred,
+            draws.logprobs,
+            draws.num_accepted,
+        )
 
     def release(self, request_id: str) -> None:
         self._inputs.release(request_id)
         self._sampler.release(request_id)
         self._newest_tokens.pop(request_id, None)
 
-    def prepare(self, chunks: Sequence[ScheduledChunk]) -> StepInput:
-        """Return the input of the forward pass over `chunks`; the next call overwrites it."""
+    def prepare(
+        self, chunks: Sequence[ScheduledChunk], drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS
+    ) -> StepInput:
+        """Return the input of the forward pass over `chunks`; the next call overwrites it.
+
+        The last tokens of a chunk are the `drafts` of its request, if it has any.
+        """
         names: list[str] = []
         token_ids: list[int] = []
         emitting: list[int] = []
         for chunk in chunks:
             request, num_new, num_prior, emits_token, _ = chunk
             names.append(request.request_id)
-            self._append_tokens(token_ids, request, num_prior, num_prior + num_new)
+            verified = drafts.get(request.request_id, ()) if drafts else ()
+            self._append_tokens(token_ids, request, num_prior, num_prior + num_new - len(verified))
             if emits_token:
                 emitting.append(len(token_ids) - 1)
+            for token_id in verified:
+                emitting.append(len(token_ids))
+                token_ids.append(token_id)
         return self._inputs.fill(names, chunks, token_ids, emitting)
 
-    def _run(self, chunks: Sequence[ScheduledChunk]) -> Draws:
+    def _run(self, batch: ScheduledBatch) -> Draws:
         """Run one forward pass, if there are chunks, and draw a token for each that emits one."""
+        chunks = batch.chunks
         if not chunks:
             return no_draws()
-        step_input = self.prepare(chunks)
+        step_input = self.prepare(chunks, batch.drafts)
         with self._adapted(chunks):
             logits = forward(self._model.model, step_input, self._cache, self._model.backend)
         emitters = [chunk for chunk in chunks if chunk.emits_token]
         if not emitters:
             return no_draws()
-        draws = self._sampler.sample(emitters, logits)
+        draws = self._sampler.sample(emitters, logits, batch.drafts)
         self._newest_tokens.update(draws.token_ids)
         for chunk in emitters if draws.failed else ():
             if chunk.request.request_id in draws.failed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ _GREEDY_TEMPERATURE = 1e-5
 """A temperature at or below which dividing overflows, and the draw would be the argmax anyway.
 """
 _NEVER = float("-inf")
+_BARRED = "its grammar, allowed_token_ids, stop_token_ids and min_tokens leave no token"
+_NO_DRAFTS: Mapping[str, Sequence[int]] = {}
 
 
 class Draws(NamedTuple):
@@ -36,11 +38,23 @@ class Draws(NamedTuple):
     """Requests whose own rules leave no token."""
     logprobs: dict[str, TokenLogprobs]
     """Log-probabilities for those that want them."""
+    num_accepted: dict[str, int]
+    """How many of its first draft tokens each request emits before what was drawn for it."""
 
 
 def no_draws() -> Draws:
     """Return the draws of a step in which no request gets a token."""
-    return Draws({}, {}, {}, {})
+    return Draws({}, {}, {}, {}, {})
+
+
+class _Row(NamedTuple):
+    """A row of logits: those of the token after the last known one and some of its drafts."""
+
+    request: Request
+    drawing: _Drawing
+    num_outputs: int
+    """The number of output tokens before it, if these drafts are accepted."""
+    drafts: Sequence[int]
 
 
 class Sampler:
@@ -48,6 +62,12 @@ class Sampler:
 
     A request's draws depend only on its own seed and progress, never on the other requests in its
     batch.  Without a seed of its own, it gets one derived from `seed` and the request's id.
+
+    A draft token is verified by drawing at its place as if there were no draft: it is accepted if
+    it is what was drawn.  That is rejection sampling for a draft that is certain of its token: it
+    is accepted with the probability p that the model gives it, and otherwise the token is drawn
+    from the rest of p.  One number is drawn for each token that is emitted, so a seed gives the
+    same tokens with drafts as without.  Source: Leviathan et al. (2023), arXiv 2211.17192.
     """
 
     def __init__(self, eos_token_ids: frozenset[int], device: torch.device, seed: int = 0) -> None:
@@ -56,50 +76,74 @@ class Sampler:
         self._seed = seed
         self._drawing: dict[str, _Drawing] = {}
 
-    def sample(self, chunks: Sequence[ScheduledChunk], logits: Tensor) -> Draws:
-        """Draw one token for each chunk; row i of `logits` [chunks, vocabulary] is chunk i's.
+    def sample(
+        self,
+        chunks: Sequence[ScheduledChunk],
+        logits: Tensor,
+        drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS,
+    ) -> Draws:
+        """Draw one token for each chunk, after those of its `drafts` that are accepted.
 
-        A request fails if its logits are not numbers, and is barred if what it asks for allows no
+        `logits` [rows, vocabulary] has a row for each chunk, and after it one for each of its
+        drafts.  A request that has a grammar or wants log-probabilities may have no drafts.  A
+        request fails if its logits are not numbers, and is barred if what it asks for allows no
         token.  Overwrites the logits of tokens that a request may not have.
         """
         draws = no_draws()
-        drawing = [self._drawing_of(chunk.request) for chunk in chunks]
+        rows = self._rows(chunks, drafts)
         # The host finds the masks while a GPU still computes the logits.
-        masks = _masks(chunks, drawing, draws)
+        masks = _masks(rows, draws)
         are_numbers: list[bool] = logits.amax(dim=-1).isfinite().tolist()
         plain = {
-            row: logits[row].float().log_softmax(dim=-1)
-            for row, chunk in enumerate(chunks)
-            if chunk.request.sampling.num_logprobs is not None
+            index: logits[index].float().log_softmax(dim=-1)
+            for index, row in enumerate(rows)
+            if row.request.sampling.num_logprobs is not None
         }
         if masks:
             apply_masks(logits, masks)
-        for row, (chunk, one) in enumerate(zip(chunks, drawing, strict=True)):
-            one.forbid(logits[row], chunk)
+        for index, row in enumerate(rows):
+            row.drawing.forbid(logits[index], row)
         likeliest = logits.max(dim=-1)
         tops: list[float] = likeliest.values.tolist()
         tokens: list[int] = likeliest.indices.tolist()
-        for row, (chunk, one) in enumerate(zip(chunks, drawing, strict=True)):
-            request = chunk.request
-            if not are_numbers[row]:
-                draws.failed[request.request_id] = "the model's logits are not numbers"
-                continue
-            if tops[row] == _NEVER:
-                draws.barred.setdefault(
-                    request.request_id,
-                    "its grammar, allowed_token_ids, stop_token_ids and min_tokens leave no token",
-                )
-            if request.request_id in draws.barred:
-                continue
-            if one.generator is not None:
-                weights = next_token_weights(logits[row], request.sampling)
-                tokens[row] = int(torch.multinomial(weights, 1, generator=one.generator))
-            one.note(tokens[row])
-            draws.token_ids[request.request_id] = tokens[row]
-            if row in plain:
-                logprobs = _logprobs(plain[row], tokens[row], request.sampling.num_logprobs or 0)
-                draws.logprobs[request.request_id] = logprobs
+        first = 0
+        for chunk in chunks:
+            request_id, sampling = chunk.request.request_id, chunk.request.sampling
+            wanted = drafts.get(request_id, ())
+            for at in range(first, first + len(wanted) + 1):
+                if not are_numbers[at]:
+                    draws.failed[request_id] = "the model's logits are not numbers"
+                    break
+                if tops[at] == _NEVER:
+                    draws.barred.setdefault(request_id, _BARRED)
+                if request_id in draws.barred:
+                    break
+                token = rows[at].drawing.draw(logits[at], tokens[at], sampling)
+                num_accepted = at - first
+                is_accepted = num_accepted < len(wanted) and token == wanted[num_accepted]
+                if not is_accepted or self.is_last(chunk.request, token):
+                    draws.token_ids[request_id] = token
+                    if wanted:
+                        draws.num_accepted[request_id] = num_accepted
+                    if at in plain:
+                        logprobs = _logprobs(plain[at], token, sampling.num_logprobs or 0)
+                        draws.logprobs[request_id] = logprobs
+                    break
+            first += len(wanted) + 1
         return draws
+
+    def _rows(
+        self, chunks: Sequence[ScheduledChunk], drafts: Mapping[str, Sequence[int]]
+    ) -> list[_Row]:
+        rows = []
+        for chunk in chunks:
+            request, drawing = chunk.request, self._drawing_of(chunk.request)
+            wanted = drafts.get(request.request_id, ()) if drafts else ()
+            num_known = chunk.num_known_outputs - len(wanted)
+            rows.append(_Row(request, drawing, num_known, ()))
+            for i in range(len(wanted)):
+                rows.append(_Row(request, drawing, num_known + i + 1, wanted[: i + 1]))
+        return rows
 
     def is_last(self, request: Request, token_id: int) -> bool:
         """Tell whether `token_id` ends the request, apart from its output limit."""
@@ -159,51 +203,54 @@ class _Drawing:
     outputs: list[int] = field(default_factory=list)
     """Its tokens so far, if it has bad words.  The request's own list may be a token behind."""
 
-    def forbid(self, logits: Tensor, chunk: ScheduledChunk) -> None:
-        """Overwrite the logits of tokens that the request may not have next."""
+    def forbid(self, logits: Tensor, row: _Row) -> None:
+        """Overwrite the logits of tokens that the request may not have in this place."""
         if self.allowed is not None:
             kept = logits[self.allowed]
             logits.fill_(_NEVER)
             logits[self.allowed] = kept
-        if chunk.num_known_outputs < chunk.request.sampling.min_tokens:
+        if row.num_outputs < row.request.sampling.min_tokens:
             if self.grammar is None:
                 logits[self.ends] = _NEVER
             else:
                 _forbid_unless_all_are(logits, self.ends)
         if self.bad_words:
-            _forbid_unless_all_are(logits, self._ends_of_bad_words())
+            _forbid_unless_all_are(logits, self._ends_of_bad_words([*self.outputs, *row.drafts]))
 
-    def _ends_of_bad_words(self) -> list[int]:
-        """Return the tokens that would complete a bad word."""
+    def _ends_of_bad_words(self, outputs: Sequence[int]) -> list[int]:
+        """Return the tokens that would complete a bad word after these outputs."""
         return [
             last
             for *before, last in self.bad_words
-            if self.outputs[len(self.outputs) - len(before) :] == before
+            if outputs[len(outputs) - len(before) :] == before
         ]
 
-    def note(self, token_id: int) -> None:
-        """Remember the token that was drawn."""
+    def draw(self, logits: Tensor, likeliest: int, sampling: SamplingParams) -> int:
+        """Return the next token, given its logits and the token with the greatest one."""
+        token = likeliest
+        if self.generator is not None:
+            weights = next_token_weights(logits, sampling)
+            token = int(torch.multinomial(weights, 1, generator=self.generator))
         if self.bad_words:
-            self.outputs.append(token_id)
+            self.outputs.append(token)
         if self.grammar is not None:
-            self.grammar.accept(token_id)
+            self.grammar.accept(token)
+        return token
 
 
-def _masks(
-    chunks: Sequence[ScheduledChunk], drawing: Sequence[_Drawing], draws: Draws
-) -> dict[int, bytes]:
+def _masks(rows: Sequence[_Row], draws: Draws) -> dict[int, bytes]:
     """Return the masks of the rows that have one; bar the requests whose grammar gives none."""
     masks = {}
-    for row, one in enumerate(drawing):
-        if one.grammar is None:
+    for index, row in enumerate(rows):
+        if row.drawing.grammar is None:
             continue
         try:
-            mask = one.grammar.mask()
+            mask = row.drawing.grammar.mask()
         except GrammarError as error:
-            draws.barred[chunks[row].request.request_id] = str(error)
+            draws.barred[row.request.request_id] = str(error)
             continue
         if mask is not None:
-            masks[row] = mask
+            masks[index] = mask
     return masks
 
 

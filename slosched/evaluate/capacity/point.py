@@ -47,7 +47,7 @@ class Point:
             "model": self.model,
             "trace": self.trace,
             "rate": self.rate,
-            "config": asdict(self.config),
+            "config": _config_document(self.config),
         }
         if self.fleet is not None:  # points of one replica keep the keys of earlier versions
             document["fleet"] = _fleet_document(self.fleet)
@@ -85,11 +85,21 @@ def digest(document: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _config_document(config: SimulationConfig) -> dict[str, object]:
+    """Return the settings of a replica; without drafts as earlier versions, which knew none."""
+    document = asdict(config)
+    if config.drafts is None:
+        del document["drafts"]
+    return document
+
+
 def _fleet_document(fleet: FleetSetup) -> dict[str, object]:
     """Return all that the replay on a fleet depends on, in a form that JSON can express."""
     return {
         "router": repr(make_router(fleet.router)),
-        "replicas": [[model_digest(model), asdict(config)] for model, config in fleet.replicas],
+        "replicas": [
+            [model_digest(model), _config_document(config)] for model, config in fleet.replicas
+        ],
         "config": asdict(fleet.config),
     }
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from slosched.core import (
     DecodeGroup,
+    DraftOffer,
     EndReason,
     ForeseesDecodes,
     Limits,
@@ -82,6 +83,11 @@ class Wrapper(PlansBesideDecodes, ForeseesDecodes):
     @property
     def prompt_order(self) -> PromptOrder:
         return self.inner.prompt_order
+
+    def choose_drafts(
+        self, offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView
+    ) -> Sequence[int]:
+        return self.inner.choose_drafts(offers, output, view)
 
     def reset(self) -> None:
         self.inner.reset()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
 from slosched.core import (
     DecodeGroup,
+    DraftOffer,
     ForeseesDecodes,
     Limits,
     PlansBesideDecodes,
@@ -187,6 +188,11 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
             if view.now_s >= self._next_s:
                 self._meet(view, self._forecaster)
         return self._planner.schedule(view)
+
+    def choose_drafts(
+        self, offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView
+    ) -> Sequence[int]:
+        return self._planner.choose_drafts(offers, output, view)
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Plan as the candidate does; return None when all requests have to be looked at."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from batches import make_chunk, make_prompt_request
 
-from slosched.core import GrammarError, Request, SamplingParams
+from slosched.core import GrammarError, Request, SamplingParams, ScheduledChunk
 from slosched.engine.torch.sampling import Draws, Sampler, next_token_weights
 
 torch.set_num_threads(1)
@@ -152,3 +152,74 @@ def test_bad_words_are_never_completed() -> None:
     again = replace(pair, output_token_ids=[], num_output_tokens=0, num_computed_tokens=0)
     sampler.release("pair")
     assert draw(sampler, LOGITS[None], again).token_ids == {"pair": 1}, "nothing is left of it"
+
+
+def with_drafts(sampler: Sampler, request: Request, drafts: list[int], rows: torch.Tensor) -> Draws:
+    """Return what a decode of `request` draws that verifies `drafts`; nothing is appended."""
+    num_new = 1 + len(drafts)
+    chunk = ScheduledChunk(request, num_new, request.num_tokens - 1, True, [0, 1, 2, 3])
+    return sampler.sample([chunk], rows.clone(), {request.request_id: drafts})
+
+
+def test_drafts_do_not_change_how_often_a_token_is_drawn() -> None:
+    """All tokens have the same odds in both places, behind an accepted draft as before it."""
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    first, second = [0] * 4, [0] * 4
+    for seed in range(3000):
+        hot = SamplingParams(temperature=1.0, seed=seed, ignore_eos=True)
+        request = make_prompt_request(f"r{seed}", [0, 1], hot)
+        draws = with_drafts(sampler, request, [3], LOGITS.repeat(2, 1))
+        token = draws.token_ids[request.request_id]
+        if draws.num_accepted[request.request_id]:
+            first[3] += 1
+            second[token] += 1
+        else:
+            assert token != 3
+            first[token] += 1
+        sampler.release(request.request_id)
+    assert sum(second) == first[3]
+    expected = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    for counts in (first, second):
+        shares = torch.tensor(counts) / sum(counts)
+        assert float((shares - expected).abs().max()) < 0.05
+
+
+def test_a_seed_draws_the_same_tokens_whatever_is_drafted() -> None:
+    hot = SamplingParams(temperature=1.0, seed=11, ignore_eos=True)
+    plain = make_prompt_request("r", [0, 1], hot)
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    for _ in range(30):
+        draw(sampler, LOGITS[None], plain)
+    sampler.release("r")
+    drafted = make_prompt_request("r", [0, 1], hot)
+    while drafted.num_output_tokens < 30:
+        drafts = [1, 1, 3][: 30 - drafted.num_output_tokens - 1]
+        draws = with_drafts(sampler, drafted, drafts, LOGITS.repeat(1 + len(drafts), 1))
+        emitted = [*drafts[: draws.num_accepted.get("r", 0)], draws.token_ids["r"]]
+        drafted.output_token_ids += emitted
+        drafted.num_output_tokens += len(emitted)
+    assert drafted.output_token_ids == plain.output_token_ids
+
+
+def test_what_a_request_may_not_have_is_no_accepted_draft_either() -> None:
+    """The likeliest tokens are 1, 3, 2, 0 in this order."""
+    sampler = Sampler(frozenset({1}), torch.device("cpu"))
+    rows = LOGITS.repeat(4, 1)
+    one = make_prompt_request("end", [0], SamplingParams(min_tokens=2))
+    # In the first two places the end is forbidden, in the third it stops the request.
+    draws = with_drafts(sampler, one, [3, 3, 1], rows)
+    assert (draws.num_accepted["end"], draws.token_ids["end"]) == (2, 1)
+    words = SamplingParams(bad_words=((1, 1),), ignore_eos=True)
+    pair = make_prompt_request("pair", [0], words)
+    draws = with_drafts(sampler, pair, [1, 1, 1], rows)
+    assert (draws.num_accepted["pair"], draws.token_ids["pair"]) == (1, 3)
+
+
+def test_a_place_among_the_drafts_that_is_no_number_fails_the_request() -> None:
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    rows = LOGITS.repeat(2, 1)
+    rows[1] = math.nan
+    right = make_prompt_request("right", [0])
+    assert with_drafts(sampler, right, [1], rows).failed.keys() == {"right"}
+    wrong = make_prompt_request("wrong", [0])
+    assert with_drafts(sampler, wrong, [2], rows).token_ids == {"wrong": 1}

@@ -1,0 +1,162 @@
+"""Speculative decoding: the scheduler lets decodes verify draft tokens in what a plan leaves.
+
+A draft is one token more of a decode.  The step computes all drafts of a request after its last
+known token, and so learns in one pass which of them the model would have emitted.  Those up to the
+first wrong one are emitted, and one more token, which the same pass gives.  The policy says how
+many drafts are worth their time (`Policy.choose_drafts`), a proposer says which tokens they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from slosched.core import (
+    BatchShape,
+    DraftOffer,
+    Policy,
+    Request,
+    SamplingParams,
+    SchedulerOutput,
+    SchedulerView,
+)
+from slosched.scheduler.acceptance import Acceptance
+from slosched.scheduler.plan_check import Spare
+
+
+class Proposer(Protocol):
+    """A source of draft tokens."""
+
+    def propose(self, request: Request, max_tokens: int) -> Sequence[int]:
+        """Return at most `max_tokens` drafts after a request's last token, often none."""
+
+    def release(self, request_id: str) -> None:
+        """Forget a request that has ended."""
+
+
+class Speculation:
+    """Adds draft tokens to plans, and learns how many of them are accepted."""
+
+    def __init__(self, proposer: Proposer, num_draft_tokens: int) -> None:
+        """`num_draft_tokens` is the most that a request verifies in a step."""
+        if num_draft_tokens < 1:
+            raise ValueError(f"at least one token is to be drafted, not {num_draft_tokens}")
+        self._proposer = proposer
+        self._num_draft_tokens = num_draft_tokens
+        self.acceptance = Acceptance()
+        self.must_wait = False
+        """Whether the next plan has to wait for the tokens of the last one: it verifies drafts, or
+        would have done so had all tokens been known."""
+        self.num_drafted = 0
+        """Draft tokens that were verified so far."""
+        self.num_accepted = 0
+
+    def with_drafts(
+        self,
+        output: SchedulerOutput,
+        view: SchedulerView,
+        policy: Policy,
+        running: Mapping[str, Request],
+        spare: Spare,
+    ) -> SchedulerOutput:
+        """Return `policy`'s plan with draft tokens for decodes among the `running` requests.
+
+        They take nothing that the plan uses: `spare` is what it leaves.
+        """
+        self.must_wait = False
+        self.acceptance.begin_step()
+        offers = self._offers(output, running, spare)
+        if not offers:
+            return output
+        if output.shape is None:
+            output = replace(output, shape=_shape_of(output, view))
+        num_tokens, num_blocks = spare
+        drafts: dict[str, Sequence[int]] = {}
+        for offer, chosen in zip(offers, policy.choose_drafts(offers, output, view), strict=True):
+            request = offer.request
+            most = min(chosen, offer.max_tokens, num_tokens)
+            most = min(most, _room_for(request, most, num_blocks, view.kv.block_size))
+            if most <= 0:
+                continue
+            if request.num_output_placeholders:  # nobody knows yet what to go on from
+                self.must_wait = True
+                continue
+            if tokens := self._proposer.propose(request, most):
+                drafts[request.request_id] = tokens
+                num_tokens -= len(tokens)
+                num_blocks -= _blocks_for(request, len(tokens), view.kv.block_size)
+        if not drafts:
+            return output
+        self.must_wait = True
+        scheduled = dict(output.num_scheduled_tokens)
+        for request_id, tokens in drafts.items():
+            scheduled[request_id] += len(tokens)
+        return replace(output, num_scheduled_tokens=scheduled, draft_token_ids=drafts, shape=None)
+
+    def note(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
+        """Learn how many of a request's draft tokens were accepted."""
+        self.acceptance.note(request_id, num_drafts, num_accepted)
+        self.num_drafted += num_drafts
+        self.num_accepted += num_accepted
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that has ended."""
+        self.acceptance.forget(request_id)
+        self._proposer.release(request_id)
+
+    def _offers(
+        self, output: SchedulerOutput, running: Mapping[str, Request], spare: Spare
+    ) -> list[DraftOffer]:
+        """Return the decodes of a plan that may verify drafts, in its order."""
+        if not spare.num_tokens:
+            return []
+        most, guess, share = self._num_draft_tokens, self.acceptance.of_all(), self.acceptance.of
+        offers = []
+        for request_id, n in output.num_scheduled_tokens.items():
+            request = running.get(request_id)
+            if n != 1 or request is None or not request.num_output_tokens or not request.is_decode:
+                continue
+            num_left = request.max_tokens - request.num_output_tokens - 1
+            if num_left > 0 and _may_draft(request.sampling):
+                offers.append(DraftOffer(request, min(most, num_left), share(request_id, guess)))
+        return offers
+
+
+def _may_draft(sampling: SamplingParams) -> bool:
+    """Tell whether several tokens of a request may come in one step.
+
+    A grammar says what may follow only after each token, and log-probabilities come one by one.
+    """
+    return sampling.grammar is None and sampling.num_logprobs is None
+
+
+def _room_for(request: Request, num_drafts: int, num_free_blocks: int, block_size: int) -> int:
+    """Return how many of `num_drafts` draft tokens have room, given the free blocks."""
+    missing = _blocks_for(request, num_drafts, block_size) - num_free_blocks
+    if missing <= 0:
+        return num_drafts
+    end = -(-(request.num_computed_tokens + 1 + num_drafts) // block_size) - missing
+    return end * block_size - request.num_computed_tokens - 1
+
+
+def _blocks_for(request: Request, num_drafts: int, block_size: int) -> int:
+    """Return the blocks that draft tokens take beyond those that the plan takes."""
+    num_planned = request.num_computed_tokens + 1
+    return -(-(num_planned + num_drafts) // block_size) - -(-num_planned // block_size)
+
+
+def _shape_of(output: SchedulerOutput, view: SchedulerView) -> BatchShape:
+    """Return the shape of a plan whose policy has not summed it up, without its copies."""
+    shape, scheduled = BatchShape(), output.num_scheduled_tokens
+    waiting = view.waiting if _starts_any(scheduled, view) else ()
+    for request in (*view.running, *view.swapped, *waiting):
+        if n := scheduled.get(request.request_id):
+            found = output.num_found_tokens.get(request.request_id, request.num_computed_tokens)
+            shape.add(n, found)
+    return shape
+
+
+def _starts_any(scheduled: Mapping[str, int], view: SchedulerView) -> bool:
+    held = (*view.running, *view.swapped)
+    return sum(request.request_id in scheduled for request in held) < len(scheduled)
