@@ -137,7 +137,7 @@ def test_a_client_that_leaves_while_its_drafts_are_verified_gives_back_all_block
     assert scheduler.kv.num_free_blocks == scheduler.kv.num_blocks
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(scenarios(), st.sampled_from([0.0, 0.6, 1.0]), st.integers(1, 5))
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_request_ends_once_and_no_block_leaks(

@@ -66,7 +66,7 @@ def play(
         step += 1
         require(step <= most_steps, f"after {step} steps no end is in sight")
     requests = [request for group in groups for request in group]
-    check_ends(requests, ended, lengths)
+    check_ends(requests, ended, lengths, with_drafts=drafts is not None)
     require(
         kv.num_free_blocks == kv.num_blocks and kv.num_free_host_blocks == kv.num_host_blocks,
         "KV blocks are still held after the last request has ended",
