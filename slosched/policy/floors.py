@@ -122,11 +122,15 @@ class Floors(Wrapper):
 
     def _book(self, view: SchedulerView, output: SchedulerOutput, owner: str | None) -> None:
         """Count a planned step, the turn of `owner`, for all classes."""
-        num_tokens, backlogged, shape = self._served(view, output)
-        total = shape.num_tokens
+        if not self._share:
+            return
+        num_tokens, backlogged = self._served(view, output)
+        total = sum(output.num_scheduled_tokens.values())
+        if self._beside is not None:
+            total += self._beside.num_decodes
         step_s = float(total)
         if view.latency_model is not None:
-            step_s = view.latency_model.predict(output.shape or shape)
+            step_s = view.latency_model.predict(output.shape or self._shape(view, output))
         for name, share in self._share.items():
             if name not in backlogged:
                 self._owed_s[name] = 0.0
@@ -137,31 +141,34 @@ class Floors(Wrapper):
 
     def _served(
         self, view: SchedulerView, output: SchedulerOutput
-    ) -> tuple[dict[str, int], set[str], BatchShape]:
-        """Return the tokens of each class, the classes left backlogged, and the step's shape."""
+    ) -> tuple[dict[str, int], set[str]]:
+        """Return the tokens of each class in the step, and the classes left backlogged."""
         scheduled, found = output.num_scheduled_tokens, output.num_found_tokens
         num_tokens, backlogged = dict.fromkeys(self._share, 0), set[str]()
-        shape = BatchShape()
         if self._beside is not None:
-            shape = group_shape(self._beside)
             for classes, num in self._beside.num_by(self.classes_of).items():
                 assert isinstance(classes, tuple)
                 for name in classes:
                     num_tokens[name] += num
+        classes_of = self.classes_of
         for request in chain(view.running, view.swapped, view.waiting):
-            request_id = request.request_id
-            num = scheduled.get(request_id, 0)
-            classes = self.classes_of(request)
-            if not num and not classes:
-                continue
-            prior = found.get(request_id, request.num_computed_tokens)
-            if num:
-                shape.add(num, prior)
-            for name in classes:
+            for name in classes_of(request):
+                request_id = request.request_id
+                num = scheduled.get(request_id, 0)
+                prior = found.get(request_id, request.num_computed_tokens)
                 num_tokens[name] += num
                 if num < request.num_tokens - prior and request_id not in output.rejected:
                     backlogged.add(name)
-        return num_tokens, backlogged, shape
+        return num_tokens, backlogged
+
+    def _shape(self, view: SchedulerView, output: SchedulerOutput) -> BatchShape:
+        """Return the shape of a step whose plan does not say it."""
+        shape = BatchShape() if self._beside is None else group_shape(self._beside)
+        for request in chain(view.running, view.swapped, view.waiting):
+            if num := output.num_scheduled_tokens.get(request.request_id):
+                prior = output.num_found_tokens.get(request.request_id, request.num_computed_tokens)
+                shape.add(num, prior)
+        return shape
 
 
 def _floors(text: str | None) -> dict[str, float]:
