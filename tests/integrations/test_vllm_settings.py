@@ -47,6 +47,15 @@ def test_a_promise_of_a_name_that_does_not_exist_is_refused() -> None:
         PROMISES.of({"slo_e2e_s": 7})
 
 
+@pytest.mark.parametrize(
+    ("asked", "tier"), [(None, None), ({}, None), ({"slo_tier": "gold"}, "gold")]
+)
+def test_a_request_is_in_the_tier_that_it_names(
+    asked: dict[str, object] | None, tier: str | None
+) -> None:
+    assert PROMISES.tier_of(asked) == tier
+
+
 def test_an_unknown_tier_is_refused_with_those_there_are() -> None:
     with pytest.raises(BadPromiseError, match=r"silver.*gold"):
         PROMISES.of({"slo_tier": "silver"})

@@ -212,6 +212,7 @@ class Mirror:
         return ours
 
     def _made(self, theirs: Any) -> Request:
+        extra_args = theirs.sampling_params.extra_args
         ours = Request(
             theirs.request_id,
             theirs.arrival_time - self._per_request_s,
@@ -219,7 +220,8 @@ class Mirror:
             max_tokens=max(
                 1, min(theirs.max_tokens, self._max_model_len - theirs.num_prompt_tokens)
             ),
-            slo=self._promises.of(theirs.sampling_params.extra_args),
+            slo=self._promises.of(extra_args),
+            tier=self._promises.tier_of(extra_args),
             prompt_token_ids=theirs.prompt_token_ids,
             priority=theirs.priority,
             lora_id=None if theirs.lora_request is None else theirs.lora_request.lora_name,

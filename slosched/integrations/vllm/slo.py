@@ -68,6 +68,11 @@ class Promises:
         base = self._tier(extra_args[TIER_FIELD]) if TIER_FIELD in extra_args else self.default
         return asked_slo(partial(_asked_s, extra_args), base)
 
+    def tier_of(self, extra_args: Mapping[str, object] | None) -> str | None:
+        """Return the name of the tier that a request is in; None if it names none."""
+        name = (extra_args or {}).get(TIER_FIELD)
+        return name if isinstance(name, str) and name in self.tiers else None
+
     def _tier(self, name: object) -> SLO:
         if not isinstance(name, str) or name not in self.tiers:
             raise BadPromiseError(
