@@ -16,7 +16,7 @@ from starlette.routing import Route
 from slosched.core import Request, fan_out
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
 from slosched.engine.server.adapter_routes import adapter_routes
-from slosched.engine.server.adapters import Adapters, NamedAdapter
+from slosched.engine.server.adapters import Adapters
 from slosched.engine.server.api_keys import RequireKey, tenant_of
 from slosched.engine.server.beams import BeamResponse, BeamSearch
 from slosched.engine.server.bodies import BodyReader
@@ -32,6 +32,7 @@ from slosched.engine.server.fields import (
 )
 from slosched.engine.server.grammars import GrammarQueue
 from slosched.engine.server.http_metrics import CountRequests, HTTPMetrics
+from slosched.engine.server.model_cards import ModelCards, model_routes
 from slosched.engine.server.page import answer_page
 from slosched.engine.server.prometheus import CONTENT_TYPE, labels_of
 from slosched.engine.server.prompts import PromptEncoder
@@ -86,8 +87,7 @@ def build_app(
             Route("/health", api.health),
             Route("/ping", api.health, methods=["GET", "POST"]),
             Route("/version", api.version),
-            Route("/v1/models", api.models),
-            Route("/v1/models/{id:path}", api.model),
+            *model_routes(api.cards, api.bodies),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
             Route("/v1/quote", api.quote),
@@ -125,6 +125,9 @@ class _Api:
         self._max_model_len = min(config.max_model_len, worker.capacity_tokens)
         self._encoder = PromptEncoder(tokenizer, self._max_model_len)
         self._adapters = adapters
+        self.cards = ModelCards(
+            config.model_name, self._max_model_len, tokenizer.vocab_size, adapters
+        )
         self.bodies = BodyReader(config, self._max_model_len, adapters)
         self._grammars = GrammarQueue(grammars, config.retry_after_s)
 
@@ -142,31 +145,6 @@ class _Api:
 
     async def version(self, _http: HTTPRequest) -> Response:
         return JSONResponse({"version": version("slosched")})
-
-    async def models(self, _http: HTTPRequest) -> Response:
-        cards = [self._model(), *map(self._adapter, self._adapters.loaded)]
-        return JSONResponse({"object": "list", "data": cards})
-
-    async def model(self, http: HTTPRequest) -> Response:
-        name = http.path_params["id"]
-        self.bodies.check_model(name)
-        adapter = self._adapters.find(name)
-        return JSONResponse(self._model() if adapter is None else self._adapter(adapter))
-
-    def _model(self) -> dict[str, object]:
-        return {
-            "id": self._config.model_name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "slosched",
-            "max_model_len": self._max_model_len,
-            "vocab_size": self._tokenizer.vocab_size,
-        }
-
-    def _adapter(self, adapter: NamedAdapter) -> dict[str, object]:
-        """Return an adapter's card, with vLLM's names for the base model and the directory."""
-        names = {"id": adapter.name, "parent": self._config.model_name, "root": str(adapter.path)}
-        return {**self._model(), **names}
 
     async def metrics(self, _http: HTTPRequest) -> Response:
         text = self._worker.metrics.render(self._config.model_name)

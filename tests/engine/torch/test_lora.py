@@ -197,6 +197,7 @@ def test_a_request_whose_adapter_is_not_loaded_is_not_computed_without_it(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft calls what transformers will drop
 def test_peft_computes_the_same(model: LoadedModel, paths: dict[str, Path]) -> None:
     """peft's own reading of the files gives the logits of the merged model, from which we start."""
     peft = pytest.importorskip("peft")
