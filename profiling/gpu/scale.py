@@ -63,7 +63,7 @@ class Scale:
         """Load the model with random weights, and as large a swap space as the copies need."""
         options = replace(self.model, attention=attention)
         host_tokens = max(self.swap_blocks) * block_size
-        return open_local(options, KVOptions(self.kv_tokens, host_tokens, block_size))
+        return open_local(options, KVOptions(self.kv_tokens, host_tokens, block_size), self.limits)
 
     def replays(self) -> list[Replay]:
         """Return all replays, those of one trace one after the other."""

@@ -90,17 +90,24 @@ def expert_facts(config: object) -> dict[str, str]:
 
 
 def open_local(
-    model: ModelOptions, kv: KVOptions, seed: int = 0, *, num_prefix_host_blocks: int = 0
+    model: ModelOptions,
+    kv: KVOptions,
+    limits: Limits,
+    seed: int = 0,
+    *,
+    num_prefix_host_blocks: int = 0,
 ) -> LocalModel:
     """Load the model and reserve its KV cache.
 
-    Host memory gets the blocks that `kv` asks for, and `num_prefix_host_blocks` more.
+    If `kv` gives no size, the cache gets what the largest step that `limits` allow leaves free: see
+    `measured_kv_size`.  Host memory gets the blocks that `kv` asks for, and
+    `num_prefix_host_blocks` more.
     """
     try:
         from slosched.engine.torch import (  # takes seconds
             TorchExecutor,
-            default_num_blocks,
             load_model,
+            measured_kv_size,
         )
     except ImportError as error:
         raise ExtraMissingError(
@@ -117,8 +124,10 @@ def open_local(
             seed=seed,
             num_threads=model.threads,
         )
-        fitting = default_num_blocks(loaded.geometry, kv.block_size, loaded.device)
-        num_blocks = kv.num_blocks(fitting * kv.block_size)
+        size = None
+        if kv.kv_tokens is None:
+            size = measured_kv_size(loaded, limits, kv.block_size, seed=seed)
+        num_blocks = kv.num_blocks(0 if size is None else size.num_blocks * kv.block_size)
         executor = TorchExecutor(
             loaded,
             num_blocks=num_blocks,
@@ -131,6 +140,8 @@ def open_local(
         f"{loaded.name} on {loaded.device} in {dtype}, attention: {loaded.backend.name}",
         markup=False,
     )
+    if size is not None:
+        console.print(f"{size}", markup=False)
     return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size)
 
 

@@ -21,7 +21,8 @@ SMALL = Limits(max_num_batched_tokens=64, max_num_seqs=4)
 
 @pytest.fixture(scope="module")
 def local() -> LocalModel:
-    return open_local(ModelOptions(model="tiny-random", device="cpu"), KVOptions(kv_tokens=512))
+    model = ModelOptions(model="tiny-random", device="cpu")
+    return open_local(model, KVOptions(kv_tokens=512), Limits())
 
 
 def make_poor(path: Path) -> None:

@@ -108,7 +108,7 @@ def profile(
         measured = run_profile(theirs, limits.limits(), out, run)
         console.print(f"wrote {out}: {summary(measured, theirs.block_bytes)}")
         return
-    local = open_local(replace(model, model=name), kv, seed)
+    local = open_local(replace(model, model=name), kv, limits.limits(), seed)
     measured = run_profile(local, limits.limits(), out, run)
     console.print(f"wrote {out}: {summary(measured, local.block_bytes)}")
     if server:

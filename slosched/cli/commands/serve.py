@@ -196,7 +196,9 @@ def serve(
         given = None if latency_model is None else load_model(latency_model, force=force)
         if given is not None:
             check_can_schedule(given)
-        local = open_local(model, kv, num_prefix_host_blocks=prefix_host.num_blocks)
+        local = open_local(
+            model, kv, limits.limits(), num_prefix_host_blocks=prefix_host.num_blocks
+        )
         adapters = http.Adapters(local.loaded.load_adapter)
         adapters.add_all(adapter_paths)  # before a minute is spent on the calibration
         calibrated = partial(calibrated_model, local, limits.limits(), calibrate, anew=recalibrate)

@@ -7,19 +7,21 @@ from slosched.engine.torch.attention import AttentionBackend, BackendUnavailable
 from slosched.engine.torch.embedded import ModelUnavailableError, default_cache_dir
 from slosched.engine.torch.executor import TorchExecutor
 from slosched.engine.torch.forward import UnsupportedModelError
-from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache, default_num_blocks
+from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
 from slosched.engine.torch.model import LoadedModel, load_model
+from slosched.engine.torch.step_memory import KVSize, measured_kv_size
 
 __all__ = [
     "AttentionBackend",
     "BackendUnavailableError",
     "KVGeometry",
+    "KVSize",
     "LoadedModel",
     "ModelUnavailableError",
     "PagedKVCache",
     "TorchExecutor",
     "UnsupportedModelError",
     "default_cache_dir",
-    "default_num_blocks",
     "load_model",
+    "measured_kv_size",
 ]

@@ -108,45 +108,6 @@ class PagedKVCache:
         return on_device, torch.tensor([copy.host_block for copy in copies])
 
 
-def default_num_blocks(
-    geometry: KVGeometry,
-    block_size: int,
-    device: torch.device,
-    *,
-    memory_bytes: int | None = None,
-    fraction: float | None = None,
-) -> int:
-    """Return how many KV blocks fit into `memory_bytes`, or into `fraction` of the free memory.
-
-    The default on a GPU is 90 % of what is free once the model is loaded.  On a CPU it is a quarter
-    of what is available but at most 2 GiB, because such a machine usually does other work, too.
-    Raises ValueError for a wrong option, or if not even one block fits.
-    """
-    if memory_bytes is not None and fraction is not None:
-        raise ValueError("give memory_bytes or fraction, not both")
-    if fraction is not None and not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be in (0, 1], not {fraction}")
-    if memory_bytes is None:
-        memory_bytes = _default_memory_bytes(device, fraction)
-    num_blocks = memory_bytes // (geometry.bytes_per_token * block_size)
-    if num_blocks < 1:
-        raise ValueError(
-            f"{memory_bytes} bytes hold no KV block of {block_size} tokens, "
-            f"which takes {geometry.bytes_per_token * block_size} bytes"
-        )
-    return int(num_blocks)
-
-
-def _default_memory_bytes(device: torch.device, fraction: float | None) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * (0.9 if fraction is None else fraction))
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if fraction is None:
-        return min(available // 4, 2 << 30)
-    return int(available * fraction)
-
-
 def _check_host_memory(num_bytes: int) -> None:
     """Raise ValueError if the machine has less memory than `num_bytes`.
 

