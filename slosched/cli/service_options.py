@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeVar
 
 import typer
 
-from slosched.core import OnInfeasible, Policy
+from slosched.core import SLO, OnInfeasible, Policy
 from slosched.policy.door import Door
 from slosched.policy.floors import Floors
 from slosched.workload.service_tier import (
@@ -109,10 +110,7 @@ class ServiceOptions:
 
     def described(self) -> str:
         """Return the lines that tell the tiers when the server starts; none if there are none."""
-        return "".join(
-            f"tier {tier.name}: TTFT {tier.slo.ttft_s:g} s, TPOT {tier.slo.tpot_s:g} s\n"
-            for tier in self.tiers().values()
-        )
+        return "".join(f"tier {tier.name}: {_times(tier.slo)}\n" for tier in self.tiers().values())
 
     def with_floors(self, policy: Policy) -> Policy:
         """Return the policy with the floors of tiers and tenants, inside its door if it has one."""
@@ -141,3 +139,9 @@ def _by_name(option: str, items: list[_Named]) -> dict[str, _Named]:
 
 def _floors(shares: Mapping[str, float]) -> str | None:
     return "/".join(f"{name}={share:g}" for name, share in shares.items() if share) or None
+
+
+def _times(slo: SLO) -> str:
+    times_s = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "end to end": slo.e2e_s or math.inf}
+    told = [f"{name} {seconds:g} s" for name, seconds in times_s.items() if seconds < math.inf]
+    return ", ".join(told) or "no SLO"
