@@ -59,6 +59,8 @@ class StepRecord:
     num_running: int
     num_swapped: int
     kv_used_fraction: float
+    schedule_s: float = 0.0
+    """How long the scheduler took to plan the step."""
 
     def row(self) -> StepRow:
         """Return the row that timelines and statistics keep of the step."""
@@ -111,15 +113,17 @@ class Engine:
         """
         start_s = self.clock.now_s()
         batch = self.scheduler.schedule(start_s)
+        planned_s = self.clock.now_s()
         queued, result = self._queued(), StepResult({})
         if batch.is_empty:
             self._note_idle_step(batch)
         else:
             self._num_idle_steps = 0
             wait = partial(self.executor.execute, batch)
-            result = self._result_of(batch, wait, self.clock.now_s())
+            result = self._result_of(batch, wait, planned_s)
         end_s = self._book(batch, result)
-        return StepRecord(start_s, end_s, batch, result, self.take_ended(), *queued)
+        ended, schedule_s = self.take_ended(), planned_s - start_s
+        return StepRecord(start_s, end_s, batch, result, ended, *queued, schedule_s=schedule_s)
 
     def take_ended(self) -> list[Request]:
         """Return the requests that ended since the last call, and release them in the executor."""

@@ -36,6 +36,8 @@ class _Step:
     wait: Callable[[], StepResult]
     began_s: float
     """The time when the step before it ended, or when it was launched if the device was idle."""
+    schedule_s: float
+    """How long it took to plan it."""
 
 
 class OverlappedEngine(Engine):
@@ -64,7 +66,7 @@ class OverlappedEngine(Engine):
                 self._note_idle_step(batch)
                 ended, queued = self.take_ended(), self._queued()
                 return StepRecord(start_s, start_s, batch, StepResult({}), ended, *queued)
-            running = self._launched(batch)
+            running = self._launched(batch, start_s)
         self._running = None
         try:
             self._running = self._launch_behind(running)
@@ -73,7 +75,8 @@ class OverlappedEngine(Engine):
             raise
         result, end_s = self._settle(running)
         began_s, batch, queued = running.began_s, running.batch, running.queued
-        return StepRecord(began_s, end_s, batch, result, self.take_ended(), *queued)
+        ended, schedule_s = self.take_ended(), running.schedule_s
+        return StepRecord(began_s, end_s, batch, result, ended, *queued, schedule_s=schedule_s)
 
     def _launch_behind(self, running: _Step) -> _Step | None:
         """Return the next step; None if there is nothing to run before `running` has ended.
@@ -88,12 +91,14 @@ class OverlappedEngine(Engine):
         if scheduler.num_unfinished == len(scheduler.queues.finishing):
             return None
         batch = scheduler.schedule(now_s, begins_s)
-        return None if batch.is_empty else self._launched(batch)
+        return None if batch.is_empty else self._launched(batch, now_s)
 
-    def _launched(self, batch: ScheduledBatch) -> _Step:
+    def _launched(self, batch: ScheduledBatch, asked_s: float) -> _Step:
+        """Launch a batch that the scheduler was asked for at `asked_s`."""
         self._num_idle_steps = 0
+        schedule_s = self.clock.now_s() - asked_s
         queued, wait = self._queued(), self._launch(batch)
-        return _Step(batch, queued, wait, began_s=self.clock.now_s())
+        return _Step(batch, queued, wait, began_s=self.clock.now_s(), schedule_s=schedule_s)
 
     def _settle(self, step: _Step) -> tuple[StepResult, float]:
         """Wait for a step and account for it; return its result and the time at which it ended."""

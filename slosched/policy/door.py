@@ -74,6 +74,14 @@ class Door(Wrapper, Doorkeeper):
         """Return what a request would be promised if it arrived now; any thread may ask."""
         return self._quoter.expect(request, model).quote
 
+    def expected_ttft_s(self, request_id: str) -> float | None:
+        """Return the median TTFT that was expected when a request arrived that has no token yet.
+
+        Returns None for all others.  Only the thread that plans may ask.
+        """
+        expected = self._quoter.find(request_id)
+        return None if expected is None else expected.quote.ttft_s[0.5]
+
     def would_refuse(self, request: Request, model: LatencyModel) -> EndReason | None:
         """Return why a request would be refused if it arrived now; any thread may ask."""
         refusal = self._refusal(self._quoter.expect(request, model), model)

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 
 from slosched.core import DeadlineRule, EndReason, Request, RequestStatus
 from slosched.engine.loop import StepRecord
+from slosched.engine.server.finished_metrics import FinishedMetrics
 from slosched.engine.server.model_metrics import latency_model_lines, portfolio_lines
 from slosched.engine.server.process_metrics import process_lines
 from slosched.engine.server.prometheus import TOKENS, Histogram, labels_of, sample, samples
+from slosched.engine.server.promise_metrics import PromiseMetrics
 from slosched.engine.server.tier_metrics import TierMetrics
 from slosched.engine.server.watchdog import Watchdog
 from slosched.metrics import RequestRecord, is_good, met_e2e, met_tokens, met_ttft
@@ -29,6 +31,7 @@ _VLLM_REASONS = {
 }
 """The reasons for which requests end in vLLM's metrics."""
 _STEP_TOKENS = (1, 8, *(2**power for power in range(4, 15)))
+_SHORT_S = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 1)
 _PROMISES = ("ttft", "tpot", "e2e")
 
 
@@ -54,45 +57,13 @@ class ServerMetrics:
         self._num_accepted_tokens = 0
         self._predicted_s = 0.0
         self._predicted_took_s = 0.0
-        self.queue_time = Histogram(
+        self._finished = FinishedMetrics()
+        self.by_promise = PromiseMetrics(scheduler.policy)
+        self._queue_time = Histogram(
             "vllm:request_queue_time_seconds", "From arrival to the first step with the request."
         )
         self._ttft = Histogram("vllm:time_to_first_token_seconds", "Time to first token.")
         self._itl = Histogram("vllm:inter_token_latency_seconds", "Gaps between output tokens.")
-        self._tpot = Histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean gap of each finished request."
-        )
-        self._e2e = Histogram(
-            "vllm:e2e_request_latency_seconds", "Until the last token of each finished request."
-        )
-        self._prefill = Histogram(
-            "vllm:request_prefill_time_seconds", "From the first step to the first token."
-        )
-        self._decode = Histogram(
-            "vllm:request_decode_time_seconds", "From the first token to the last."
-        )
-        self._inference = Histogram(
-            "vllm:request_inference_time_seconds", "From the first step to the last token."
-        )
-        self._prompt_tokens = Histogram(
-            "vllm:request_prompt_tokens", "Prompt tokens of each finished request.", TOKENS
-        )
-        self._generation_tokens = Histogram(
-            "vllm:request_generation_tokens", "Output tokens of each finished request.", TOKENS
-        )
-        self._most_generation_tokens = Histogram(
-            "vllm:request_max_num_generation_tokens",
-            "Output tokens of the longest answer to each finished request.",
-            TOKENS,
-        )
-        self._max_tokens = Histogram(
-            "vllm:request_params_max_tokens", "Output limit of each finished request.", TOKENS
-        )
-        self._num_answers = Histogram(
-            "vllm:request_params_n",
-            "Answers to each finished request (n, or best_of if it is larger).",
-            (1, 2, 5, 10, 20),
-        )
         self._computed_tokens = Histogram(
             "vllm:request_prefill_kv_computed_tokens",
             "Prompt tokens of each request that were not found cached.",
@@ -102,11 +73,15 @@ class ServerMetrics:
             "vllm:iteration_tokens_total", "Tokens computed in each step.", _STEP_TOKENS
         )
         self._step = Histogram("slosched:step_seconds", "Duration of the executed steps.")
+        self._schedule = Histogram(
+            "slosched:schedule_seconds", "Time in which the scheduler planned a step.", _SHORT_S
+        )
         self._histograms = [value for value in vars(self).values() if isinstance(value, Histogram)]
 
     def observe_step(self, record: StepRecord) -> None:
         """Count what happened in a step, also for requests that are still to end."""
         batch = record.batch
+        self._schedule.observe(record.schedule_s)
         if batch.is_empty:
             return
         took_s = record.end_s - record.start_s
@@ -127,6 +102,11 @@ class ServerMetrics:
             self._predicted_s += batch.predicted_s
             self._predicted_took_s += took_s
 
+    def observe_scheduled(self, request: Request, start_s: float) -> None:
+        """Count a request whose first step began at `start_s`, before `observe_step` counts it."""
+        self._queue_time.observe(start_s - request.arrival_s)
+        self.by_promise.observe_scheduled(request, start_s)
+
     def _observe_tokens(self, request: Request, num_tokens: int) -> None:
         """Count the latest tokens of a request, one or more, which came in one step."""
         times_s = request.token_times_s
@@ -136,6 +116,7 @@ class ServerMetrics:
                 self._itl.observe(times_s[i] - times_s[i - 1])
             return
         self._ttft.observe(times_s[0] - request.arrival_s)
+        self.by_promise.observe_first_token(request)
         self._num_prompt_tokens += request.num_prompt_tokens
         self._num_cached_tokens += request.num_cached_tokens
         self._computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
@@ -157,21 +138,7 @@ class ServerMetrics:
             self._num_promised[name] += 1
             self._num_kept[name] += is_kept
         if record.end_reason in _FINISHED:
-            self._observe_finished(record, request.max_tokens)
-            self._num_answers.observe(num_answers)
-            self._most_generation_tokens.observe(most_output_tokens)
-
-    def _observe_finished(self, record: RequestRecord, max_tokens: int) -> None:
-        self._tpot.observe(record.tpot_s or 0.0)
-        self._e2e.observe(record.e2e_s or 0.0)
-        self._prompt_tokens.observe(record.num_prompt_tokens)
-        self._generation_tokens.observe(record.num_output_tokens)
-        self._max_tokens.observe(max_tokens)
-        first_s, last_s = record.token_times_s[0], record.token_times_s[-1]
-        self._decode.observe(last_s - first_s)
-        if record.started_s is not None:
-            self._prefill.observe(first_s - record.started_s)
-            self._inference.observe(last_s - record.started_s)
+            self._finished.observe(record, request.max_tokens, num_answers, most_output_tokens)
 
     def observe_refusal(self) -> None:
         """Count a request that was refused as too long before the engine's thread saw it."""
@@ -186,12 +153,14 @@ class ServerMetrics:
         """Return the whole page."""
         label = labels_of(model_name=model_name)
         lines = [*self._gauges(label), *self._counters(label), *self._ended(label)]
+        lines += self._prompt_tokens_by_source(label)
         lines += [*self.by_tier.lines(label), *self._drafted(label), *self._hangs(label)]
         lines += process_lines()
         lines += latency_model_lines(self._scheduler.latency_model, label)
         lines += portfolio_lines(self._scheduler.policy, label)
         for histogram in self._histograms:
             lines += histogram.lines(label)
+        lines += [*self._finished.lines(label), *self.by_promise.lines(label)]
         return "\n".join(lines) + "\n"
 
     def _gauges(self, label: str) -> Iterator[str]:
@@ -203,6 +172,12 @@ class ServerMetrics:
             ("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.", scheduler.kv.used_fraction),
         ):
             yield from sample(name, "gauge", text, label, value)
+        by_reason = {
+            f'{label},reason="capacity"': scheduler.num_waiting,
+            f'{label},reason="deferred"': 0,
+        }
+        text = "Requests in the queue; the scheduler sets none aside."
+        yield from samples("vllm:num_requests_waiting_by_reason", "gauge", text, by_reason)
         settings = labels_of(
             block_size=str(scheduler.kv.block_size),
             num_gpu_blocks=str(scheduler.kv.num_blocks),
@@ -240,6 +215,15 @@ class ServerMetrics:
             ),
         ):
             yield from sample(f"{name}_total", "counter", text, label, value)
+
+    def _prompt_tokens_by_source(self, label: str) -> Iterator[str]:
+        num_cached = self._num_cached_tokens
+        by_source = {
+            f'{label},source="local_compute"': self._num_prompt_tokens - num_cached,
+            f'{label},source="local_cache_hit"': num_cached,
+        }
+        text = "Prompt tokens that were computed, and those found cached."
+        yield from samples("vllm:prompt_tokens_by_source_total", "counter", text, by_source)
 
     def _drafted(self, label: str) -> Iterator[str]:
         if self._scheduler.speculation is None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKENS = tuple(base * 10**power for power in range(6) for base in (1, 2, 5))
+SIGNED_SECONDS = (*(-bound for bound in reversed(SECONDS)), 0, *SECONDS)
+"""Bounds for times that may be negative."""
 CONTENT_TYPE = "text/plain; version=0.0.4"
 
 
@@ -26,8 +28,11 @@ class Histogram:
         self._sum += value
 
     def lines(self, label: str) -> Iterator[str]:
-        yield f"# HELP {self.name} {self.text}"
-        yield f"# TYPE {self.name} histogram"
+        yield from _head(self.name, "histogram", self.text)
+        yield from self.samples(label)
+
+    def samples(self, label: str) -> Iterator[str]:
+        """Yield the buckets, the sum and the count, without the lines that describe them."""
         total = 0
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
             total += count
@@ -35,6 +40,30 @@ class Histogram:
             yield f'{self.name}_bucket{{{label},le="{le}"}} {total}'
         yield f"{self.name}_sum{{{label}}} {self._sum!r}"
         yield f"{self.name}_count{{{label}}} {total}"
+
+
+class HistogramByTier:
+    """A histogram for each service tier; requests without a tier have one without that label."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._of_tier: dict[str | None, Histogram] = {}
+
+    def observe(self, tier: str | None, value: float) -> None:
+        if (histogram := self._of_tier.get(tier)) is None:
+            histogram = self._of_tier[tier] = Histogram(self._name, self._text, self._bounds)
+        histogram.observe(value)
+
+    def lines(self, label: str) -> Iterator[str]:
+        """Yield all lines; none before the first value."""
+        if self._of_tier:
+            yield from _head(self._name, "histogram", self._text)
+        for tier, histogram in tuple(self._of_tier.items()):
+            yield from histogram.samples(
+                label if tier is None else f"{label},{labels_of(tier=tier)}"
+            )
 
 
 def labels_of(**values: str) -> str:
@@ -48,10 +77,14 @@ def sample(name: str, kind: str, text: str, labels: str, value: float) -> Iterat
 
 def samples(name: str, kind: str, text: str, values: Mapping[str, float]) -> Iterator[str]:
     """Yield the lines of one metric, with a value for each set of labels."""
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
+    yield from _head(name, kind, text)
     for labels, value in values.items():
         yield f"{name}{{{labels}}} {value!r}" if labels else f"{name} {value!r}"
+
+
+def _head(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
 
 
 def _escaped(value: str) -> str:

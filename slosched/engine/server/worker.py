@@ -332,7 +332,7 @@ class EngineWorker:
             generation = self._generations.get(chunk.request.request_id)
             if generation is not None and generation.first_scheduled_s is None:
                 generation.first_scheduled_s = record.start_s
-                self.metrics.queue_time.observe(record.start_s - chunk.request.arrival_s)
+                self.metrics.observe_scheduled(chunk.request, record.start_s)
 
     def _report(
         self,
@@ -352,6 +352,7 @@ class EngineWorker:
         over: dict[str, Request] = {}
         for request in ended:
             name = request.request_id
+            self.metrics.by_promise.forget(name)
             why = whys.get(name, "") if request.end_reason in _EXPLAINED else ""
             *before, last = updates.get(name) or [Update()]
             last = last._replace(end_reason=request.end_reason, detail=why)

@@ -103,6 +103,13 @@ class Quoter:
         """Tell whether the prompt of `request` is among those that wait or have begun."""
         return request.request_id in self._prompts
 
+    def find(self, request_id: str) -> Expected | None:
+        """Return what was expected of a request that has no token yet; None if it is unknown."""
+        waiting = self._prompts.get(request_id)
+        if waiting is not None:
+            return waiting if waiting.ttft_s else None
+        return next((e for e in self._emitting if e.request.request_id == request_id), None)
+
     def expect(self, request: Request, model: LatencyModel) -> Expected:
         """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
         work_s = prompt_s(request, model)

@@ -10,9 +10,11 @@ from factories import make_model, make_request, make_scheduler
 from live_server import Live, live
 from test_server_faults import raw_request
 
-from slosched.core import BatchShape
+from slosched.core import SLO, BatchShape, SchedulerOutput, SchedulerView
 from slosched.engine.server.metrics import ServerMetrics
 from slosched.perfmodel import OnlineModel
+from slosched.policy import FCFS, Door
+from slosched.workload.service_tier import ServiceTier
 
 POLICIES = ("fcfs", "edf")
 
@@ -116,6 +118,7 @@ VLLM_HISTOGRAMS = [
     "request_generation_tokens",
     "request_max_num_generation_tokens",
     "request_params_n",
+    "request_num_preemptions",
     "request_params_max_tokens",
     "request_prefill_kv_computed_tokens",
     "iteration_tokens_total",
@@ -139,6 +142,9 @@ def test_every_metric_of_vllm_that_an_engine_has_is_filled() -> None:
         assert sum(parts) == pytest.approx(inference_s)
         assert number(server, "vllm:cache_config_info", 'block_size="4"') == 1
         assert number(server, "vllm:corrupted_requests_total") == 0
+        assert number(server, "vllm:num_requests_waiting_by_reason", 'reason="capacity"') == 0
+        computed = number(server, "vllm:prompt_tokens_by_source_total", 'source="local_compute"')
+        assert (computed, number(server, "vllm:prompt_tokens_by_source_total")) == (5, 5)
         assert number(server, "vllm:admission_rejections_total", 'reason="overload"') == 0
 
 
@@ -164,3 +170,71 @@ def test_http_requests_and_the_process() -> None:
         for name in ("cpu_seconds_total", "start_time_seconds", "max_fds"):
             [value] = re.findall(rf"^process_{name} (\S+)$", page, re.MULTILINE)
             assert float(value) > 0
+
+
+FAST_SLO = SLO(ttft_s=20.0, tpot_s=5.0)
+GOLD = ServiceTier("gold", SLO(ttft_s=10.0, tpot_s=5.0))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_expected_ttft_its_error_and_slack_by_tier(overlap: bool) -> None:
+    """The expected TTFT plus its error is the actual one; slack is what is left of the promise."""
+    door = Door(FCFS())
+    with live(door, default_slo=FAST_SLO, tiers=(GOLD,), overlap=overlap) as server:
+        for _ in range(2):
+            server.post(prompt="abc", max_tokens=2, service_tier="gold")
+        server.post(prompt="abc", max_tokens=2)
+        gold = 'tier="gold"'
+        for name in ("ttft_expected", "ttft_error", "slack_when_scheduled"):
+            assert number(server, f"slosched:{name}_seconds_count", gold) == 2, name
+            assert number(server, f"slosched:{name}_seconds_count") == 3, name
+        expected_s, error_s, slack_s = (
+            number(server, f"slosched:{name}_seconds_sum")
+            for name in ("ttft_expected", "ttft_error", "slack_when_scheduled")
+        )
+        actual_s = number(server, "vllm:time_to_first_token_seconds_sum")
+        queued_s = number(server, "vllm:request_queue_time_seconds_sum")
+        assert expected_s > 0
+        assert expected_s + error_s == pytest.approx(actual_s)
+        assert slack_s == pytest.approx(10 + 10 + 20 - queued_s)
+        page = server.get("/metrics")[1]
+        assert page.count("# TYPE slosched:ttft_error_seconds histogram") == 1
+        assert 'slosched:ttft_error_seconds_bucket{model_name="echo",le="-120"} 0' in page
+
+
+def test_a_request_that_ends_without_a_token_has_no_error_of_its_ttft() -> None:
+    with live(Door(FCFS()), default_slo=FAST_SLO) as server:
+        server.device.fault = RuntimeError("lost")
+        assert server.post(prompt="abc", max_tokens=1)[0] == 500
+        assert "ttft_error" not in server.get("/metrics")[1]
+        server.device.fault = None
+        server.post(prompt="abc", max_tokens=1)
+        assert number(server, "slosched:ttft_error_seconds_count") == 1
+
+
+class SteppedClock:
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+
+class SlowToDecide(FCFS):
+    """A policy that takes 3 ms to plan a step, on a clock that only it moves."""
+
+    clock = SteppedClock()
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        self.clock.time_s += 0.003
+        return super().schedule(view)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_time_of_decisions(overlap: bool) -> None:
+    with live(SlowToDecide(), clock=SlowToDecide.clock, overlap=overlap) as server:
+        server.post(prompt="abc", max_tokens=4)
+        num_steps = number(server, "slosched:schedule_seconds_count")
+        assert num_steps >= 4
+        taken_s = number(server, "slosched:schedule_seconds_sum")
+        assert taken_s == pytest.approx(0.003 * num_steps)
