@@ -44,7 +44,7 @@ from slosched.engine.server.connection import ConnectionLimits
 from slosched.engine.server.run import serve_in_thread
 from slosched.kv import KVCache
 from slosched.policy import FCFS
-from slosched.scheduler import Scheduler
+from slosched.scheduler import Scheduler, Speculation
 from slosched.workload.service_tier import ServiceTier
 
 MODEL = "echo"
@@ -139,9 +139,10 @@ def live(
     tiers: tuple[ServiceTier, ...] = (),
     tenants: Mapping[str, str] | None = None,
     on_infeasible: OnInfeasible = OnInfeasible.REJECT,
+    speculation: Speculation | None = None,
 ) -> Iterator[Live]:
     kv = KVCache(num_blocks, block_size=4)
-    scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model)
+    scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model, speculation)
     device = Device(device_model)
     clock = clock or MonotonicClock()
     engine = Engine(scheduler, device, clock)
