@@ -42,7 +42,7 @@ from slosched.engine.server import (
 )
 from slosched.engine.server.connection import ConnectionLimits
 from slosched.engine.server.run import serve_in_thread
-from slosched.kv import KVCache
+from slosched.kv import KVCache, PrefixCaching
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler, Speculation
 from slosched.workload.service_tier import ServiceTier
@@ -135,13 +135,15 @@ def live(
     connections: ConnectionLimits | None = None,
     body_timeout_s: float = 60.0,
     api_keys: tuple[str, ...] = (),
+    admin_api_key: str | None = None,
+    prefix_cache: PrefixCaching = PrefixCaching.OFF,
     device_model: LatencyModel = FAST,
     tiers: tuple[ServiceTier, ...] = (),
     tenants: Mapping[str, str] | None = None,
     on_infeasible: OnInfeasible = OnInfeasible.REJECT,
     speculation: Speculation | None = None,
 ) -> Iterator[Live]:
-    kv = KVCache(num_blocks, block_size=4)
+    kv = KVCache(num_blocks, block_size=4, prefix_index=prefix_cache.new_index())
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model, speculation)
     device = Device(device_model)
     clock = clock or MonotonicClock()
@@ -156,6 +158,7 @@ def live(
         per_request_s=per_request_s,
         body_timeout_s=body_timeout_s,
         api_keys=api_keys,
+        admin_api_key=admin_api_key,
         tiers={tier.name: tier for tier in tiers},
         tenants=tenants or {},
         on_infeasible=on_infeasible,

@@ -24,7 +24,13 @@ from slosched.core.decode_group import (
 )
 from slosched.core.door import Doorkeeper, Refusal
 from slosched.core.drafts import DraftOffer
-from slosched.core.errors import AdapterError, IllegalPlanError, SloschedError, StalledError
+from slosched.core.errors import (
+    AdapterError,
+    IllegalPlanError,
+    OperationError,
+    SloschedError,
+    StalledError,
+)
 from slosched.core.grammar import GrammarError, GrammarState, OutputGrammar
 from slosched.core.kv import BlockLedger, KVView
 from slosched.core.options import HEEDED, TRIED, heeding, tunable
@@ -88,6 +94,7 @@ __all__ = [
     "LatencyModel",
     "Limits",
     "OnInfeasible",
+    "OperationError",
     "OutputGrammar",
     "PlansBesideDecodes",
     "Policy",

@@ -15,5 +15,9 @@ class StalledError(SloschedError):
     """Work is pending, nothing is scheduled, and no arrival will ever change that."""
 
 
+class OperationError(SloschedError):
+    """What an operator asks of a running engine cannot be done; the text says why."""
+
+
 class AdapterError(SloschedError):
     """A LoRA adapter cannot be read, or does not fit the model; the text says why."""

@@ -21,6 +21,13 @@ class _Launched(NamedTuple):
     result: Future[StepResult]
 
 
+class _Call(NamedTuple):
+    """A function that waits for its turn in the device's thread."""
+
+    function: Callable[[], object]
+    result: Future[object]
+
+
 class InBackground:
     """Runs the steps of `executor` one after the other in a thread; a `LaunchingExecutor`.
 
@@ -33,7 +40,7 @@ class InBackground:
         self._ended: list[str] = []
         """Requests to release before the step launched next, since earlier steps may still use
         them."""
-        self._launched: SimpleQueue[_Launched | None] = SimpleQueue()
+        self._launched: SimpleQueue[_Launched | _Call | None] = SimpleQueue()
         weakref.finalize(self, self._launched.put, None)
         # A daemon, so that a device that hangs cannot keep the process from ending.
         threading.Thread(
@@ -49,14 +56,23 @@ class InBackground:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         return self.launch(batch)()
 
+    def call(self, function: Callable[[], object]) -> object:
+        """Call a function in the device's thread after the launched steps; return its result."""
+        result: Future[object] = Future()
+        self._launched.put(_Call(function, result))
+        return result.result()
+
     def release(self, request_id: str) -> None:
         self._ended.append(request_id)
 
 
-def _run(executor: Executor, launched: SimpleQueue[_Launched | None]) -> None:
-    """Run launched steps until None comes, which happens when the `InBackground` is gone."""
+def _run(executor: Executor, launched: SimpleQueue[_Launched | _Call | None]) -> None:
+    """Run steps and functions until None comes, which happens when the `InBackground` is gone."""
     while (step := launched.get()) is not None:
         try:
+            if isinstance(step, _Call):
+                step.result.set_result(step.function())
+                continue
             for request_id in step.ended:
                 executor.release(request_id)
             step.result.set_result(executor.execute(step.batch))

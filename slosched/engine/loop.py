@@ -125,6 +125,10 @@ class Engine:
         ended, schedule_s = self.take_ended(), planned_s - start_s
         return StepRecord(start_s, end_s, batch, result, ended, *queued, schedule_s=schedule_s)
 
+    def settle(self) -> StepRecord | None:
+        """Wait for a step that still runs and return its record; None if none runs."""
+        return None
+
     def take_ended(self) -> list[Request]:
         """Return the requests that ended since the last call, and release them in the executor."""
         ended = self.scheduler.take_ended()

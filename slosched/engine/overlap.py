@@ -73,10 +73,11 @@ class OverlappedEngine(Engine):
         except Exception:
             self._settle(running)
             raise
-        result, end_s = self._settle(running)
-        began_s, batch, queued = running.began_s, running.batch, running.queued
-        ended, schedule_s = self.take_ended(), running.schedule_s
-        return StepRecord(began_s, end_s, batch, result, ended, *queued, schedule_s=schedule_s)
+        return self._record(running)
+
+    def settle(self) -> StepRecord | None:
+        running, self._running = self._running, None
+        return None if running is None else self._record(running)
 
     def _launch_behind(self, running: _Step) -> _Step | None:
         """Return the next step; None if there is nothing to run before `running` has ended.
@@ -99,6 +100,13 @@ class OverlappedEngine(Engine):
         schedule_s = self.clock.now_s() - asked_s
         queued, wait = self._queued(), self._launch(batch)
         return _Step(batch, queued, wait, began_s=self.clock.now_s(), schedule_s=schedule_s)
+
+    def _record(self, step: _Step) -> StepRecord:
+        result, end_s = self._settle(step)
+        ended, schedule_s = self.take_ended(), step.schedule_s
+        return StepRecord(
+            step.began_s, end_s, step.batch, result, ended, *step.queued, schedule_s=schedule_s
+        )
 
     def _settle(self, step: _Step) -> tuple[StepResult, float]:
         """Wait for a step and account for it; return its result and the time at which it ended."""

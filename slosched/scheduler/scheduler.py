@@ -184,6 +184,19 @@ class Scheduler:
         self._end(request, reason, now_s)
         return True
 
+    def retract_all(self) -> int:
+        """Return all running and swapped requests to the queue, to be computed anew.
+
+        They keep the tokens that they have emitted.  Returns how many they are.  No step may run
+        meanwhile.
+        """
+        running, swapped = self.queues.running, self.queues.swapped
+        running.update(swapped)
+        swapped.clear()
+        retracted = list(running)
+        self._preempt(reversed(retracted))
+        return len(retracted)
+
     def take_ended(self) -> list[Request]:
         """Return the requests that ended since the last call, each exactly once."""
         ended, self._ended = self._ended, []

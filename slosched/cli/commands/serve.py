@@ -23,6 +23,7 @@ from slosched.cli.local_model import (
     make_tokenizer,
     open_local,
 )
+from slosched.cli.operator_options import OperatorOptions
 from slosched.cli.option_groups import grouped
 from slosched.cli.service_options import ServiceOptions
 from slosched.cli.speculation import Speculate
@@ -134,6 +135,7 @@ def serve(
             "KEY`; /health and /metrics need none.",
         ),
     ] = None,
+    operator: OperatorOptions = OperatorOptions(),
     loras: AdapterOptions = AdapterOptions(),
     engine: vllm.EngineName = vllm.Engine.TORCH,
     words: vllm.Words = None,
@@ -187,9 +189,10 @@ def serve(
         prefix_cache, prefix_host_tokens, prefix_host_writes, kv.block_size
     )
     adapter_paths = loras.paths(model.model, is_emulated=emulate is not None)
+    operator.check(is_emulated=emulate is not None)
     http.check_can_listen(host, port)
     slo = promise.slo() or NO_SLO
-    adapters = None
+    adapters = local = background = None
     if emulate is not None:
         device = _emulated(emulate, kv)
     else:
@@ -213,7 +216,9 @@ def serve(
     loop = Engine(scheduler, device.executor, MonotonicClock(), host_s=times.per_step_host_s)
     rehearse_apart(chosen)
     if overlap:
-        loop = OverlappedEngine(scheduler, InBackground(device.executor), MonotonicClock())
+        background = InBackground(device.executor)
+        loop = OverlappedEngine(scheduler, background, MonotonicClock())
+    control = None if local is None else operator.control(local, background)
     worker = http.EngineWorker(loop, step_limit=http.StepLimit(step_timeout))
     config = http.ServerConfig(
         device.name,
@@ -223,6 +228,7 @@ def serve(
         tiers=service.tiers(),
         on_infeasible=service.on_infeasible,
         api_keys=tuple(api_key or ()),
+        admin_api_key=operator.admin_api_key,
         changes_adapters=loras.allow_lora_updates,
         tenants=service.tenants(),
         provenance={
@@ -242,9 +248,15 @@ def serve(
             f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
         )
 
-    app = http.build_app(worker, device.tokenizer, config, device.grammars, adapters)
+    app = http.build_app(worker, device.tokenizer, config, device.grammars, adapters, control)
     num_cut_short = http.serve(
-        app, worker, host, port, drain_timeout_s=drain_timeout, on_ready=announce
+        app,
+        worker,
+        host,
+        port,
+        drain_timeout_s=drain_timeout,
+        log_interval_s=operator.log_interval,
+        on_ready=announce,
     )
     console.print(
         f"stopped; requests that were cut short, each with an error message: {num_cut_short}"

@@ -12,7 +12,7 @@ from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.errors import wrong_key
 from slosched.workload.http_slo import TENANT_HEADERS
 
-_OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
+_OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/load"})
 """Paths for load balancers and monitoring, which have no keys, and the page that asks for one."""
 
 
@@ -21,7 +21,7 @@ class RequireKey:
 
     def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in _OPEN_PATHS or self._has_key(scope):
@@ -30,10 +30,15 @@ class RequireKey:
             await wrong_key().response()(scope, receive, send)
 
     def _has_key(self, scope: Scope) -> bool:
-        given = _key(Headers(scope=scope))
-        # All keys are compared, so that the time tells nothing about them.
-        matches = [secrets.compare_digest(given, known) for known in self._keys]
-        return any(matches)
+        return has_key(Headers(scope=scope), self._keys)
+
+
+def has_key(headers: Mapping[str, str], keys: Collection[str]) -> bool:
+    """Tell whether a request has one of `keys`, as `Bearer <key>`."""
+    given = _key(headers)
+    # All keys are compared, so that the time tells nothing about them.
+    matches = [secrets.compare_digest(given, key.encode()) for key in keys]
+    return any(matches)
 
 
 def tenant_of(headers: Mapping[str, str], config: ServerConfig) -> str | None:

@@ -33,6 +33,8 @@ from slosched.engine.server.fields import (
 from slosched.engine.server.grammars import GrammarQueue
 from slosched.engine.server.http_metrics import CountRequests, HTTPMetrics
 from slosched.engine.server.model_cards import ModelCards, model_routes
+from slosched.engine.server.model_control import ModelControl
+from slosched.engine.server.operator_routes import operator_routes
 from slosched.engine.server.page import answer_page
 from slosched.engine.server.prometheus import CONTENT_TYPE, labels_of
 from slosched.engine.server.prompts import PromptEncoder
@@ -71,15 +73,21 @@ def build_app(
     config: ServerConfig,
     grammars: GrammarCompiler = _NOTHING_DRAWN,
     adapters: Adapters | None = None,
+    control: ModelControl | None = None,
 ) -> Starlette:
     """Return the application; the caller starts and drains the worker, as `run.serve` does.
 
     `grammars` compiles the grammars of structured output, for a device that follows them, and
-    `adapters` are LoRA adapters, for one that applies them.
+    `adapters` are LoRA adapters, for one that applies them.  `control` lets the operator change the
+    weights and record profiles.
     """
     adapters = adapters or Adapters()
     api = _Api(worker, tokenizer, config, grammars, adapters)
     keys = (*config.api_keys, *config.tenants)
+    operator: list[Route] = []
+    if (admin := config.admin_api_key) is not None:
+        operator = operator_routes(worker, api.bodies, control, admin)
+        keys = (*keys, admin) if keys else ()
     worker.metrics.by_tier.add(config.tiers)
     return Starlette(
         routes=[
@@ -94,8 +102,10 @@ def build_app(
             Route("/tokenize", api.tokenize, methods=["POST"]),
             Route("/detokenize", api.detokenize, methods=["POST"]),
             Route("/metrics", api.metrics),
+            Route("/load", api.load),
             Route(STEPS_PATH, api.steps),
             *(adapter_routes(adapters, api.bodies) if config.changes_adapters else []),
+            *operator,
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         middleware=[
@@ -151,6 +161,18 @@ class _Api:
         label = labels_of(model_name=self._config.model_name)
         lines = [*self._grammars.lines(label), *self.http_metrics.lines()]
         return PlainTextResponse(text + "\n".join(lines) + "\n", media_type=CONTENT_TYPE)
+
+    async def load(self, _http: HTTPRequest) -> Response:
+        """Answer as vLLM's endpoint of this name, with the parts of the sum besides."""
+        scheduler = self._worker.scheduler
+        return JSONResponse(
+            {
+                "server_load": scheduler.num_unfinished,
+                "num_requests_running": scheduler.num_running,
+                "num_requests_waiting": scheduler.num_waiting,
+                "kv_cache_usage_perc": scheduler.kv.used_fraction,
+            }
+        )
 
     async def steps(self, http: HTTPRequest) -> Response | StepsResponse:
         if http.method == "HEAD":  # A HEAD request would wait for a body that never comes.

@@ -35,6 +35,8 @@ class ServerConfig:
     """How long a client may take to send a request's body."""
     api_keys: tuple[str, ...] = ()
     """The keys of which a request must have one; without any, everybody is served."""
+    admin_api_key: str | None = None
+    """The key of the operator's endpoints; without it there are none."""
     changes_adapters: bool = False
     """Whether clients may load and unload LoRA adapters, from any directory of this machine."""
     tenants: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +51,7 @@ class ServerConfig:
             raise ValueError(
                 f"max_model_len must hold a prompt and an output token, not {self.max_model_len}"
             )
-        if not all((*self.api_keys, *self.tenants)):
+        if not all((*self.api_keys, *self.tenants)) or self.admin_api_key == "":
             raise ValueError("an API key must not be empty")
         if not self.default_temperature >= 0:
             raise ValueError(f"default_temperature must be >= 0, not {self.default_temperature!r}")

@@ -196,7 +196,8 @@ def of_end(reason: EndReason, detail: str, retry_after_s: float) -> ApiError:
             reason=reason,
         )
     if reason is EndReason.CLIENT:
-        return ApiError(499, "the client went away", code="client_closed_request", reason=reason)
+        why = "the client went away, or the operator aborted the request"
+        return ApiError(499, why, code="client_closed_request", reason=reason)
     return ApiError(
         500,
         f"the engine failed while it ran this request: {detail or 'no detail is known'}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from slosched.core import DeadlineRule, EndReason, Request, RequestStatus
 from slosched.engine.loop import StepRecord
@@ -33,6 +34,15 @@ _VLLM_REASONS = {
 _STEP_TOKENS = (1, 8, *(2**power for power in range(4, 15)))
 _SHORT_S = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 1)
 _PROMISES = ("ttft", "tpot", "e2e")
+
+
+class TokenTotals(NamedTuple):
+    """Tokens since the server started."""
+
+    prompt: int
+    cached: int
+    """Prompt tokens that were found in the prefix cache."""
+    output: int
 
 
 class ServerMetrics:
@@ -139,6 +149,13 @@ class ServerMetrics:
             self._num_kept[name] += is_kept
         if record.end_reason in _FINISHED:
             self._finished.observe(record, request.max_tokens, num_answers, most_output_tokens)
+
+    @property
+    def num_tokens(self) -> TokenTotals:
+        """Return the tokens of all requests so far; prompts count with their first output token."""
+        return TokenTotals(
+            self._num_prompt_tokens, self._num_cached_tokens, self._num_output_tokens
+        )
 
     def observe_refusal(self) -> None:
         """Count a request that was refused as too long before the engine's thread saw it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from slosched.engine.server.connection import (
     raise_descriptor_limit,
 )
 from slosched.engine.server.log_limit import limit_log_lines
+from slosched.engine.server.throughput_log import ThroughputLog
 from slosched.engine.server.worker import EngineWorker
 
 log = logging.getLogger(__name__)
@@ -93,12 +95,15 @@ def serve(
     port: int = 8000,
     *,
     drain_timeout_s: float = 30.0,
+    log_interval_s: float = math.inf,
     on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM, then drain: running requests finish, new ones get a 503.
 
     Requests that are not finished after `drain_timeout_s` are aborted with an error; a second
     signal aborts them at once.  Returns the number of requests that were cut short in this way.
+
+    Every `log_interval_s` a line on prefill and decode is logged, if there was any.
 
     `on_ready` is called with the base URL once the server listens; port 0 chooses a free port.
     Raises ServerStartError if it cannot listen there, ServerStoppedError if the engine fails for
@@ -111,6 +116,7 @@ def serve(
     limit_log_lines()
     sys.setswitchinterval(_GIL_SWITCH_S)
     worker.start()
+    ThroughputLog(worker).start(log_interval_s)
     try:
         asyncio.run(_serve(server, listener, lambda: on_ready(url) if on_ready else None))
     finally:

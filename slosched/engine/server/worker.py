@@ -11,9 +11,10 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 from slosched.core import (
     EndReason,
@@ -33,6 +34,8 @@ from slosched.policy.kit.quote import Quote
 from slosched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _STEP_LIMIT = StepLimit()
 _NO_FAULTS: Mapping[str, str] = {}
@@ -79,6 +82,16 @@ class _Abort(NamedTuple):
     reason: EndReason
 
 
+class _Operation(NamedTuple):
+    """Something to do between two steps, while the device is idle."""
+
+    run: Callable[[Engine], object]
+    result: Future[object]
+
+
+_Command = Generation | _Abort | _Operation
+
+
 class EngineWorker:
     """Runs an engine's steps in a thread of its own.  All methods may be called from any thread.
 
@@ -96,7 +109,7 @@ class EngineWorker:
         step_limit: StepLimit = _STEP_LIMIT,
     ) -> None:
         self._engine = engine
-        self._inbox: list[Generation | _Abort] = []
+        self._inbox: list[_Command] = []
         self._wake = threading.Condition()
         self._drain_until_s: float | None = None
         self._broken: str | None = None
@@ -215,6 +228,20 @@ class EngineWorker:
             self._inbox.append(_Abort(request_id, reason))
             self._wake.notify()
 
+    async def operate(self, run: Callable[[Engine], T]) -> T:
+        """Call `run` in the engine's thread between two steps; return or raise what it does.
+
+        Until it returns no step runs.  Raises NotServingError while the server is draining or
+        broken.
+        """
+        result: Future[object] = Future()
+        with self._wake:
+            if (why := self.why_not_serving) is not None:
+                raise NotServingError(why)
+            self._inbox.append(_Operation(run, result))
+            self._wake.notify()
+        return await asyncio.wrap_future(cast("Future[T]", result))
+
     def begin_drain(self, timeout_s: float) -> None:
         """Take no more requests; stop once all have ended, or abort the rest after `timeout_s`.
 
@@ -252,7 +279,7 @@ class EngineWorker:
         finally:
             self._stopped.set()
 
-    def _next_commands(self) -> list[Generation | _Abort] | None:
+    def _next_commands(self) -> list[_Command] | None:
         """Wait for something to do and return the new commands; None once drained."""
         with self._wake:
             while not self._inbox and not self._engine.has_work:
@@ -262,17 +289,19 @@ class EngineWorker:
             commands, self._inbox = self._inbox, []
             return commands
 
-    def _turn(self, commands: Iterable[Generation | _Abort]) -> None:
+    def _turn(self, commands: Iterable[_Command]) -> None:
         for command in commands:
             if isinstance(command, Generation):
                 self._follow(command)
                 self.scheduler.queue(command.request, command.refusal)
-            else:
+            elif isinstance(command, _Abort):
                 self._carry_out(command)
+            else:
+                self._operate(command)
         if self._drain_until_s is not None and self.now_s() >= self._drain_until_s:
             self._abort_all(EndReason.SHUTDOWN)
-        if self._engine.has_work:
-            self._step()
+        if self._broken is None and self._engine.has_work:
+            self._step(self._engine.step)
         else:
             self._report({}, self._engine.take_ended())
 
@@ -283,21 +312,36 @@ class EngineWorker:
     def _carry_out(self, abort: _Abort) -> None:
         self.scheduler.end(abort.request_id, abort.reason, self.now_s())
 
+    def _operate(self, operation: _Operation) -> None:
+        if not operation.result.set_running_or_notify_cancel():
+            return
+        self._step(self._engine.settle)
+        if self._broken is not None:
+            operation.result.set_exception(NotServingError(self._broken))
+            return
+        try:
+            operation.result.set_result(operation.run(self._engine))
+        except Exception as error:
+            operation.result.set_exception(error)
+
     def _abort_all(self, reason: EndReason) -> None:
         now_s = self.now_s()
         for request in self.scheduler.unfinished():
             self.scheduler.end(request.request_id, reason, now_s)
 
-    def _step(self) -> None:
+    def _step(self, run: Callable[[], StepRecord | None]) -> None:
+        """Run a step, or wait for the running one, and tell the handlers what came of it."""
         num_faults = self._engine.num_faults
         self.watchdog.began()
         try:
-            record = self._engine.step()
+            record = run()
         except Exception as error:
             self._handle_failed_step(error, is_fault=self._engine.num_faults > num_faults)
             return
         finally:
             self.watchdog.ended()
+        if record is None:
+            return
         self._num_faults = 0
         self._note_first_scheduled(record)
         self.metrics.observe_step(record)
@@ -399,6 +443,8 @@ class EngineWorker:
         for command in inbox:
             if isinstance(command, Generation):
                 self._follow(command)
+            elif isinstance(command, _Operation):
+                command.result.set_exception(NotServingError(why))
         self._deliver({name: (Update(None, EndReason.FAULT, why),) for name in self._generations})
 
 

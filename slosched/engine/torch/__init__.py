@@ -4,6 +4,7 @@ Only this package imports torch and transformers.
 """
 
 from slosched.engine.torch.attention import AttentionBackend, BackendUnavailableError
+from slosched.engine.torch.control import TorchControl
 from slosched.engine.torch.embedded import ModelUnavailableError, default_cache_dir
 from slosched.engine.torch.executor import TorchExecutor
 from slosched.engine.torch.forward import UnsupportedModelError
@@ -19,6 +20,7 @@ __all__ = [
     "LoadedModel",
     "ModelUnavailableError",
     "PagedKVCache",
+    "TorchControl",
     "TorchExecutor",
     "UnsupportedModelError",
     "default_cache_dir",

@@ -73,6 +73,11 @@ class PrefixCache(NoPrefixCache):
     def drop_unheld(self) -> None:
         self._pool.give_back(self._blocks.evict(self.index.num_evictable))
 
+    def flush(self) -> None:
+        self.settle_ends()
+        self.drop_unheld()
+        self._blocks.clear_host()
+
 
 class TieredPrefixCache(PrefixCache):
     """A prefix cache with a second tier: what the device evicts stays in host memory."""

@@ -115,6 +115,12 @@ class NoPrefixCache:
     def drop_unheld(self) -> None:
         """Forget every cached block on the device that no request holds."""
 
+    def flush(self) -> None:
+        """Forget every cached block that no request holds, on the device and on the host.
+
+        Only between two steps, as copies that are still to be made are forgotten, too.
+        """
+
     def on_failed_step(self, requests: Iterable[Request]) -> None:
         """Make unfindable what a failed step of `requests` left behind, and what is on the host.
 

@@ -1,0 +1,66 @@
+"""The options for whoever operates a server: its own endpoints, profiles and log lines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slosched.cli import options
+
+if TYPE_CHECKING:
+    from slosched.cli.local_model import LocalModel
+    from slosched.engine.background import InBackground
+    from slosched.engine.torch import TorchControl
+
+
+def _interval(text: str) -> float:
+    """Return seconds; infinity for "off" and "0"."""
+    return math.inf if str(text).strip() in ("off", "0") else options.duration(text)
+
+
+@dataclass(frozen=True)
+class OperatorOptions:
+    """The options for the operator of a server."""
+
+    admin_api_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            envvar="SLOSCHED_ADMIN_API_KEY",
+            help="Offer the operator's endpoints to whoever has this key: POST /abort, "
+            "/reset_prefix_cache, /update_weights_from_disk, /start_profile, /stop_profile.",
+        ),
+    ] = None
+    torch_profiler_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where /stop_profile writes torch's profile; needs --admin-api-key.",
+        ),
+    ] = None
+    log_interval: Annotated[
+        float,
+        typer.Option(
+            parser=_interval,
+            metavar="TIME|off",
+            help="How often a line on prefill and decode is printed while there is work: 10s.",
+        ),
+    ] = options.Seconds(10)
+
+    def check(self, *, is_emulated: bool) -> None:
+        """Raise ValueError for options that would do nothing."""
+        if self.torch_profiler_dir is not None and (is_emulated or self.admin_api_key is None):
+            why = "an emulated device runs no model" if is_emulated else "it needs --admin-api-key"
+            raise ValueError(f"--torch-profiler-dir records nothing: {why}")
+
+    def control(self, local: LocalModel, background: InBackground | None) -> TorchControl:
+        """Return the operations on a model, whose steps run in `background` if there is one."""
+        from slosched.engine.torch import TorchControl  # takes seconds
+
+        if background is None:
+            return TorchControl(local.loaded, self.torch_profiler_dir)
+        return TorchControl(local.loaded, self.torch_profiler_dir, background.call)
