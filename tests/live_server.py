@@ -37,6 +37,7 @@ from slosched.engine.server import (
     ByteTokenizer,
     EngineWorker,
     ServerConfig,
+    TLSFiles,
     Tokenizer,
     build_app,
 )
@@ -142,7 +143,10 @@ def live(
     tenants: Mapping[str, str] | None = None,
     on_infeasible: OnInfeasible = OnInfeasible.REJECT,
     speculation: Speculation | None = None,
+    tls: TLSFiles | None = None,
+    **settings: Any,
 ) -> Iterator[Live]:
+    """Yield a server; `settings` are further fields of `ServerConfig`."""
     kv = KVCache(num_blocks, block_size=4, prefix_index=prefix_cache.new_index())
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model, speculation)
     device = Device(device_model)
@@ -162,6 +166,7 @@ def live(
         tiers={tier.name: tier for tier in tiers},
         tenants=tenants or {},
         on_infeasible=on_infeasible,
+        **settings,
     )
     app = build_app(worker, tokenizer or ByteTokenizer(), config)
     with serve_in_thread(
@@ -169,6 +174,7 @@ def live(
         worker,
         drain_timeout_s=drain_timeout_s,
         limits=connections or ConnectionLimits(),
+        tls=tls,
     ) as url:
         try:
             yield Live(url, worker, device)

@@ -60,6 +60,8 @@ class EndReason(StrEnum):
     """Aborted: the server stopped before it could be served."""
     SIBLING = "sibling"
     """Aborted: another request of its group was rejected when this one had emitted tokens."""
+    TIMEOUT = "timeout"
+    """Aborted: it took longer than the server lets a request take."""
 
     @property
     def status(self) -> RequestStatus:
@@ -79,6 +81,7 @@ _ABORTING = frozenset(
         EndReason.NO_TOKEN,
         EndReason.SHUTDOWN,
         EndReason.SIBLING,
+        EndReason.TIMEOUT,
     }
 )
 

@@ -23,6 +23,7 @@ from slosched.cli.local_model import (
     make_tokenizer,
     open_local,
 )
+from slosched.cli.network_options import NetworkOptions
 from slosched.cli.operator_options import OperatorOptions
 from slosched.cli.option_groups import grouped
 from slosched.cli.service_options import ServiceOptions
@@ -73,8 +74,7 @@ def serve(
         bool,
         typer.Option("--force", help="Accept a --latency-model of another device or file format."),
     ] = False,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    network: NetworkOptions = NetworkOptions(),
     emulate: Annotated[
         str | None,
         typer.Option(
@@ -169,7 +169,7 @@ def serve(
         vllm.check_vllm(context, force=force)
         rule = limits.deadline_rule
         settings = vllm.settings_of(policy, promise, rule, latency_model, emulate, force=force)
-        command = vllm.serve_command(context, name, (host, port), settings, rest)
+        command = vllm.serve_command(context, name, (network.host, network.port), settings, rest)
         console.print(f"running {shlex.join(command)}", markup=False)
         os.execv(command[0], command)
     model = replace(model, model=name)
@@ -190,7 +190,8 @@ def serve(
     )
     adapter_paths = loras.paths(model.model, is_emulated=emulate is not None)
     operator.check(is_emulated=emulate is not None)
-    http.check_can_listen(host, port)
+    tls, origins = network.tls(), network.origins()
+    http.check_can_listen(network.host, network.port)
     slo = promise.slo() or NO_SLO
     adapters = local = background = None
     if emulate is not None:
@@ -229,6 +230,10 @@ def serve(
         on_infeasible=service.on_infeasible,
         api_keys=tuple(api_key or ()),
         admin_api_key=operator.admin_api_key,
+        request_timeout_s=network.request_timeout,
+        max_requests=network.max_concurrent_requests,
+        allowed_origins=origins,
+        root_path=network.root_path,
         changes_adapters=loras.allow_lora_updates,
         tenants=service.tenants(),
         provenance={
@@ -252,10 +257,12 @@ def serve(
     num_cut_short = http.serve(
         app,
         worker,
-        host,
-        port,
+        network.host,
+        network.port,
         drain_timeout_s=drain_timeout,
         log_interval_s=operator.log_interval,
+        tls=tls,
+        log_level=network.uvicorn_log_level,
         on_ready=announce,
     )
     console.print(

@@ -14,6 +14,7 @@ from slosched.engine.server.run import (
     serve,
     serve_in_thread,
 )
+from slosched.engine.server.tls import CertificateError, TLSFiles
 from slosched.engine.server.tokenizer import (
     ByteTokenizer,
     HuggingFaceTokenizer,
@@ -26,12 +27,14 @@ from slosched.engine.server.worker import EngineWorker
 __all__ = [
     "Adapters",
     "ByteTokenizer",
+    "CertificateError",
     "EngineWorker",
     "HuggingFaceTokenizer",
     "NoTokenizer",
     "ServerConfig",
     "ServerStartError",
     "StepLimit",
+    "TLSFiles",
     "Tokenizer",
     "build_app",
     "check_can_listen",

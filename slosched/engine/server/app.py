@@ -21,6 +21,7 @@ from slosched.engine.server.api_keys import RequireKey, tenant_of
 from slosched.engine.server.beams import BeamResponse, BeamSearch
 from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.config import ServerConfig
+from slosched.engine.server.cross_origin import cross_origin
 from slosched.engine.server.cut_short import CutShort
 from slosched.engine.server.error_handlers import EXCEPTION_HANDLERS
 from slosched.engine.server.errors import ApiError, not_serving, too_long
@@ -32,6 +33,7 @@ from slosched.engine.server.fields import (
 )
 from slosched.engine.server.grammars import GrammarQueue
 from slosched.engine.server.http_metrics import CountRequests, HTTPMetrics
+from slosched.engine.server.limit_requests import LimitRequests
 from slosched.engine.server.model_cards import ModelCards, model_routes
 from slosched.engine.server.model_control import ModelControl
 from slosched.engine.server.operator_routes import operator_routes
@@ -47,6 +49,7 @@ from slosched.engine.server.respond import (
     Format,
     GenerationResponse,
 )
+from slosched.engine.server.root_path import UnderRootPath
 from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.steps import StepsResponse
 from slosched.engine.server.tiers import parse_service
@@ -109,9 +112,12 @@ def build_app(
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         middleware=[
+            *([Middleware(UnderRootPath, root_path=config.root_path)] if config.root_path else []),
+            *cross_origin(config.allowed_origins),
             Middleware(EchoRequestId),
             Middleware(CountRequests, metrics=api.http_metrics),
             *([Middleware(RequireKey, keys=keys)] if keys else []),
+            *([Middleware(LimitRequests, most=most)] if (most := config.max_requests) else []),
             Middleware(CutShort, retry_after_s=config.retry_after_s),
         ],
     )
@@ -282,6 +288,7 @@ class _Api:
             answer,
             model_name,
             self._config.retry_after_s,
+            self._config.request_timeout_s,
         )
 
     def _search(
@@ -302,7 +309,10 @@ class _Api:
         [request] = requests
         ends, retry_after_s = self._tokenizer.end_token_ids, self._config.retry_after_s
         search = BeamSearch(self._worker, request, options, ends, retry_after_s)
-        return BeamResponse(search, request, self._tokenizer, options, answer, model_name)
+        timeout_s = self._config.request_timeout_s
+        return BeamResponse(
+            search, request, self._tokenizer, options, answer, model_name, timeout_s
+        )
 
     def _submit(self, requests: Sequence[Request], num_candidates: int) -> list[Generation]:
         """Queue requests and their siblings; return the generation of the first of each group."""

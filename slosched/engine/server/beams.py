@@ -172,14 +172,20 @@ class BeamResponse:
     options: Options
     format: Format
     model_name: str
+    timeout_s: float | None = None
+    """The time after which an unfinished search is ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = asyncio.create_task(self._respond())
         watch = asyncio.create_task(_disconnect(receive))
         try:
-            await asyncio.wait({answer, watch}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {answer, watch}, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if answer.done():
                 await answer.result()(scope, receive, send)
+            elif not watch.done():
+                await of_end(EndReason.TIMEOUT, "", 1.0).response()(scope, receive, send)
         finally:
             watch.cancel()
             answer.cancel()

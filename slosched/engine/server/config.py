@@ -33,6 +33,14 @@ class ServerConfig:
     sent so much before it was received, so that its deadlines are those of its client."""
     body_timeout_s: float = 60.0
     """How long a client may take to send a request's body."""
+    request_timeout_s: float | None = None
+    """How long a request may take until its last token; None for no limit."""
+    max_requests: int | None = None
+    """How many requests for generations are answered at once; None for no limit."""
+    allowed_origins: tuple[str, ...] = ()
+    """The origins of web pages that may use the server; "*" for all."""
+    root_path: str = ""
+    """The path before all endpoints at which a proxy offers the server, such as "/llm"."""
     api_keys: tuple[str, ...] = ()
     """The keys of which a request must have one; without any, everybody is served."""
     admin_api_key: str | None = None
@@ -58,6 +66,15 @@ class ServerConfig:
         if not 0 <= self.per_request_s < math.inf:
             raise ValueError(
                 f"per_request_s must be finite seconds >= 0, not {self.per_request_s!r}"
+            )
+        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
+            raise ValueError(f"request_timeout_s must be positive, not {self.request_timeout_s!r}")
+        if self.max_requests is not None and self.max_requests < 1:
+            raise ValueError(f"max_requests must be at least 1, not {self.max_requests}")
+        if self.root_path and (self.root_path[0] != "/" or self.root_path[-1] == "/"):
+            raise ValueError(
+                f"root_path begins with a slash and ends without one, as in /llm, "
+                f"not {self.root_path!r}"
             )
         if not self.retry_after_s > 0:
             raise ValueError(f"retry_after_s must be positive, not {self.retry_after_s!r}")

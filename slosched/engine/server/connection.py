@@ -98,6 +98,8 @@ class Connection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether to keep our side open, since an answer is still to come."""
         cycle = self.cycle
+        if self.transport.get_extra_info("ssl_object") is not None:
+            return False  # TLS cannot close one side alone
         if not self._has_request or cycle.more_body or cycle.scope["http_version"] != "1.1":
             return False
         cycle.keep_alive = False

@@ -106,6 +106,18 @@ def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
     )
 
 
+def too_many_requests(most: int) -> ApiError:
+    """Return a 503 that closes the connection, so that the body is not read."""
+    return ApiError(
+        503,
+        f"the server is answering {most} requests, as many as it may at once; come again",
+        kind="service_unavailable",
+        code="too_many_requests",
+        retry_after_s=1.0,
+        closes=True,
+    )
+
+
 def wrong_key() -> ApiError:
     return ApiError(
         401,
@@ -187,6 +199,14 @@ def of_end(reason: EndReason, detail: str, retry_after_s: float) -> ApiError:
             code="shutdown",
             reason=reason,
             retry_after_s=retry_after_s,
+        )
+    if reason is EndReason.TIMEOUT:
+        return ApiError(
+            504,
+            "the request took longer than the server lets one take (--request-timeout)",
+            kind="server_error",
+            code="request_timeout",
+            reason=reason,
         )
     if reason is EndReason.NO_TOKEN:
         return ApiError(

@@ -27,7 +27,7 @@ _FINISHED = (EndReason.STOP, EndReason.LENGTH)
 _VLLM_REASONS = {
     "stop": (EndReason.STOP,),
     "length": (EndReason.LENGTH,),
-    "abort": (EndReason.CLIENT, EndReason.SHUTDOWN, EndReason.SIBLING),
+    "abort": (EndReason.CLIENT, EndReason.SHUTDOWN, EndReason.SIBLING, EndReason.TIMEOUT),
     "error": (EndReason.FAULT, EndReason.NO_TOKEN),
 }
 """The reasons for which requests end in vLLM's metrics."""

@@ -91,13 +91,19 @@ class GenerationResponse:
     format: Format
     model_name: str
     retry_after_s: float
+    timeout_s: float | None = None
+    """The time after which unfinished requests are ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        timer = self.timeout_s and loop.call_later(self.timeout_s, self._abort, EndReason.TIMEOUT)
         watch = asyncio.create_task(self._abort_on_disconnect(receive))
         try:
             response = await self._respond()
             await response(scope, receive, send)
         finally:
+            if timer:
+                timer.cancel()
             watch.cancel()
             self._abort()
 

@@ -24,6 +24,7 @@ from slosched.engine.server.connection import (
 )
 from slosched.engine.server.log_limit import limit_log_lines
 from slosched.engine.server.throughput_log import ThroughputLog
+from slosched.engine.server.tls import TLSFiles
 from slosched.engine.server.worker import EngineWorker
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,8 @@ def serve(
     *,
     drain_timeout_s: float = 30.0,
     log_interval_s: float = math.inf,
+    tls: TLSFiles | None = None,
+    log_level: str = "warning",
     on_ready: Callable[[str], None] | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM, then drain: running requests finish, new ones get a 503.
@@ -104,15 +107,17 @@ def serve(
     signal aborts them at once.  Returns the number of requests that were cut short in this way.
 
     Every `log_interval_s` a line on prefill and decode is logged, if there was any.
+    With `tls` it speaks HTTPS.  `log_level` is uvicorn's: critical, error, warning, info, debug or
+    trace.
 
     `on_ready` is called with the base URL once the server listens; port 0 chooses a free port.
     Raises ServerStartError if it cannot listen there, ServerStoppedError if the engine fails for
     good: after too many failed steps in a row, after a bug of the policy, or if it hangs in a step
     when a drain is to end.
     """
-    listener, url = _listen(host, port)
+    listener, url = _listen(host, port, tls)
     limits = ConnectionLimits(max_connections=raise_descriptor_limit())
-    server = _server(app, worker, drain_timeout_s, limits)
+    server = _server(app, worker, drain_timeout_s, limits, tls, log_level)
     limit_log_lines()
     sys.setswitchinterval(_GIL_SWITCH_S)
     worker.start()
@@ -135,10 +140,11 @@ def serve_in_thread(
     *,
     drain_timeout_s: float = 5.0,
     limits: ConnectionLimits = _LIMITS,
+    tls: TLSFiles | None = None,
 ) -> Iterator[str]:
     """Yield the base URL of a server in a thread of this process; drain the server at the end."""
-    listener, url = _listen(host, port)
-    server = _server(app, worker, drain_timeout_s, limits)
+    listener, url = _listen(host, port, tls)
+    server = _server(app, worker, drain_timeout_s, limits, tls)
     ready = threading.Event()
     thread = threading.Thread(
         target=lambda: asyncio.run(_serve(server, listener, ready.set)), name="slosched-http"
@@ -164,17 +170,24 @@ async def _serve(
 
 
 def _server(
-    app: ASGIApp, worker: EngineWorker, drain_timeout_s: float, limits: ConnectionLimits
+    app: ASGIApp,
+    worker: EngineWorker,
+    drain_timeout_s: float,
+    limits: ConnectionLimits,
+    tls: TLSFiles | None,
+    log_level: str = "warning",
 ) -> _DrainingServer:
     config = uvicorn.Config(
         app,
         http=partial(Connection, limits=limits, idle={}),  # type: ignore[arg-type]  # only called
         ws="none",
         backlog=_ACCEPTED_AT_ONCE,
-        log_level="warning",
+        log_level=log_level,
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=_LAST_BYTES_S,
+        ssl_certfile=None if tls is None else tls.certfile,
+        ssl_keyfile=None if tls is None else tls.keyfile,
     )
     return _DrainingServer(config, worker, drain_timeout_s)
 
@@ -184,7 +197,7 @@ def check_can_listen(host: str, port: int) -> None:
     _listen(host, port)[0].close()
 
 
-def _listen(host: str, port: int) -> tuple[socket.socket, str]:
+def _listen(host: str, port: int, tls: TLSFiles | None = None) -> tuple[socket.socket, str]:
     """Return a listening socket and its base URL; raise ServerStartError if there is none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not 0 <= port < 65536:
@@ -197,7 +210,8 @@ def _listen(host: str, port: int) -> tuple[socket.socket, str]:
             f"cannot listen on {host}:{port}: {reason}; choose another --host or --port"
         ) from error
     shown = f"[{host}]" if family == socket.AF_INET6 else host
-    return listener, f"http://{shown}:{listener.getsockname()[1]}"
+    scheme = "http" if tls is None else "https"
+    return listener, f"{scheme}://{shown}:{listener.getsockname()[1]}"
 
 
 def _stop(worker: EngineWorker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -41,12 +42,21 @@ def end_token(model: LoadedModel) -> int:
 
 @pytest.fixture(scope="module")
 def url(model: LoadedModel, end_token: int) -> Iterator[str]:
+    with running(model, end_token) as base:
+        yield base
+
+
+@contextmanager
+def running(
+    model: LoadedModel, end_token: int, request_timeout_s: float | None = None
+) -> Iterator[str]:
     kv = KVCache(256, 4, 0, HashIndex())
     executor = TorchExecutor(model, num_blocks=256, block_size=4)
     worker = EngineWorker(Engine(Scheduler(FCFS(), kv), executor, MonotonicClock()))
     ends = frozenset({end_token})
     tokenizer = HuggingFaceTokenizer(model.tokenizer, model.vocab_size, ends)
-    app = build_app(worker, tokenizer, ServerConfig("tiny", model.max_model_len))
+    config = ServerConfig("tiny", model.max_model_len, request_timeout_s=request_timeout_s)
+    app = build_app(worker, tokenizer, config)
     with serve_in_thread(app, worker) as base:
         yield base
     kv.check()
@@ -136,7 +146,8 @@ def test_a_search_that_is_rejected_or_left_ends(model: LoadedModel) -> None:
     scheduler = Scheduler(make_policy("edf:drop=expired"), kv)
     worker = EngineWorker(Engine(scheduler, executor, MonotonicClock()))
     tokenizer = HuggingFaceTokenizer(model.tokenizer, model.vocab_size)
-    app = build_app(worker, tokenizer, ServerConfig("tiny", model.max_model_len))
+    config = ServerConfig("tiny", model.max_model_len)
+    app = build_app(worker, tokenizer, config)
     with serve_in_thread(app, worker) as base:
         status, body, _ = ask(
             base, prompt=PROMPT, n=2, max_tokens=400, slo_ttft_ms=5000, slo_tpot_ms=1e-3
@@ -158,3 +169,11 @@ def test_an_emulated_device_cannot_search() -> None:
     with live() as server:
         status, answer, _ = server.post(prompt="x", use_beam_search=True)
     assert (status, answer["error"]["param"]) == (400, "use_beam_search")
+
+
+def test_a_search_that_takes_too_long_ends_with_an_error(
+    model: LoadedModel, end_token: int
+) -> None:
+    with running(model, end_token, request_timeout_s=0.02) as url:
+        status, document, _ = ask(url, prompt=PROMPT, n=8, max_tokens=100, ignore_eos=True)
+        assert (status, document["error"]["code"]) == (504, "request_timeout")
