@@ -17,9 +17,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from slosched.core import (
     PLACEHOLDER,
-    SLO,
     BatchShape,
-    BlockCopy,
     DecodeGroup,
     Doorkeeper,
     EndReason,
@@ -41,6 +39,7 @@ from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
 from slosched.scheduler.groups import Groups
 from slosched.scheduler.infeasible import eased_slo
+from slosched.scheduler.lifecycle import Lifecycle
 from slosched.scheduler.plan_check import PlanCheck
 from slosched.scheduler.queues import InOrder, Queues
 from slosched.scheduler.speculation import Speculation
@@ -67,7 +66,7 @@ class Scheduler:
         """Queues for others to read; only the Scheduler changes them."""
         self._check = PlanCheck(self.queues, kv, self.limits, type(policy).__name__)
         self._groups = Groups(kv)
-        self._ended: list[Request] = []
+        self._lifecycle = Lifecycle(self.queues, kv, self.limits, self._groups, speculation)
         self._foreseen: ScheduledBatch | None = None
 
     @property
@@ -145,9 +144,9 @@ class Scheduler:
         queue = self.queues.held if is_held else self.queues.waiting
         queue[request.request_id] = request
         if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
-            self._end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
+            self._lifecycle.end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
         elif refusal is not None and eased is None:
-            self._end(request, refusal.reason, now_s=request.arrival_s)
+            self._lifecycle.end(request, refusal.reason, now_s=request.arrival_s)
         elif not is_held:
             self.kv.prefixes.watch(request)
 
@@ -181,7 +180,7 @@ class Scheduler:
         request = self.find(request_id)
         if request is None:
             return False
-        self._end(request, reason, now_s)
+        self._lifecycle.end(request, reason, now_s)
         return True
 
     def retract_all(self) -> int:
@@ -199,8 +198,7 @@ class Scheduler:
 
     def take_ended(self) -> list[Request]:
         """Return the requests that ended since the last call, each exactly once."""
-        ended, self._ended = self._ended, []
-        return ended
+        return self._lifecycle.take_ended()
 
     def view(self, now_s: float) -> SchedulerView:
         return self._view_of(self.queues.running.values(), now_s)
@@ -321,11 +319,11 @@ class Scheduler:
                 request.num_output_tokens += 1
             request.deadline_s = next_deadline_s(request)
             if request_id in stopped:
-                self._end(request, EndReason.STOP, now_s)
+                self._lifecycle.end(request, EndReason.STOP, now_s)
             elif request.num_output_tokens >= request.max_tokens:
-                self._end(request, EndReason.LENGTH, now_s)
+                self._lifecycle.end(request, EndReason.LENGTH, now_s)
         if self._groups:
-            self._release(self._groups.take_released())
+            self._lifecycle.release(self._groups.take_released())
 
     @property
     def has_groups_to_end(self) -> bool:
@@ -335,17 +333,8 @@ class Scheduler:
     def _end_with_their_groups(self, now_s: float) -> None:
         """End the requests of which a sibling was rejected or aborted."""
         for request, reason in self._groups.take_to_end():
-            self._end(request, reason, now_s)
+            self._lifecycle.end(request, reason, now_s)
         self._groups.stop_if_over()
-
-    def _release(self, requests: list[Request]) -> None:
-        """Queue requests that were held back, in front of those that have not been admitted."""
-        waiting = self.queues.waiting
-        for request in reversed(requests):
-            del self.queues.held[request.request_id]
-            waiting[request.request_id] = request
-            waiting.move_to_end(request.request_id, last=False)
-            self.kv.prefixes.watch(request)
 
     def _accept(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
         """Append the draft tokens that were accepted, and free the blocks of the others."""
@@ -413,11 +402,11 @@ class Scheduler:
             request = self.find(request_id)
             assert request is not None
             if (slo := eased_slo(request, reason)) is None:
-                self._end(request, reason, now_s)
+                self._lifecycle.end(request, reason, now_s)
             else:
-                self._ease(request, slo)
-        self._preempt(output.preempted)
-        swap_out = self._swap_out(output.swapped_out)
+                self._lifecycle.ease(request, slo)
+        self._lifecycle.preempt(output.preempted)
+        swap_out = self._lifecycle.swap_out(output.swapped_out)
         # Before any block is taken: what these count on must not be evicted for another request.
         prefixes, running, found = self.kv.prefixes, self.queues.running, output.num_found_tokens
         prefixes.start_all(
@@ -425,7 +414,7 @@ class Scheduler:
             for request_id in output.num_scheduled_tokens
             if request_id not in running and request_id not in found
         )
-        swap_in = self._swap_in(output.swapped_in)
+        swap_in = self._lifecycle.swap_in(output.swapped_in)
         if beside is not None:
             self.kv.lend(beside.num_new_blocks)
         chunks = self._chunks(output, started_s)
@@ -469,7 +458,7 @@ class Scheduler:
                     num_noted = len(chunks)
                     prefixes.start(request_id, found[request_id])
                     self.queues.waiting[request_id].num_computed_tokens = found[request_id]
-                request = self._start(request_id, started_s)
+                request = self._lifecycle.start(request_id, started_s)
                 if request.group is not None:
                     self._groups.copy_tail(request)
             prior = request.num_computed_tokens
@@ -492,82 +481,6 @@ class Scheduler:
         else:
             prefixes.note_planned(chunks[num_noted:])
         return chunks
-
-    def _start(self, request_id: str, started_s: float | None) -> Request:
-        request = self.queues.running[request_id] = self.queues.waiting.pop(request_id)
-        request.status = RequestStatus.RUNNING
-        if request.started_s is None:
-            request.started_s = started_s
-        if not request.num_preemptions:
-            request.num_cached_tokens = request.num_computed_tokens
-        if request.group is not None:
-            self._groups.note_started(request)
-        return request
-
-    def _preempt(self, request_ids: Iterable[str]) -> None:
-        """Return requests to the front of the queue, the last-named as the very first."""
-        for request_id in request_ids:
-            request = self.queues.running.pop(request_id)
-            self.kv.free(request_id)
-            request.status = RequestStatus.WAITING
-            request.num_computed_tokens = 0
-            request.num_preemptions += 1
-            self.queues.waiting[request_id] = request
-            self.queues.waiting.move_to_end(request_id, last=False)
-            self.kv.prefixes.watch(request)
-
-    def _ease(self, request: Request, slo: SLO) -> None:
-        """Keep a request without a token that the plan rejects, with another SLO.
-
-        It gives back its KV blocks, since the plan counts on them.  Siblings that have begun to
-        emit keep their SLO.
-        """
-        members = (request,) if request.group is None else request.group.members
-        for member in members:
-            if not member.num_output_tokens and not member.status.is_ended:
-                member.asked_slo = member.asked_slo or member.slo
-                member.slo = slo
-                member.deadline_s = self.limits.deadline_rule.next_deadline_s(member)
-        if request.status is RequestStatus.SWAPPED:
-            self.queues.running[request.request_id] = self.queues.swapped.pop(request.request_id)
-        if request.status is not RequestStatus.WAITING:
-            self._preempt((request.request_id,))
-
-    def _swap_out(self, request_ids: Iterable[str]) -> list[BlockCopy]:
-        copies: list[BlockCopy] = []
-        for request_id in request_ids:
-            copies += self.kv.swap_out(request_id)
-            request = self.queues.swapped[request_id] = self.queues.running.pop(request_id)
-            request.status = RequestStatus.SWAPPED
-            request.num_preemptions += 1
-            request.num_swaps += 1
-        return copies
-
-    def _swap_in(self, request_ids: Iterable[str]) -> list[BlockCopy]:
-        copies: list[BlockCopy] = []
-        for request_id in request_ids:
-            copies += self.kv.swap_in(request_id)
-            request = self.queues.running[request_id] = self.queues.swapped.pop(request_id)
-            request.status = RequestStatus.RUNNING
-        return copies
-
-    def _end(self, request: Request, reason: EndReason, now_s: float) -> None:
-        assert not request.status.is_ended, f"{request.request_id!r} would end twice"
-        self.queues.remove(request)
-        self.kv.forget(request.request_id)
-        if self.speculation is not None:
-            self.speculation.forget(request.request_id)
-        if request.num_output_placeholders:
-            request.num_output_placeholders = 0
-            request.num_output_tokens -= 1
-            request.output_token_ids.pop()
-            request.token_times_s.pop()
-        request.status = reason.status
-        request.end_reason = reason
-        request.end_s = now_s
-        self._ended.append(request)
-        if request.group is not None:
-            self._groups.note_ended(request)
 
 
 def _add_up(
