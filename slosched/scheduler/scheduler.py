@@ -193,7 +193,7 @@ class Scheduler:
         running.update(swapped)
         swapped.clear()
         retracted = list(running)
-        self._preempt(reversed(retracted))
+        self._lifecycle.preempt(reversed(retracted))
         return len(retracted)
 
     def take_ended(self) -> list[Request]:
