@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from slosched.core import OperationError
 from slosched.engine.torch.forward import ATTENTION_NAME
@@ -47,6 +48,7 @@ class TorchControl:
         path = Path(model_path).expanduser()
         if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
             raise OperationError(f"{model_path!r} holds no config.json with *.safetensors")
+        disable_progress_bar()  # it would mix with the server's log
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 path,
