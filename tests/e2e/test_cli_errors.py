@@ -121,7 +121,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "replay --policy fifo -o out": ("'fifo'", "fcfs, sarathi"),
     "replay -p slo-aware -o out": ("'slo-aware'", "did you mean slo_aware?"),
     "replay -p edf:token_budgt=9 -o out": ("'token_budgt=9'", "did you mean token_budget?"),
-    "replay -p mine/lifo.py:LIFO -o out": ("'mine/lifo.py' is a file", "mine.lifo:LIFO"),
+    "replay -p mine/lifo.py:LIFO -o out": ("'mine/lifo.py'", "No such file"),
     "replay --latency-model= -o out": ("no latency model ''",),
     "bounds --capacity 90": ("--capacity", "'90'", "0.9 for 90 %"),
     "tune --target 99 -o out": ("--target", "'99'", "0.9 for 90 %"),
