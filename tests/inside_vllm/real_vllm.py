@@ -185,6 +185,8 @@ class Step:
     preempted: list[str]
     running: list[str]
     waiting: list[str]
+    holding: list[str]
+    """Requests that wait and hold blocks, into which a KV connector loads."""
     num_free_blocks: int
     outputs: list[tuple[str, tuple[int, ...], str | None, Any]]
     """Request, tokens, finish reason, stop reason."""
@@ -235,6 +237,7 @@ class Loop:
             preempted=sorted([] if output is None else output.preempted_req_ids),
             running=[request.request_id for request in scheduler.running],
             waiting=[request.request_id for request in scheduler.waiting],
+            holding=[request.request_id for request in scheduler.kv_holding_waiting],
             num_free_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             outputs=outputs,
         )
@@ -249,6 +252,8 @@ class Loop:
             prompt_logprobs_dict={},
             pooler_output=[],
         )
+        if hasattr(self.scheduler.connector, "transferred"):
+            runner_output.kv_connector_output = self.scheduler.connector.transferred()
         told = self.scheduler.update_from_output(output, runner_output)
         return sorted(
             (each.request_id, tuple(each.new_token_ids), each.finish_reason, each.stop_reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from vllm.v1.request import RequestStatus as Status
 from slosched.core import BatchShape, EndReason, SchedulerOutput
 from slosched.integrations.vllm.enact import narrowed, preempt
 from slosched.integrations.vllm.link import Link
+from slosched.integrations.vllm.loads import Loads
 from slosched.integrations.vllm.settings import Settings
 from slosched.integrations.vllm.slo import INVALID, rejection
 from slosched.integrations.vllm.steps import Record
@@ -35,6 +36,7 @@ class Driver(Link):
         super().__init__(host, settings, device, record)
         self._policy = settings.make_policy(self._model, self._limits)
         rehearse_apart(self._policy)
+        self._loads = None if host.connector is None else Loads(host, self._kv, self._mirror.queues)
         self._ended: list[tuple[int, EngineCoreOutput]] = []
         self._busy_s = time.monotonic()
 
@@ -54,6 +56,8 @@ class Driver(Link):
         self, begins_s: float, vllm_schedule: Callable[[], Any]
     ) -> tuple[Any, BatchShape | None]:
         self._end_refused()
+        if self._loads is not None:
+            self._loads.begin_step()
         plan = self._plan(begins_s)
         if plan is None:
             return vllm_schedule(), None
@@ -81,9 +85,53 @@ class Driver(Link):
 
     def _ask(self, begins_s: float) -> SchedulerOutput:
         plan = self._checked(begins_s, may_start=True)
-        if not (plan.preempted and self._mirror.queues.finishing):
+        if self._loads is not None:
+            plan = self._ask_with_loads(self._loads, plan, begins_s)
+        if not (plan.preempted and self._mirror.queues.finishing) or self._host.defer_block_free:
             return plan
         return self._ask_again(plan, begins_s)
+
+    def _ask_with_loads(
+        self, loads: Loads, plan: SchedulerOutput, begins_s: float
+    ) -> SchedulerOutput:
+        """Ask the policy again until the plan fits what the KV connector loads and keeps.
+
+        Each round settles at least one request, so it ends.
+        """
+        mirror, may_start = self._mirror, True
+        while True:
+            if withheld := self._kept_by_connector(plan):
+                freed = [name for name in plan.preempted if name not in withheld]
+                preempt(self._host, freed)
+                may_start &= not freed
+                mirror.withheld.update(withheld)
+                mirror.refresh(begins_s)
+                loads.begin_step()
+            elif not loads.settle(plan):
+                return plan
+            plan = self._checked(begins_s, may_start=may_start)
+
+    def _kept_by_connector(self, plan: SchedulerOutput) -> set[str]:
+        """Return the requests whose planned preemption would free no block in this step.
+
+        A step in flight may still write their blocks, or the connector is about to free others, or
+        a request that was admitted later is hidden and will give up its blocks first.  vLLM waits
+        in all these cases.
+        """
+        if not plan.preempted:
+            return set()
+        host, finishing = self._host, self._mirror.queues.finishing
+        if host.connector.has_pending_block_frees():
+            return set(plan.preempted)
+        if not host.defer_block_free:
+            return set()
+        places = {request.request_id: place for place, request in enumerate(host.running)}
+        last = max((places[name] for name in finishing), default=-1)
+        return {
+            name
+            for name in plan.preempted
+            if places[name] < last or not host._request_blocks_can_be_freed(host.requests[name])
+        }
 
     def _ask_again(self, plan: SchedulerOutput, begins_s: float) -> SchedulerOutput:
         """Ask the policy again, after taking blocks from requests whose last token is on its way.
@@ -124,10 +172,16 @@ class Driver(Link):
         if plan.rejected:
             self._reject(plan.rejected)
         preempt(host, plan.preempted)
-        with self.caps.of(planned), narrowed(host, planned):
+        order: Collection[str] = planned if self._loads is None else self._loads.order(planned)
+        with self.caps.of(planned), narrowed(host, order):
             output = vllm_schedule()
         has_reached = partial(self._has_reached, plan.num_found_tokens)
-        is_as_planned = self.truth.compare(planned, output, has_reached)
+        expected: Mapping[str, int] = planned
+        if self._loads is not None:
+            expected = self._loads.without_held_back(planned, order, output.num_scheduled_tokens)
+            self._loads.free_failed(output)
+        is_as_planned = self.truth.compare(expected, output, has_reached)
+        is_as_planned &= expected is planned
         return output, plan.shape if is_as_planned else None
 
     def _has_reached(self, found: Mapping[str, int], request_id: str, num_planned: int) -> bool:

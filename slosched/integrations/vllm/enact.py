@@ -57,10 +57,14 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
     Afterwards every request is where vLLM would have left it: the running ones in the order of
     admission, then those that started, and those that vLLM preempted at the front of the queue.
     """
-    running, waiting = host.running, host.waiting
+    running, waiting, holding = host.running, host.waiting, host.kv_holding_waiting
+    held = set() if host.connector is None else set(holding)
     shown, startable = _split(host, list(planned))
     num_shown = len(shown)
-    host.running, host.waiting = shown, FCFSRequestQueue(startable)
+    host.running = shown
+    host.waiting = FCFSRequestQueue(request for request in startable if request not in held)
+    if host.connector is not None:
+        host.kv_holding_waiting = FCFSRequestQueue(each for each in startable if each in held)
     reserves_whole = host.scheduler_reserve_full_isl
     host.scheduler_reserve_full_isl = False  # the policy has decided whether a prompt may start
     try:
@@ -70,7 +74,10 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
         # nearly always, and there may be hundreds of decodes
         if not startable and len(host.running) == num_shown:
             host.running, host.waiting = running, waiting
+            host.kv_holding_waiting = holding
         else:
+            if host.connector is not None:
+                _put_back_loads(host, waiting, holding, held)
             _put_back(host, running, waiting, startable)
 
 
@@ -101,3 +108,22 @@ def _put_back(host: Any, running: list[Any], waiting: Any, startable: Mapping[An
         waiting.remove_requests(set(started))
     for request in reversed([request for request in left if request not in startable]):
         waiting.prepend_request(request)
+
+
+def _put_back_loads(host: Any, waiting: Any, holding: Any, held: set[Any]) -> None:
+    """Restore vLLM's queue of requests that hold blocks while they wait, `held` until now.
+
+    It gains those whose load began, and loses those that run or have lost what was loaded.
+    """
+    begun = [request for request in host.kv_holding_waiting if request not in held]
+    lost = [request for request in host.waiting if request in held]
+    if begun:
+        waiting.remove_requests(set(begun))
+    holding.remove_requests({*lost, *(each for each in held if each.status is _RUNNING)})
+    for request in begun:
+        holding.add_request(request)
+    for request in lost:
+        host.waiting.remove_request(request)
+    for request in reversed(lost):
+        waiting.prepend_request(request)
+    host.kv_holding_waiting = holding

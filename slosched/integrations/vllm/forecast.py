@@ -48,13 +48,24 @@ class Forecast(VLLMLedger):
     """
 
     def __init__(
-        self, manager: Any, requests: Mapping[str, Any], matched: Matched, block_size: int
+        self,
+        manager: Any,
+        requests: Mapping[str, Any],
+        matched: Matched,
+        block_size: int,
+        num_loaded_tokens: Mapping[str, int],
+        num_blocks_to_load_into: int = 0,
     ) -> None:
-        """Prepare for one plan; `requests` are vLLM's by id, `can_forecast(manager)` is true."""
+        """Prepare for one plan; `requests` are vLLM's by id, `can_forecast(manager)` is true.
+
+        `num_loaded_tokens` are the tokens that a waiting request has after a KV connector's load.
+        Loads that begin in this step take `num_blocks_to_load_into` free blocks.
+        """
         [group] = manager.coordinator.single_type_managers
         super().__init__((group.req_to_blocks,), matched, caches_prefixes=True)
         self._requests = requests
         self._block_size = block_size
+        self._num_loaded_of = num_loaded_tokens
         self._num_cached_of: Mapping[str, int] = group.num_cached_block
         pool = manager.block_pool
         self._cache = pool.cached_block_hash_to_block._cache
@@ -70,6 +81,8 @@ class Forecast(VLLMLedger):
         self._left: list[Any] = []
         """Blocks with content that lost their last holder, in the order in which they did."""
         self._free = self._in_order(pool.free_block_queue)
+        for _ in range(num_blocks_to_load_into):
+            self._take()
 
     def find(self, request_id: str, planned: Mapping[str, int], num_lent: int = 0) -> int | None:  # noqa: ARG002  # nothing is lent inside vLLM
         """Return the tokens that the request finds cached; None if it kept its blocks.
@@ -84,13 +97,17 @@ class Forecast(VLLMLedger):
         if theirs.num_computed_tokens:
             return None
         found = self._found[request_id] = self._look_up(theirs)
-        return (len(found.cached) + found.num_filled) * self._block_size
+        num_found = (len(found.cached) + found.num_filled) * self._block_size
+        return max(num_found, self._num_loaded_of.get(request_id, 0))
 
     def num_ready_blocks(self, request_id: str) -> int:
         found = self._found.get(request_id)
         if found is None:
             return super().num_ready_blocks(request_id)
-        return sum(map(self._is_held, found.cached)) + found.num_filled
+        num_ready = sum(map(self._is_held, found.cached)) + found.num_filled
+        # A request whose load failed has blocks of its own, which it gives back as it starts.
+        own = self._table.get(request_id, ())
+        return num_ready + sum(1 for b in own if b.ref_cnt == 1 and b not in found.cached)
 
     def leave(self, request_id: str) -> int:
         blocks = self._table.get(request_id, ())
@@ -138,7 +155,7 @@ class Forecast(VLLMLedger):
             num_held = num_known = len(self._found_by(request_id))
             if request_id in self._found:
                 num_held = num_known = num_known + self._found[request_id].num_filled
-            prior = num_known * block_size
+            prior = max(num_known * block_size, self._num_loaded_of.get(request_id, 0))
         after = prior + num_new_tokens
         for _ in range(-(-after // block_size) - num_held):
             self._take()

@@ -24,10 +24,14 @@ _METHODS = {
     "_reserve_prefill_lookahead": ("request", "num_computed_tokens", "num_new_tokens"),
     "_preempt_request": ("request", "timestamp", "drop_stale_output"),
     "_handle_blocked_waiting_request": ("request",),
+    "_request_blocks_can_be_freed": ("request",),
 }
 """Methods of vLLM's scheduler and the parameters that are relied on, in this order."""
 
 _ATTRIBUTES = (
+    "connector",
+    "failed_recving_kv_req_ids",
+    "finished_recving_kv_req_ids",
     "finished_req_ids",
     "requests",
     "running",
@@ -118,7 +122,6 @@ def check_config(config: Any) -> None:
         "--watermark keeps blocks from the policy": scheduler.watermark > 0,
         "pooling models have no tokens to schedule": model.runner_type == "pooling",
         "encoder-decoder models are not supported": model.is_encoder_decoder,
-        "KV transfer connectors are not supported": config.kv_transfer_config is not None,
         "the Mamba cache mode 'align' cuts chunks by itself": (
             config.cache_config.mamba_cache_mode == "align"
         ),

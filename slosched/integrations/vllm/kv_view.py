@@ -32,6 +32,11 @@ class VLLMBlocks:
         self._forecasts = can_forecast(kv_cache_manager)
         self._matched: dict[str, Sequence[Any]] = {}
         self.block_size = block_size
+        self.num_loaded_tokens: dict[str, int] = {}
+        """Tokens that a waiting request has once a KV connector has loaded its part, by id; those
+        that are cached anyway are among them."""
+        self.num_blocks_to_load_into = 0
+        """Free blocks that loads which begin in this step will take."""
 
     @property
     def num_blocks(self) -> int:
@@ -40,7 +45,8 @@ class VLLMBlocks:
 
     @property
     def num_free_blocks(self) -> int:
-        return int(self._pool.get_num_free_blocks()) // self._num_groups
+        num_free = int(self._pool.get_num_free_blocks()) // self._num_groups
+        return num_free - self.num_blocks_to_load_into
 
     def num_held_blocks(self, request_id: str) -> int:
         return num_held_blocks(self._tables, request_id)
@@ -51,7 +57,14 @@ class VLLMBlocks:
     def ledger(self) -> VLLMLedger:
         """Return a ledger for one plan, before any of its requests are entered."""
         if self._forecasts:
-            return Forecast(self._manager, self._requests, self._matched, self.block_size)
+            return Forecast(
+                self._manager,
+                self._requests,
+                self._matched,
+                self.block_size,
+                self.num_loaded_tokens,
+                self.num_blocks_to_load_into,
+            )
         return VLLMLedger(self._tables, self._matched, caches_prefixes=self.caches_prefixes)
 
     @property

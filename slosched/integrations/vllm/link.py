@@ -63,6 +63,7 @@ class Link(ABC):
         begins_s = self._steps.next_begins_s(now_s)
         self._mirror.note_ends(self._host.finished_req_ids, now_s)
         if self._host.pause_state is PauseState.UNPAUSED:
+            self._mirror.withheld.clear()
             self._mirror.refresh(begins_s)
             output, shape = self._run(begins_s, vllm_schedule)
         else:

@@ -28,7 +28,7 @@ step.  Those behind keep what was found when they arrived."""
 
 # A look at an enum's member takes 0.1 µs in Python 3.11, and a thousand requests may wait.
 _RUNNING, _WAITING = RequestStatus.RUNNING, RequestStatus.WAITING
-_THEIRS_WAITING = Status.WAITING
+_THEIRS_WAITING, _LOADING = Status.WAITING, Status.WAITING_FOR_REMOTE_KVS
 
 _END_REASONS = {
     Status.FINISHED_STOPPED: EndReason.STOP,
@@ -85,6 +85,9 @@ class Mirror:
         """The running requests that policies see."""
         self.on_end: OnEnd = _nothing
         self.queues = Queues()
+        self.withheld: set[str] = set()
+        """Running requests that are hidden in this step: their blocks are wanted for others, but
+        cannot be freed yet."""
         self.refused: dict[str, str] = {}
         """Requests whose SLO cannot be read, with the reason; the caller has to end them."""
 
@@ -124,7 +127,7 @@ class Mirror:
             self._running = list(self._host.running)
             paired = ((theirs, self._run(theirs)) for theirs in self._running)
             self._pairs = [(theirs, ours) for theirs, ours in paired if ours is not None]
-        finishing: dict[str, Request] = {}
+        finishing = {name: self._requests[name] for name in self.withheld}
         for theirs, ours in self._pairs:
             computed = ours.num_computed_tokens = theirs.num_computed_tokens
             num_placeholders = theirs.num_output_placeholders
@@ -257,6 +260,8 @@ class Mirror:
 
     def _read_waiting(self, begins_s: float) -> OrderedDict[str, Request]:
         theirs_now = list(self._host.waiting)
+        if self._host.connector is not None:  # vLLM turns to those with loaded blocks first
+            theirs_now = [*self._host.kv_holding_waiting, *theirs_now]
         is_same = theirs_now == self._waiting and len(self.queues.waiting) == len(theirs_now)
         if is_same:
             waiting = self.queues.waiting  # a long queue in which nothing has changed
@@ -279,16 +284,24 @@ class Mirror:
             shown[theirs.request_id] = ours
             if ours.status is not _WAITING:
                 self._read_preempted(ours, theirs, begins_s)
+            if theirs.num_computed_tokens:  # loaded; the last token is always computed
+                ours.num_computed_tokens = min(theirs.num_computed_tokens, theirs.num_tokens - 1)
+            elif theirs.status is _LOADING:  # its load failed
+                ours.num_computed_tokens = 0
         return shown
 
     def _match(self, waiting: Mapping[str, Request], num_read: int | None) -> None:
         """Look up cached tokens of the next requests, and of new ones in the first `num_read`."""
         for place, (request_id, ours) in enumerate(islice(waiting.items(), num_read)):
             if place < _NUM_MATCHED_ANEW or not self._kv.has_matched(request_id):
-                ours.num_computed_tokens = self._kv.match(self._theirs[request_id])
+                theirs = self._theirs[request_id]
+                if not theirs.num_computed_tokens:
+                    ours.num_computed_tokens = self._kv.match(theirs)
 
     def _is_ready(self, theirs: Any) -> bool:
         """Tell whether vLLM would start this waiting request; may mark its grammar as ready."""
+        if theirs.status is _LOADING:
+            return theirs.request_id in self._host.finished_recving_kv_req_ids
         if not self._host._handle_blocked_waiting_request(theirs):
             return False
         return theirs.drop_stale_output or not theirs.num_stale_output_tokens
