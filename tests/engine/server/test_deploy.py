@@ -42,3 +42,12 @@ def test_every_alert_finds_its_metrics(shown: set[str]) -> None:
     names = NAME.findall((DEPLOY / "prometheus" / "alerts.yaml").read_text())
     assert len(names) > 6
     assert set(names) <= shown
+
+
+SIGNED_SUM = re.compile(r"slosched:(ttft_error|slack_when_scheduled)_seconds_sum")
+
+
+def test_no_query_takes_the_rate_of_a_sum_that_may_fall() -> None:
+    """Prometheus takes a fall for a restart of the counter."""
+    for path in (DEPLOY / "grafana" / "slosched.json", DEPLOY / "prometheus" / "alerts.yaml"):
+        assert not SIGNED_SUM.search(path.read_text()), path
