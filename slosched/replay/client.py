@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import aiohttp
-import numpy as np
 
 from slosched.core import NO_SLO, SLO, EndReason, RequestStatus, SloschedError
 from slosched.metrics import RequestRecord
+from slosched.replay.prompts import PLAIN_IDS, plain_prompt
 from slosched.workload.http_slo import slo_headers
 from slosched.workload.trace import Trace, TraceRequest
 
@@ -32,8 +32,8 @@ _KEEPALIVE_S = 2.0
 """Shorter than any server's limit, so that no request uses a connection that is just closing."""
 _PROBE_TIMEOUT_S = 10.0
 _WARMUP_OUTPUT_TOKENS = 4
-_FIRST_PLAIN_ID, _LAST_PLAIN_ID = 100, 10_000
-"""Token ids that are plain: special tokens are at the beginning or the end of a vocabulary."""
+_LAST_PLAIN_ID = 10_000
+"""The end of the plain ids: special tokens are at the beginning or the end of a vocabulary."""
 
 OnRecord = Callable[[RequestRecord], None]
 
@@ -145,10 +145,9 @@ class _Target:
 
     def body(self, index: int, request: TraceRequest, num_output_tokens: int) -> bytes:
         """Return the body of a request, the same for the same seed, index and request."""
-        rng = np.random.default_rng([self.seed, index])
         document: dict[str, object] = {
             "model": self.adapter(request) or self.model,
-            "prompt": rng.integers(*self.token_range, request.num_prompt_tokens).tolist(),
+            "prompt": plain_prompt(request.num_prompt_tokens, index, self.seed, self.token_range),
             "max_tokens": num_output_tokens,
             "ignore_eos": True,
             "temperature": 0.0,
@@ -188,8 +187,8 @@ def _plain_ids(vocab_size: object) -> tuple[int, int]:
 
     Any other server's is taken to have at least a thousand tokens.
     """
-    high = min(vocab_size, _LAST_PLAIN_ID) if isinstance(vocab_size, int) else 1000
-    return min(_FIRST_PLAIN_ID, high - 1), high
+    high = min(vocab_size, _LAST_PLAIN_ID) if isinstance(vocab_size, int) else PLAIN_IDS[1]
+    return min(PLAIN_IDS[0], high - 1), high
 
 
 async def _warm_up(target: _Target, trace: Trace, options: ReplayOptions) -> None:

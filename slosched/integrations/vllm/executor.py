@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,6 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         self.scheduler_config.async_scheduling = settings.emulate_async and num_stages == 1
         self._sequences: dict[str, _Sequence] = {}
         self._ends_of_text = _as_set(getattr(self.model_config.hf_config, "eos_token_id", None))
-        self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix="emulated-device")
         self._free_s = [0.0] * num_stages
         """The time at which each stage will have finished its work."""
         self._step: tuple[ModelRunnerOutput, float] = (EMPTY_MODEL_RUNNER_OUTPUT, 0.0)
@@ -94,7 +93,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         """Do nothing: an emulated device does not fail."""
 
     def shutdown(self) -> None:
-        self._device.shutdown(wait=False, cancel_futures=True)
+        """Do nothing: an emulated device holds nothing."""
 
     def compile_or_warm_up_model(self) -> None:
         """Do nothing: there is nothing to compile."""
@@ -126,8 +125,8 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
         output, ends_s = self._step
-        future = self._device.submit(_at, ends_s, output)
-        return future if non_block else future.result()
+        step = _Step(output, ends_s)
+        return step if non_block else step.result()
 
     def _ends_s(self, now_s: float, takes_s: float) -> float:
         """Return when a step that is handed over now will have gone through every stage."""
@@ -195,12 +194,25 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
         return int(num_blocks * page_bytes)
 
 
-def _at(ends_s: float, output: ModelRunnerOutput) -> ModelRunnerOutput:
-    """Wait until `ends_s` and return `output`."""
-    rest_s = ends_s - time.monotonic()
-    if rest_s > 0:
-        time.sleep(rest_s)
-    return output
+class _Step(Future[Any]):
+    """The output of a step, which is there at `ends_s`; whoever asks for it sleeps until then."""
+
+    def __init__(self, output: ModelRunnerOutput, ends_s: float) -> None:
+        super().__init__()
+        self._ends_s = ends_s
+        self.set_result(output)
+
+    def done(self) -> bool:
+        return time.monotonic() >= self._ends_s
+
+    def result(self, timeout: float | None = None) -> Any:
+        rest_s = self._ends_s - time.monotonic()
+        if timeout is not None and timeout < rest_s:
+            time.sleep(max(0.0, timeout))
+            raise TimeoutError
+        if rest_s > 0:
+            time.sleep(rest_s)
+        return super().result()
 
 
 def _done(result: Any) -> Future[Any]:
