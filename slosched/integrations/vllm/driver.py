@@ -87,7 +87,9 @@ class Driver(Link):
         plan = self._checked(begins_s, may_start=True)
         if self._loads is not None:
             plan = self._ask_with_loads(self._loads, plan, begins_s)
-        if not (plan.preempted and self._mirror.queues.finishing) or self._host.defer_block_free:
+        if not (plan.preempted and self._mirror.queues.finishing):
+            return plan
+        if self._loads is not None and self._host.defer_block_free:
             return plan
         return self._ask_again(plan, begins_s)
 

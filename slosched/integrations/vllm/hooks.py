@@ -24,14 +24,11 @@ _METHODS = {
     "_reserve_prefill_lookahead": ("request", "num_computed_tokens", "num_new_tokens"),
     "_preempt_request": ("request", "timestamp", "drop_stale_output"),
     "_handle_blocked_waiting_request": ("request",),
-    "_request_blocks_can_be_freed": ("request",),
 }
 """Methods of vLLM's scheduler and the parameters that are relied on, in this order."""
 
 _ATTRIBUTES = (
     "connector",
-    "failed_recving_kv_req_ids",
-    "finished_recving_kv_req_ids",
     "finished_req_ids",
     "requests",
     "running",
@@ -53,6 +50,16 @@ _ATTRIBUTES = (
     "requires_kv_delivery",
     "scheduler_reserve_full_isl",
 )
+
+_CONNECTOR_ATTRIBUTES = (
+    "_request_blocks_can_be_freed",
+    "connector.get_num_new_matched_tokens",
+    "connector.has_pending_block_frees",
+    "defer_block_free",
+    "failed_recving_kv_req_ids",
+    "finished_recving_kv_req_ids",
+)
+"""What is used beside those where vLLM has a KV connector."""
 
 
 class UnsupportedVLLMError(SloschedError):
@@ -103,7 +110,9 @@ def check_class(scheduler_class: type) -> None:
 
 def check_instance(scheduler: Any) -> None:
     """Raise UnsupportedVLLMError unless vLLM's scheduler has the attributes that are used."""
-    _refuse([path for path in _ATTRIBUTES if not _has(scheduler, path)])
+    has_connector = getattr(scheduler, "connector", None) is not None
+    used = _ATTRIBUTES + (_CONNECTOR_ATTRIBUTES if has_connector else ())
+    _refuse([path for path in used if not _has(scheduler, path)])
 
 
 def check_config(config: Any) -> None:
