@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from slosched.cli.session_options import SessionOptions
 from slosched.cli.trace_source import make_up, read_part
 from slosched.core import NO_SLO, SLO, DeadlineRule, LatencyModel, Limits, PreemptionMode
 from slosched.kv import HostWrites, PrefixCaching, PrefixHost
@@ -295,7 +296,7 @@ class TracePromiseOptions:
 
 
 @dataclass(frozen=True)
-class TraceOptions:
+class TraceOptions(SessionOptions):
     """Options that choose a part of a trace, and change its rate, lengths and labels."""
 
     rate: Annotated[
@@ -392,6 +393,7 @@ class TraceOptions:
     def open(self, source: str, slo: SLO | SLORule | None, seed: int) -> Trace:
         """Return the trace of a file, public name or kind; `slo` replaces the SLOs in the file."""
         trace = self._made_up(source, seed) if _is_kind(source) else self._read(source, seed)
+        trace = self.with_closed_loop(trace)
         if self.thin_to is not None:
             trace = trace.thinned_to(self.thin_to, seed)
         if self.poisson:
@@ -404,7 +406,7 @@ class TraceOptions:
             trace = trace.with_priorities(Priorities(shares, seed))
         if self.loras is not None:
             trace = trace.with_adapters(replace(self.loras, seed=seed))
-        return trace if slo is None else trace.with_slo(slo)
+        return self.with_program_deadlines(trace if slo is None else trace.with_slo(slo))
 
     def _made_up(self, kind: str, seed: int) -> Trace:
         if self.start is not None:

@@ -24,6 +24,7 @@ COLUMNS = (
 """The columns of every table. They fit into 100 characters; a report has every metric."""
 BOUND_COLUMN = "÷\nbound"
 CACHED_COLUMN = "prompt\ncached"
+PROGRAMS_COLUMN = "programs\non time"
 
 
 def outcome_table(
@@ -41,18 +42,22 @@ def columns(
 ) -> tuple[str, ...]:
     """Return the headings of the columns of `outcome_rows`."""
     cached = (CACHED_COLUMN,) if _any_cached(summaries) else ()
-    return (*COLUMNS, *cached, *(() if shares is None else (BOUND_COLUMN,)))
+    programs = (PROGRAMS_COLUMN,) if _any_programs(summaries) else ()
+    return (*COLUMNS, *cached, *programs, *(() if shares is None else (BOUND_COLUMN,)))
 
 
 def outcome_rows(
     summaries: Mapping[str, Summary], shares: Mapping[str, float] | None
 ) -> list[tuple[str, ...]]:
     """Return the cells of each policy's row."""
-    any_cached, rows = _any_cached(summaries), []
+    any_cached, any_programs = _any_cached(summaries), _any_programs(summaries)
+    rows = []
     for name, summary in summaries.items():
         row = _outcome_row(name, summary)
         if any_cached:
             row += (_share(summary.prefix_hit_rate),)
+        if any_programs:
+            row += (_share(summary.program_attainment),)
         if shares is not None:
             row += (_share(shares.get(name, math.nan)),)
         rows.append(row)
@@ -61,6 +66,10 @@ def outcome_rows(
 
 def _any_cached(summaries: Mapping[str, Summary]) -> bool:
     return any(summary.prefix_hit_rate > 0 for summary in summaries.values())
+
+
+def _any_programs(summaries: Mapping[str, Summary]) -> bool:
+    return any(summary.num_programs for summary in summaries.values())
 
 
 def _outcome_row(name: str, summary: Summary) -> tuple[str, ...]:

@@ -216,6 +216,10 @@ class Request:
     """The name of the service tier that it belongs to, if the server or the trace has tiers."""
     tenant: str | None = None
     """The name of the tenant that it comes from, if known."""
+    session_id: str | None = None
+    """The session that it is a turn of, if known."""
+    program_s: float | None = None
+    """The time promised for that whole session, from its first arrival to its last token."""
     lora_id: str | None = None
     """The LoRA adapter that it needs; equal ids mean equal weights."""
     adapter: object | None = None

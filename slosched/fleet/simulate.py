@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from slosched.core import EndReason, Policy, Request, RequestStatus
 from slosched.fleet.router import Router
 from slosched.fleet.view import ReplicaKind, ReplicaView
+from slosched.simulator.closed_loop import Turns, in_order, run_some
 from slosched.simulator.grouped import OnRow
 from slosched.simulator.simulate import SimulatedReplica, make_requests
 from slosched.simulator.simulated import VirtualClock
@@ -72,8 +73,9 @@ def simulate_fleet(
     seed: int = 0,
     on_row: OnRow | None = None,
 ) -> list[Request]:
-    """Replay `trace` open loop on `replicas`; return the requests in order of arrival, all ended.
+    """Replay `trace` on `replicas`; return the requests in order of arrival, all ended.
 
+    Arrivals are those of `simulate`, also of sessions in a closed loop.
     Each replica has its own copy of `policy`, and is the one of `simulate`.  A replica that fails
     loses its requests: those that have begun to answer end as a fault, as their clients have seen a
     part of the answer, and the others are routed again.  A request that finds no replica ends as a
@@ -110,7 +112,10 @@ class _Fleet:
         self._clock = VirtualClock()
         self._least_kv_tokens = min(replica.config.kv_tokens for replica in replicas)
         self._lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
-        self._requests = {r.request_id: r for r in make_requests(trace, self._least_kv_tokens)}
+        self._is_closed_loop = trace.is_closed_loop
+        requests = make_requests(trace, self._least_kv_tokens)
+        self._turns = Turns(trace, requests)
+        self._requests = {r.request_id: r for r in requests}
         self._up = [self._start(index) for index in range(len(replicas))]
         """The views of all replicas that take requests, in the order of the fleet."""
         router.reset()
@@ -118,6 +123,8 @@ class _Fleet:
     def play(self) -> list[Request]:
         """Route all requests, let them end, and return them."""
         changes = _changes(self._config)
+        if self._is_closed_loop:
+            return self._play_closed_loop(changes)
         for request in tuple(self._requests.values()):
             while changes and changes[0] <= request.arrival_s:
                 self._change(changes.popleft())
@@ -128,6 +135,21 @@ class _Fleet:
         for view in self._up:
             view.simulated.run()
         return list(self._requests.values())
+
+    def _play_closed_loop(self, changes: deque[float]) -> list[Request]:
+        """Do the same for turns that wait for each other, which binds the replicas' times."""
+        turns = self._turns
+        while True:
+            next_s = min(turns.next_s, changes[0] if changes else math.inf)
+            if run_some((view.simulated for view in self._up), turns, next_s):
+                continue
+            if next_s == math.inf:
+                return in_order(self._requests.values())
+            if changes and changes[0] == next_s:
+                self._change(changes.popleft())
+            else:
+                self._clock.advance_to(next_s)
+                self._route(turns.take())
 
     def _change(self, at_s: float) -> None:
         """Let all replicas fail and start that do so at `at_s`, then route what was lost."""
@@ -145,12 +167,15 @@ class _Fleet:
             if request.num_output_tokens == 0:
                 self._requests[request.request_id] = again = _again(request)
                 self._route(again)
+            else:
+                self._turns.note_ended(request)
 
     def _route(self, request: Request) -> None:
         replicas = self._up
         if not replicas:
             request.status, request.end_reason = RequestStatus.ABORTED, EndReason.FAULT
             request.end_s = self._clock.now_s()
+            self._turns.note_ended(request)
             return
         if request.num_prompt_tokens + request.max_tokens > self._least_kv_tokens:
             replicas = [view for view in replicas if view.fits(request)] or replicas
@@ -168,6 +193,7 @@ class _Fleet:
             self._lengths,
             fails_s=min(fails_s, default=math.inf),
             on_row=self._on_row,
+            stops_at_ends=self._is_closed_loop,
         )
         return ReplicaView(index, kind, simulated, self._clock, self._config.delay_s)
 
@@ -192,6 +218,8 @@ def _again(request: Request) -> Request:
         tier=request.tier,
         tenant=request.tenant,
         lora_id=request.lora_id,
+        session_id=request.session_id,
+        program_s=request.program_s,
         prefix_hashes=request.prefix_hashes,
         prefix_block_tokens=request.prefix_block_tokens,
     )

@@ -40,6 +40,9 @@ class RequestRecord:
     lora_id: str | None = None
     tier: str | None = None
     tenant: str | None = None
+    session_id: str | None = None
+    program_s: float | None = None
+    """The time promised for its whole session, from the first arrival to the last token."""
 
     def __post_init__(self) -> None:
         if len(self.token_times_s) != self.num_output_tokens:
@@ -70,6 +73,8 @@ class RequestRecord:
             num_cached_tokens=request.num_cached_tokens,
             priority=request.priority,
             lora_id=request.lora_id,
+            session_id=request.session_id,
+            program_s=request.program_s,
         )
 
     @property

@@ -13,6 +13,7 @@ from slosched.core import DeadlineRule, EndReason, RequestStatus
 from slosched.metrics.columns import FloatArray, RequestColumns
 from slosched.metrics.fairness import deciles, jain_index
 from slosched.metrics.fluidity import FLUID_INDEX, fluidity_indices
+from slosched.metrics.programs import num_programs_on_time
 from slosched.metrics.promises import (
     good_requests,
     late_gaps,
@@ -107,6 +108,10 @@ class Summary:
     num_swaps: int
     prefix_hit_rate: float
     """Share of prompt tokens found in the prefix cache, over requests that emitted a token."""
+    num_programs: int
+    """Sessions that were promised a time as a whole."""
+    program_attainment: float
+    """Share of them that finished within it; NaN if there are none."""
 
     def as_row(self) -> dict[str, str | float]:
         """Return a flat row for a DataFrame, NaN where unknown.
@@ -138,6 +143,7 @@ def summarize(records: Sequence[RequestRecord], rule: DeadlineRule) -> Summary:
     num_tokens, num_gaps = len(columns.token_s), len(columns.token_s) - int(begun.sum())
     num_on_time = {r: int(tokens_on_time(columns, r).sum()) for r in DeadlineRule}
     fluidity = fluidity_indices(columns)
+    num_on_time_programs, num_programs = num_programs_on_time(records)
     statuses = Counter(record.status for record in records)
     num_rejected = statuses[RequestStatus.REJECTED]
     shares = [row.attainment for row in deciles(columns, good)]
@@ -172,6 +178,8 @@ def summarize(records: Sequence[RequestRecord], rule: DeadlineRule) -> Summary:
         num_preemptions=sum(record.num_preemptions for record in records),
         num_swaps=sum(record.num_swaps for record in records),
         prefix_hit_rate=_prefix_hit_rate(records),
+        num_programs=num_programs,
+        program_attainment=_ratio(num_on_time_programs, num_programs),
     )
 
 

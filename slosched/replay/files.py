@@ -95,6 +95,8 @@ def _line(record: RequestRecord) -> str:
         "lora_id": record.lora_id,
         "tier": record.tier,
         "tenant": record.tenant,
+        "session_id": record.session_id,
+        "program_s": record.program_s,
     }
     return json.dumps(fields) + "\n"
 
@@ -121,6 +123,8 @@ def _from_json(fields: dict[str, Any]) -> RequestRecord:
         lora_id=fields.get("lora_id"),
         tier=fields.get("tier"),
         tenant=fields.get("tenant"),
+        session_id=fields.get("session_id"),
+        program_s=fields.get("program_s"),
     )
 
 

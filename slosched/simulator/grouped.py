@@ -44,8 +44,12 @@ class GroupedSteps:
         clock: VirtualClock,
         clients: Clients,
         on_row: OnRow | None = None,
+        *,
+        stops_at_ends: bool = False,
     ) -> None:
+        """Group the decodes of `engine`; `run` returns at the end of a request if asked to."""
         scheduler = engine.scheduler
+        self._stops_at_ends = stops_at_ends
         self._engine = engine
         self._scheduler = scheduler
         self._kv = scheduler.kv
@@ -81,13 +85,15 @@ class GroupedSteps:
                 self._num_to_skip -= 1
                 return False
             self._form()
-        num_steps = 0
+        num_steps, num_unfinished = 0, self._scheduler.num_unfinished
         while self._group is not None:
             if self._is_over(self._group) or not (num := self._run_some(self._group, arrival_s)):
                 self._dissolve(declined=num_steps == 0)
                 break
             num_steps += num
             if self._clock.now_s() >= arrival_s:
+                break
+            if self._stops_at_ends and self._scheduler.num_unfinished < num_unfinished:
                 break
         return num_steps > 0
 

@@ -42,14 +42,21 @@ class OpenLoop:
 
         Nothing may be added later that enters before `until_s`.
         """
+        while self.run_once(until_s):
+            pass
+
+    def run_once(self, until_s: float) -> bool:
+        """Run at least one step; return False if none begins before `until_s`."""
         engine, clock, entering = self._engine, self._clock, self.entering
-        while entering or engine.has_work:
-            if not engine.has_work:
-                clock.advance_to(min(entering[0][0], until_s))
-            now_s = clock.now_s()
-            if now_s >= until_s:
-                return
-            while entering and entering[0][0] <= now_s:
-                self._clients.send(entering.popleft()[1])
-            self._clients.leave(now_s)
-            self._run_some(min(entering[0][0], until_s) if entering else until_s)
+        if not (entering or engine.has_work):
+            return False
+        if not engine.has_work:
+            clock.advance_to(min(entering[0][0], until_s))
+        now_s = clock.now_s()
+        if now_s >= until_s:
+            return False
+        while entering and entering[0][0] <= now_s:
+            self._clients.send(entering.popleft()[1])
+        self._clients.leave(now_s)
+        self._run_some(min(entering[0][0], until_s) if entering else until_s)
+        return True

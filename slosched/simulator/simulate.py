@@ -14,6 +14,7 @@ from slosched.metrics import StepRow
 from slosched.perfmodel import FittedModel, OnlineModel, scaled
 from slosched.scheduler import Scheduler
 from slosched.simulator.clients import Clients, WatchedByClients
+from slosched.simulator.closed_loop import Turns, in_order, play
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
 from slosched.simulator.drafts import AcceptedDrafts, SimulatedDrafts
 from slosched.simulator.grouped import GroupedSteps, OnRow
@@ -72,7 +73,10 @@ def simulate(
     on_step: Callable[[StepRecord], None] | None = None,
     on_row: OnRow | None = None,
 ) -> list[Request]:
-    """Replay `trace` open loop until every request has ended; return them in order of arrival.
+    """Replay `trace` until every request has ended; return them in order of arrival.
+
+    Requests arrive at their own times, however far the engine is, except for turns of sessions that
+    have a `think_s`: these arrive that time after the turn before them has ended.
 
     A request of the trace with `n` above 1 is a group of n requests, all of which are returned.
 
@@ -98,10 +102,15 @@ def simulate(
         scheduler_model=scheduler_model,
         on_step=on_step,
         on_row=on_row,
+        stops_at_ends=trace.is_closed_loop,
     )
-    for request in requests:
-        replica.add(request)
-    replica.run()
+    if trace.is_closed_loop:
+        play(replica, Turns(trace, requests))
+        requests = in_order(requests)
+    else:
+        for request in requests:
+            replica.add(request)
+        replica.run()
     return [member for request in requests for member in members_of(request)]
 
 
@@ -119,11 +128,12 @@ class SimulatedReplica:
         fails_s: float = math.inf,
         on_step: Callable[[StepRecord], None] | None = None,
         on_row: OnRow | None = None,
+        stops_at_ends: bool = False,
     ) -> None:
         """Prepare it; the arguments are those of `simulate`.
 
         `output_lengths` gives the true number of output tokens by request id.  At `fails_s` all of
-        its requests end as a fault.
+        its requests end as a fault.  `run_until_end` needs `stops_at_ends`.
         """
         policy.reset()
         rehearse_in_line(policy)
@@ -165,7 +175,9 @@ class SimulatedReplica:
         """Requests that have ended; whoever takes them empties the list."""
         self._on_step, self._on_row = on_step, on_row
         on_grouped = None if on_row is None else self._tell
-        self._grouped = GroupedSteps(self.engine, executor, clock, self.clients, on_grouped)
+        self._grouped = GroupedSteps(
+            self.engine, executor, clock, self.clients, on_grouped, stops_at_ends=stops_at_ends
+        )
         self._may_group = on_step is None and not config.overlap and speculation is None
         self._arrivals = OpenLoop(self.engine, self.clients, clock, self._run_some)
 
@@ -179,13 +191,20 @@ class SimulatedReplica:
         """Run all steps that begin before `until_s`; by default, until every request has ended."""
         self._arrivals.run(until_s)
 
+    def run_until_end(self, until_s: float) -> list[Request]:
+        """Run steps that begin before `until_s` until one ends requests, and return these."""
+        num_before = len(self.ended)
+        while len(self.ended) == num_before and self._arrivals.run_once(until_s):
+            pass
+        return self.ended[num_before:]
+
     @property
     def known_until_s(self) -> float:
         """Return the time up to which it has been simulated, if nothing more is sent to it."""
         if self.engine.has_work:
             return self.clock.now_s()
         entering = self._arrivals.entering
-        return entering[0][0] if entering else math.inf
+        return max(entering[0][0], self.clock.now_s()) if entering else math.inf
 
     def fail(self, fails_s: float) -> list[Request]:
         """Run until it fails; return the requests that were on their way and never reached it."""
@@ -244,6 +263,8 @@ def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
             tier=r.tier,
             tenant=r.tenant,
             lora_id=r.lora_id,
+            session_id=r.session_id,
+            program_s=r.program_s,
             prefix_hashes=r.prefix_hashes,
             prefix_block_tokens=trace.prefix_block_tokens,
         )

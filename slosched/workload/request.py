@@ -50,6 +50,12 @@ class TraceRequest:
     """The name of the service tier that the request belongs to, if the trace has tiers."""
     tenant: str | None = field(default=None, repr=False)
     """The name of the tenant that the request comes from, if the trace says."""
+    think_s: float | None = field(default=None, repr=False)
+    """Seconds between the end of the turn before it in its session and its own arrival, in a closed
+    loop.  None for a request that arrives at `arrival_s`, whatever became of earlier ones."""
+    program_s: float | None = field(default=None, repr=False)
+    """The time promised for its whole session, from the arrival of the first turn to the last token
+    of the last turn; None if there is none.  All turns of a session say the same."""
 
     def __post_init__(self) -> None:
         if not self.request_id or not self.request_id.isprintable():
@@ -69,6 +75,7 @@ class TraceRequest:
             raise TraceError(
                 f"request {self.request_id!r}: n must be in [1, {MOST_SEQUENCES}], not {self.n!r}"
             )
+        self._check_turn()
         for name in ("session_id", "lora_id", "tier", "tenant"):
             text = getattr(self, name)
             if text is not None and not (text and text.isprintable()):
@@ -80,4 +87,25 @@ class TraceRequest:
             raise TraceError(
                 f"request {self.request_id!r}: a priority must be in "
                 f"[{MIN_PRIORITY}, {MAX_PRIORITY}], not {self.priority!r}"
+            )
+
+    def _check_turn(self) -> None:
+        """Raise TraceError if what is said of the session is not valid."""
+        for name in ("think_s", "program_s"):
+            seconds = getattr(self, name)
+            if seconds is None:
+                continue
+            if self.session_id is None:
+                raise TraceError(
+                    f"request {self.request_id!r} has {name} {seconds!r}, which is for the turns "
+                    "of a session: give it a session_id too"
+                )
+            if not 0 <= seconds < math.inf:
+                raise TraceError(
+                    f"request {self.request_id!r} needs a finite {name} >= 0, not {seconds!r}"
+                )
+        if self.think_s is not None and self.n > 1:
+            raise TraceError(
+                f"request {self.request_id!r} has think_s and n = {self.n}: a turn of a closed "
+                "loop has one answer, which the next turn waits for"
             )

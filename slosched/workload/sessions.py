@@ -11,10 +11,13 @@ from itertools import count, islice
 import numpy as np
 
 from slosched.workload.lengths import LengthDistribution, Lognormal
+from slosched.workload.programs import with_think_times
 from slosched.workload.request import TraceRequest
 
 DEFAULT_QUESTION = Lognormal(mean_tokens=128, cv=1.5)
 DEFAULT_ANSWER = Lognormal(mean_tokens=256, cv=1.0)
+TOOL_RESULT = Lognormal(mean_tokens=3000, cv=1.5)
+TOOL_CALL = Lognormal(mean_tokens=200, cv=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,26 @@ class Sessions:
         found = islice(self._since_zero(rate, rng), num_requests)
         return [replace(request, request_id=str(i)) for i, request in enumerate(found)]
 
+    def programs(
+        self, num_requests: int, rate: float, rng: np.random.Generator
+    ) -> list[TraceRequest]:
+        """Return the turns of whole sessions, in a closed loop, in order of their session.
+
+        Sessions begin from time zero on, as a Poisson process of `rate` / `mean_turns` a second.
+        The last one is cut if it has more turns than are left of `num_requests`.  A turn's own
+        arrival is when it would come if the answers took `tpot_s` a token.
+        """
+        found: list[TraceRequest] = []
+        fresh = count(self.num_system_prompts * (self.system_tokens // self.block_tokens))
+        start_s = 0.0
+        for session in count():
+            found += self._session(str(session), start_s, fresh, rng)
+            if len(found) >= num_requests:
+                break
+            start_s += rng.exponential(self.mean_turns / rate)
+        closed = with_think_times(found[:num_requests], self.tpot_s)
+        return [replace(request, request_id=str(i)) for i, request in enumerate(closed)]
+
     def _since_zero(self, rate: float, rng: np.random.Generator) -> Iterator[TraceRequest]:
         turn_s = self.think_s + self.tpot_s * float(self.answer.draw(1000, rng).mean())
         start_s = -10 * self.mean_turns * turn_s
@@ -106,3 +129,22 @@ class Sessions:
             )
             num_tokens += answer
             start_s += answer * self.tpot_s + thought_s
+
+
+AGENTS = Sessions(
+    mean_turns=62.0,
+    think_s=5.0,
+    question=TOOL_RESULT,
+    answer=TOOL_CALL,
+    system_tokens=8192,
+    num_system_prompts=4,
+    max_prompt_tokens=200_000,
+    block_tokens=64,
+)
+"""Agents that call tools, with the medians of vLLM's issue 57103: 43 turns, 142 thousand tokens in
+the last prompt of a session of that length, 96 % of all prompt tokens seen before.
+
+A geometric distribution of mean 62 has the median 43, and 8,192 + 43 * 3,000 + 42 * 200 tokens are
+146 thousand.  Sessions that would need more than 200,000 end there.  The mean time of 5 s between
+turns is an assumption, as are the forms of the distributions.
+"""

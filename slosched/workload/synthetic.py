@@ -31,14 +31,16 @@ from slosched.workload.lengths import (
     QuantileLengths,
 )
 from slosched.workload.request import TraceRequest
-from slosched.workload.sessions import Sessions
+from slosched.workload.sessions import AGENTS, Sessions
 from slosched.workload.slo import SLORule
 from slosched.workload.trace import Trace
 
 FITTED_KINDS = ("azure_conv", "azure_code", "mooncake_conv", "servegen_r1", "sharegpt")
 INDEPENDENT_KINDS = ("poisson", "gamma", "weibull", "daily")
 """Kinds of trace whose requests do not depend on each other."""
-KINDS = (*FITTED_KINDS, *INDEPENDENT_KINDS, "sessions")
+SESSION_KINDS = ("sessions", "agents")
+"""Kinds of trace whose prompts repeat earlier turns."""
+KINDS = (*FITTED_KINDS, *INDEPENDENT_KINDS, *SESSION_KINDS)
 
 DEFAULT_PROMPT = Lognormal(mean_tokens=512, cv=1.0)
 DEFAULT_OUTPUT = Lognormal(mean_tokens=128, cv=1.0)
@@ -64,7 +66,9 @@ def synthesize(
     the realised rate is `rate` whatever the bursts are: traces of different seeds then offer the
     same load.  `prompt` and `output` (a distribution or a fixed number of tokens) are for
     `INDEPENDENT_KINDS`, `cv` (of the gaps, 2 by default) for `gamma` and `weibull`, and `sessions`
-    for the kind of that name.  Raises ValueError for anything that does not fit together.
+    for `SESSION_KINDS`.  Turns of the kind `agents` wait for each other (`think_s`); their own
+    arrivals, and with them `rate`, are those of answers that take `Sessions.tpot_s` a token.
+    Raises ValueError for anything that does not fit together.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown kind of trace {kind!r}; choose one of {', '.join(KINDS)}")
@@ -75,10 +79,14 @@ def synthesize(
     size = _num_requests(num_requests, duration_s, rate)
     arrivals = _arrivals(kind, rate, cv)
     lengths = _lengths(kind, prompt, output)
-    if sessions is not None and kind != "sessions":
-        raise ValueError(f"sessions are for the kind of that name, not for {kind!r}")
+    if sessions is not None and kind not in SESSION_KINDS:
+        raise ValueError(f"sessions are for the kinds sessions and agents, not for {kind!r}")
     origin: dict[str, str | int | float] = {"kind": kind, "seed": seed}
-    if arrivals is None or lengths is None:
+    if kind == "agents":
+        how = sessions or AGENTS
+        requests = how.programs(size, rate, np.random.default_rng(seed))
+        trace = Trace.of(requests, kind, origin | {"sessions": repr(how)}, how.block_tokens)
+    elif arrivals is None or lengths is None:
         how = sessions or Sessions()
         requests = how.requests(size, rate, np.random.default_rng(seed))
         trace = Trace.of(requests, kind, origin | {"sessions": repr(how)}, how.block_tokens)
@@ -126,7 +134,7 @@ def _arrivals(kind: str, rate: float, cv: float | None) -> Arrivals | None:
     if cv is not None and kind not in ("gamma", "weibull"):
         raise ValueError(f"cv is for gamma and weibull arrivals; those of {kind!r} have their own")
     cv = DEFAULT_CV if cv is None else cv
-    if kind == "sessions":
+    if kind in SESSION_KINDS:
         return None
     if kind == "daily":
         return DailyArrivals(rate)
@@ -155,7 +163,7 @@ def _lengths(
             f"{kind!r} has lengths of its own: leave out prompt and output, or choose one of "
             f"{', '.join(INDEPENDENT_KINDS)}"
         )
-    if kind == "sessions":
+    if kind in SESSION_KINDS:
         return None
     table = _tables()[kind]["lengths"]
     return QuantileLengths(

@@ -16,6 +16,7 @@ import numpy as np
 
 from slosched.core import SLO
 from slosched.workload.marks import Adapters, Priorities
+from slosched.workload.programs import with_program_deadlines, with_think_times
 from slosched.workload.request import TraceError, TraceRequest
 from slosched.workload.slo import SLORule, Tiers
 from slosched.workload.statistics import (
@@ -211,6 +212,37 @@ class Trace:
         drawn = adapters.assign(len(self))
         requests = [replace(r, lora_id=name) for r, name in zip(self.requests, drawn, strict=True)]
         return self._derived(requests, loras=str(adapters), loras_seed=adapters.seed)
+
+    def closed_loop(self, tpot_s: float) -> Trace:
+        """Return the trace with each turn of a session waiting for the end of the turn before it.
+
+        The time between the two is what is left of the gap between their arrivals if the answer
+        before took `tpot_s` for each token, and 0 if nothing is left.  Turns that have `think_s`
+        keep it.  Raises TraceError if the trace has no sessions.
+        """
+        if not 0 <= tpot_s < math.inf:
+            raise ValueError(f"a TPOT must be finite and not negative, not {tpot_s!r} s")
+        if all(r.session_id is None for r in self.requests):
+            raise TraceError(
+                f"trace {self.name!r} names no sessions, so no turn can wait for another: use a "
+                "trace with a column session_id, or the kind agents or sessions"
+            )
+        return self._derived(with_think_times(self.requests, tpot_s), closed_loop_tpot_s=tpot_s)
+
+    def with_program_deadlines(self, base_s: float, factor: float = 0.0) -> Trace:
+        """Return the trace with a time promised for each whole session.
+
+        It is `base_s`, plus `factor` times what the session takes if each turn just keeps its TTFT
+        and TPOT, plus all its times between turns.  Raises TraceError if nothing has a session, or
+        if a factor is given and a turn has no TTFT or no TPOT.
+        """
+        requests = with_program_deadlines(self.requests, base_s, factor)
+        return self._derived(requests, program_base_s=base_s, program_factor=factor)
+
+    @property
+    def is_closed_loop(self) -> bool:
+        """Tell whether any request waits for the end of another."""
+        return any(r.think_s is not None for r in self.requests)
 
     def with_lengths_scaled(self, factor: float) -> Trace:
         """Return the trace with all lengths multiplied by `factor`, each at least one token.

@@ -74,7 +74,7 @@ def replay(
         ),
     ] = None,
 ) -> None:
-    """Replay a trace open loop and score it: requests are sent on time, however slow the answers.
+    """Replay a trace and score it: requests are sent on time, however slow the answers.
 
     Examples:
 
@@ -87,6 +87,9 @@ def replay(
       --latency-model h100/llama-3.1-8b --rate 10`
     - four simulated replicas, one of which fails for 20 s: `slosched replay --replicas 4 --router
       least_requests --fail 1@30s --startup 20s --rate 40 --latency-model h100/llama-3.1-8b`
+    - agents, whose turns wait for each other, with a time for each whole session: `slosched replay
+      --trace agents -n 400 --rate 1 --slo-ttft 2s --slo-tpot 50ms --slo-program 1x --prefix-cache
+      hash --latency-model h100/llama-3.1-8b`
 
     With --url, the server has its own policy and limits; the options for these are for the
     simulator.  Clients wait for their answers, however long, or disconnect after --client-timeout.
@@ -98,6 +101,11 @@ def replay(
         # Only needed to promise multiples of the prefill time.
         model = None if replica.latency_model is None else load_model(replica.latency_model)
         requests = arrivals.open(trace, promise.rule(model, seed), seed)
+        if requests.is_closed_loop:
+            raise ValueError(
+                f"trace {requests.name!r} is a closed loop, whose turns wait for each other: that "
+                "is for the simulator; leave out --url, --closed-loop or the column think_s"
+            )
         name = "the server"
         timeout_s = replica.client_timeout
         outcome = Outcome(_replay_until_ctrl_c(requests, url, seed, timeout_s))

@@ -28,7 +28,15 @@ COLUMNS = (
     "slo_e2e_s",
 )
 _SHARING_COLUMNS = ("session_id", "prefix_hashes")
-MARKS = {"priority": 0, "lora_id": None, "n": 1, "tier": None, "tenant": None}
+MARKS = {
+    "priority": 0,
+    "lora_id": None,
+    "n": 1,
+    "tier": None,
+    "tenant": None,
+    "think_s": None,
+    "program_s": None,
+}
 """Columns that, like the sharing columns, are only in files of traces that have them, and the
 values of requests without them."""
 _MORE = (*_SHARING_COLUMNS, *MARKS)

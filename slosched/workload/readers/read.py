@@ -228,7 +228,14 @@ def _marked(request: TraceRequest | None, row: Row) -> TraceRequest | None:
         n=row.num_answers(),
         tier=row.text("tier"),
         tenant=row.text("tenant"),
+        think_s=_seconds_if_given(row, "think_s"),
+        program_s=_seconds_if_given(row, "program_s"),
     )
+
+
+def _seconds_if_given(row: Row, column: str) -> float | None:
+    """Return the seconds of a column; None for null or an empty cell."""
+    return None if row.values.get(column) in (None, "") else row.seconds(column)
 
 
 def _timed(requests: list[TraceRequest], known: Format, name: str, note: _Note, seed: int) -> Trace:

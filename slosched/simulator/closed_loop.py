@@ -1,0 +1,105 @@
+"""Sessions in a closed loop: the next turn arrives a while after the turn before it has ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from slosched.core import EndReason, Request, RequestStatus
+from slosched.workload.trace import Trace
+
+if TYPE_CHECKING:
+    from slosched.simulator.simulate import SimulatedReplica
+
+
+class Turns:
+    """The requests of a trace that are yet to arrive, some of them only after others have ended.
+
+    A turn that did not finish breaks its session: the later turns are never sent, and end as
+    aborted by their client at the time of the break.
+    """
+
+    def __init__(self, trace: Trace, requests: Sequence[Request]) -> None:
+        """Begin with all `requests`, which are those of `trace`, in its order.
+
+        A turn with `think_s` waits for the last turn of its session before it in the trace.
+        Without one it arrives at its own time.
+        """
+        self._to_come: list[tuple[float, int, Request]] = []
+        """Heap of the requests whose arrival is known, with a number that breaks ties."""
+        self._next: dict[str, tuple[Request, float]] = {}
+        """For each turn that another one waits for: that one, and the time between the two."""
+        last: dict[str, Request] = {}
+        for place, (row, request) in enumerate(zip(trace.requests, requests, strict=True)):
+            name = row.session_id
+            before = None if name is None or row.think_s is None else last.get(name)
+            if name is not None:
+                last[name] = request
+            if before is None or row.think_s is None:
+                self._to_come.append((request.arrival_s, place, request))
+            else:
+                self._next[before.request_id] = request, row.think_s
+        self._num_sent = len(requests)
+        heapify(self._to_come)
+
+    @property
+    def next_s(self) -> float:
+        """Return when the next request arrives that is known to; inf if there is none."""
+        return self._to_come[0][0] if self._to_come else math.inf
+
+    def take(self) -> Request:
+        """Return the next request that arrives, and count it as having arrived."""
+        return heappop(self._to_come)[2]
+
+    def note_ended(self, request: Request) -> None:
+        """Let what waits for the request arrive after its time, or never if it did not finish."""
+        if request.request_id not in self._next:
+            return
+        follower, think_s = self._next.pop(request.request_id)
+        assert request.end_s is not None
+        if request.status is RequestStatus.FINISHED:
+            follower.arrival_s = request.end_s + think_s
+            self._num_sent += 1
+            heappush(self._to_come, (follower.arrival_s, self._num_sent, follower))
+            return
+        follower.arrival_s = follower.end_s = request.end_s
+        follower.status, follower.end_reason = RequestStatus.ABORTED, EndReason.CLIENT
+        self.note_ended(follower)
+
+
+def run_some(replicas: Iterable[SimulatedReplica], turns: Turns, until_s: float) -> bool:
+    """Run the replica that lags behind; return False if none has a step that begins earlier.
+
+    It runs until it would overtake another one, `until_s`, or the end of a request.  So whatever
+    that end sets off can still reach any replica in time.
+    """
+    lagging, lagging_s, others_s = None, math.inf, math.inf
+    for replica in replicas:
+        known_s = replica.known_until_s
+        if known_s < lagging_s:
+            lagging, lagging_s, others_s = replica, known_s, lagging_s
+        else:
+            others_s = min(others_s, known_s)
+    if lagging is None or lagging_s >= until_s:
+        return False
+    # The smallest time more lets one of several replicas go on that are equally far.
+    for request in lagging.run_until_end(min(until_s, math.nextafter(others_s, math.inf))):
+        turns.note_ended(request)
+    return True
+
+
+def play(replica: SimulatedReplica, turns: Turns) -> None:
+    """Run one replica until all turns have ended."""
+    while True:
+        if run_some((replica,), turns, turns.next_s):
+            continue
+        if turns.next_s == math.inf:
+            return
+        replica.add(turns.take())
+
+
+def in_order(requests: Iterable[Request]) -> list[Request]:
+    """Return the requests in the order in which they arrived."""
+    return sorted(requests, key=lambda request: request.arrival_s)
