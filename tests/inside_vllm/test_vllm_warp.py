@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -152,3 +153,13 @@ def test_only_the_thread_that_entered_moves_the_clock() -> None:
         with pytest.raises(ValueError, match="negative"):
             time.sleep(-1)
     assert 0 <= time.monotonic() - real < 5000.0
+
+
+def test_the_script_on_the_page_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "vllm.md").read_text("utf-8")
+    script = page.partition("```python\n# virtual_time.py\n")[2].partition("```")[0]
+    monkeypatch.setattr(sys, "argv", ["virtual_time.py", model_dir()])
+    exec(compile(script, "virtual_time.py", "exec"), {})  # the page is ours
+    assert "num_offered=200" in capsys.readouterr().out
