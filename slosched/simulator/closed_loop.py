@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from slosched.core import EndReason, Request, RequestStatus
 from slosched.workload.trace import Trace
 
-if TYPE_CHECKING:
-    from slosched.simulator.simulate import SimulatedReplica
+
+class Steps(Protocol):
+    """A replica as the loop needs it: `simulate.SimulatedReplica`."""
+
+    @property
+    def known_until_s(self) -> float:
+        """Return the time up to which it has been simulated, if nothing more is sent to it."""
+
+    def run_until_end(self, until_s: float) -> list[Request]:
+        """Run steps that begin before `until_s` until one ends requests, and return these."""
+
+    def add(self, request: Request) -> None:
+        """Send it a request, at the request's own arrival."""
 
 
 class Turns:
@@ -69,7 +80,7 @@ class Turns:
         self.note_ended(follower)
 
 
-def run_some(replicas: Iterable[SimulatedReplica], turns: Turns, until_s: float) -> bool:
+def run_some(replicas: Iterable[Steps], turns: Turns, until_s: float) -> bool:
     """Run the replica that lags behind; return False if none has a step that begins earlier.
 
     It runs until it would overtake another one, `until_s`, or the end of a request.  So whatever
@@ -90,7 +101,7 @@ def run_some(replicas: Iterable[SimulatedReplica], turns: Turns, until_s: float)
     return True
 
 
-def play(replica: SimulatedReplica, turns: Turns) -> None:
+def play(replica: Steps, turns: Turns) -> None:
     """Run one replica until all turns have ended."""
     while True:
         if run_some((replica,), turns, turns.next_s):
