@@ -368,7 +368,8 @@ class Scheduler:
     def _end_failed(self, batch: ScheduledBatch, failed: Container[str], now_s: float) -> None:
         """End the `failed` requests of a batch, and forget what the prefix cache has of them.
 
-        It drops all blocks that no request holds, since it does not know which of them are theirs.
+        It drops all blocks that no request holds, since it does not know which of them are theirs,
+        and what the host got of them.
         """
         requests = [
             chunk.request
@@ -376,7 +377,7 @@ class Scheduler:
             if chunk.request.request_id in failed and chunk.request.end_reason is None
         ]
         self._fault(requests, [request.request_id for request in requests], now_s)
-        self.kv.prefixes.drop_unheld()
+        self.kv.prefixes.flush()
 
     def _fault(self, failed: Collection[Request], request_ids: Iterable[str], now_s: float) -> None:
         """End `request_ids` and those that count on what `failed` requests compute, as faults."""

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slosched.core import EndReason, Request, ScheduledChunk
+from slosched.core import EndReason, Request, ScheduledChunk, StepResult
 from slosched.kv import (
     HashIndex,
     HostWrites,
@@ -24,6 +24,8 @@ from slosched.kv import (
 )
 from slosched.kv.prefix.cache import TieredPrefixCache
 from slosched.kv.prefix.host_tier import HostTier
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
 
 NUM_BLOCKS, NUM_SWAP_BLOCKS, SIZE, MAX_TOKENS = 9, 3, 2, 9
 
@@ -390,3 +392,19 @@ def test_without_a_prefix_cache_there_is_nothing_to_keep() -> None:
         KVCache(8, 4, 0, None, PrefixHost(4))
     with pytest.raises(ValueError, match="-1 blocks"):
         PrefixHost(-1)
+
+
+def test_what_a_spoilt_request_leaves_is_not_kept_in_host_memory() -> None:
+    kv = KVCache(NUM_BLOCKS, SIZE, 0, HashIndex(), PrefixHost(6, HostWrites.BACK))
+    scheduler = Scheduler(FCFS(), kv)
+    prompt = (0, 1, 1, 0, 1)
+    spoilt = Request("spoilt", 0.0, len(prompt), 2, prompt_token_ids=prompt)
+    scheduler.add_request(spoilt)
+    scheduler.update(scheduler.schedule(0.0), StepResult({"spoilt": 1}), 0.1)
+    failed = StepResult({}, failed={"spoilt": "not a number"})
+    scheduler.update(scheduler.schedule(0.1), failed, 0.2)
+    assert spoilt.end_reason is EndReason.FAULT
+    scheduler.add_request(Request("next", 0.2, len(prompt), 2, prompt_token_ids=prompt))
+    batch = scheduler.schedule(0.3)
+    assert (batch.swap_out, batch.swap_in) == ((), ())
+    assert batch.chunks[0].num_prior_tokens == 0
