@@ -11,6 +11,7 @@ import pytest
 from fleets import A_SECOND_A_STEP, TWO_SECONDS_A_STEP, make_replicas
 
 from slosched.core import SLO, DeadlineRule, EndReason, Request, RequestStatus
+from slosched.evaluate.capacity.point import trace_digest
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.routers.round_robin import RoundRobin
 from slosched.fleet.simulate import Failure, FleetConfig, simulate_fleet
@@ -187,6 +188,13 @@ def test_files_keep_pauses_and_programs(tmp_path, suffix: str) -> None:
 def test_a_turn_that_makes_no_sense_is_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(TraceError, match=message):
         replace(TraceRequest("r", 0.0, 8, 1, session_id="a"), **wrong)  # type: ignore[arg-type]
+
+
+def test_stored_results_of_open_and_closed_loops_are_kept_apart() -> None:
+    trace = synthesize("sessions", num_requests=20, sessions=SMALL)
+    closed = trace.closed_loop(0.03)
+    digests = {trace_digest(t) for t in (trace, closed, closed.with_program_deadlines(9.0))}
+    assert len(digests) == 3
 
 
 def test_agents_are_like_the_published_ones() -> None:

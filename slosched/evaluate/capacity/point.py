@@ -115,6 +115,9 @@ def trace_digest(trace: Trace) -> str:
     classes = [(r.tier, r.tenant) for r in trace.requests]
     if set(classes) != {(None, None)}:
         summed.update(repr(classes).encode())
+    turns = [(r.think_s, r.program_s) for r in trace.requests]
+    if set(turns) != {(None, None)}:
+        summed.update(repr(turns).encode())
     return summed.hexdigest()
 
 
