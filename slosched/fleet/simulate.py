@@ -85,6 +85,21 @@ def simulate_fleet(
     return fleet.play()
 
 
+def check_single_answers(trace: Trace) -> None:
+    """Raise ValueError if a request of the trace is to be answered several times."""
+    if several := next((r for r in trace.requests if r.n > 1), None):
+        raise ValueError(
+            f"request {several.request_id!r} wants {several.n} answers (n): a fleet is "
+            "simulated with one answer to each request; replay the trace on one replica, or "
+            "leave out its column n"
+        )
+
+
+def seed_of(index: int, seed: int) -> int:
+    """Return the seed of a replica in a run of this seed; the first replica has the run's own."""
+    return seed + _SEED_STRIDE * index
+
+
 class _Fleet:
     """The replicas of one run, and the requests that they were sent."""
 
@@ -101,12 +116,7 @@ class _Fleet:
         if not replicas:
             raise ValueError("a fleet needs at least one replica")
         config.check_failures(len(replicas))
-        if several := next((r for r in trace.requests if r.n > 1), None):
-            raise ValueError(
-                f"request {several.request_id!r} wants {several.n} answers (n): a fleet is "
-                "simulated with one answer to each request; replay the trace on one replica, or "
-                "leave out its column n"
-            )
+        check_single_answers(trace)
         self._policy, self._replicas, self._router = policy, replicas, router
         self._config, self._seed, self._on_row = config, seed, on_row
         self._clock = VirtualClock()
@@ -183,13 +193,13 @@ class _Fleet:
 
     def _start(self, index: int) -> ReplicaView:
         """Return the view of a replica that has nothing in its memory."""
-        kind, seed = self._replicas[index], self._seed + _SEED_STRIDE * index
+        kind = self._replicas[index]
         now_s, failures = self._clock.now_s(), self._config.failures
         fails_s = [f.at_s for f in failures if f.index == index and f.at_s >= now_s]
         simulated = SimulatedReplica(
             copy.deepcopy(self._policy),
             kind.model,
-            replace(kind.config, seed=seed),
+            replace(kind.config, seed=seed_of(index, self._seed)),
             self._lengths,
             fails_s=min(fails_s, default=math.inf),
             on_row=self._on_row,

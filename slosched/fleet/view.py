@@ -122,10 +122,8 @@ class ReplicaView:
 
     def send(self, request: Request) -> None:
         """Send it a request; only the fleet does this."""
-        now_s = self._clock.now_s()
-        self.simulated.add(request, now_s)
-        self._sent.append((now_s, request))
-        self._changes_s = min(self._changes_s, now_s)
+        self.simulated.add(request, self._clock.now_s())
+        self._note_sent(request)
 
     def fail(self) -> list[Request]:
         """Let it fail now; return the requests that it loses."""
@@ -134,16 +132,31 @@ class ReplicaView:
         lost += [request for _, _, request in self._ended if request.end_reason is EndReason.FAULT]
         return lost + [r for r in self.simulated.ended if r.end_reason is EndReason.FAULT]
 
+    def _note_sent(self, request: Request) -> None:
+        now_s = self._clock.now_s()
+        self._sent.append((now_s, request))
+        self._changes_s = min(self._changes_s, now_s)
+
+    def _take_ended(self) -> list[Request]:
+        """Return the requests that have ended in what was simulated, each once."""
+        ended = self.simulated.ended.copy()
+        self.simulated.ended.clear()
+        for request in ended:
+            assert request.end_s is not None
+            heappush(self._ended, (request.end_s, request.request_id, request))
+        return ended
+
+    def _simulate(self, until_s: float) -> None:
+        """Simulate all steps that begin before `until_s`."""
+        self.simulated.run(until_s)
+        self._take_ended()
+
     def _look(self) -> None:
         """Count what was sent and what has ended by the time that is seen."""
         seen_s = self._clock.now_s() - self._delay_s
         if seen_s < self._changes_s:
             return
-        self.simulated.run(seen_s)
-        for request in self.simulated.ended:
-            assert request.end_s is not None
-            heappush(self._ended, (request.end_s, request.request_id, request))
-        self.simulated.ended.clear()
+        self._simulate(seen_s)
         sent, ended = self._sent, self._ended
         while sent and sent[0][0] <= seen_s:
             _, request = sent.popleft()

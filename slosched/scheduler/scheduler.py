@@ -153,10 +153,12 @@ class Scheduler:
     def take_over(self, request: Request) -> bool:
         """Let a request that has emitted tokens elsewhere run on here, with KV blocks for them.
 
-        Returns False and does nothing if it has emitted none, or if seats or blocks are short.
+        Blocks that were reserved under its id are used.  Returns False and does nothing if it has
+        emitted none, or if seats or blocks are short.
         """
         num_tokens = request.num_tokens - 1  # the last one has yet to be computed
         blocks_needed = -(-num_tokens // self.kv.block_size)
+        blocks_needed -= self.kv.num_held_blocks(request.request_id)
         has_room = self.num_running < self.limits.max_num_seqs and (
             blocks_needed <= self.kv.num_free_blocks
         )
@@ -164,10 +166,21 @@ class Scheduler:
             return False
         self.kv.grow(request.request_id, num_tokens)
         request.status, request.num_computed_tokens = RequestStatus.RUNNING, num_tokens
-        request.started_s = request.arrival_s
+        if request.started_s is None:
+            request.started_s = request.arrival_s
         request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
         self.queues.running[request.request_id] = request
         return True
+
+    def hand_over(self, request: Request) -> None:
+        """Let a running request leave, which runs on elsewhere; the counterpart of `take_over`.
+
+        It keeps its KV blocks here, since they are yet to be copied: `kv.forget` frees them.  No
+        step may be running.
+        """
+        del self.queues.running[request.request_id]
+        if self.speculation is not None:
+            self.speculation.forget(request.request_id)
 
     def end(self, request_id: str, reason: EndReason, now_s: float) -> bool:
         """End a request from outside; return False if there is no unfinished request of this id.

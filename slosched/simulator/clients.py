@@ -36,6 +36,10 @@ class Clients:
     def send(self, request: Request) -> None:
         """Hand a request to the scheduler; its client waits for it from its arrival on."""
         self._scheduler.add_request(request)
+        self.watch(request)
+
+    def watch(self, request: Request) -> None:
+        """Let the client of a request leave in time that the scheduler has already."""
         heappush(self._waiting, (self._leaves_s(request), self._num_sent, request))
         self._num_sent += 1
         self.next_s = self._waiting[0][0]

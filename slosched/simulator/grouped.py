@@ -97,6 +97,12 @@ class GroupedSteps:
                 break
         return num_steps > 0
 
+    def take_in(self, request: Request) -> None:
+        """Take in a running decode that the scheduler took over between two steps."""
+        if self._group is not None:
+            self._group.join(request, self._executor.num_tokens_left(request))
+            self._group.are_oldest = self._group.are_oldest and not self._others
+
     def _is_over(self, group: GroupedDecodes) -> bool:
         return bool(
             not group.num_decodes

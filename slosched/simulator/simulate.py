@@ -187,6 +187,17 @@ class SimulatedReplica:
         request.server_s = self._per_request_s
         self._arrivals.add(request, arrives_s + self._per_request_s)
 
+    def take_over(self, request: Request, now_s: float) -> None:
+        """Let a request that has emitted tokens elsewhere run on here from `now_s` on.
+
+        Raises ValueError if it lacks a seat or KV blocks.
+        """
+        self.clock.advance_to(now_s)
+        if not self.scheduler.take_over(request):
+            raise ValueError(f"there is no room to take over {request.request_id!r}")
+        self.clients.watch(request)
+        self._grouped.take_in(request)
+
     def run(self, until_s: float = math.inf) -> None:
         """Run all steps that begin before `until_s`; by default, until every request has ended."""
         self._arrivals.run(until_s)
