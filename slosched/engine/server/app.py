@@ -31,6 +31,7 @@ from slosched.engine.server.fields import (
     DETOKENIZE_FIELDS,
     TOKENIZE_FIELDS,
 )
+from slosched.engine.server.generations import Generation
 from slosched.engine.server.grammars import GrammarQueue
 from slosched.engine.server.http_metrics import CountRequests, HTTPMetrics
 from slosched.engine.server.limit_requests import LimitRequests
@@ -55,11 +56,7 @@ from slosched.engine.server.steps import StepsResponse
 from slosched.engine.server.tiers import parse_service
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.values import Body, token_ids, wrong
-from slosched.engine.server.worker import (
-    EngineWorker,
-    Generation,
-    NotServingError,
-)
+from slosched.engine.server.worker import EngineWorker, NotServingError
 from slosched.engine.step_lines import PATH as STEPS_PATH
 from slosched.workload.request import MOST_SEQUENCES
 

@@ -28,10 +28,11 @@ from slosched.engine.server.errors import (
     of_end,
     of_refusal,
 )
+from slosched.engine.server.generations import Generation, Update
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.respond import Format, Json
 from slosched.engine.server.tokenizer import Tokenizer
-from slosched.engine.server.worker import EngineWorker, Generation, NotServingError, Update
+from slosched.engine.server.worker import EngineWorker, NotServingError
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from slosched.core import EndReason
 from slosched.engine.server.errors import is_for_later, of_end
+from slosched.engine.server.generations import Generation
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.stop_strings import StopStrings
 from slosched.engine.server.text import Detokenizer
 from slosched.engine.server.tokenizer import Tokenizer
-from slosched.engine.server.worker import EngineWorker, Generation
+from slosched.engine.server.worker import EngineWorker
 
 
 class Piece(NamedTuple):

@@ -15,10 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from slosched.core import EndReason, OnInfeasible
 from slosched.engine.server.errors import ApiError, of_end, of_refusal
+from slosched.engine.server.generations import Generation
 from slosched.engine.server.pieces import Piece, interleaved, pieces_of
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.tokenizer import Tokenizer
-from slosched.engine.server.worker import EngineWorker, Generation
+from slosched.engine.server.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 

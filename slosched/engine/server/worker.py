@@ -19,12 +19,12 @@ from typing import NamedTuple, TypeVar, cast
 from slosched.core import (
     EndReason,
     LatencyModel,
-    Refusal,
     Request,
     SloschedError,
     TokenLogprobs,
 )
 from slosched.engine.loop import Engine, StepRecord
+from slosched.engine.server.generations import Generation, Generations, Update, answer_id
 from slosched.engine.server.metrics import ServerMetrics
 from slosched.engine.server.steps import StepFeed
 from slosched.engine.server.watchdog import StepLimit, Watchdog
@@ -49,32 +49,6 @@ class NotServingError(SloschedError):
 
 class NoQuoteError(SloschedError):
     """The policy cannot say what a request would be promised."""
-
-
-class Update(NamedTuple):
-    """A request's share of one step: a token, its end, or both."""
-
-    token_id: int | None = None
-    end_reason: EndReason | None = None
-    detail: str = ""
-    """What was wrong, if the end reason is EndReason.FAULT or EndReason.NO_TOKEN."""
-    logprobs: TokenLogprobs | None = None
-    """The log-probabilities at the token's place, if the request wants them."""
-
-
-class Generation:
-    """A request as its handler sees it: a queue of updates, of which the last has an end reason."""
-
-    def __init__(self, request: Request, loop: asyncio.AbstractEventLoop) -> None:
-        self.request = request
-        self.loop = loop
-        self.updates: asyncio.Queue[Update] = asyncio.Queue()
-        self.refusal: Refusal | None = None
-        """Why the request cannot have its SLO; found when it arrived."""
-        self.siblings: tuple[Generation, ...] = ()
-        """The other requests that answer the same prompt, if this is the first of them."""
-        self.first_scheduled_s: float | None = None
-        """The start of the first step that computed a part of the request."""
 
 
 class _Abort(NamedTuple):
@@ -114,7 +88,7 @@ class EngineWorker:
         self._drain_until_s: float | None = None
         self._broken: str | None = None
         self._stopped = threading.Event()
-        self._generations: dict[str, Generation] = {}
+        self._generations = Generations()
         self._num_faults = 0
         self._max_consecutive_faults = max_consecutive_faults
         self._thread = threading.Thread(target=self._run, name="slosched-engine", daemon=True)
@@ -162,8 +136,7 @@ class EngineWorker:
         """Return how many requests a shutdown ended unfinished or left without an end."""
         submitted = [command for command in self._inbox if isinstance(command, Generation)]
         ended = self.metrics.num_ended(EndReason.SHUTDOWN)
-        unfinished = {_group_id(generation.request) for generation in self._generations.values()}
-        return ended + len(unfinished) + len(submitted)
+        return ended + self._generations.num_answers_awaited + len(submitted)
 
     def now_s(self) -> float:
         """Return the time on the engine's clock, by which arrivals are stamped."""
@@ -292,7 +265,7 @@ class EngineWorker:
     def _turn(self, commands: Iterable[_Command]) -> None:
         for command in commands:
             if isinstance(command, Generation):
-                self._follow(command)
+                self._generations.add(command)
                 self.scheduler.queue(command.request, command.refusal)
             elif isinstance(command, _Abort):
                 self._carry_out(command)
@@ -304,10 +277,6 @@ class EngineWorker:
             self._step(self._engine.step)
         else:
             self._report({}, self._engine.take_ended())
-
-    def _follow(self, generation: Generation) -> None:
-        for each in (generation, *generation.siblings):
-            self._generations[each.request.request_id] = each
 
     def _carry_out(self, abort: _Abort) -> None:
         self.scheduler.end(abort.request_id, abort.reason, self.now_s())
@@ -373,7 +342,7 @@ class EngineWorker:
 
     def _note_first_scheduled(self, record: StepRecord) -> None:
         for chunk in record.batch.chunks:
-            generation = self._generations.get(chunk.request.request_id)
+            generation = self._generations.find(chunk.request.request_id)
             if generation is not None and generation.first_scheduled_s is None:
                 generation.first_scheduled_s = record.start_s
                 self.metrics.observe_scheduled(chunk.request, record.start_s)
@@ -402,10 +371,10 @@ class EngineWorker:
             last = last._replace(end_reason=request.end_reason, detail=why)
             updates[name] = [*before, last]
             if request.group is None or not request.group.num_unfinished:
-                over[_group_id(request)] = request
+                over[answer_id(request)] = request
         for request in over.values():
             self._record(request)
-        self._deliver(updates)
+        self._generations.deliver(updates)
 
     def _record(self, request: Request) -> None:
         """Keep the record of a request that has ended, of a group that of the worst member."""
@@ -420,21 +389,6 @@ class EngineWorker:
             most_output_tokens=max(member.num_output_tokens for member in members),
         )
 
-    def _deliver(self, updates: Mapping[str, Sequence[Update]]) -> None:
-        """Wake each event loop once, however many of its requests have an update."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Update]]] = {}
-        for name, of_request in updates.items():
-            generation = self._generations[name]
-            if of_request[-1].end_reason is not None:
-                del self._generations[name]
-            deliveries = by_loop.setdefault(generation.loop, [])
-            deliveries += [(generation, update) for update in of_request]
-        for loop, deliveries in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_hand_over, deliveries)
-            except RuntimeError:  # the loop is closed, so no handler awaits these updates
-                log.warning("%d updates came after their event loop had closed", len(deliveries))
-
     def _die(self, why: str) -> None:
         """Fail all requests that still wait, without asking the scheduler, and take no more."""
         with self._wake:
@@ -442,10 +396,10 @@ class EngineWorker:
             inbox, self._inbox = self._inbox, []
         for command in inbox:
             if isinstance(command, Generation):
-                self._follow(command)
+                self._generations.add(command)
             elif isinstance(command, _Operation):
                 command.result.set_exception(NotServingError(why))
-        self._deliver({name: (Update(None, EndReason.FAULT, why),) for name in self._generations})
+        self._generations.fail_all(why)
 
 
 def _emitted(record: StepRecord) -> Mapping[str, Sequence[int]]:
@@ -458,15 +412,6 @@ def _emitted(record: StepRecord) -> Mapping[str, Sequence[int]]:
         name: (*drafts.get(name, ())[: num_accepted.get(name, 0)], token)
         for name, token in token_ids.items()
     }
-
-
-def _hand_over(deliveries: Iterable[tuple[Generation, Update]]) -> None:
-    for generation, update in deliveries:
-        generation.updates.put_nowait(update)
-
-
-def _group_id(request: Request) -> str:
-    return request.request_id if request.group is None else request.group.group_id
 
 
 def _describe(error: Exception) -> str:
