@@ -11,6 +11,8 @@ import pandas as pd
 import typer
 
 from experiments.command import make_app, start
+from experiments.fleet.pools import PAGE as POOLS_PAGE
+from experiments.fleet.pools import page, play
 from experiments.fleet.questions import POLICIES, QUESTIONS, Question
 from experiments.fleet.tables import tables
 from slosched.cli.console import console, progress_bar
@@ -63,6 +65,17 @@ def report() -> None:
     """
     PAGE.write_text(tables(pd.read_csv(RESULTS)), encoding="utf-8")
     console.print(f"wrote {PAGE}")
+
+
+@app.command()
+def pools() -> None:
+    """Play what pools.csv does not have (all of it takes ten minutes), and make pools.md.
+
+    Example: `python -m experiments.fleet pools`.
+    """
+    play()
+    POOLS_PAGE.write_text(page(), encoding="utf-8")
+    console.print(f"wrote {POOLS_PAGE}")
 
 
 def _row(

@@ -10,11 +10,14 @@ from typing import Annotated
 import typer
 
 from slosched.cli import options
+from slosched.cli.pools import PoolOptions
 from slosched.evaluate.comparison import Replica
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.setup import FleetSetup
 from slosched.fleet.simulate import Failure, FleetConfig
 from slosched.fleet.spec import make_router
+from slosched.fleet.split import check_pools
+from slosched.fleet.split_setup import SplitSetup
 from slosched.fleet.view import ReplicaKind
 
 _DEFAULT_ROUTER = "round_robin"
@@ -29,14 +32,14 @@ class Group:
     """The latency model; None for that of --latency-model."""
 
 
-def replica_groups(text: str) -> list[Group]:
+def replica_groups(text: str, option: str = "--replicas") -> list[Group]:
     """Return the groups of "4" or "2:h100/llama-3.1-8b,2:l40s/llama-3.1-8b"."""
     groups = []
     for part in text.split(","):
         number, colon, name = part.strip().partition(":")
         if not number.isdecimal() or int(number) < 1 or (colon and not name):
             raise ValueError(
-                f"--replicas {text!r}: {part!r} is not NUM or NUM:MODEL with at least one replica, "
+                f"{option} {text!r}: {part!r} is not NUM or NUM:MODEL with at least one replica, "
                 "as in 4 or 2:h100/llama-3.1-8b,2:l40s/llama-3.1-8b"
             )
         groups.append(Group(int(number), name or None))
@@ -52,7 +55,7 @@ def failure(text: str) -> Failure:
 
 
 @dataclass(frozen=True)
-class FleetOptions:
+class FleetOptions(PoolOptions):
     """The options for replicas behind a router."""
 
     replicas: Annotated[
@@ -104,7 +107,7 @@ class FleetOptions:
     @property
     def routers(self) -> list[str]:
         """Return the specs of the routers, each once; none without a fleet."""
-        if self.replicas is None:
+        if self.replicas is None and self.prefill_replicas is None:
             return []
         return list(dict.fromkeys(self.router or [_DEFAULT_ROUTER]))
 
@@ -113,12 +116,12 @@ class FleetOptions:
 
         `open_replica` returns a replica by the name of its latency model.
         """
+        if self.has_pools:
+            return self._open_pools(open_replica)
         if self.replicas is None:
             self._check_unused()
             return open_replica(None)
-        found = []
-        for group in replica_groups(self.replicas):
-            found += [open_replica(group.model_name)] * group.num_replicas
+        found = _opened(self.replicas, "--replicas", open_replica)
         failures = tuple(map(failure, self.fail or ()))
         startup_s = math.inf if self.startup is None else self.startup
         config = FleetConfig(self.router_delay or 0.0, failures, startup_s)
@@ -133,6 +136,26 @@ class FleetOptions:
         )
         return replace(found[0], fleet=setup)
 
+    def _open_pools(self, open_replica: Callable[[str | None], Replica]) -> Replica:
+        """Return the first replica of the prefill pool, which knows both pools."""
+        if self.replicas or self.fail or self.startup is not None:
+            raise ValueError(
+                "--replicas, --fail and --startup are for replicas that prefill and decode; leave "
+                "them out with --prefill-replicas"
+            )
+        assert self.prefill_replicas is not None
+        assert self.decode_replicas is not None
+        prefill = _opened(self.prefill_replicas, "--prefill-replicas", open_replica)
+        decode = _opened(self.decode_replicas, "--decode-replicas", open_replica)
+        both = [*prefill, *decode]
+        config = self.split_config(len(prefill), both[0].model, self.router_delay or 0.0)
+        for router in (*self.routers, config.decode_router):
+            make_router(router)
+        kinds = tuple(ReplicaKind(one.model, one.config) for one in both)
+        check_pools(kinds, config)
+        names = tuple(one.model_name for one in both)
+        return replace(both[0], fleet=SplitSetup(kinds, names, self.routers[0], config))
+
     def _check_unused(self) -> None:
         """Raise ValueError if an option is given that is only for a fleet."""
         given = {
@@ -144,3 +167,11 @@ class FleetOptions:
         for name, value in given.items():
             if value:
                 raise ValueError(f"{name} is for several replicas; add --replicas 4")
+
+
+def _opened(text: str, option: str, open_replica: Callable[[str | None], Replica]) -> list[Replica]:
+    """Return the replicas that the value of an option names."""
+    found = []
+    for group in replica_groups(text, option):
+        found += [open_replica(group.model_name)] * group.num_replicas
+    return found

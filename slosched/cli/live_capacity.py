@@ -24,7 +24,18 @@ LIVE_REQUESTS = 200
 LIVE_PRECISION = 0.05
 _NAME = "server"
 _SIMULATED_ONLY = (
-    *("policy", "like", "tuned", "replicas", "router", "shared_rates", "bound", "jobs", "ray"),
+    *(
+        "policy",
+        "like",
+        "tuned",
+        "replicas",
+        "prefill_replicas",
+        "router",
+        "shared_rates",
+        "bound",
+        "jobs",
+        "ray",
+    ),
 )
 """Options that describe what is simulated, or how."""
 

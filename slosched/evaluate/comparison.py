@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from slosched.core import DeadlineRule, Limits, Policy, Request
-from slosched.fleet.setup import FleetSetup
+from slosched.fleet.split_setup import AnyFleet
 from slosched.metrics import RequestRecord, StepRow, Summary, records_of, summarize
 from slosched.perfmodel import (
     NO_SERVER_TIME,
@@ -37,7 +37,7 @@ class Replica:
     config: SimulationConfig
     server_time: ServerTime = NO_SERVER_TIME
     """What `model` and `config` hold of a server's times."""
-    fleet: FleetSetup | None = None
+    fleet: AnyFleet | None = None
     """The fleet that is simulated in its place, of which it is the first replica."""
 
     @classmethod

@@ -76,7 +76,12 @@ class SplitFleet:
         simulated in pools.
         """
         check_single_answers(trace)
-        _check(replicas, config)
+        if trace.is_closed_loop:
+            raise ValueError(
+                f"trace {trace.name!r} is a closed loop, which is not simulated for prefill and "
+                "decode pools: replay it open loop, or on replicas that do both (--replicas)"
+            )
+        check_pools(replicas, config)
         self._trace, self._policy, self._config = trace, policy, config
         self._prefill_router, self._decode_router = routers
         self._seed, self._on_row, self._on_transfer = seed, on_row, on_transfer
@@ -165,7 +170,7 @@ class SplitFleet:
         )
 
 
-def _check(replicas: Sequence[ReplicaKind], config: SplitConfig) -> None:
+def check_pools(replicas: Sequence[ReplicaKind], config: SplitConfig) -> None:
     """Raise ValueError if the replicas cannot be simulated as two pools."""
     if len(replicas) <= config.num_prefill:
         raise ValueError(

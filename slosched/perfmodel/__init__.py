@@ -16,7 +16,13 @@ from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.online import OnlineModel
 from slosched.perfmodel.server_time import NO_SERVER_TIME, ServerTime
 from slosched.perfmodel.store import DEFAULT_MODEL, bundled_models, load_model, save_model
-from slosched.perfmodel.swap import at_block_size, swap_cost, with_derived_swap, with_swap_bandwidth
+from slosched.perfmodel.swap import (
+    at_block_size,
+    kv_bytes_per_token,
+    swap_cost,
+    with_derived_swap,
+    with_swap_bandwidth,
+)
 
 __all__ = [
     "AUTO",
@@ -40,6 +46,7 @@ __all__ = [
     "at_block_size",
     "bundled_models",
     "fit",
+    "kv_bytes_per_token",
     "load_model",
     "read_profile",
     "save_model",

@@ -105,6 +105,12 @@ def at_block_size(model: FittedModel, block_size: int) -> FittedModel:
     return with_swapped_block_s(model, ratio * model.swapped_block_s, noted)
 
 
+def kv_bytes_per_token(model: FittedModel) -> float | None:
+    """Return the bytes of one token's keys and values on all GPUs; None if they are not known."""
+    per_gpu = _bytes_per_token(model)
+    return None if per_gpu is None else per_gpu * num_devices(model)
+
+
 def swap_cost(model: FittedModel) -> str:
     """Return a sentence on the cost of a swapped block and its origin."""
     block, origin = (

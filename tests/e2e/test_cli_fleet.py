@@ -66,3 +66,41 @@ def test_a_fleet_that_cannot_be_is_refused(cli: Cli, arguments: list[str], messa
     said = cli("replay", *SHORT, *arguments)
     assert said.status != 0
     assert message in said.complaint
+
+
+POOLS = ("--prefill-replicas", "1", "--decode-replicas", "1", "--kv-bandwidth", "50GB/s")
+
+
+def test_replay_in_a_prefill_and_a_decode_pool(cli: Cli, tmp_path: Path) -> None:
+    joined = ["--kv-latency", "1ms", "--kv-sent-by", "layer", "--decode-router", "round_robin"]
+    said = cli("replay", *SHORT, "--rate", "10", *POOLS, *joined, "--perfetto", "a.json")
+    assert said.status == 0, said.err
+    found = json.loads((tmp_path / "a.json").read_text())["otherData"]
+    assert found["prefill replicas"] == found["decode replicas"] == "1 x rtx4090/llama-3.1-8b"
+    assert (found["prefill router"], found["decode router"]) == ("RoundRobin()", "RoundRobin()")
+    assert found["kv transfer num_parts"] == 32, "Llama-3.1-8B has 32 layers"
+    assert found["kv transfer bytes_per_token"] == 2 * 32 * 8 * 128 * 2, "K and V in 2 bytes"
+    assert found["kv transfer latency_s"] == 0.001
+
+
+def test_the_capacity_of_two_pools_is_searched(cli: Cli) -> None:
+    search = ["--seeds", "1", "--target", "0.9", "--precision", "0.2", "--jobs", "1", "--no-bound"]
+    said = cli("capacity", *SHORT, *POOLS, "-p", "fcfs", *search)
+    assert said.status == 0, said.err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        (["--prefill-replicas", "1"], "a prefill pool needs a decode pool"),
+        (["--kv-bandwidth", "1GB/s"], "add --prefill-replicas 1 --decode-replicas 1"),
+        ([*POOLS[:4]], "--kv-bandwidth 50GB/s"),
+        ([*POOLS, "--replicas", "2"], "leave them out with --prefill-replicas"),
+        ([*POOLS[:5], "fast"], "50GB/s"),
+        ([*POOLS, "--overlap"], "without overlapped planning"),
+    ],
+)
+def test_pools_that_make_no_sense_are_refused(cli: Cli, wrong: list[str], error: str) -> None:
+    said = cli("replay", *SHORT, *wrong)
+    assert said.status in (1, 2), "status 2 is for values that an option cannot have"
+    assert error in " ".join(said.err.replace("│", " ").split())

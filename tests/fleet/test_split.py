@@ -138,6 +138,10 @@ def test_what_cannot_be_simulated_is_refused() -> None:
     trace = make_trace((0.0, 16, 2))
     with pytest.raises(ValueError, match="none is left to decode"):
         play(trace, AT_ONCE, make_replicas(1))
+    turns = make_trace((0.0, 16, 2), (5.0, 16, 2)).requests
+    session = Trace.of([replace(r, session_id="s") for r in turns], "test").closed_loop(0.05)
+    with pytest.raises(ValueError, match="closed loop"):
+        play(session)
     one = make_replicas(1)[0]
     overlapped = one._replace(config=replace(one.config, overlap=True))
     with pytest.raises(ValueError, match="overlap"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.evaluate.capacity.rates import Lattice, Search
-from slosched.fleet.setup import FleetSetup
+from slosched.fleet.split_setup import AnyFleet
 from slosched.perfmodel import FittedModel
 from slosched.simulator.simulate import SimulationConfig
 
@@ -30,7 +30,7 @@ class Contender:
     model: FittedModel
     model_name: str
     config: SimulationConfig
-    fleet: FleetSetup | None = None
+    fleet: AnyFleet | None = None
     """The fleet that is simulated in place of the one replica."""
 
 

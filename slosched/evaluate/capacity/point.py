@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 
 from slosched.core import SloschedError
 from slosched.evaluate.capacity.outcomes import Outcomes
-from slosched.fleet.setup import FleetSetup
 from slosched.fleet.spec import make_router
+from slosched.fleet.split_setup import AnyFleet
 from slosched.perfmodel import FittedModel
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
@@ -35,7 +35,7 @@ class Point:
     rate: float
     """Offered requests/s, by time compression."""
     config: SimulationConfig
-    fleet: FleetSetup | None = None
+    fleet: AnyFleet | None = None
     """The fleet that is simulated in place of the one replica."""
 
     @property
@@ -93,7 +93,7 @@ def _config_document(config: SimulationConfig) -> dict[str, object]:
     return document
 
 
-def _fleet_document(fleet: FleetSetup) -> dict[str, object]:
+def _fleet_document(fleet: AnyFleet) -> dict[str, object]:
     """Return all that the replay on a fleet depends on, in a form that JSON can express."""
     return {
         "router": repr(make_router(fleet.router)),
