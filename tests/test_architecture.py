@@ -206,3 +206,9 @@ def test_a_policy_can_be_written_from_the_top_alone() -> None:
         f"assert not {HEAVY!r} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by their bare names."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert [name for name in sorted(names) if names.count(name) > 1] == []

@@ -32,6 +32,7 @@ from slosched.engine.checked_memory import WrongBlockError
 from slosched.kv import KVCache, KVCorruptionError
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
+from slosched.scheduler.lifecycle import Lifecycle
 from slosched.simulator.decodes import GroupedDecodes
 from slosched.testing import LawBrokenError, Scenario, check_laws, check_policy, scenarios
 
@@ -350,25 +351,25 @@ def test_a_chunk_that_is_computed_too_far_is_caught(
 
 
 def test_a_double_finish_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    end = Scheduler._end
+    end = Lifecycle.end
 
-    def twice(self: Scheduler, request: Request, reason: EndReason, now_s: float) -> None:
+    def twice(self: Lifecycle, request: Request, reason: EndReason, now_s: float) -> None:
         end(self, request, reason, now_s)
         if request.status is RequestStatus.FINISHED:
             self._ended.append(request)
 
-    monkeypatch.setattr(Scheduler, "_end", twice)
+    monkeypatch.setattr(Lifecycle, "end", twice)
     breaks(FCFS, NOTICED, seed)
 
 
 def test_a_lost_request_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    preempt = Scheduler._preempt
+    preempt = Lifecycle.preempt
 
-    def forgetful(self: Scheduler, request_ids: tuple[str, ...]) -> None:
+    def forgetful(self: Lifecycle, request_ids: tuple[str, ...]) -> None:
         preempt(self, request_ids)
         for request_id in request_ids:
-            del self.queues.waiting[request_id]
+            del self._queues.waiting[request_id]
 
-    monkeypatch.setattr(Scheduler, "_preempt", forgetful)
+    monkeypatch.setattr(Lifecycle, "preempt", forgetful)
     # The queues themselves miss it where its cached blocks change.
     breaks(FCFS, (*NOTICED, KeyError), seed)

@@ -18,8 +18,7 @@ SUMMARIES = {
     "fit": "Fit a latency model to a profile, and print its error on steps that were not fitted.",
     "serve": "Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.",
     "top": "Watch a running server: queue, KV cache, goodput, attainment, latencies, rejections.",
-    "replay": "Replay a trace open loop and score it: requests are sent on time, however slow "
-    "the answers.",
+    "replay": "Replay a trace and score it: requests are sent on time, however slow the answers.",
     "explain": "Say in plain sentences what a portfolio chose in a simulated replay, and why.",
     "compare": "Simulate policies on the same trace and device; write a table, figures and an HTML "
     "report.",

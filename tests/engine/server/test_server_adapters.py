@@ -108,6 +108,11 @@ def test_the_models_name_chooses_the_adapter(url: str, expected: list[list[int]]
     assert "'tiny', 'sql'" in refusal["error"]["message"]
 
 
+async def running_now(client: Any) -> int:
+    async with client.get("/load") as answer:
+        return int((await answer.json())["num_requests_running"])
+
+
 def test_adapters_come_and_go_while_serving(
     url: str, paths: list[Path], expected: list[list[int]]
 ) -> None:
@@ -120,8 +125,8 @@ def test_adapters_come_and_go_while_serving(
         assert status == 400
         assert "unload it" in text
         running = asyncio.create_task(post(client, model="sql", **{**FIELDS, "max_tokens": 400}))
-        async with client.get("/metrics") as page:
-            await page.text()
+        while not (await running_now(client) or running.done()):
+            await asyncio.sleep(0.005)
         status, text = await text_of(client, UNLOAD, lora_name="sql")
         assert (status, text) == (200, "Success: LoRA adapter 'sql' removed successfully.")
         assert await model_ids(client) == ["tiny"]

@@ -150,13 +150,13 @@ def test_a_search_that_is_rejected_or_left_ends(model: LoadedModel) -> None:
     app = build_app(worker, tokenizer, config)
     with serve_in_thread(app, worker) as base:
         status, body, _ = ask(
-            base, prompt=PROMPT, n=2, max_tokens=400, slo_ttft_ms=5000, slo_tpot_ms=1e-3
+            base, prompt=PROMPT, n=2, max_tokens=400, slo_ttft_ms=100, slo_tpot_ms=1e-3
         )
         assert (status, body["error"]["reason"]) == (429, "expired")
 
         async def leave(client: Any) -> None:
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.5):
+                async with asyncio.timeout(0.2):
                     await post(client, prompt=PROMPT, use_beam_search=True, n=4, max_tokens=400)
 
         asyncio.run(with_client(base, leave))
