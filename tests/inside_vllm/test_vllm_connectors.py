@@ -92,7 +92,7 @@ def test_every_policy_answers_all_requests(
             workload, is_async=is_async, caches_prefixes=bool(seed % 3), settings=settings
         )
         scheduler = make_scheduler(SLOScheduler, config)
-        steps = Loop(scheduler, workload, is_async, arrival_s=time.time()).run()
+        steps = Loop(scheduler, workload, is_async, arrival_s=time.time()).run(max_calls=10**6)
         ended = Counter(
             name for step in steps for name, _, finished, _ in step.outputs if finished is not None
         )
@@ -106,6 +106,7 @@ def test_every_policy_answers_all_requests(
         total.divergences += truth.divergences
         total.fallbacks += truth.fallbacks
     record_property("total", str(total))
-    # sola, sglang and vllm_v0 count on starts that became loads; vLLM's own order then helps.
+    # sola, sglang and vllm_v0 count on starts that became loads; after a second of that, whatever
+    # the number of calls, vLLM's own order helps.
     assert total.fallbacks.total() <= 2
     assert total.num_diverged_steps <= 0.002 * total.num_steps, total
