@@ -398,6 +398,7 @@ def test_compare_gives_no_bound_that_luck_could_beat(cli: Cli) -> None:
     assert "÷" not in said.out
 
 
+@pytest.mark.slow
 def test_compare_takes_all_policies_by_default(cli: Cli) -> None:
     said = cli("compare", "-n", "4", "--trace", "poisson")
     assert said.status == 0

@@ -150,6 +150,7 @@ def test_a_folder_of_runs_is_refused_with_their_names(folder: Path, tmp_path: Pa
         read_shadow(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_says_it_in_one_sentence(folder: Path) -> None:
     result = CliRunner().invoke(app, ["shadow", "report", str(folder), "-p", "edf:drop=expired"])
     assert result.exit_code == 0, result.output

@@ -36,6 +36,7 @@ def search(url: str, effort: Effort = AMPLE, plan: Plan = PLAN) -> LiveSearch:
     return LiveSearch("server", url, windows(), plan, DeadlineRule.MEAN_TPOT, effort)
 
 
+@pytest.mark.slow
 def test_it_brackets_the_rate_that_the_server_keeps() -> None:
     with live(device_model=SLOW, limits=Limits(max_num_seqs=1)) as server:
         found = search(server.url)
