@@ -46,8 +46,13 @@ class Generations:
 
     @property
     def num_answers_awaited(self) -> int:
-        """Return how many requests have not ended; a group counts as one."""
-        return len({answer_id(generation.request) for generation in self._by_name.values()})
+        """Return how many requests have not ended; a group counts as one.
+
+        Any thread may ask.
+        """
+        # A copy, made in one go: the engine's thread may change the dict during a Python loop.
+        waiting = tuple(self._by_name.values())
+        return len({answer_id(generation.request) for generation in waiting})
 
     def find(self, request_id: str) -> Generation | None:
         """Return the generation of a request that has not ended, or None."""
