@@ -6,11 +6,10 @@ Simulated: Llama-3.1-8B on an H100 as AIConfigurator composes it, without noise.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slosched.cli.trace_source import make_up
-from slosched.core import SLO, BatchShape, DraftOffer, Request, SchedulerOutput, SchedulerView
+from slosched.core import SLO, BatchShape, DraftOffer, Policy, Request
 from slosched.metrics import RequestRecord, summarize
 from slosched.perfmodel import load_model
 from slosched.policy.goodput import Goodput
@@ -32,13 +31,7 @@ NUM_REQUESTS = 400
 class FixedDrafts(Goodput):
     """`goodput` that verifies all drafts that are offered, as other policies do."""
 
-    def choose_drafts(
-        self,
-        offers: Sequence[DraftOffer],
-        output: SchedulerOutput,  # noqa: ARG002
-        view: SchedulerView,  # noqa: ARG002
-    ) -> Sequence[int]:
-        return [offer.max_tokens for offer in offers]
+    choose_drafts = Policy.choose_drafts
 
 
 def chosen() -> None:

@@ -218,6 +218,15 @@ async def post(
         return response.status, await response.json(), response.headers
 
 
+def post_together(url: str, *bodies: dict[str, Any]) -> list[tuple[int, Any, Any]]:
+    """Post all bodies at once, and return the status, JSON and headers of each answer."""
+
+    async def ask(client: aiohttp.ClientSession) -> list[tuple[int, Any, Any]]:
+        return await asyncio.gather(*[post(client, **body) for body in bodies])
+
+    return asyncio.run(with_client(url, ask))
+
+
 async def stream(
     client: aiohttp.ClientSession, path: str = "/v1/completions", /, **body: Any
 ) -> list[Any]:

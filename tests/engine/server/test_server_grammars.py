@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live_server import live, post, stream, with_client
+from live_server import live, post, post_together, stream, with_client
 
 from slosched.core import EndReason, OutputGrammar, Request, SamplingParams
 from slosched.engine.background import InBackground
@@ -91,10 +91,7 @@ class Running:
         self.url = ""
 
     def together(self, *bodies: dict[str, Any]) -> list[tuple[int, Any, Any]]:
-        async def ask(client: Any) -> list[tuple[int, Any, Any]]:
-            return await asyncio.gather(*[post(client, **body) for body in bodies])
-
-        return asyncio.run(with_client(self.url, ask))
+        return post_together(self.url, *bodies)
 
 
 @pytest.fixture(scope="module")

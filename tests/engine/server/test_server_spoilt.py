@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from live_server import post, with_client
+from live_server import post_together
 
 from slosched.core import Request, ScheduledBatch, StepResult
 from slosched.engine.loop import Engine, MonotonicClock
@@ -67,10 +66,7 @@ class Running:
         self.url = ""
 
     def together(self, *bodies: dict[str, Any]) -> list[tuple[int, Any, Any]]:
-        async def ask(client: Any) -> list[tuple[int, Any, Any]]:
-            return await asyncio.gather(*[post(client, **body) for body in bodies])
-
-        return asyncio.run(with_client(self.url, ask))
+        return post_together(self.url, *bodies)
 
 
 @pytest.fixture(scope="module")
