@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slosched.cli import options
+from slosched.engine.log_lines import LogFormat
 
 if TYPE_CHECKING:
     from slosched.cli.local_model import LocalModel
@@ -50,6 +51,16 @@ class OperatorOptions:
             help="How often a line on prefill and decode is printed while there is work: 10s.",
         ),
     ] = options.Seconds(10)
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Form of log lines: text, or one JSON object a line.")
+    ] = LogFormat.TEXT
+    log_requests: Annotated[
+        bool,
+        typer.Option(
+            help="Log a line for each request when it has ended: tokens, TTFT, TPOT, whether its "
+            "SLO was met, and why it ended; never its text."
+        ),
+    ] = True
 
     def check(self, *, is_emulated: bool) -> None:
         """Raise ValueError for options that would do nothing."""

@@ -298,3 +298,25 @@ def check_what_cannot_be_held_or_kept_is_refused(server: Server) -> None:
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     status, answer = server.post(prompt="x" * 900, max_tokens=2, slo_ttft_ms=0.01)
     assert (status, answer["error"]["code"]) == (429, "slo_infeasible")
+
+
+def test_all_that_it_says_is_json_if_asked_for_that() -> None:
+    logging = ("--log-format", "json", "--uvicorn-log-level", "info", "--log-interval", "100ms")
+    with serving(*EMULATED, *logging) as server:
+        assert server.post(prompt="abc", max_tokens=20)[0] == 200
+        status, rest = server.terminate()
+    lines = [json.loads(line) for line in (server.announced + rest).splitlines()]
+    assert status == 0
+    assert {"uvicorn.error", "slosched.requests"} <= {line["logger"] for line in lines}
+    assert all(line.keys() >= {"time", "level", "message"} for line in lines)
+    [served] = [line for line in lines if line["logger"] == "slosched.requests"]
+    assert (served["output_tokens"], served["end_reason"]) == (20, "length")
+    assert lines[-1]["message"] == "stopped: every request has had its answer"
+
+
+def test_the_lines_of_requests_can_be_switched_off() -> None:
+    for options, num_lines in (((), 1), (("--no-log-requests",), 0)):
+        with serving(*EMULATED, *options) as server:
+            server.post(prompt="abc", max_tokens=2)
+            rest = server.terminate()[1]
+        assert rest.count("POST /v1/completions") == num_lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shlex
@@ -32,6 +33,7 @@ from slosched.core import NO_SLO, Executor
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
+from slosched.engine.log_lines import LogFormat, configure_logging
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
 from slosched.evaluate.comparison import kv_capacity_tokens
@@ -53,6 +55,8 @@ from slosched.simulator.apart import rehearse_apart
 
 if TYPE_CHECKING:
     from slosched.engine.server import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 def _step_timeout(text: str) -> float:
@@ -172,6 +176,7 @@ def serve(
         command = vllm.serve_command(context, name, (network.host, network.port), settings, rest)
         console.print(f"running {shlex.join(command)}", markup=False)
         os.execv(command[0], command)
+    configure_logging(operator.log_format)
     model = replace(model, model=name)
     try:
         from slosched.engine import server as http  # starlette and uvicorn are an extra
@@ -236,6 +241,7 @@ def serve(
         root_path=network.root_path,
         changes_adapters=loras.allow_lora_updates,
         tenants=service.tenants(),
+        logs_requests=operator.log_requests,
         provenance={
             **device.provenance,
             "policy": policy,
@@ -245,9 +251,13 @@ def serve(
         },
     )
 
+    say = (
+        log.info if operator.log_format is LogFormat.JSON else partial(console.print, markup=False)
+    )
+
     def announce(url: str) -> None:
-        console.print(
-            f"serving [bold]{device.name}[/] at {url} under the policy {policy}\n"
+        say(
+            f"serving {device.name} at {url} under the policy {policy}\n"
             f"{service.described()}"
             f"promise: TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s ({limits.deadline_rule}); "
             f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
@@ -265,7 +275,7 @@ def serve(
         log_level=network.uvicorn_log_level,
         on_ready=announce,
     )
-    console.print(
+    say(
         f"stopped; requests that were cut short, each with an error message: {num_cut_short}"
         if num_cut_short
         else "stopped: every request has had its answer"

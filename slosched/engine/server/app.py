@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from slosched.core import Request, fan_out
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
+from slosched.engine.server.account import KeepAccounts, Reporter, account_of
 from slosched.engine.server.adapter_routes import adapter_routes
 from slosched.engine.server.adapters import Adapters
 from slosched.engine.server.api_keys import RequireKey, tenant_of
@@ -44,6 +45,7 @@ from slosched.engine.server.prompts import PromptEncoder
 from slosched.engine.server.protocol import Options, parse_options
 from slosched.engine.server.quote import parse_prompt_tokens, quote_of
 from slosched.engine.server.request_id import EchoRequestId
+from slosched.engine.server.request_log import RequestLog
 from slosched.engine.server.respond import (
     ChatFormat,
     CompletionFormat,
@@ -89,6 +91,8 @@ def build_app(
         operator = operator_routes(worker, api.bodies, control, admin)
         keys = (*keys, admin) if keys else ()
     worker.metrics.by_tier.add(config.tiers)
+    rule = worker.scheduler.limits.deadline_rule
+    reporters: list[Reporter] = [RequestLog(rule)] if config.logs_requests else []
     return Starlette(
         routes=[
             Route("/", answer_page),
@@ -112,6 +116,7 @@ def build_app(
             *([Middleware(UnderRootPath, root_path=config.root_path)] if config.root_path else []),
             *cross_origin(config.allowed_origins),
             Middleware(EchoRequestId),
+            Middleware(KeepAccounts, reporters=reporters),
             Middleware(CountRequests, metrics=api.http_metrics),
             *([Middleware(RequireKey, keys=keys)] if keys else []),
             *([Middleware(LimitRequests, most=most)] if (most := config.max_requests) else []),
@@ -275,12 +280,16 @@ class _Api:
             for place, prompt in enumerate(prompts)
         ]
         model_name = self._config.model_name if adapter is None else adapter.name
+        account = account_of(http)
+        account.note_asked(model_name, options, requests)
         if options.is_beam_search:
             return self._search(requests, options, answer, model_name)
+        generations = self._submit(requests, options.num_candidates)
+        account.note_submitted(generations)
         return GenerationResponse(
             self._worker,
             self._tokenizer,
-            self._submit(requests, options.num_candidates),
+            generations,
             options,
             answer,
             model_name,

@@ -36,6 +36,10 @@ class Generation:
         """The other requests that answer the same prompt, if this is the first of them."""
         self.first_scheduled_s: float | None = None
         """The start of the first step that computed a part of the request."""
+        self.expected_ttft_s: float | None = None
+        """The median TTFT that was expected when it arrived, if the policy expects any."""
+        self.ended = asyncio.Event()
+        """Set when the update with the end reason is there."""
 
 
 class Generations:
@@ -94,3 +98,5 @@ def answer_id(request: Request) -> str:
 def _hand_over(deliveries: Iterable[tuple[Generation, Update]]) -> None:
     for generation, update in deliveries:
         generation.updates.put_nowait(update)
+        if update.end_reason is not None:
+            generation.ended.set()

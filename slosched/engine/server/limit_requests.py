@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from slosched.engine.server.account import GENERATING_PATHS
 from slosched.engine.server.errors import too_many_requests
-
-_GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 
 
 class LimitRequests:
@@ -21,7 +20,7 @@ class LimitRequests:
         self._num_running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in _GENERATING_PATHS:
+        if scope["type"] != "http" or scope["path"] not in GENERATING_PATHS:
             await self._app(scope, receive, send)
             return
         if self._num_running >= self._most:

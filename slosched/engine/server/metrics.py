@@ -112,10 +112,13 @@ class ServerMetrics:
             self._predicted_s += batch.predicted_s
             self._predicted_took_s += took_s
 
-    def observe_scheduled(self, request: Request, start_s: float) -> None:
-        """Count a request whose first step began at `start_s`, before `observe_step` counts it."""
+    def observe_scheduled(self, request: Request, start_s: float) -> float | None:
+        """Count a request whose first step began at `start_s`, before `observe_step` counts it.
+
+        Returns the TTFT that was expected when it arrived; None if none was.
+        """
         self._queue_time.observe(start_s - request.arrival_s)
-        self.by_promise.observe_scheduled(request, start_s)
+        return self.by_promise.observe_scheduled(request, start_s)
 
     def _observe_tokens(self, request: Request, num_tokens: int) -> None:
         """Count the latest tokens of a request, one or more, which came in one step."""

@@ -34,15 +34,20 @@ class PromiseMetrics:
             SIGNED_SECONDS,
         )
 
-    def observe_scheduled(self, request: Request, start_s: float) -> None:
-        """Count a request whose first step began at `start_s`, before its first token counts."""
+    def observe_scheduled(self, request: Request, start_s: float) -> float | None:
+        """Count a request whose first step began at `start_s`, before its first token counts.
+
+        Returns the TTFT that was expected when it arrived; None if none was.
+        """
         if request.slo.ttft_s < math.inf:
             due_s = request.arrival_s + request.slo.ttft_s
             self._slack.observe(request.tier, due_s - start_s)
-        if self._door is not None:
-            expected_s = self._door.expected_ttft_s(request.request_id)
-            if expected_s is not None:
-                self._expected_s[request.request_id] = expected_s
+        if self._door is None:
+            return None
+        expected_s = self._door.expected_ttft_s(request.request_id)
+        if expected_s is not None:
+            self._expected_s[request.request_id] = expected_s
+        return expected_s
 
     def observe_first_token(self, request: Request) -> None:
         """Compare the first token of a request with what was expected of it."""

@@ -183,6 +183,7 @@ def _server(
         ws="none",
         backlog=_ACCEPTED_AT_ONCE,
         log_level=log_level,
+        log_config=None,  # its lines go where those of slosched go
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=_LAST_BYTES_S,

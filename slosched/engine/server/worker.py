@@ -344,8 +344,9 @@ class EngineWorker:
         for chunk in record.batch.chunks:
             generation = self._generations.find(chunk.request.request_id)
             if generation is not None and generation.first_scheduled_s is None:
-                generation.first_scheduled_s = record.start_s
-                self.metrics.observe_scheduled(chunk.request, record.start_s)
+                generation.first_scheduled_s = start_s = record.start_s
+                expected_s = self.metrics.observe_scheduled(chunk.request, start_s)
+                generation.expected_ttft_s = expected_s
 
     def _report(
         self,
