@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,7 +27,8 @@ from slosched.perfmodel.split import folds
 from slosched.perfmodel.table import Table
 
 NOISE = 0.02
-MEAN_NOISE = 100 * NOISE * math.sqrt(2 / math.pi)
+NOISE_P50, NOISE_P90 = 67.4 * NOISE, 164.5 * NOISE
+"""Quantiles of the absolute value of normal noise, in percent."""
 FACTS = {"num_sms": "128", "num_query_heads": "32", "num_kv_heads": "8"}
 EXPERT_FACTS = {**FACTS, "num_experts": "128", "num_experts_per_token": "8"}
 STAIRS = Table((1, 64, 96, 256, 384, 2048), (0.010, 0.0102, 0.018, 0.0185, 0.035, 0.11))
@@ -97,13 +97,16 @@ def test_a_form_is_recovered_from_noisy_times_of_a_device_of_that_form(
 ) -> None:
     """Held-out errors are as large as the noise; on new batches without noise they are small.
 
-    `allowed` is the largest mean error on those new batches, in percent.
+    `allowed` is the largest mean error on those new batches, in percent.  Held-out errors are
+    judged by quantiles: half of the steps may not reach down to the smallest of the other half, and
+    how far a fit is off beyond its steps differs with the processor's arithmetic.
     """
     rows = layers_rows(truth) if with_layers and isinstance(truth, LayeredModel) else ()
     report = fit(profile_of(truth, rows=rows, facts=EXPERT_FACTS), form, num_folds=2)
     assert report.model.form == form
     assert report.held_out.count == 120, "layers are fitted, but no steps to be judged on"
-    assert report.held_out.mape < MEAN_NOISE * 1.15 + allowed / 2
+    assert report.held_out.p50 < NOISE_P50 * 1.15 + allowed / 2
+    assert report.held_out.p90 < NOISE_P90 * 1.15 + allowed / 2
     assert evaluate(report.model, fresh(truth)).mape < allowed
 
 
