@@ -6,6 +6,8 @@ VLLM ?= 0.32.0
 VLLM_VENV := .venv-vllm$(if $(filter-out 0.32.0,$(VLLM)),-$(VLLM))
 BIN := $(VENV)/bin
 SCALE ?= quick
+# The files with tests that measure time; importing only these saves half a minute.
+COST_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.cost' tests)
 # How long `make fuzz` searches, and where.
 MINUTES ?= 5
 SEED ?= 1
@@ -37,7 +39,7 @@ demo: setup  ## Profile, fit, serve and replay a real model on this machine; lea
 
 test: setup lint check-types  ## Lint, types, and all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not cost"
-	$(BIN)/python -m pytest -m "cost and not slow" --benchmark-columns=min,median,max
+	$(BIN)/python -m pytest -m "cost and not slow" $(COST_TESTS) --benchmark-columns=min,median,max
 	@if [ -e $(VLLM_VENV)/.ready ]; then $(MAKE) --no-print-directory test-vllm-part; \
 	else echo "not run inside vLLM: make test-vllm sets up $(VLLM_VENV) and does"; fi
 
@@ -71,7 +73,7 @@ $(VLLM_VENV)/.ready: pyproject.toml $(addprefix tests/inside_vllm/,set_up.py req
 look-again:
 
 bench: setup  ## What a scheduling decision and a prediction cost
-	$(BIN)/python -m pytest -m cost --benchmark-columns=min,median,max
+	$(BIN)/python -m pytest -m cost $(COST_TESTS) --benchmark-columns=min,median,max
 
 bench-simulator: setup  ## How fast the simulator is, at mean batches of 16, 64 and 128
 	$(BIN)/python benchmarks/simulator.py

@@ -89,6 +89,7 @@ def test_recorded_traffic_is_fitted_and_simulates(cli: Cli) -> None:
 
 
 @pytest.mark.cost
+@pytest.mark.slow  # it plays traffic for three quarters of a minute
 def test_a_recording_gives_the_emulated_model_again(cli: Cli) -> None:
     """Each emulated step takes the time that its model predicts; on a busy machine it takes longer."""
     with (

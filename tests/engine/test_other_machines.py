@@ -30,7 +30,7 @@ from slosched.policy.spec import make_policy
 from slosched.workload import synthesize
 
 for kind, rate in (("azure_conv", 20.0), ("mooncake_conv", 1.0), ("gamma", 30.0)):
-    trace = synthesize(kind, num_requests=300, rate=rate, seed=5, slo=SLO(1.0, 0.05))
+    trace = synthesize(kind, num_requests=100, rate=rate, seed=5, slo=SLO(1.0, 0.05))
     print(kind, hashlib.sha256(repr(trace.requests).encode()).hexdigest())
     for name in ("h100/llama-3.1-8b", "rtx4090/llama-3.1-8b"):
         model = load_model(name)
