@@ -17,9 +17,9 @@ from typing import Annotated
 import typer
 
 from experiments.quotes.clients import ObedientClients
-from experiments.quotes.replica import CELLS, HELD_OUT, Cell, LettingIn, NotingDoor
+from experiments.quotes.replica import CELLS, HELD_OUT, Cell, LettingIn, LettingInAlike, NotingDoor
 from slosched.cli.console import console
-from slosched.core import SLO, DeadlineRule, Request, RequestStatus
+from slosched.core import SLO, DeadlineRule, EndReason, Request, RequestStatus
 from slosched.metrics import RequestRecord, is_good
 from slosched.policy import Door
 from slosched.policy.door import Refuse
@@ -111,6 +111,28 @@ def refusals(cell: Cell, spec: str, load: float) -> str:
     )
 
 
+def otherwise_rows() -> Iterator[str]:
+    yield "| cell | load | good, of one in ten let in like all others | good, if all had waited |"
+    yield "|---|---|---|---|"
+    for cell, load in product(CELLS, (1.5, 2.0, 3.0)):
+        yield f"| {cell} | {load:g} | {otherwise(cell, load)}"
+
+
+def otherwise(cell: Cell, load: float) -> str:
+    """Return what became of refused requests that took the place of others, and without a door."""
+    let_in: list[Request] = []
+    waited: list[Request] = []
+    for seed in _SEEDS:
+        door = LettingInAlike(make_policy(_POLICY))
+        requests = cell.play(door, load, _NUM_REQUESTS, seed)
+        let_in += [r for r in requests if r.request_id in door.promised]
+        requests = cell.play(Door(make_policy(_POLICY)), load, _NUM_REQUESTS, seed)
+        refused = {r.request_id for r in requests if r.end_reason is EndReason.OVERLOAD}
+        without = cell.play(make_policy(_POLICY), load, _NUM_REQUESTS, seed)
+        waited += [r for r in without if r.request_id in refused]
+    return f"{good(let_in)} of {len(let_in)} | {good(waited)} of {len(waited)} |"
+
+
 def would_be_good(request: Request, slo: SLO) -> bool:
     """Tell whether a request that was served without its SLO kept it all the same."""
     times_s = request.token_times_s
@@ -154,6 +176,10 @@ _SECTIONS = {
         coverage_rows,
     ),
     "refusals": ("## Refused on arrival (`+door`)", refusal_rows),
+    "otherwise": (
+        "## What else might have become of those whom `goodput+door` refuses for overload",
+        otherwise_rows,
+    ),
     "second-tries": (
         "## Clients of `goodput+door` that come again when they are told to, after a burst",
         second_try_rows,

@@ -99,6 +99,16 @@ class LettingIn(Door):
         return crc32(request.request_id.encode()) < self.share * (1 << 32)
 
 
+class LettingInAlike(LettingIn):
+    """A door that lets in a random share of those whom it refuses, like all others."""
+
+    def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
+        refusal = super().judge(request, model)
+        if request.request_id in self.promised:
+            request.slo = self.promised[request.request_id]
+        return refusal
+
+
 CELLS = (
     Cell("l40s", "azure_conv", 4),
     Cell("h100", "azure_conv", 20),
