@@ -53,12 +53,3 @@ def merged(model: Any, path: Path, scaling: float = ALPHA / RANK) -> Any:
                 up = weights[key.replace("lora_A", "lora_B")]
                 twin.get_submodule(name).weight += scaling * up @ down
     return twin
-
-
-def greedy(model: Any, ids: list[int], n: int) -> list[int]:
-    """Return n tokens of transformers' own `generate`."""
-    with torch.inference_mode():
-        out = model.generate(
-            torch.tensor([ids]), max_new_tokens=n, min_new_tokens=n, do_sample=False
-        )
-    return [int(i) for i in out[0, len(ids) :]]

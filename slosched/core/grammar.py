@@ -25,6 +25,9 @@ class GrammarState(Protocol):
     def accept(self, token_id: int) -> None:
         """Go on by a token of the output that the last mask allowed."""
 
+    def fork(self) -> GrammarState:
+        """Return this place for another output, which goes on without changing this one."""
+
 
 class OutputGrammar(Protocol):
     """A grammar that was compiled for a vocabulary.  Any number of outputs may follow it."""

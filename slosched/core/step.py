@@ -103,9 +103,9 @@ class StepResult:
     cache may be wrong."""
     barred: Mapping[str, str] = field(default_factory=dict)
     """Requests whose own rules leave them no token, so that they must end, with what is wrong."""
-    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=dict)
-    """Log-probabilities at the place of the new token, for requests that want them
-    (`SamplingParams.num_logprobs`)."""
+    logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    """Log-probabilities at the places of the accepted drafts and of the new token, for requests
+    that want them (`SamplingParams.num_logprobs`)."""
     num_accepted: Mapping[str, int] = field(default_factory=dict)
     """How many of its first draft tokens a request emits before its new token; 0 if not named."""
 

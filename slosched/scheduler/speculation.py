@@ -17,7 +17,6 @@ from slosched.core import (
     DraftOffer,
     Policy,
     Request,
-    SamplingParams,
     SchedulerOutput,
     SchedulerView,
 )
@@ -118,17 +117,9 @@ class Speculation:
             if n != 1 or request is None or not request.num_output_tokens or not request.is_decode:
                 continue
             num_left = request.max_tokens - request.num_output_tokens - 1
-            if num_left > 0 and _may_draft(request.sampling):
+            if num_left > 0:
                 offers.append(DraftOffer(request, min(most, num_left), share(request_id, guess)))
         return offers
-
-
-def _may_draft(sampling: SamplingParams) -> bool:
-    """Tell whether several tokens of a request may come in one step.
-
-    A grammar says what may follow only after each token, and log-probabilities come one by one.
-    """
-    return sampling.grammar is None and sampling.num_logprobs is None
 
 
 def _room_for(request: Request, num_drafts: int, num_free_blocks: int, block_size: int) -> int:

@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from factories import make_model
 from greedy import generated
+from served import GREEDY, Ask, Replica, serve
 
-from slosched.core import SLO, EndReason, Limits, PreemptionMode, Request, SamplingParams
-from slosched.engine.background import InBackground
-from slosched.engine.loop import Engine, MonotonicClock
-from slosched.engine.overlap import OverlappedEngine
-from slosched.kv import KVCache, PrefixCaching
-from slosched.policy.spec import make_policy
-from slosched.scheduler import PromptLookup, Scheduler, Speculation
+from slosched.core import EndReason, Limits, PreemptionMode, SamplingParams
+from slosched.kv import PrefixCaching
 
 if TYPE_CHECKING:
     from slosched.engine.torch import LoadedModel
@@ -22,14 +17,11 @@ if TYPE_CHECKING:
 TEXT = "The red fox runs. The blue fox runs. The red fox runs. The blue fox runs. The red fox"
 OTHER = "Water boils at 100 degrees Celsius, but on the top of a high mountain, where"
 MAX_TOKENS = 20
-GREEDY = SamplingParams(ignore_eos=True)
-PATIENT = SLO(ttft_s=3600.0, tpot_s=3600.0)
 
 
-def ids(model: LoadedModel, text: str) -> list[int]:
+def ask(model: LoadedModel, text: str, sampling: SamplingParams = GREEDY) -> Ask:
     assert model.tokenizer is not None
-    found: list[int] = model.tokenizer(text).input_ids
-    return found
+    return Ask(model.tokenizer(text).input_ids, MAX_TOKENS, sampling)
 
 
 GENERATED: dict[str, list[int]] = {}
@@ -39,55 +31,8 @@ GENERATED: dict[str, list[int]] = {}
 def plain(model: LoadedModel, text: str) -> list[int]:
     """Return the output of `generate`."""
     if text not in GENERATED:
-        GENERATED[text] = generated(model, ids(model, text), MAX_TOKENS)
+        GENERATED[text] = generated(model, ask(model, text).prompt, MAX_TOKENS)
     return GENERATED[text]
-
-
-def run(
-    model: LoadedModel,
-    prompts: list[list[int]],
-    *,
-    policy: str = "fcfs",
-    num_draft_tokens: int = 4,
-    num_blocks: int = 64,
-    overlap: bool = False,
-    prefix_cache: PrefixCaching = PrefixCaching.OFF,
-    sampling: SamplingParams = GREEDY,
-    mode: PreemptionMode = PreemptionMode.RECOMPUTE,
-) -> tuple[list[Request], int, Scheduler]:
-    """Serve all prompts; return the requests, the number of steps, and the scheduler."""
-    from slosched.engine.torch import TorchExecutor
-
-    executor = TorchExecutor(model, num_blocks=num_blocks, block_size=4, num_host_blocks=64)
-    kv = KVCache(num_blocks, 4, 64, prefix_cache.new_index())
-    speculation = Speculation(PromptLookup(2, 4), num_draft_tokens) if num_draft_tokens else None
-    limits = Limits(preemption_mode=mode)
-    scheduler = Scheduler(make_policy(policy), kv, limits, make_model(), speculation)
-    clock = MonotonicClock()
-    engine = Engine(scheduler, executor, clock)
-    if overlap:
-        engine = OverlappedEngine(scheduler, InBackground(executor), clock)
-    requests = [
-        Request(
-            request_id=f"r{i}",
-            arrival_s=clock.now_s(),
-            num_prompt_tokens=len(prompt),
-            max_tokens=MAX_TOKENS,
-            slo=PATIENT,
-            prompt_token_ids=prompt,
-            sampling=sampling,
-        )
-        for i, prompt in enumerate(prompts)
-    ]
-    for request in requests:
-        scheduler.add_request(request)
-    num_steps = 0
-    while engine.has_work:
-        engine.step()
-        kv.check()
-        num_steps += 1
-    assert kv.num_free_blocks == num_blocks
-    return requests, num_steps, scheduler
 
 
 @pytest.mark.model
@@ -104,19 +49,14 @@ def test_a_text_that_repeats_itself_takes_fewer_steps_and_has_the_same_tokens(
     smollm2: LoadedModel, policy: str, overlap: bool, prefix_cache: PrefixCaching
 ) -> None:
     texts = (TEXT, OTHER)
-    prompts = [ids(smollm2, text) for text in texts]
-    requests, _, scheduler = run(
-        smollm2, prompts, policy=policy, overlap=overlap, prefix_cache=prefix_cache
-    )
-    expected = [plain(smollm2, text) for text in texts]
-    assert [r.output_token_ids for r in requests] == expected
-    speculation = scheduler.speculation
-    assert speculation is not None
-    assert speculation.num_accepted >= MAX_TOKENS // 2, "the text does not repeat itself"
+    asks = [ask(smollm2, text) for text in texts]
+    replica = Replica(policy, overlap=overlap, prefix_cache=prefix_cache, num_draft_tokens=4)
+    run = serve(smollm2, replica, asks)
+    assert run.outputs == [plain(smollm2, text) for text in texts]
+    assert run.num_accepted_drafts >= MAX_TOKENS // 2, "the text does not repeat itself"
     if prefix_cache is PrefixCaching.OFF:
-        _, num_alone, _ = run(smollm2, prompts[:1], policy=policy, overlap=overlap)
-        assert num_alone <= MAX_TOKENS // 2
-    for request in requests:
+        assert serve(smollm2, replica, asks[:1]).num_steps <= MAX_TOKENS // 2
+    for request in run.requests:
         assert len(request.token_times_s) == MAX_TOKENS
         assert request.end_reason is EndReason.LENGTH
 
@@ -133,36 +73,37 @@ def test_requests_with_drafts_are_preempted_like_others(
     smollm2: LoadedModel, mode: PreemptionMode
 ) -> None:
     texts = (TEXT, OTHER, TEXT[:40])
-    prompts = [ids(smollm2, text) for text in texts]
-    requests, _, _ = run(smollm2, prompts, num_blocks=17, mode=mode)
-    assert sum(r.num_preemptions for r in requests) > 0
-    expected = [plain(smollm2, text) for text in texts]
-    assert [r.output_token_ids for r in requests] == expected
+    limits = Limits(preemption_mode=mode)
+    replica = Replica(limits=limits, num_blocks=17, num_draft_tokens=4)
+    run = serve(smollm2, replica, [ask(smollm2, text) for text in texts])
+    assert sum(r.num_preemptions for r in run.requests) > 0
+    assert run.outputs == [plain(smollm2, text) for text in texts]
 
 
 @pytest.mark.model
 def test_a_stop_token_among_accepted_drafts_ends_the_request_there(smollm2: LoadedModel) -> None:
-    prompt = ids(smollm2, TEXT)
     expected = plain(smollm2, TEXT)
     stop = expected[9]
     at = expected.index(stop)
+    undrafted, drafted = Replica(), Replica(num_draft_tokens=4)
     sampling = SamplingParams(ignore_eos=True, stop_token_ids=(stop,))
-    requests, num_steps, _ = run(smollm2, [prompt], sampling=sampling)
-    assert requests[0].output_token_ids == expected[: at + 1]
-    assert requests[0].end_reason is EndReason.STOP
-    assert num_steps < at + 1
+    run = serve(smollm2, drafted, [ask(smollm2, TEXT, sampling)])
+    assert run.outputs == [expected[: at + 1]]
+    assert run.requests[0].end_reason is EndReason.STOP
+    assert run.num_steps < at + 1
     sampling = SamplingParams(ignore_eos=True, stop_token_ids=(stop,), min_tokens=MAX_TOKENS)
-    undrafted, _, _ = run(smollm2, [prompt], num_draft_tokens=0, sampling=sampling)
-    drafted, _, _ = run(smollm2, [prompt], sampling=sampling)
-    assert drafted[0].output_token_ids == undrafted[0].output_token_ids
-    assert stop not in undrafted[0].output_token_ids
+    outputs = [
+        serve(smollm2, each, [ask(smollm2, TEXT, sampling)]).outputs[0]
+        for each in (undrafted, drafted)
+    ]
+    assert outputs[0] == outputs[1]
+    assert stop not in outputs[0]
 
 
 @pytest.mark.model
 def test_a_seed_gives_the_same_tokens_with_drafts(smollm2: LoadedModel) -> None:
-    prompt = ids(smollm2, TEXT)
-    sampling = SamplingParams(temperature=0.5, seed=7, ignore_eos=True)
-    undrafted, num_undrafted, _ = run(smollm2, [prompt], num_draft_tokens=0, sampling=sampling)
-    drafted, num_steps, _ = run(smollm2, [prompt], sampling=sampling)
-    assert drafted[0].output_token_ids == undrafted[0].output_token_ids
-    assert num_steps < num_undrafted
+    asked = ask(smollm2, TEXT, SamplingParams(temperature=0.5, seed=7, ignore_eos=True))
+    undrafted = serve(smollm2, Replica(), [asked])
+    drafted = serve(smollm2, Replica(num_draft_tokens=4), [asked])
+    assert drafted.outputs == undrafted.outputs
+    assert drafted.num_steps < undrafted.num_steps

@@ -145,3 +145,8 @@ class GuidedState:
             return
         self._has_ended = token_id in self._ends
         self._matcher.consume_token(token_id)
+
+    def fork(self) -> GuidedState:
+        other = GuidedState(self._matcher.deep_copy(), self._ends)
+        other._has_ended = self._has_ended
+        return other

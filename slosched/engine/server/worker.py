@@ -40,7 +40,7 @@ T = TypeVar("T")
 _STEP_LIMIT = StepLimit()
 _NO_FAULTS: Mapping[str, str] = {}
 _EXPLAINED = (EndReason.FAULT, EndReason.NO_TOKEN)
-_NO_LOGPROBS: Mapping[str, TokenLogprobs] = {}
+_NO_LOGPROBS: Mapping[str, Sequence[TokenLogprobs]] = {}
 
 
 class NotServingError(SloschedError):
@@ -353,16 +353,17 @@ class EngineWorker:
         token_ids: Mapping[str, Sequence[int]],
         ended: Iterable[Request],
         whys: Mapping[str, str] = _NO_FAULTS,
-        logprobs: Mapping[str, TokenLogprobs] = _NO_LOGPROBS,
+        logprobs: Mapping[str, Sequence[TokenLogprobs]] = _NO_LOGPROBS,
     ) -> None:
         """Send each handler its update, and keep the records of the requests that ended.
 
         `whys` tells what was wrong with requests that ended by a fault or without a token.
         """
         updates = {name: [Update(token) for token in tokens] for name, tokens in token_ids.items()}
-        for name, at_token in logprobs.items():
+        for name, at_tokens in logprobs.items():
             if name in updates:
-                updates[name][-1] = updates[name][-1]._replace(logprobs=at_token)
+                pairs = zip(updates[name], at_tokens, strict=True)
+                updates[name] = [update._replace(logprobs=at) for update, at in pairs]
         over: dict[str, Request] = {}
         for request in ended:
             name = request.request_id

@@ -36,8 +36,9 @@ class Draws(NamedTuple):
     """Requests whose logits are not numbers."""
     barred: dict[str, str]
     """Requests whose own rules leave no token."""
-    logprobs: dict[str, TokenLogprobs]
-    """Log-probabilities for those that want them."""
+    logprobs: dict[str, list[TokenLogprobs]]
+    """Log-probabilities at the places of accepted drafts and of the drawn token, for those that
+    want them."""
     num_accepted: dict[str, int]
     """How many of its first draft tokens each request emits before what was drawn for it."""
 
@@ -85,14 +86,14 @@ class Sampler:
         """Draw one token for each chunk, after those of its `drafts` that are accepted.
 
         `logits` [rows, vocabulary] has a row for each chunk, and after it one for each of its
-        drafts.  A request that has a grammar or wants log-probabilities may have no drafts.  A
+        drafts.  Drafts from the first that breaks the request's grammar on are not looked at.  A
         request fails if its logits are not numbers, and is barred if what it asks for allows no
         token.  Overwrites the logits of tokens that a request may not have.
         """
         draws = no_draws()
         rows = self._rows(chunks, drafts)
         # The host finds the masks while a GPU still computes the logits.
-        masks = _masks(rows, draws)
+        masks, num_possible = _masks(rows, draws)
         are_numbers: list[bool] = logits.amax(dim=-1).isfinite().tolist()
         plain = {
             index: logits[index].float().log_softmax(dim=-1)
@@ -109,7 +110,8 @@ class Sampler:
         first = 0
         for chunk in chunks:
             request_id, sampling = chunk.request.request_id, chunk.request.sampling
-            wanted = drafts.get(request_id, ())
+            offered = drafts.get(request_id, ())
+            wanted = offered[: num_possible.get(request_id)]
             for at in range(first, first + len(wanted) + 1):
                 if not are_numbers[at]:
                     draws.failed[request_id] = "the model's logits are not numbers"
@@ -119,17 +121,17 @@ class Sampler:
                 if request_id in draws.barred:
                     break
                 token = rows[at].drawing.draw(logits[at], tokens[at], sampling)
+                if at in plain:
+                    logprobs = _logprobs(plain[at], token, sampling.num_logprobs or 0)
+                    draws.logprobs.setdefault(request_id, []).append(logprobs)
                 num_accepted = at - first
                 is_accepted = num_accepted < len(wanted) and token == wanted[num_accepted]
                 if not is_accepted or self.is_last(chunk.request, token):
                     draws.token_ids[request_id] = token
                     if wanted:
                         draws.num_accepted[request_id] = num_accepted
-                    if at in plain:
-                        logprobs = _logprobs(plain[at], token, sampling.num_logprobs or 0)
-                        draws.logprobs[request_id] = logprobs
                     break
-            first += len(wanted) + 1
+            first += len(offered) + 1
         return draws
 
     def _rows(
@@ -238,20 +240,48 @@ class _Drawing:
         return token
 
 
-def _masks(rows: Sequence[_Row], draws: Draws) -> dict[int, bytes]:
-    """Return the masks of the rows that have one; bar the requests whose grammar gives none."""
-    masks = {}
+def _masks(rows: Sequence[_Row], draws: Draws) -> tuple[dict[int, bytes], dict[str, int]]:
+    """Return the masks of the rows that have one, and how many drafts requests can accept.
+
+    The latter holds for requests with a grammar: no token is drawn after a draft that breaks it, or
+    after one behind which its limits do not let it go on.  Bars the requests whose grammar gives no
+    mask for their next token.
+    """
+    masks: dict[int, bytes] = {}
+    num_possible: dict[str, int] = {}
+    ahead: GrammarState | None = None
     for index, row in enumerate(rows):
-        if row.drawing.grammar is None:
+        grammar = row.drawing.grammar
+        if grammar is None:
+            continue
+        if not row.drafts:
+            ahead = grammar
+        elif ahead is not None and _allows(masks.get(index - 1), row.drafts[-1]):
+            ahead = grammar.fork() if ahead is grammar else ahead
+            ahead.accept(row.drafts[-1])
+        else:
+            ahead = None
+        if ahead is None:
             continue
         try:
-            mask = row.drawing.grammar.mask()
+            mask = ahead.mask()
         except GrammarError as error:
-            draws.barred[row.request.request_id] = str(error)
+            if not row.drafts:
+                draws.barred[row.request.request_id] = str(error)
+            ahead = None
             continue
         if mask is not None:
             masks[index] = mask
-    return masks
+        num_possible[row.request.request_id] = len(row.drafts)
+    return masks, num_possible
+
+
+def _allows(mask: bytes | None, token_id: int) -> bool:
+    """Tell whether a token may come next; without a mask any may."""
+    if mask is None:
+        return True
+    place, bit = divmod(token_id, 8)
+    return place < len(mask) and bool(mask[place] >> bit & 1)
 
 
 def _forbid_unless_all_are(logits: Tensor, token_ids: Tensor | list[int]) -> None:

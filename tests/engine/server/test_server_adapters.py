@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapters import greedy, merged, write_adapter
+from adapters import merged, write_adapter
+from greedy import continued
 from live_server import live, post, with_client
 
 from slosched.cli.adapters import AdapterOptions
@@ -47,7 +48,7 @@ def paths(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> list[
 def expected(model: LoadedModel, paths: list[Path]) -> list[list[int]]:
     """Return the greedy tokens of the model alone and of those with the adapters merged."""
     twins = [merged(model.model, paths[0], 0.0), *[merged(model.model, path) for path in paths]]
-    tokens = [greedy(twin, PROMPT, 8) for twin in twins]
+    tokens = [continued(twin, PROMPT, 8) for twin in twins]
     assert len(set(map(tuple, tokens))) == 3
     return tokens
 

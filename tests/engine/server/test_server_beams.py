@@ -7,14 +7,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from adapters import merged, write_adapter
 from live_server import live, post, with_client
 
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.server import (
+    Adapters,
     EngineWorker,
     HuggingFaceTokenizer,
     ServerConfig,
@@ -24,7 +27,7 @@ from slosched.engine.server import (
 from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
 from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS
-from slosched.scheduler import Scheduler
+from slosched.scheduler import PromptLookup, Scheduler, Speculation
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
 
@@ -37,7 +40,7 @@ def model() -> LoadedModel:
 @pytest.fixture(scope="module")
 def end_token(model: LoadedModel) -> int:
     """A token that the search meets on its way, so that some beams stop."""
-    return searched(model, 3, 4, frozenset())[0][0][1]
+    return searched(model.model, 3, 4, frozenset())[0][0][1]
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +51,20 @@ def url(model: LoadedModel, end_token: int) -> Iterator[str]:
 
 @contextmanager
 def running(
-    model: LoadedModel, end_token: int, request_timeout_s: float | None = None
+    model: LoadedModel,
+    end_token: int,
+    request_timeout_s: float | None = None,
+    speculation: Speculation | None = None,
+    adapters: Adapters | None = None,
 ) -> Iterator[str]:
     kv = KVCache(256, 4, 0, HashIndex())
     executor = TorchExecutor(model, num_blocks=256, block_size=4)
-    worker = EngineWorker(Engine(Scheduler(FCFS(), kv), executor, MonotonicClock()))
+    scheduler = Scheduler(FCFS(), kv, speculation=speculation)
+    worker = EngineWorker(Engine(scheduler, executor, MonotonicClock()))
     ends = frozenset({end_token})
     tokenizer = HuggingFaceTokenizer(model.tokenizer, model.vocab_size, ends)
     config = ServerConfig("tiny", model.max_model_len, request_timeout_s=request_timeout_s)
-    app = build_app(worker, tokenizer, config)
+    app = build_app(worker, tokenizer, config, adapters=adapters)
     with serve_in_thread(app, worker) as base:
         yield base
     kv.check()
@@ -71,10 +79,10 @@ def ask(url: str, path: str = "/v1/completions", **fields: Any) -> Any:
 
 
 def searched(
-    model: LoadedModel, width: int, num_tokens: int, ends: frozenset[int], penalty: float = 1.0
+    model: Any, width: int, num_tokens: int, ends: frozenset[int], penalty: float = 1.0
 ) -> list[tuple[list[int], float]]:
     """Return the best beams and their scores, by forward passes over whole sequences."""
-    twin = deepcopy(model.model)
+    twin = deepcopy(model)
     twin.set_attn_implementation("eager")
     beams: list[tuple[list[int], float]] = [([], 0.0)]
     answers: list[tuple[list[int], float]] = []
@@ -110,7 +118,8 @@ def test_the_answers_are_those_of_a_search_over_whole_sequences(
         url, prompt=PROMPT, n=width, max_tokens=6, length_penalty=penalty, return_token_ids=True
     )
     assert status == 200, body
-    expected = [ids for ids, _ in searched(model, width, 6, frozenset({end_token}), penalty)]
+    ends = frozenset({end_token})
+    expected = [ids for ids, _ in searched(model.model, width, 6, ends, penalty)]
     choices = body["choices"]
     assert [choice["token_ids"] for choice in choices] == expected
     assert [choice["index"] for choice in choices] == list(range(width))
@@ -121,14 +130,36 @@ def test_the_answers_are_those_of_a_search_over_whole_sequences(
 
 
 def test_some_of_those_answers_stop(model: LoadedModel, end_token: int) -> None:
-    found = [ids for ids, _ in searched(model, 3, 6, frozenset({end_token}), 0.0)]
+    found = [ids for ids, _ in searched(model.model, 3, 6, frozenset({end_token}), 0.0)]
     assert any(ids[-1] == end_token for ids in found)
 
 
 def test_without_ends_all_answers_have_the_full_length(url: str, model: LoadedModel) -> None:
     _, body, _ = ask(url, prompt=PROMPT, n=3, max_tokens=6, ignore_eos=True, return_token_ids=True)
-    expected = [ids for ids, _ in searched(model, 3, 6, frozenset())]
+    expected = [ids for ids, _ in searched(model.model, 3, 6, frozenset())]
     assert [choice["token_ids"] for choice in body["choices"]] == expected
+
+
+def test_a_search_with_an_adapter_beside_answers_with_drafts(
+    model: LoadedModel, end_token: int, tmp_path: Path
+) -> None:
+    adapters, path = Adapters(model.load_adapter), write_adapter(tmp_path / "a", model.model, 1)
+    adapters.add_all({"sql": path})
+    few = {"allowed_token_ids": [5, 6], "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    search = {"use_beam_search": True, "n": 3, "max_tokens": 6, "ignore_eos": True}
+    speculation = Speculation(PromptLookup(1, 3), 4)
+
+    async def both(client: Any) -> Any:
+        fields = {"prompt": PROMPT, "model": "sql", "return_token_ids": True}
+        asks = [post(client, **fields, **search), post(client, **fields, **few)]
+        return await asyncio.gather(*asks)
+
+    with running(model, end_token, speculation=speculation, adapters=adapters) as base:
+        (_, body, _), (status, _, _) = asyncio.run(with_client(base, both))
+    assert (status, speculation.num_accepted > 0) == (200, True)
+    expected = [ids for ids, _ in searched(merged(model.model, path), 3, 6, frozenset())]
+    assert [choice["token_ids"] for choice in body["choices"]] == expected
+    assert expected != [ids for ids, _ in searched(model.model, 3, 6, frozenset())]
 
 
 def test_a_chat_can_be_searched(url: str) -> None:

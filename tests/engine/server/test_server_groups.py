@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from slosched.engine.server import (
 from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
 from slosched.kv import KVCache, PrefixCaching
 from slosched.policy.spec import make_policy
-from slosched.scheduler import Scheduler
+from slosched.scheduler import PromptLookup, Scheduler, Speculation
 
 PROMPT = "a prompt that fills several blocks and a part of one"
 CHAT = "/v1/chat/completions"
@@ -45,8 +46,14 @@ def model() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def url(model: LoadedModel) -> Iterator[str]:
+    with running(model) as base:
+        yield base
+
+
+@contextmanager
+def running(model: LoadedModel, speculation: Speculation | None = None) -> Iterator[str]:
     kv = KVCache(256, 4)
-    scheduler = Scheduler(make_policy("fcfs"), kv)
+    scheduler = Scheduler(make_policy("fcfs"), kv, speculation=speculation)
     executor = TorchExecutor(model, num_blocks=256, block_size=4)
     worker = EngineWorker(Engine(scheduler, executor, MonotonicClock()))
     tokenizer = HuggingFaceTokenizer(model.tokenizer, model.vocab_size)
@@ -136,6 +143,19 @@ def test_best_of_returns_the_likeliest(url: str, model: LoadedModel) -> None:
     ranked = sorted(candidates, key=lambda ids: mean_logprob(model, prompt, ids), reverse=True)
     assert [choice["token_ids"] for choice in chosen[1]["choices"]] == ranked[:2]
     assert chosen[1]["usage"]["completion_tokens"] == 60
+
+
+def test_drafts_do_not_change_which_answers_are_the_likeliest(url: str, model: LoadedModel) -> None:
+    few = model.tokenizer("ab").input_ids
+    best = answered(n=2, best_of=4, seed=5, return_token_ids=True, allowed_token_ids=few)
+    [(_, plain, _)] = ask(url, best)
+    speculation = Speculation(PromptLookup(1, 3), 4)
+    with running(model, speculation) as drafting:
+        [(status, drafted, _)] = ask(drafting, best)
+    assert status == 200
+    assert speculation.num_accepted > 0
+    tokens = [[choice["token_ids"] for choice in each["choices"]] for each in (plain, drafted)]
+    assert tokens[0] == tokens[1]
 
 
 def mean_logprob(model: LoadedModel, prompt: list[int], ids: list[int]) -> float:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from adapters import ALPHA, LAYERS, RANK, greedy, merged, write_adapter
+from adapters import ALPHA, LAYERS, RANK, merged, write_adapter
+from greedy import continued
 from safetensors.torch import load_file, save_file
 
 from slosched.core import AdapterError, Limits, Request, SamplingParams
@@ -85,7 +86,9 @@ def test_a_batch_of_several_adapters_is_what_each_merged_model_says(
     assert mixed
     assert any(request.num_cached_tokens for request in requests)
     for request in requests:
-        expected = greedy(twins[request.lora_id], list(request.prompt_token_ids or ()), NUM_TOKENS)
+        expected = continued(
+            twins[request.lora_id], list(request.prompt_token_ids or ()), NUM_TOKENS
+        )
         assert request.output_token_ids == expected, request.request_id
     assert len({tuple(r.output_token_ids) for r in requests}) == 6, "three models, two prompts"
     kv.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import replace
 
 import pytest
@@ -113,6 +114,9 @@ class OneAfterTheOther:
         assert token_id == self._next
         self._next += 1
 
+    def fork(self) -> OneAfterTheOther:
+        return copy(self)
+
 
 def test_a_grammar_rules_its_own_row_alone() -> None:
     sampler = Sampler(frozenset(), torch.device("cpu"))
@@ -127,6 +131,41 @@ def test_a_grammar_rules_its_own_row_alone() -> None:
     draws = draw(sampler, LOGITS.repeat(3, 1), bound, free, hot_one)
     assert draws.barred == {"bound": "two is too much", "hot": "two is too much"}
     assert free.output_token_ids == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "num_accepted", "token"),
+    [
+        ([0], 1, 1),
+        ([1, 1], 0, 0),  # the first breaks the grammar
+        ([0, 3, 1], 1, 1),  # the second does
+        ([0, 1, 1], 1, 1),  # what comes behind the second cannot be found in time
+        ([0, 200], 1, 1),  # the mask does not reach so far
+    ],
+)
+def test_drafts_are_accepted_as_far_as_the_grammar_goes(
+    drafts: list[int], num_accepted: int, token: int
+) -> None:
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    bound = make_prompt_request("r", [1], SamplingParams(grammar=OneAfterTheOther()))
+    draws = with_drafts(sampler, bound, drafts, LOGITS.repeat(1 + len(drafts), 1))
+    assert (draws.num_accepted.get("r", 0), draws.token_ids["r"]) == (num_accepted, token)
+    assert not draws.barred
+    if token == 1:  # the request's own place in the grammar is behind both tokens
+        draws = with_drafts(sampler, bound, [], LOGITS[None])
+        assert draws.barred == {"r": "two is too much"}
+
+
+def test_log_probabilities_come_for_each_accepted_draft() -> None:
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    request = make_prompt_request("r", [0], SamplingParams(num_logprobs=1))
+    rows = torch.stack([LOGITS, LOGITS.flip(0), LOGITS])
+    draws = with_drafts(sampler, request, [1, 2], rows)
+    assert (draws.num_accepted["r"], draws.token_ids["r"]) == (2, 1)
+    places = [(1, rows[0]), (2, rows[1]), (1, rows[2])]
+    for (token, row), found in zip(places, draws.logprobs["r"], strict=True):
+        assert found.drawn == pytest.approx(float(row.log_softmax(-1)[token]))
+        assert [likeliest for likeliest, _ in found.likeliest] == [token]
 
 
 def test_a_grammar_comes_before_min_tokens_but_not_before_other_rules() -> None:
