@@ -7,17 +7,21 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 SLOSCHED = str(Path(sys.executable).with_name("slosched"))
 """The installed script."""
 _URL = re.compile(r"http://127\.0\.0\.1:\d+")
+_LAST_WORDS = re.compile(r"Ctrl-C drains\s+and\s+stops.*\n")
+"""The end of what a server prints when it is ready."""
 _STOP_TIMEOUT_S = 40
 
 
@@ -39,10 +43,12 @@ class Said:
 class Server:
     """A running `slosched serve` in its own process."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     url: str
     announced: str
     """Everything that it printed until it was ready."""
+    output: Path
+    """The file that it prints to.  A pipe would fill up and stop a server that logs much."""
 
     def get(self, path: str) -> tuple[int, str]:
         return _ask(urllib.request.Request(self.url + path))
@@ -82,31 +88,39 @@ class Server:
     def terminate(self) -> tuple[int, str]:
         """Send SIGTERM; return the exit status and what the server printed until it ended."""
         self.process.send_signal(signal.SIGTERM)
-        rest, _ = self.process.communicate(timeout=_STOP_TIMEOUT_S)
-        return self.process.returncode, rest
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        """Return the exit status, and what the server printed until it ended."""
+        status = self.process.wait(_STOP_TIMEOUT_S)
+        return status, self.output.read_text().removeprefix(self.announced)
 
 
 @contextmanager
 def serving(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Start a server on a free port, yield it once it is ready, and kill it at the end."""
-    process = subprocess.Popen(
-        [SLOSCHED, "serve", "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=env,
-    )
-    with process:
-        try:
-            said = ""
-            assert process.stdout is not None
-            while (found := _URL.search(said)) is None:
-                line = process.stdout.readline()
-                assert line, f"the server ended before it was ready: {said}"
-                said += line
-            yield Server(process, found[0], said)
-        finally:
-            process.kill()
+    command = [SLOSCHED, "serve", "--port", "0", *arguments]
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "output.txt"
+        with (
+            output.open("ab") as written,
+            subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT, env=env) as process,
+        ):
+            try:
+                yield _ready(process, output)
+            finally:
+                process.kill()
+
+
+def _ready(process: subprocess.Popen[bytes], output: Path) -> Server:
+    """Wait until the server has printed all that it says at its start."""
+    while True:
+        has_ended = process.poll() is not None
+        said = output.read_text()
+        if _LAST_WORDS.search(said) and (found := _URL.search(said)) is not None:
+            return Server(process, found[0], said, output)
+        assert not has_ended, f"the server ended before it was ready: {said}"
+        time.sleep(0.05)
 
 
 def parse_events(text: str) -> list[Any]:

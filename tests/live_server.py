@@ -9,7 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.server import (
     ByteTokenizer,
     EngineWorker,
+    Reporter,
     ServerConfig,
     TLSFiles,
     Tokenizer,
@@ -144,6 +145,7 @@ def live(
     on_infeasible: OnInfeasible = OnInfeasible.REJECT,
     speculation: Speculation | None = None,
     tls: TLSFiles | None = None,
+    reporters: Sequence[Reporter] = (),
     **settings: Any,
 ) -> Iterator[Live]:
     """Yield a server; `settings` are further fields of `ServerConfig`."""
@@ -168,7 +170,7 @@ def live(
         on_infeasible=on_infeasible,
         **settings,
     )
-    app = build_app(worker, tokenizer or ByteTokenizer(), config)
+    app = build_app(worker, tokenizer or ByteTokenizer(), config, reporters=reporters)
     with serve_in_thread(
         app,
         worker,

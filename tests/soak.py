@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-_SERVE = "-m slosched serve --emulate h100/llama-3.1-8b --slo-ttft 2s --port 0"
+_SERVE = "-m slosched serve --emulate h100/llama-3.1-8b --slo-ttft 2s --port 0 --no-log-requests"
 _SETTLE_S = 15.0
 """How long connections may take to be gone: longer than the server waits for headers."""
 _MAX_FILES_MORE = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from slosched.cli import options
+from slosched.cli.console import console
 from slosched.engine.log_lines import LogFormat
 
 if TYPE_CHECKING:
     from slosched.cli.local_model import LocalModel
+    from slosched.core import DeadlineRule
     from slosched.engine.background import InBackground
+    from slosched.engine.server import Reporter
     from slosched.engine.torch import TorchControl
+
+log = logging.getLogger(__name__)
 
 
 def _interval(text: str) -> float:
@@ -61,12 +67,34 @@ class OperatorOptions:
             "SLO was met, and why it ended; never its text."
         ),
     ] = True
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send an OpenTelemetry span for each request to this collector: "
+            "http://localhost:4317.  Needs the otel extra.",
+        ),
+    ] = None
 
     def check(self, *, is_emulated: bool) -> None:
         """Raise ValueError for options that would do nothing."""
         if self.torch_profiler_dir is not None and (is_emulated or self.admin_api_key is None):
             why = "an emulated device runs no model" if is_emulated else "it needs --admin-api-key"
             raise ValueError(f"--torch-profiler-dir records nothing: {why}")
+
+    def say(self, text: str) -> None:
+        """Print what the operator is to know, or log it where all output is to be JSON."""
+        if self.log_format is LogFormat.JSON:
+            log.info("%s", text)
+        else:
+            console.print(text, markup=False)
+
+    def reporters(self, rule: DeadlineRule) -> tuple[Reporter, ...]:
+        """Return what is to be told of requests that have ended, besides the log."""
+        from slosched.engine.server import Traces  # starlette and uvicorn are an extra
+
+        endpoint = self.otlp_traces_endpoint
+        return () if endpoint is None else (Traces(endpoint, rule),)
 
     def control(self, local: LocalModel, background: InBackground | None) -> TorchControl:
         """Return the operations on a model, whose steps run in `background` if there is one."""

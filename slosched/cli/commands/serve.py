@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import shlex
@@ -33,7 +32,7 @@ from slosched.core import NO_SLO, Executor
 from slosched.engine.background import InBackground
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
-from slosched.engine.log_lines import LogFormat, configure_logging
+from slosched.engine.log_lines import configure_logging
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
 from slosched.evaluate.comparison import kv_capacity_tokens
@@ -55,8 +54,6 @@ from slosched.simulator.apart import rehearse_apart
 
 if TYPE_CHECKING:
     from slosched.engine.server import Tokenizer
-
-log = logging.getLogger(__name__)
 
 
 def _step_timeout(text: str) -> float:
@@ -195,6 +192,7 @@ def serve(
     )
     adapter_paths = loras.paths(model.model, is_emulated=emulate is not None)
     operator.check(is_emulated=emulate is not None)
+    reporters = operator.reporters(limits.deadline_rule)
     tls, origins = network.tls(), network.origins()
     http.check_can_listen(network.host, network.port)
     slo = promise.slo() or NO_SLO
@@ -251,19 +249,17 @@ def serve(
         },
     )
 
-    say = (
-        log.info if operator.log_format is LogFormat.JSON else partial(console.print, markup=False)
-    )
-
     def announce(url: str) -> None:
-        say(
+        operator.say(
             f"serving {device.name} at {url} under the policy {policy}\n"
             f"{service.described()}"
             f"promise: TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s ({limits.deadline_rule}); "
             f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
         )
 
-    app = http.build_app(worker, device.tokenizer, config, device.grammars, adapters, control)
+    app = http.build_app(
+        worker, device.tokenizer, config, device.grammars, adapters, control, reporters
+    )
     num_cut_short = http.serve(
         app,
         worker,
@@ -275,7 +271,7 @@ def serve(
         log_level=network.uvicorn_log_level,
         on_ready=announce,
     )
-    say(
+    operator.say(
         f"stopped; requests that were cut short, each with an error message: {num_cut_short}"
         if num_cut_short
         else "stopped: every request has had its answer"

@@ -5,6 +5,7 @@ app = build_app(worker, tokenizer, ServerConfig("my-model", max_model_len=8192))
 serve(app, worker, port=8000)
 """
 
+from slosched.engine.server.account import Reporter
 from slosched.engine.server.adapters import Adapters
 from slosched.engine.server.app import build_app
 from slosched.engine.server.config import ServerConfig
@@ -21,6 +22,7 @@ from slosched.engine.server.tokenizer import (
     NoTokenizer,
     Tokenizer,
 )
+from slosched.engine.server.traces import Traces
 from slosched.engine.server.watchdog import StepLimit
 from slosched.engine.server.worker import EngineWorker
 
@@ -31,11 +33,13 @@ __all__ = [
     "EngineWorker",
     "HuggingFaceTokenizer",
     "NoTokenizer",
+    "Reporter",
     "ServerConfig",
     "ServerStartError",
     "StepLimit",
     "TLSFiles",
     "Tokenizer",
+    "Traces",
     "build_app",
     "check_can_listen",
     "serve",

@@ -76,12 +76,13 @@ def build_app(
     grammars: GrammarCompiler = _NOTHING_DRAWN,
     adapters: Adapters | None = None,
     control: ModelControl | None = None,
+    reporters: Sequence[Reporter] = (),
 ) -> Starlette:
     """Return the application; the caller starts and drains the worker, as `run.serve` does.
 
     `grammars` compiles the grammars of structured output, for a device that follows them, and
     `adapters` are LoRA adapters, for one that applies them.  `control` lets the operator change the
-    weights and record profiles.
+    weights and record profiles.  `reporters` are told of every request for text when it has ended.
     """
     adapters = adapters or Adapters()
     api = _Api(worker, tokenizer, config, grammars, adapters)
@@ -91,8 +92,8 @@ def build_app(
         operator = operator_routes(worker, api.bodies, control, admin)
         keys = (*keys, admin) if keys else ()
     worker.metrics.by_tier.add(config.tiers)
-    rule = worker.scheduler.limits.deadline_rule
-    reporters: list[Reporter] = [RequestLog(rule)] if config.logs_requests else []
+    if config.logs_requests:
+        reporters = (*reporters, RequestLog(worker.scheduler.limits.deadline_rule))
     return Starlette(
         routes=[
             Route("/", answer_page),

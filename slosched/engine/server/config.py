@@ -49,7 +49,7 @@ class ServerConfig:
     """Whether clients may load and unload LoRA adapters, from any directory of this machine."""
     tenants: Mapping[str, str] = field(default_factory=dict)
     """The names of tenants by their API keys, which are served as `api_keys` are."""
-    logs_requests: bool = True
+    logs_requests: bool = False
     """Whether a line is logged for each request for text when it has ended."""
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Device, engine, policy and limits, which a recorder of the steps writes down with them."""

@@ -58,8 +58,8 @@ def lines() -> Iterator[Lines]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    tenants = {"key": "acme"}
-    with live(Door(FCFS()), default_slo=SLO(20.0, 5.0), tiers=(GOLD,), tenants=tenants) as running:
+    promises = {"default_slo": SLO(20.0, 5.0), "tiers": (GOLD,), "tenants": {"key": "acme"}}
+    with live(Door(FCFS()), logs_requests=True, **promises) as running:  # type: ignore[arg-type]
         yield running
 
 
@@ -145,7 +145,7 @@ def test_requests_without_a_key_have_a_line_and_probes_have_none(
 
 
 def test_a_fault_is_a_warning(lines: Lines) -> None:
-    with live() as server:
+    with live(logs_requests=True) as server:
         server.device.fault = RuntimeError(SECRET)
         assert server.post(prompt=SECRET)[0] == 500
         line = lines.next()
@@ -154,7 +154,7 @@ def test_a_fault_is_a_warning(lines: Lines) -> None:
 
 
 def test_a_client_that_leaves_has_a_line_with_what_it_got(lines: Lines) -> None:
-    with live(max_model_len=1024) as server:
+    with live(logs_requests=True, max_model_len=1024) as server:
         with raw_request(server, {"prompt": "abc", "max_tokens": 900, "stream": True}) as client:
             client.recv(100)
         line = lines.next()
@@ -163,7 +163,7 @@ def test_a_client_that_leaves_has_a_line_with_what_it_got(lines: Lines) -> None:
 
 
 def test_a_request_served_without_its_slo_says_so(lines: Lines) -> None:
-    with live(Door(FCFS())) as server:
+    with live(Door(FCFS()), logs_requests=True) as server:
         assert server.post(prompt="abc", slo_ttft_ms=0.001, on_infeasible="relegate")[0] == 200
         line = lines.next()
         assert (line["relegated"], line["good"], line["slo_ttft_ms"]) == (True, False, 0.0)
