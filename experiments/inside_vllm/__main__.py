@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,15 +12,20 @@ import typer
 
 from experiments.command import add_report, make_app, start
 from experiments.inside_vllm import report
+from experiments.inside_vllm.heats import heats_to_run, heats_to_tune
 from experiments.inside_vllm.results import RUNS, TUNING, Book
 from experiments.inside_vllm.session import Session, seconds_of
 from experiments.inside_vllm.setups import SETUPS, Setup, smoke
+from experiments.inside_vllm.virtual_setups import VIRTUAL_SETUPS, with_finalists
+from experiments.inside_vllm.virtual_time import VIRTUAL_RESULTS, VirtualSession
 from slosched.cli.console import console
 
 app = make_app(__doc__)
 _SMOKE_FOLDER = Path("runs/inside_vllm/smoke")
 
-SetupName = Annotated[str, typer.Argument(metavar="SETUP", help=f"One of {', '.join(SETUPS)}.")]
+SetupName = Annotated[
+    str, typer.Argument(metavar="SETUP", help=f"One of {', '.join({**SETUPS, **VIRTUAL_SETUPS})}.")
+]
 Repeats = Annotated[
     int | None,
     typer.Option(min=1, help="Parts of the trace at each rate.  Default: the setup's own."),
@@ -30,20 +36,34 @@ Since = Annotated[
         metavar="ISO TIME", help="Measure again what was measured before, as 2026-11-21T22:00."
     ),
 ]
+Warp = Annotated[
+    bool,
+    typer.Option(
+        "--warp",
+        help="Play in virtual time, without API servers; run it with .venv-vllm/bin/python.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes that play in virtual time.  Default: one for each core."),
+]
 
 
 @app.command()
 def tune(
     name: SetupName,
-    windows: Annotated[int, typer.Option(min=1, help="Parts of the trace at each rate.")] = 1,
+    windows: Repeats = None,
     since: Since = "",
+    is_warped: Warp = False,
+    workers: Workers = None,
 ) -> None:
     """Find vLLM's best --max-num-batched-tokens, on other parts of the trace than `run` plays.
 
-    Example: `python -m experiments.inside_vllm tune conv-h100`.
+    Examples: `python -m experiments.inside_vllm tune conv-h100`,
+    `.venv-vllm/bin/python -m experiments.inside_vllm tune conv-h100 --warp`.
     """
-    session = Session(Book(since=since))
-    session.tune(_setup(name), windows)
+    session = _session(is_warped, since, workers)
+    session.tune(_setup(name, is_warped), windows)
     best = session.book.best_budget(name)
     console.print(f"best for {name}: --max-num-batched-tokens {best}")
 
@@ -53,28 +73,67 @@ def run_setup(
     name: SetupName,
     repeats: Repeats = None,
     since: Since = "",
+    is_warped: Warp = False,
+    plays_finalists: Annotated[
+        bool, typer.Option("--finalists", help="With --warp: the arena's finalists play, too.")
+    ] = False,
+    workers: Workers = None,
 ) -> None:
     """Play every part at every rate to vLLM's own scheduler, tuned, and to slosched's policies.
 
     Stop it with Ctrl-C and run it again: what has been measured is kept and not measured again.
 
-    Example: `python -m experiments.inside_vllm run conv-h100 --repeats 8`.
+    Examples: `python -m experiments.inside_vllm run conv-h100 --repeats 8`,
+    `.venv-vllm/bin/python -m experiments.inside_vllm run conv-h100 --warp --finalists`.
     """
-    Session(Book(since=since)).run(_setup(name), repeats)
+    setup = _setup(name, is_warped)
+    if plays_finalists and not is_warped:
+        raise ValueError("--finalists play in virtual time only: add --warp")
+    if plays_finalists:
+        setup = with_finalists(setup)
+    _session(is_warped, since, workers).run(setup, repeats)
+
+
+@app.command()
+def sample(
+    name: SetupName,
+    repeats: Annotated[int, typer.Option(min=1, help="Parts of the trace at each rate.")] = 2,
+    slowdown: Annotated[
+        float, typer.Option(min=1, help="How many times as long as on the device everything takes.")
+    ] = 3.0,
+    since: Since = "",
+) -> None:
+    """Play the first parts that were played in virtual time in real time, to see if they agree.
+
+    Where other programs run beside it, take a slowdown that makes their delays small.
+
+    Example: `.venv-vllm/bin/python -m experiments.inside_vllm sample conv-h100 --slowdown 20`.
+    """
+    setup = _setup(name, is_warped=True)
+    # A device that is emulated in real time sleeps, so all systems play at the same time.
+    session = VirtualSession(Book(VIRTUAL_RESULTS, since=since), len(setup.policies) + 1)
+    session.sample(setup, repeats, slowdown)
 
 
 @app.command()
 def simulate(
     name: SetupName,
     refit: Annotated[
-        bool, typer.Option(help="Fit the latency model anew to what was recorded.")
+        bool, typer.Option(help="Fit the latency model anew to what real servers recorded.")
     ] = True,
+    is_warped: Warp = False,
 ) -> None:
     """Predict every run that was measured, with a latency model of vLLM's own recorded steps.
 
+    In virtual time steps take exactly as long as the emulated device's model says: it is used.
+
     Example: `python -m experiments.inside_vllm simulate conv-h100`.
     """
-    Session().simulate(_setup(name), refit=refit)
+    setup = _setup(name, is_warped)
+    if is_warped:
+        VirtualSession().simulate(with_finalists(setup))
+    else:
+        Session().simulate(setup, refit=refit)
 
 
 add_report(app, "inside_vllm", report.PAGE, report.write)
@@ -107,23 +166,34 @@ def play_all(
         page = folder / "inside_vllm.md"
     session = Session(book, folder, time.monotonic() + 60 * minutes)
     for setup in setups:
-        heats = [session.missing(TUNING, setup, 1), session.missing(RUNS, setup, repeats)]
+        heats = [
+            session.missing(TUNING, heats_to_tune(setup)),
+            session.missing(RUNS, heats_to_run(setup, repeats)),
+        ]
         console.print(
             f"{setup.name}: {len(heats[0])} runs to tune vLLM, {len(heats[1])} to compare, about "
             f"{seconds_of(*heats) / 60:.0f} minutes"
         )
     for setup in setups:
-        session.tune(setup, 1)
+        session.tune(setup)
         session.run(setup, repeats)
         session.simulate(setup, refit=True)
     report.write(page, book)
     console.print(f"wrote {page} and its figure")
 
 
-def _setup(name: str) -> Setup:
-    if name not in SETUPS:
-        raise ValueError(f"no setup {name!r}; there are {', '.join(SETUPS)}")
-    return SETUPS[name]
+def _session(is_warped: bool, since: str, workers: int | None) -> Session | VirtualSession:
+    if is_warped:
+        return VirtualSession(Book(VIRTUAL_RESULTS, since=since), workers or os.cpu_count() or 1)
+    return Session(Book(since=since))
+
+
+def _setup(name: str, is_warped: bool = False) -> Setup:
+    setups = VIRTUAL_SETUPS if is_warped else SETUPS
+    if name not in setups:
+        kind = "setup that is played in virtual time is called" if is_warped else "setup"
+        raise ValueError(f"no {kind} {name!r}; there are {', '.join(setups)}")
+    return setups[name]
 
 
 if __name__ == "__main__":

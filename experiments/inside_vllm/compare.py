@@ -31,8 +31,12 @@ class Gain:
     times: float
 
     @property
-    def is_sure(self) -> bool:
-        return self.more.value - self.more.reach > 0
+    def verdict(self) -> str:
+        if self.more.value - self.more.reach > 0:
+            return "surely more"
+        if self.more.value + self.more.reach < 0:
+            return "surely fewer"
+        return "not surely more"
 
 
 def mean_of(values: npt.NDArray[np.float64]) -> Mean:

@@ -27,6 +27,21 @@ class Heat:
     window: int
 
 
+def heats_to_run(setup: Setup, num_parts: int | None = None) -> list[Heat]:
+    """Return the first parts of the trace at every rate; by default as many as the setup plays."""
+    return _heats(setup, range(num_parts or setup.num_parts))
+
+
+def heats_to_tune(setup: Setup, num_parts: int | None = None) -> list[Heat]:
+    """Return the parts of the trace at every rate that tune vLLM's own scheduler."""
+    first = setup.first_tuning_part
+    return _heats(setup, range(first, first + (num_parts or setup.num_tuning_parts)))
+
+
+def _heats(setup: Setup, parts: range) -> list[Heat]:
+    return [Heat(setup, rate, part) for part in parts for rate in reversed(setup.rates)]
+
+
 def run(heat: Heat, servers: Mapping[System, Server], clients: Executor) -> list[Row]:
     """Return a row for each system; each has its own process of `clients`, to delay no other."""
     trace = heat.setup.load(heat.rate, heat.window)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from matplotlib.figure import Figure
 
 from experiments.arena.figures import save
 from experiments.inside_vllm.compare import gains, mean_of, prediction_errors, same_ranking
+from experiments.inside_vllm.report_parts import (
+    goodput_figure,
+    heading,
+    systems_of,
+    tuned,
+    values_at,
+)
+from experiments.inside_vllm.report_virtual import virtual_parts
 from experiments.inside_vllm.results import PREDICTIONS, TUNING, Book
 from experiments.inside_vllm.setups import SETUPS, Setup
-from slosched.evaluate.plots.style import WIDTH_IN, legend_above, look, tidy
+from experiments.inside_vllm.virtual_time import VIRTUAL_RESULTS
 from slosched.perfmodel import ServerTime
 
 PAGE = Path(__file__).parents[2] / "docs" / "inside_vllm.md"
@@ -21,9 +26,12 @@ _POINTS = 5.0
 """The error in points within which a prediction counts as right."""
 
 
-def write(page: Path = PAGE, book: Book | None = None) -> None:
-    """Write the page, and its figure into a folder with the same name."""
-    book = book or Book()
+def write(page: Path = PAGE, book: Book | None = None, virtual: Book | None = None) -> None:
+    """Write the page, and its figures into a folder with the same name.
+
+    `book` has the runs through real servers, and `virtual` those in virtual time, if there are any.
+    """
+    book, virtual = book or Book(), virtual or Book(VIRTUAL_RESULTS)
     runs = book.shown()
     runs = runs[
         [rate in SETUPS[name].rates for name, rate in zip(runs["setup"], runs["rate"], strict=True)]
@@ -31,32 +39,39 @@ def write(page: Path = PAGE, book: Book | None = None) -> None:
     if runs.empty:
         raise ValueError("nothing is measured: `python -m experiments.inside_vllm run` does it")
     predictions = book.read(PREDICTIONS)
-    save(goodput_figure(runs, predictions), page.with_suffix("") / "goodput.svg")
-    page.write_text(text(runs, predictions, book.valid(TUNING)))
+    folder = page.with_suffix("")
+    save(goodput_figure(SETUPS, runs, predictions), folder / "goodput.svg")
+    parts = [_HEAD, *virtual_parts(virtual, runs, folder)]
+    parts += real_parts(runs, predictions, book.valid(TUNING))
+    page.write_text("\n\n".join(part for part in parts if part) + "\n")
 
 
-def text(runs: pd.DataFrame, predictions: pd.DataFrame, tuning: pd.DataFrame) -> str:
-    """Return the page in Markdown."""
+def real_parts(runs: pd.DataFrame, predictions: pd.DataFrame, tuning: pd.DataFrame) -> list[str]:
+    """Return what the page tells of the runs through real servers, in Markdown."""
     names = [name for name in SETUPS if (runs["setup"] == name).any()]
-    parts = [_HEAD, _FIGURE]
+    parts = [_SERVERS, _FIGURE]
     for name in names:
         chosen = [frame[frame["setup"] == name] for frame in (runs, predictions, tuning)]
         parts += [_section(SETUPS[name], *chosen)]
-    parts += [_predictions(runs, predictions), _foot(runs)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return [*parts, _predictions(runs, predictions), _foot(runs)]
 
 
 _HEAD = (
     "# Inside vLLM: measured\n\n"
     "<!-- Made by `python -m experiments.inside_vllm report`; edit report.py there instead. -->\n\n"
-    "Real vLLM 0.32.0 is measured: its API server, engine core, scheduler and KV cache manager. It "
-    "runs with its own scheduler at the `--max-num-batched-tokens` that the tables name, and with "
-    "slosched's policies in front of it. All servers are up at the same time and get the same "
-    "requests, together on an emulated device, in turns on a real one. A server that has to wait "
-    "for a core looks worse than it is (the last columns). Good requests are those served within "
-    "their SLOs (TTFT, and TPOT as `vllm bench serve --goodput` defines it); rejected ones are not "
-    "good. Intervals are 95 %, by Student's t over the parts of the trace. How it is done: "
+    "Real vLLM 0.32.0 runs with its own scheduler at the `--max-num-batched-tokens` that the "
+    "tables name, and with policies of slosched in front of it. Good requests are those served "
+    "within their SLOs (TTFT, and TPOT as `vllm bench serve --goodput` defines it); rejected ones "
+    "are not good. Intervals are 95 %, by Student's t over the parts of the trace. How it is done: "
     "[experiments/inside_vllm](../experiments/inside_vllm/README.md)."
+)
+
+_SERVERS = (
+    "## Through real servers\n\n"
+    "The figures from here on are of real time: vLLM's API server, engine core, scheduler and KV "
+    "cache manager. All servers are up at the same time and get the same requests, together on an "
+    "emulated device, in turns on a real one. A server that has to wait for a core looks worse "
+    "than it is (the last columns)."
 )
 
 _FIGURE = (
@@ -64,42 +79,6 @@ _FIGURE = (
     "Lines are measured, with their intervals; rings are simulated; the dotted line is the load "
     "that was offered."
 )
-
-
-def goodput_figure(runs: pd.DataFrame, predictions: pd.DataFrame) -> Figure:
-    """Draw a panel for each setup: good requests/s measured (lines) and simulated (rings)."""
-    names = [name for name in SETUPS if (runs["setup"] == name).any()]
-    figure = Figure(figsize=(WIDTH_IN * 1.25, 3.4), layout="constrained")
-    for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):
-        tidy(axes)
-        here = runs[runs["setup"] == name]
-        for i, system in enumerate(_systems(here)):
-            rows = here[here["system"] == system]
-            rates = sorted(rows["rate"].unique())
-            means = [mean_of(_values(rows, rate)) for rate in rates]
-            label = "vLLM's own, tuned" if system.startswith("vLLM ") else system
-            style = look(i)
-            axes.errorbar(
-                rates,
-                [mean.value for mean in means],
-                np.nan_to_num([mean.reach for mean in means]),
-                label=label,
-                capsize=2,
-                **style.line(linewidth=1.2),
-            )
-            said = predictions[(predictions["setup"] == name) & (predictions["system"] == system)]
-            said = said[said["rate"].isin(rates)]
-            if len(said):
-                guess = said.groupby("rate")["good_requests_per_s"].mean()
-                axes.plot(guess.index, guess, "o", mfc="none", ms=10, color=style.colour)
-        top = max(here["rate"])
-        axes.plot([0, top], [0, top], ":", color="0.6", linewidth=0.8)
-        axes.set(
-            title=name, xlabel="requests/s offered", xlim=(0, top * 1.05), ylim=(0, top * 1.05)
-        )
-        axes.set_ylabel("good requests/s")
-    legend_above(figure)
-    return figure
 
 
 def _section(
@@ -111,26 +90,8 @@ def _section(
         if setup.slowdown != 1
         else ""
     )
-    head = (
-        f"## {setup.title}\n\n{runs['window'].nunique()} parts of {runs['num_offered'].max()} "
-        f"requests; TTFT {setup.base_s:g} s and twice the prompt's unloaded prefill, TPOT "
-        f"{1000 * setup.tpot_s:g} ms.{motion}"
-    )
-    return "\n\n".join([head, _tuned(tuning, setup), _table(runs, predictions), _gains(runs)])
-
-
-def _tuned(tuning: pd.DataFrame, setup: Setup) -> str:
-    if tuning.empty:
-        return "vLLM's budget was not tuned by measurement here."
-    means = tuning.groupby("max_num_batched_tokens")["attainment"].mean()
-    said = ", ".join(f"{budget}: {share:.1%}" for budget, share in means.items())
-    counted = sorted(tuning["rate"].unique())
-    rates = ", ".join(f"{rate:g}" for rate in counted)
-    others = "" if {*setup.rates} <= {*counted} else "; other heats were too disturbed to count"
-    return (
-        "The share in time with vLLM's own scheduler, on a part of the trace that is not measured "
-        f"below, by `--max-num-batched-tokens` (at {rates}/s{others}): {said}."
-    )
+    head = f"{heading(setup, runs)}{motion}"
+    return "\n\n".join([head, tuned(tuning, setup), _table(runs, predictions), _gains(runs)])
 
 
 def _table(runs: pd.DataFrame, predictions: pd.DataFrame) -> str:
@@ -140,13 +101,16 @@ def _table(runs: pd.DataFrame, predictions: pd.DataFrame) -> str:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for rate in sorted(runs["rate"].unique()):
-        for system in _systems(runs):
+        for system in systems_of(runs):
             rows = runs[(runs["rate"] == rate) & (runs["system"] == system)]
             if rows.empty:
                 continue
             said = predictions[(predictions["rate"] == rate) & (predictions["system"] == system)]
             said = said[said["window"].isin(rows["window"])]
-            good, share = mean_of(_values(rows, rate)), mean_of(rows["attainment"].to_numpy(float))
+            good, share = (
+                mean_of(values_at(rows, rate)),
+                mean_of(rows["attainment"].to_numpy(float)),
+            )
             cells = [
                 f"{rate:g}",
                 f"`{system}`",
@@ -170,7 +134,7 @@ def _gains(runs: pd.DataFrame) -> str:
     return "\n".join(
         f"- at {gain.rate:g}/s `{gain.system}` serves {gain.more.value:+.3g} ± "
         f"{gain.more.reach:.2g} good requests/s against vLLM's own scheduler ({gain.times:.2f} "
-        f"times as many): {'surely more' if gain.is_sure else 'not surely more'}"
+        f"times as many): {gain.verdict}"
         for gain in gains(runs)
     )
 
@@ -188,7 +152,7 @@ def _predictions(runs: pd.DataFrame, predictions: pd.DataFrame) -> str:
         for name, first in predictions.groupby("setup").first().iterrows()
     )
     return (
-        "## The simulator\n\nThe latency model was fitted to the steps that slosched recorded "
+        "### The simulator\n\nThe latency model was fitted to the steps that slosched recorded "
         "inside vLLM's engine during these runs. What the server adds to these steps was learnt "
         "from the runs at the lowest rate, where hardly any request waits (in wall time; "
         f"{told}). {within} of {len(errors)} mean attainments are within {_POINTS:g} points of "
@@ -209,12 +173,3 @@ def _foot(runs: pd.DataFrame) -> str:
         "time). The numbers are in "
         "[experiments/inside_vllm/results](../experiments/inside_vllm/results)."
     )
-
-
-def _systems(runs: pd.DataFrame) -> list[str]:
-    """Return the names of the systems, vLLM's own scheduler first."""
-    return sorted(runs["system"].unique(), key=lambda name: (not name.startswith("vLLM "), name))
-
-
-def _values(rows: pd.DataFrame, rate: float) -> npt.NDArray[np.float64]:
-    return rows[rows["rate"] == rate]["good_requests_per_s"].to_numpy(float)

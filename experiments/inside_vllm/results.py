@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.inside_vllm.heats import Row
 from experiments.inside_vllm.setups import RESULTS
 
-TUNING, RUNS, PREDICTIONS = "tuning", "runs", "predictions"
+TUNING, RUNS, PREDICTIONS, SAMPLE = "tuning", "runs", "predictions", "sample"
 MAX_LATENESS_S = 0.05
 """The limit in the device's time, beyond which the machine was too busy for a heat to count."""
 _HEAT = ["setup", "rate", "window"]
@@ -50,9 +50,8 @@ class Book:
 
     def has(self, name: str, setup: str, rate: float, window: int) -> bool:
         """Tell whether the heat was measured, with any systems, on a machine that kept up."""
-        rows = self._recent(self.valid(name))
-        found = (rows["setup"] == setup) & (rows["rate"] == rate) & (rows["window"] == window)
-        return bool(found.any())
+        rows = self.of(name, setup)
+        return bool(((rows["rate"] == rate) & (rows["window"] == window)).any())
 
     def valid(self, name: str) -> pd.DataFrame:
         """Return the rows of heats in which the client sent every request nearly on time."""
@@ -62,6 +61,11 @@ class Book:
         late_s = rows["max_lateness_s"] / rows["slowdown"]
         worst_s = late_s.groupby([rows[key] for key in _HEAT]).transform("max")
         return rows[worst_s <= self.max_lateness_s]
+
+    def of(self, name: str, setup: str) -> pd.DataFrame:
+        """Return the rows of a setup that count and are not too old."""
+        rows = self._recent(self.valid(name))
+        return rows[rows["setup"] == setup]
 
     def shown(self) -> pd.DataFrame:
         """Return the runs to compare: for each setup those with vLLM's most frequent budget."""
@@ -79,8 +83,7 @@ class Book:
 
         Raises ValueError if vLLM was not tuned for the setup.
         """
-        rows = self._recent(self.valid(TUNING))
-        rows = rows[rows["setup"] == setup]
+        rows = self.of(TUNING, setup)
         if rows.empty:
             raise ValueError(
                 f"vLLM's budget is not tuned for {setup}: `python -m experiments.inside_vllm tune "

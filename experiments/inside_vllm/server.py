@@ -46,7 +46,6 @@ class Launch:
             *(str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self.model), "--served-model-name", "m"),
             *("--host", "127.0.0.1", "--port", str(port)),
-            "--no-enable-prefix-caching",
             *("--disable-uvicorn-access-log", "--no-enable-log-requests"),
             *("--additional-config", json.dumps({"slosched": dict(self.settings)})),
             *self.options,

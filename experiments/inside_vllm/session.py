@@ -8,13 +8,12 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from experiments.inside_vllm.device import is_measured, measure
-from experiments.inside_vllm.heats import Heat, Row, run
+from experiments.inside_vllm.heats import Heat, Row, heats_to_run, heats_to_tune, run
 from experiments.inside_vllm.predict import (
     Stretch,
     fitted,
@@ -30,8 +29,6 @@ from slosched.evaluate.capacity.code import tree_digest
 from slosched.perfmodel import FittedModel, load_model, save_model
 from slosched.perfmodel.device import cpu_name
 
-_TUNING_WINDOW = 20
-"""The first part of the trace for tuning vLLM; it is not used for measuring."""
 _START_S = 60.0
 """The estimated time until the servers of a table are up, on an idle machine."""
 _TAIL_S = 8.0
@@ -52,16 +49,17 @@ class Session:
     def is_over(self) -> bool:
         return time.monotonic() > self.until_s
 
-    def tune(self, setup: Setup, num_windows: int) -> None:
+    def tune(self, setup: Setup, num_parts: int | None = None) -> None:
         """Play other parts of the trace than `run` does to vLLM with every budget."""
-        self._play(TUNING, setup, setup.untuned, self.missing(TUNING, setup, num_windows))
+        left = self.missing(TUNING, heats_to_tune(setup, num_parts))
+        self._play(TUNING, setup, setup.untuned, left)
 
-    def run(self, setup: Setup, num_windows: int | None = None) -> None:
+    def run(self, setup: Setup, num_parts: int | None = None) -> None:
         """Play the trace to vLLM's own scheduler, at its best, and to slosched's policies."""
-        heats = self.missing(RUNS, setup, num_windows)
-        if heats and not self.is_over:
+        left = self.missing(RUNS, heats_to_run(setup, num_parts))
+        if left and not self.is_over:
             systems = setup.systems(self.book.best_budget(setup.name))
-            self._play(RUNS, setup, systems, heats)
+            self._play(RUNS, setup, systems, left)
 
     def simulate(self, setup: Setup, *, refit: bool) -> None:
         """Predict every run that was measured; `refit` the latency model to recorded steps."""
@@ -89,14 +87,12 @@ class Session:
             for row in progress.track(rows, description=f"simulating {setup.name}"):
                 self.book.keep(PREDICTIONS, [_guess(setup, row, device)])
 
-    def missing(self, table: str, setup: Setup, num_windows: int | None = None) -> list[Heat]:
+    def missing(self, table: str, chosen: Sequence[Heat]) -> list[Heat]:
         """Return the heats that have not been measured, or only while the machine was too busy."""
-        first = _TUNING_WINDOW if table == TUNING else 0
-        num_windows = num_windows or setup.num_parts
         return [
-            Heat(setup, rate, window)
-            for window, rate in product(range(first, first + num_windows), reversed(setup.rates))
-            if not self.book.has(table, setup.name, rate, window)
+            heat
+            for heat in chosen
+            if not self.book.has(table, heat.setup.name, heat.rate, heat.window)
         ]
 
     def _play(

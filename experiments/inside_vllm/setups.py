@@ -17,7 +17,7 @@ from slosched.perfmodel.forms import described
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Proportional, Trace, read_trace
 
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 RESULTS = Path(__file__).parent / "results"
 RULE = DeadlineRule.MEAN_TPOT
 _PLUGIN = "slosched.integrations.vllm"
@@ -59,7 +59,7 @@ class Setup:
     num_requests: int
     """Requests in one run."""
     num_parts: int
-    """Parts of the trace that are played at every rate.
+    """Parts of the trace that are played at every rate, the first ones.
 
     More are used where the parts differ more."""
     base_s: float
@@ -80,6 +80,12 @@ class Setup:
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     policies: tuple[str, ...] = ("slo_aware", "goodput")
+    rivals: tuple[System, ...] = ()
+    """Further systems, with the settings that are best for them."""
+    first_tuning_part: int = 20
+    """The first part of the trace on which vLLM is tuned; it must come after all that are played.
+    """
+    num_tuning_parts: int = 1
 
     @cached_property
     def model(self) -> FittedModel:
@@ -99,7 +105,7 @@ class Setup:
 
     def systems(self, best_budget: int) -> tuple[System, ...]:
         ours = (System(self.policy_budget, policy) for policy in self.policies)
-        return (System(best_budget), *ours)
+        return (System(best_budget), *ours, *self.rivals)
 
     def load(self, rate: float, number: int) -> Trace:
         """Return the `number`-th part of the trace at `rate`, as it is sent: in slow motion."""
@@ -117,27 +123,41 @@ class Setup:
         longest = self.max_model_len // 4
         return part.clipped(self.max_model_len - longest, longest - 1).trace.with_slo(promise)
 
-    def launch(self, system: System, steps: Path) -> Launch:
-        """Return how to start the server; slosched's policies record their steps in `steps`."""
-        settings: dict[str, Any] = {}
+    def engine_options(self, system: System) -> tuple[str, ...]:
+        """Return the options of `vllm serve` that concern the engine and its scheduler."""
         options = [
             *("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(self.max_num_seqs)),
             *("--max-num-batched-tokens", str(system.max_num_batched_tokens)),
             *("--block-size", str(self.block_size), "--dtype", self.dtype),
-            *("--middleware", f"{_PLUGIN}.SLOMiddleware"),
+            "--no-enable-prefix-caching",
             *self.options,
         ]
         if self.kv_tokens is not None:  # one block is vLLM's own
             num_blocks = self.kv_tokens // self.block_size + 1
             options += ["--num-gpu-blocks-override", str(num_blocks)]
-        if self.is_emulated:
-            options += ["--distributed-executor-backend", f"{_PLUGIN}.EmulatedExecutor"]
-            settings |= {"emulate": self.latency_model, "emulate_slowdown": self.slowdown}
         if system.policy is not None:
             options += ["--scheduler-cls", f"{_PLUGIN}.SLOScheduler"]
-            settings |= {"policy": system.policy, "record": str(steps)}
+        return tuple(options)
+
+    def engine_settings(self, system: System) -> dict[str, Any]:
+        """Return the `slosched` part of vLLM's additional config, without a recording."""
+        settings: dict[str, Any] = {}
+        if self.is_emulated:
+            settings |= {"emulate": self.latency_model, "emulate_slowdown": self.slowdown}
+        if system.policy is not None:
+            settings["policy"] = system.policy
             if not self.is_emulated:
-                settings |= {"profile": self.latency_model}
+                settings["profile"] = self.latency_model
+        return settings
+
+    def launch(self, system: System, steps: Path) -> Launch:
+        """Return how to start the server; slosched's policies record their steps in `steps`."""
+        options = [*self.engine_options(system), "--middleware", f"{_PLUGIN}.SLOMiddleware"]
+        if self.is_emulated:
+            options += ["--distributed-executor-backend", f"{_PLUGIN}.EmulatedExecutor"]
+        settings = self.engine_settings(system)
+        if system.policy is not None:
+            settings["record"] = str(steps)
         return Launch(embedded_model_dir(), tuple(options), settings, self.environment)
 
     def simulation(self, system: System) -> SimulationConfig:
@@ -230,5 +250,10 @@ SETUPS = {
 def smoke(setup: Setup) -> Setup:
     """Return the setup with so few requests that it takes a minute or two, as a smoke test."""
     return replace(
-        setup, num_requests=10, num_parts=1, rates=setup.rates[:1], budgets=setup.budgets[-2:]
+        setup,
+        num_requests=10,
+        num_parts=1,
+        num_tuning_parts=1,
+        rates=setup.rates[:1],
+        budgets=setup.budgets[-2:],
     )

@@ -12,7 +12,7 @@ import pytest
 from experiments.inside_vllm import report
 from experiments.inside_vllm.compare import gains, mean_of, prediction_errors, same_ranking
 from experiments.inside_vllm.device import is_measured
-from experiments.inside_vllm.heats import Heat, Row, scores
+from experiments.inside_vllm.heats import Heat, Row, heats_to_run, scores
 from experiments.inside_vllm.predict import (
     Stretch,
     fitted,
@@ -148,7 +148,9 @@ def test_what_is_measured_is_kept_and_what_a_busy_machine_made_does_not_count(
     assert len(book.read(RUNS)) == 4
     later = Book(tmp_path, since="2026-01-02")
     assert not later.has(RUNS, CONV.name, 20.0, 0)
-    assert [heat.window for heat in Session(later).missing(RUNS, smoke(CONV), 2)] == [0, 1]
+    heats = heats_to_run(smoke(CONV), 2)
+    assert [heat.window for heat in heats] == [0, 1]
+    assert Session(later).missing(RUNS, heats) == heats
     later.keep_heat(RUNS, [row("goodput", 0, 91) | {"made": "2026-01-03"}])
     assert later.has(RUNS, CONV.name, 20.0, 0)
     assert len(book.read(RUNS)) == 3, "a heat that is measured anew replaces the old one whole"
@@ -176,7 +178,7 @@ def test_when_the_time_is_up_no_server_is_started_and_nothing_is_asked_for(tmp_p
 
 def test_how_long_it_takes_is_said_before() -> None:
     setup = replace(CONV, rates=(20.0,), num_requests=200, slowdown=4.0)
-    [heat] = Session(Book(Path("no-such-folder"))).missing(RUNS, setup, 1)
+    [heat] = Session(Book(Path("no-such-folder"))).missing(RUNS, heats_to_run(setup, 1))
     assert 60 + 40 < seconds_of([], [heat]) < 60 + 40 + 60
     assert seconds_of([heat], [heat]) == 2 * seconds_of([], [heat])
     assert seconds_of([], []) == 0
@@ -288,9 +290,15 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
         rows = [row("vLLM 2048", window, 50 + window), row("goodput", window, 90 + window)]
         Book(tmp_path).keep(RUNS, rows)
         Book(tmp_path).keep(PREDICTIONS, rows)
-    report.write(tmp_path / "page.md", Book(tmp_path))
+    report.write(tmp_path / "page.md", Book(tmp_path), Book(tmp_path / "virtual"))
     page = (tmp_path / "page.md").read_text()
     assert "surely more" in page
     assert "2 of 2 mean attainments are within 5 points" in page
     assert "31 ms a request" in page
+    assert "virtual time" not in page
     assert (tmp_path / "page" / "goodput.svg").stat().st_size > 1000
+
+
+def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
+    report.write(tmp_path / "inside_vllm.md")
+    assert (tmp_path / "inside_vllm.md").read_text() == report.PAGE.read_text()
