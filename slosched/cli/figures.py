@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from slosched.cli.outcome_table import columns, outcome_rows
 from slosched.core import DeadlineRule
-from slosched.evaluate.comparison import Outcome, summarize_all
+from slosched.evaluate.comparison import Outcome, all_gpu_s, summarize_all
 from slosched.evaluate.plots import (
     MAX_TIERS,
     decile_lines,
@@ -23,6 +23,7 @@ from slosched.evaluate.plots import (
     latency_cdfs,
     outcome_bars,
     promised,
+    replicas_over_time,
     tier_bars,
     timeline,
 )
@@ -77,9 +78,9 @@ def comparison_frame(
     outcomes: Mapping[str, Outcome], rule: DeadlineRule, shares: Mapping[str, float] | None
 ) -> pd.DataFrame:
     """Return the same table that the terminal shows, as a frame."""
-    summaries = summarize_all(outcomes, rule)
-    names = [name.replace("\n", " ") for name in columns(summaries, shares)]
-    return pd.DataFrame(outcome_rows(summaries, shares), columns=names)
+    summaries, gpu_s = summarize_all(outcomes, rule), all_gpu_s(outcomes)
+    names = [name.replace("\n", " ") for name in columns(summaries, shares, gpu_s)]
+    return pd.DataFrame(outcome_rows(summaries, shares, gpu_s), columns=names)
 
 
 def leave_report(
@@ -122,6 +123,8 @@ def metrics_section(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> Sect
         rows[name] = outcome.summary(rule).as_row()
         if outcome.steps:
             rows[name] |= summarize_steps(outcome.steps).as_row()
+        if outcome.leases:
+            rows[name] |= {"gpu_s": outcome.gpu_s}
     table = pd.DataFrame(rows, dtype=object)
     table.index.name = "metric"
     text = (
@@ -144,6 +147,9 @@ def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Fi
     }
     if 1 < max(len(promised({name: replay})) for name, replay in records.items()) <= MAX_TIERS:
         made["by_tier"] = tier_bars(records, rule)
+    leases = {name: outcome.leases for name, outcome in outcomes.items() if outcome.leases}
+    if leases:
+        made["replicas"] = replicas_over_time(leases, records)
     for name, outcome in outcomes.items():
         if outcome.steps:
             taken_over = [e for e in outcome.evaluations if e.chosen != e.before]

@@ -87,9 +87,8 @@ class Entry:
         """Return an entrant for each different spec; `like:vllm` is vLLM as it ships.
 
         The others run on `device`.  It has the settings of the engine `like`, if one is named, and
-        then that engine itself comes first.  Each spec is played behind each router of a fleet.
-        Raises PolicySpecError or UnknownEngineError before
-        anything is run.
+        then that engine itself comes first.  Each spec is played on each variant of a fleet.
+        Raises PolicySpecError or UnknownEngineError before anything is run.
         """
         settings = None if like is None else self._shipped(like)
         first = [] if like is None else [_PREFIX + like]
@@ -100,21 +99,19 @@ class Entry:
                 engine = self._shipped(spec.removeprefix(_PREFIX))
                 entrant = Entrant(spec, engine.policy, self._open_like(engine), engine)
             make_policy(entrant.spec)
-            found += self._behind_routers(entrant)
+            found += self._on_fleets(entrant)
         return found
 
-    def _behind_routers(self, entrant: Entrant) -> list[Entrant]:
-        """Return the entrant behind each router of its fleet; itself if there is no choice."""
-        routers, fleet = self.fleet.routers, entrant.replica.fleet
-        if fleet is None or len(routers) == 1:
+    def _on_fleets(self, entrant: Entrant) -> list[Entrant]:
+        """Return the entrant on each variant of its fleet; itself if it has none."""
+        fleet = entrant.replica.fleet
+        if fleet is None:
             return [entrant]
         return [
             replace(
-                entrant,
-                name=f"{entrant.name} behind {router}",
-                replica=replace(entrant.replica, fleet=replace(fleet, router=router)),
+                entrant, name=entrant.name + suffix, replica=replace(entrant.replica, fleet=variant)
             )
-            for router in routers
+            for suffix, variant in self.fleet.variants(fleet).items()
         ]
 
     def _open(

@@ -25,29 +25,40 @@ COLUMNS = (
 BOUND_COLUMN = "÷\nbound"
 CACHED_COLUMN = "prompt\ncached"
 PROGRAMS_COLUMN = "programs\non time"
+GPU_COLUMN = "GPU\nseconds"
 
 
 def outcome_table(
-    title: str, summaries: Mapping[str, Summary], shares: Mapping[str, float] | None = None
+    title: str,
+    summaries: Mapping[str, Summary],
+    shares: Mapping[str, float] | None = None,
+    gpu_s: Mapping[str, float] | None = None,
 ) -> Table:
     """Return a table with a row for each policy.
 
-    `shares` says which share of the bound on any scheduler each policy reached, where it is known.
+    `shares` says which share of the bound on any scheduler each policy reached, where it is known,
+    and `gpu_s` the GPU seconds of fleets.
     """
-    return table(title, columns(summaries, shares), outcome_rows(summaries, shares))
+    heads = columns(summaries, shares, gpu_s)
+    return table(title, heads, outcome_rows(summaries, shares, gpu_s))
 
 
 def columns(
-    summaries: Mapping[str, Summary], shares: Mapping[str, float] | None
+    summaries: Mapping[str, Summary],
+    shares: Mapping[str, float] | None,
+    gpu_s: Mapping[str, float] | None,
 ) -> tuple[str, ...]:
     """Return the headings of the columns of `outcome_rows`."""
     cached = (CACHED_COLUMN,) if _any_cached(summaries) else ()
     programs = (PROGRAMS_COLUMN,) if _any_programs(summaries) else ()
-    return (*COLUMNS, *cached, *programs, *(() if shares is None else (BOUND_COLUMN,)))
+    gpus = (GPU_COLUMN,) if gpu_s else ()
+    return (*COLUMNS, *cached, *programs, *gpus, *(() if shares is None else (BOUND_COLUMN,)))
 
 
 def outcome_rows(
-    summaries: Mapping[str, Summary], shares: Mapping[str, float] | None
+    summaries: Mapping[str, Summary],
+    shares: Mapping[str, float] | None,
+    gpu_s: Mapping[str, float] | None,
 ) -> list[tuple[str, ...]]:
     """Return the cells of each policy's row."""
     any_cached, any_programs = _any_cached(summaries), _any_programs(summaries)
@@ -58,6 +69,8 @@ def outcome_rows(
             row += (_share(summary.prefix_hit_rate),)
         if any_programs:
             row += (_share(summary.program_attainment),)
+        if gpu_s:
+            row += (f"{gpu_s[name]:,.0f}" if name in gpu_s else "-",)
         if shares is not None:
             row += (_share(shares.get(name, math.nan)),)
         rows.append(row)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from slosched.core import DeadlineRule, Limits, Policy, Request
+from slosched.fleet.scaling import Lease
 from slosched.fleet.split_setup import AnyFleet
 from slosched.metrics import RequestRecord, StepRow, Summary, records_of, summarize
 from slosched.perfmodel import (
@@ -91,9 +93,16 @@ class Outcome:
     records: Sequence[RequestRecord]
     steps: list[StepRow] = field(default_factory=list)
     """The steps of the replica; those of a fleet, which run side by side, are not kept."""
+    leases: Sequence[Lease] = ()
+    """When each replica of a fleet held its devices."""
     evaluations: Sequence[Evaluation] = ()
     """The evaluations of a portfolio."""
     _summaries: dict[DeadlineRule, Summary] = field(default_factory=dict, repr=False)
+
+    @property
+    def gpu_s(self) -> float:
+        """Return the GPU seconds that a fleet took; NaN if it was none."""
+        return sum(lease.gpu_s for lease in self.leases) if self.leases else math.nan
 
     def summary(self, rule: DeadlineRule) -> Summary:
         """Summarize the records once for each rule; some million tokens take a second."""
@@ -128,6 +137,11 @@ class Comparison:
 def summarize_all(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Summary]:
     """Summarize each outcome under `rule`."""
     return {name: outcome.summary(rule) for name, outcome in outcomes.items()}
+
+
+def all_gpu_s(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
+    """Return the GPU seconds of each outcome that is of a fleet."""
+    return {name: outcome.gpu_s for name, outcome in outcomes.items() if outcome.leases}
 
 
 def compare(
@@ -172,13 +186,16 @@ def _replayed(
             on_progress(name, len(ended))
 
     on_progress(name, 0)
+    leases: list[Lease] = []
     if replica.fleet is None:
         requests = simulate(trace, policy, replica.model, replica.config, on_row=on_row)
     else:
-        requests = replica.fleet.simulate(trace, policy, replica.config.seed, on_row)
+        seed = replica.config.seed
+        requests = replica.fleet.simulate(trace, policy, seed, on_row, leases.append)
     records = records_of(requests, replica.config.limits.deadline_rule)
     portfolio = portfolio_in(policy)
-    return Outcome(records, steps, () if portfolio is None else tuple(portfolio.evaluations))
+    evaluations = () if portfolio is None else tuple(portfolio.evaluations)
+    return Outcome(records, steps, leases, evaluations)
 
 
 def _limits(limits: Limits) -> dict[str, object]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 from slosched.core import EndReason, Policy, Request, RequestStatus
+from slosched.fleet.roster import Roster
 from slosched.fleet.router import Router
+from slosched.fleet.scaler import FleetState
+from slosched.fleet.scaling import Decisions, Lease, OnLease, Scaling
+from slosched.fleet.spec import make_scaler
 from slosched.fleet.view import ReplicaKind, ReplicaView
 from slosched.simulator.closed_loop import Turns, in_order, run_some
 from slosched.simulator.grouped import OnRow
@@ -38,7 +42,9 @@ class FleetConfig:
     """How old the state is that the router sees of a replica, and what it sent itself."""
     failures: tuple[Failure, ...] = ()
     startup_s: float = math.inf
-    """Time after which a failed replica is back, with nothing in its memory; inf for never."""
+    """Time after which a failed replica is back, with nothing in its memory; inf for never.
+
+    It is also the time from the decision for a new replica until it takes requests."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_s < math.inf:
@@ -70,8 +76,10 @@ def simulate_fleet(
     router: Router,
     config: FleetConfig | None = None,
     *,
+    scaling: Scaling | None = None,
     seed: int = 0,
     on_row: OnRow | None = None,
+    on_lease: OnLease | None = None,
 ) -> list[Request]:
     """Replay `trace` on `replicas`; return the requests in order of arrival, all ended.
 
@@ -80,9 +88,20 @@ def simulate_fleet(
     loses its requests: those that have begun to answer end as a fault, as their clients have seen a
     part of the answer, and the others are routed again.  A request that finds no replica ends as a
     fault, too.  The replicas draw their disturbances from `seed`, the first one as `simulate` does.
+
+    With `scaling` there are at most as many replicas at a time as `replicas` has, all of one kind.
+    The fewest that it allows serve from the begin.  Each new one takes requests after
+    `config.startup_s`; one that is closed gets no more requests and serves those that it has.  One
+    that fails is replaced when the scaler next wants more than there are.  The last decision is
+    made after the last arrival.  `on_lease` gets the lease of each replica at the end.
     """
-    fleet = _Fleet(trace, policy, replicas, router, config or FleetConfig(), seed, on_row)
-    return fleet.play()
+    config = config or FleetConfig()
+    fleet = _Fleet(trace, policy, replicas, router, config, scaling, seed, on_row)
+    requests = fleet.play()
+    if on_lease is not None:
+        for lease in fleet.leases():
+            on_lease(lease)
+    return requests
 
 
 def check_single_answers(trace: Trace) -> None:
@@ -110,6 +129,7 @@ class _Fleet:
         replicas: Sequence[ReplicaKind],
         router: Router,
         config: FleetConfig,
+        scaling: Scaling | None,
         seed: int,
         on_row: OnRow | None,
     ) -> None:
@@ -123,56 +143,79 @@ class _Fleet:
         self._least_kv_tokens = min(replica.config.kv_tokens for replica in replicas)
         self._lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
         self._is_closed_loop = trace.is_closed_loop
+        self._last_arrival_s = trace.duration_s
         requests = make_requests(trace, self._least_kv_tokens)
         self._turns = Turns(trace, requests)
         self._requests = {r.request_id: r for r in requests}
-        self._up = [self._start(index) for index in range(len(replicas))]
-        """The views of all replicas that take requests, in the order of the fleet."""
+        self._changes = sorted({failure.at_s for failure in config.failures})
+        """Heap of the times at which replicas fail or are ready, or the scaler decides."""
+        self._decisions: Decisions | None = None
+        self._decides_s = math.inf
+        num_up = len(replicas)
+        if scaling is not None:
+            scaling.check(replicas, config.startup_s)
+            num_up = scaling.min_replicas
+            self._decisions = Decisions(make_scaler(scaling.scaler), num_up, len(replicas))
+            self._decides_s = self._decisions.scaler.every_s
+            heappush(self._changes, self._decides_s)
+        self._roster = Roster(replicas, self._new_replica, num_up)
         router.reset()
 
     def play(self) -> list[Request]:
-        """Route all requests, let them end, and return them."""
-        changes = _changes(self._config)
+        """Route all requests, let them end, and return them in order of arrival."""
         if self._is_closed_loop:
-            return self._play_closed_loop(changes)
+            self._play_closed_loop()
+            return in_order(self._requests.values())
         for request in tuple(self._requests.values()):
-            while changes and changes[0] <= request.arrival_s:
-                self._change(changes.popleft())
+            self._change_until(request.arrival_s)
             self._clock.advance_to(request.arrival_s)
-            self._route(request)
-        for at_s in changes:
-            self._change(at_s)
-        for view in self._up:
+            self._arrive(request)
+        self._change_until(math.inf)
+        for view in self._roster.running:
             view.simulated.run()
         return list(self._requests.values())
 
-    def _play_closed_loop(self, changes: deque[float]) -> list[Request]:
-        """Do the same for turns that wait for each other, which binds the replicas' times."""
+    def leases(self) -> list[Lease]:
+        """Return the leases of all replicas, once `play` is over."""
+        ends_s = [request.end_s for request in self._requests.values()]
+        return self._roster.end(max(end_s for end_s in ends_s if end_s is not None))
+
+    def _play_closed_loop(self) -> None:
+        """Play turns that wait for each other, which binds the replicas' times."""
         turns = self._turns
         while True:
-            next_s = min(turns.next_s, changes[0] if changes else math.inf)
-            if run_some((view.simulated for view in self._up), turns, next_s):
+            next_change_s = self._changes[0] if self._changes else math.inf
+            next_s = min(turns.next_s, next_change_s)
+            if run_some((view.simulated for view in self._roster.running), turns, next_s):
                 continue
             if next_s == math.inf:
-                return in_order(self._requests.values())
-            if changes and changes[0] == next_s:
-                self._change(changes.popleft())
+                return
+            if next_change_s == next_s:
+                self._change_until(next_s)
             else:
                 self._clock.advance_to(next_s)
-                self._route(turns.take())
+                self._arrive(turns.take())
+
+    def _change_until(self, until_s: float) -> None:
+        """Let happen what is due until then, that time included."""
+        while self._changes and self._changes[0] <= until_s:
+            at_s = self._changes[0]
+            while self._changes and self._changes[0] == at_s:
+                heappop(self._changes)
+            self._change(at_s)
 
     def _change(self, at_s: float) -> None:
-        """Let all replicas fail and start that do so at `at_s`, then route what was lost."""
+        """Let replicas fail and open that do so at `at_s`, scale, and route again what was lost."""
         self._clock.advance_to(at_s)
+        self._roster.open_ready(at_s)
         lost: list[Request] = []
         for failure in self._config.failures:
             if failure.at_s == at_s:
-                view = next(view for view in self._up if view.index == failure.index)
-                self._up.remove(view)
-                lost += view.fail()
-            if failure.at_s + self._config.startup_s == at_s:
-                self._up.append(self._start(failure.index))
-        self._up.sort(key=lambda view: view.index)
+                lost += self._roster.fail(failure.index, at_s)
+                if self._decisions is None and self._config.startup_s < math.inf:
+                    self._roster.start(failure.index, at_s, self._ready_s())
+        if self._decisions is not None and at_s == self._decides_s:
+            self._scale(self._decisions)
         for request in sorted(lost, key=lambda request: request.arrival_s):
             if request.num_output_tokens == 0:
                 self._requests[request.request_id] = again = _again(request)
@@ -180,8 +223,36 @@ class _Fleet:
             else:
                 self._turns.note_ended(request)
 
+    def _scale(self, decisions: Decisions) -> None:
+        """Let the scaler decide, and start or close replicas accordingly."""
+        now_s, roster, startup_s = self._clock.now_s(), self._roster, self._config.startup_s
+        kind = self._replicas[0]
+        state = FleetState(now_s, tuple(roster.up), roster.num_starting, kind, startup_s)
+        roster.resize(decisions.num_wanted(state), now_s, self._ready_s())
+        if self._goes_on():
+            self._decides_s = now_s + decisions.scaler.every_s
+            heappush(self._changes, self._decides_s)
+
+    def _ready_s(self) -> float:
+        """Return when a replica that starts now takes requests, and note that time."""
+        ready_s = self._clock.now_s() + self._config.startup_s
+        heappush(self._changes, ready_s)
+        return ready_s
+
+    def _goes_on(self) -> bool:
+        """Tell whether requests are still to arrive; in a closed loop, or to end."""
+        if not self._is_closed_loop:
+            return self._clock.now_s() < self._last_arrival_s
+        has_work = any(view.simulated.known_until_s < math.inf for view in self._roster.running)
+        return has_work or self._turns.next_s < math.inf
+
+    def _arrive(self, request: Request) -> None:
+        if self._decisions is not None:
+            self._decisions.scaler.note_arrival(request)
+        self._route(request)
+
     def _route(self, request: Request) -> None:
-        replicas = self._up
+        replicas = self._roster.up
         if not replicas:
             request.status, request.end_reason = RequestStatus.ABORTED, EndReason.FAULT
             request.end_s = self._clock.now_s()
@@ -191,7 +262,7 @@ class _Fleet:
             replicas = [view for view in replicas if view.fits(request)] or replicas
         self._router.route(request, replicas).send(request)
 
-    def _start(self, index: int) -> ReplicaView:
+    def _new_replica(self, index: int) -> ReplicaView:
         """Return the view of a replica that has nothing in its memory."""
         kind = self._replicas[index]
         now_s, failures = self._clock.now_s(), self._config.failures
@@ -206,13 +277,6 @@ class _Fleet:
             stops_at_ends=self._is_closed_loop,
         )
         return ReplicaView(index, kind, simulated, self._clock, self._config.delay_s)
-
-
-def _changes(config: FleetConfig) -> deque[float]:
-    """Return the times at which replicas fail or start, in order and each once."""
-    times_s = {f.at_s for f in config.failures}
-    times_s |= {f.at_s + config.startup_s for f in config.failures}
-    return deque(sorted(times_s - {math.inf}))
 
 
 def _again(request: Request) -> Request:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 
 from slosched.core import Policy, Request
+from slosched.fleet.scaling import Lease, OnLease
 from slosched.fleet.setup import FleetSetup
 from slosched.fleet.spec import make_router
 from slosched.fleet.split import SplitConfig, SplitFleet
@@ -27,14 +28,24 @@ class SplitSetup:
     config: SplitConfig
 
     def simulate(
-        self, trace: Trace, policy: Policy, seed: int, on_row: OnRow | None = None
+        self,
+        trace: Trace,
+        policy: Policy,
+        seed: int,
+        on_row: OnRow | None = None,
+        on_lease: OnLease | None = None,
     ) -> list[Request]:
         """Return the requests of a replay, in order of arrival, all ended."""
         routers = make_router(self.router), make_router(self.config.decode_router)
         fleet = SplitFleet(
             trace, policy, self.replicas, routers, self.config, seed=seed, on_row=on_row
         )
-        return fleet.play()
+        requests = fleet.play()
+        end_s = max(request.end_s for request in requests if request.end_s is not None)
+        if on_lease is not None:
+            for index, kind in enumerate(self.replicas):
+                on_lease(Lease(index, kind.num_gpus, 0.0, 0.0, until_s=end_s))
+        return requests
 
     def provenance(self) -> dict[str, object]:
         """Return what results depend on, by name."""

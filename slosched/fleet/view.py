@@ -11,6 +11,7 @@ from typing import NamedTuple
 from slosched.core import BatchShape, EndReason, PromptOrder, Request
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel
+from slosched.perfmodel.device import num_devices
 from slosched.simulator.simulate import SimulatedReplica, SimulationConfig
 from slosched.simulator.simulated import VirtualClock
 
@@ -20,6 +21,11 @@ class ReplicaKind(NamedTuple):
 
     model: FittedModel
     config: SimulationConfig
+
+    @property
+    def num_gpus(self) -> int:
+        """Return the devices that one replica holds."""
+        return num_devices(self.model)
 
 
 class ReplicaView:
@@ -79,6 +85,32 @@ class ReplicaView:
         """Return the prompt tokens that are left to prefill.  O(prompts)."""
         self._look()
         return sum([left for left, _ in self._unfinished_prompts()])
+
+    @property
+    def num_waiting(self) -> int:
+        """Return the requests that still have no first token when the running step ends."""
+        self._look()
+        return len(list(self._unfinished_prompts()))
+
+    @property
+    def kv_use(self) -> float:
+        """Return the share of its KV blocks that is in use when the step ends that is seen to run.
+
+        Blocks that only a prefix cache holds count as free.
+        """
+        self._look()
+        return self.simulated.scheduler.kv.used_fraction
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether all that it was sent has ended by now, however late other figures are."""
+        now_s = self._clock.now_s()
+        self._simulate(now_s)
+        return self.simulated.known_until_s == math.inf and self.idle_from_s() <= now_s
+
+    def idle_from_s(self) -> float:
+        """Return the end of the last step that was simulated."""
+        return self.simulated.clock.now_s()
 
     def fits(self, request: Request) -> bool:
         """Tell whether its KV cache can hold the request's prompt and longest output."""

@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 from command_line import Said
 
+from slosched.replay.files import read_records
+
 pytestmark = pytest.mark.e2e
 
 Cli = Callable[..., Said]
@@ -36,6 +38,28 @@ def test_compare_plays_each_policy_behind_each_router(cli: Cli) -> None:
     assert "for one replica alone" in said.out
 
 
+def test_compare_scales_a_fleet_by_each_scaler(cli: Cli, tmp_path: Path) -> None:
+    scalers = ["--scaler", "queue_length:target=1,every_s=0.2,hold_s=1", "--scaler", "predicted"]
+    scaled = ["--replicas", "1..3", "--startup", "500ms", *scalers]
+    said = cli("compare", *SHORT, "--rate", "20", *scaled, "-p", "fcfs", "-o", "out")
+    assert said.status == 0, said.err
+    assert "fcfs scaled by predicted" in said.out
+    assert "seconds" in said.out, "the table has GPU seconds"
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "gpu_s" in report
+    assert "fewest replicas" in report
+    assert (tmp_path / "out" / "replicas.png").exists()
+
+
+def test_a_fleet_of_a_fixed_size_says_what_it_costs(cli: Cli, tmp_path: Path) -> None:
+    said = cli("replay", *SHORT, "--replicas", "2:h100/llama-3.1-70b-tp4", "-o", "out")
+    assert said.status == 0, said.err
+    records = read_records(tmp_path / "out" / "records.jsonl").records
+    end_s = max(record.end_s or 0.0 for record in records)
+    cells = said.out.replace("│", " ").split()
+    assert f"{8 * end_s:,.0f}" in cells, "two replicas of four GPUs each, to the last end"
+
+
 def test_the_capacity_of_two_replicas_is_larger_than_that_of_one(cli: Cli, tmp_path: Path) -> None:
     search = ["--seeds", "1", "--target", "0.9", "--precision", "0.2", "--jobs", "1", "--no-bound"]
     rates = []
@@ -54,6 +78,12 @@ def test_the_capacity_of_two_replicas_is_larger_than_that_of_one(cli: Cli, tmp_p
         (["--replicas", "0"], "with at least one replica"),
         (["--replicas", "2:"], "with at least one replica"),
         (["--replicas", "2", "--router", "robin"], "no router 'robin'"),
+        (["--replicas", "3..2"], "is not MIN..MAX"),
+        (["--replicas", "1..2,1:l40s/llama-3.1-8b"], "are of one kind"),
+        (["--replicas", "1..2", "--scaler", "predict"], "did you mean predicted"),
+        (["--replicas", "2", "--scaler", "predicted"], "--replicas 2..8"),
+        (["--scaler", "predicted"], "add --replicas 4"),
+        (["--replicas", "1..2", "--scaler", "predicted", "--scaler", "kv_use"], "one --scaler"),
         (["--replicas", "2", "--fail", "1"], "is not REPLICA@TIME"),
         (["--replicas", "2", "--fail", "2@1s"], "there are replicas 0 to 1"),
         (

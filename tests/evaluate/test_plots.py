@@ -17,10 +17,12 @@ from slosched.evaluate.plots import (
     goodput_bars,
     latency_cdfs,
     outcome_bars,
+    replicas_over_time,
     tier_bars,
     timeline,
 )
 from slosched.evaluate.plots.style import COLOURS, look
+from slosched.fleet.scaling import Lease
 from slosched.metrics import RequestRecord, StepRow, summarize
 
 RULE = DeadlineRule.MEAN_TPOT
@@ -279,6 +281,19 @@ def test_a_timeline_of_steps_without_length_or_of_none():
     assert drawn(timeline([step(0, 0.5, 10, 0)]))
     with pytest.raises(ValueError, match="no steps"):
         timeline([])
+
+
+def test_replicas_over_time_counts_those_that_start_and_drain():
+    leases = [
+        Lease(0, 1, 0.0, 0.0, until_s=12.0),
+        Lease(1, 1, 1.0, 3.0, closed_s=4.0, until_s=8.5),
+        Lease(1, 1, 10.0, 11.0, until_s=12.0),
+    ]
+    figure = replicas_over_time({"scaled": leases}, {"scaled": REPLAYS["good"]})
+    (line,) = figure.axes[0].lines
+    assert list(line.get_xdata()) == [0.0, 1.0, 8.5, 10.0, 12.0]
+    assert list(line.get_ydata()) == [1, 2, 1, 2, 2]
+    assert drawn(figure)
 
 
 def test_the_fit_plot_states_the_error():

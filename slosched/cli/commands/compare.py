@@ -25,7 +25,7 @@ from slosched.cli.outcome_table import outcome_table
 from slosched.cli.search_options import TunedFiles, check_no_tuned, loosest
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.core import NO_SLO, DeadlineRule
-from slosched.evaluate.comparison import Comparison, Outcome, Replica, summarize_all
+from slosched.evaluate.comparison import Comparison, Outcome, Replica, all_gpu_s, summarize_all
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.replay.benchmark_results import is_benchmark_result, read_benchmark_result
@@ -86,6 +86,9 @@ def compare(
     - on four replicas, each policy behind each router: `slosched compare -p fcfs -p goodput
       --replicas 4 --router round_robin --router least_requests --rate 60
       --latency-model h100/llama-3.1-8b`
+    - on two to eight replicas, as a scaler decides while the trace is played: `slosched compare
+      -p goodput --replicas 2..8 --scaler predicted --startup 60s --trace daily -n 20000 --rate 40
+      --latency-model h100/llama-3.1-8b`
     - with the measurement of another server: `slosched compare -p fcfs --records
       vllm=result.json --slo-ttft 1s --slo-tpot 50ms`
 
@@ -116,7 +119,8 @@ def compare(
     replicas = [replica.config for _, replica in contenders.values()]
     bounds = _bounds(requests, device, loosest(replicas))
     shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
-    console.print(outcome_table(title, summarize_all(outcomes, rule), shares))
+    gpu_s = all_gpu_s(outcomes)
+    console.print(outcome_table(title, summarize_all(outcomes, rule), shares, gpu_s))
     console.print(_about(bounds))
     for tuning in tunings:
         console.print(f"[yellow]note:[/] tuned: {escape(str(tuning))}")

@@ -18,7 +18,7 @@ from slosched.cli.option_groups import grouped
 from slosched.cli.outcome_table import outcome_table
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.core import NO_SLO, DeadlineRule, RequestStatus
-from slosched.evaluate.comparison import Outcome, summarize_all
+from slosched.evaluate.comparison import Outcome, all_gpu_s, summarize_all
 from slosched.evaluate.perfetto import write_perfetto
 from slosched.perfmodel import load_model
 from slosched.replay.evaluations import write_evaluations
@@ -115,6 +115,8 @@ def replay(
         specs = [policy] if like is None or options.is_given(context, "policy") else []
         if len(fleet.routers) > 1:
             raise ValueError("replay takes one --router; `slosched compare` takes several")
+        if len(fleet.scalers) > 1:
+            raise ValueError("replay takes one --scaler; `slosched compare` takes several")
         entrant = entry.entrants(specs, entry.device(like), like)[-1]
         device, name = entrant.replica, entrant.name
         requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
@@ -145,7 +147,8 @@ def replay(
 
 def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
     """Print the table, why requests were rejected or aborted, and a note if there were no SLOs."""
-    console.print(outcome_table(title, summarize_all({name: outcome}, rule)))
+    outcomes = {name: outcome}
+    console.print(outcome_table(title, summarize_all(outcomes, rule), gpu_s=all_gpu_s(outcomes)))
     for status in (RequestStatus.REJECTED, RequestStatus.ABORTED):
         reasons = Counter(r.end_reason for r in outcome.records if r.status is status)
         if reasons:

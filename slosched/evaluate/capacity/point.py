@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 
 from slosched.core import SloschedError
 from slosched.evaluate.capacity.outcomes import Outcomes
-from slosched.fleet.spec import make_router
+from slosched.fleet.setup import FleetSetup
+from slosched.fleet.spec import make_router, make_scaler
 from slosched.fleet.split_setup import AnyFleet
 from slosched.perfmodel import FittedModel
 from slosched.policy.spec import make_policy
@@ -95,13 +96,17 @@ def _config_document(config: SimulationConfig) -> dict[str, object]:
 
 def _fleet_document(fleet: AnyFleet) -> dict[str, object]:
     """Return all that the replay on a fleet depends on, in a form that JSON can express."""
-    return {
+    document: dict[str, object] = {
         "router": repr(make_router(fleet.router)),
         "replicas": [
             [model_digest(model), _config_document(config)] for model, config in fleet.replicas
         ],
         "config": asdict(fleet.config),
     }
+    if isinstance(fleet, FleetSetup) and fleet.scaling is not None:
+        document["scaler"] = repr(make_scaler(fleet.scaling.scaler))
+        document["min_replicas"] = fleet.scaling.min_replicas
+    return document
 
 
 def trace_digest(trace: Trace) -> str:

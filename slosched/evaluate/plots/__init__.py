@@ -9,6 +9,7 @@ from slosched.evaluate.plots.comparison import goodput_bars, outcome_bars
 from slosched.evaluate.plots.fairness import MAX_TIERS, decile_lines, promised, tier_bars
 from slosched.evaluate.plots.fit import fit_plot
 from slosched.evaluate.plots.latency import gap_tails, latency_cdfs
+from slosched.evaluate.plots.replicas import replicas_over_time
 from slosched.evaluate.plots.timeline import timeline
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "latency_cdfs",
     "outcome_bars",
     "promised",
+    "replicas_over_time",
     "tier_bars",
     "timeline",
 ]
