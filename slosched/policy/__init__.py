@@ -12,6 +12,11 @@ from slosched.policy.floors import Floors
 from slosched.policy.goodput import Goodput
 from slosched.policy.kit.wrapper import Wrapper
 from slosched.policy.portfolio.policy import Portfolio
+from slosched.policy.proposed.vllm_cost_aware import VLLMCostAware
+from slosched.policy.proposed.vllm_lcf import VLLMLeastComputedFirst
+from slosched.policy.proposed.vllm_ppas import VLLMPPAS
+from slosched.policy.proposed.vllm_residual_sjf import VLLMResidualSJF
+from slosched.policy.proposed.vllm_slo import VLLMSLO
 from slosched.policy.published.early_rejection import EarlyRejection
 from slosched.policy.published.fairbatching import FairBatching
 from slosched.policy.published.jitserve import JITServe
@@ -50,6 +55,11 @@ POLICIES: dict[str, type[Policy]] = {
     "sola": SOLA,
     "vllm_v0": VLLMV0,
     "vllm_v1": VLLMV1,
+    "vllm_lcf": VLLMLeastComputedFirst,
+    "vllm_cost_aware": VLLMCostAware,
+    "vllm_ppas": VLLMPPAS,
+    "vllm_residual_sjf": VLLMResidualSJF,
+    "vllm_slo": VLLMSLO,
     "trtllm": TRTLLM,
     "sglang": SGLang,
 }
@@ -70,6 +80,8 @@ __all__ = [
     "SLAI",
     "SOLA",
     "TRTLLM",
+    "VLLMPPAS",
+    "VLLMSLO",
     "VLLMV0",
     "VLLMV1",
     "VTC",
@@ -91,5 +103,8 @@ __all__ = [
     "Sarathi",
     "Scorpio",
     "SlideBatching",
+    "VLLMCostAware",
+    "VLLMLeastComputedFirst",
+    "VLLMResidualSJF",
     "Wrapper",
 ]

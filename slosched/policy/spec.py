@@ -187,12 +187,13 @@ def _made(part: _Part, *inner: Policy) -> Policy:
 def _fields(policy_class: Any) -> Sequence[Field[object]]:
     """Return the class's options; none if it is not a dataclass.
 
-    Policies that another one holds, as the inner one of a wrapper, are no options.
+    Policies that another one holds, as the inner one of a wrapper, are no options, and neither are
+    fields that nobody may set.
     """
     held = {"inner"} if issubclass(policy_class, Wrapper) else set()
     held |= {"candidates"} if _chooses(policy_class) else set()
     found = fields(policy_class) if is_dataclass(policy_class) else ()
-    return [field for field in found if field.name not in held]
+    return [field for field in found if field.init and field.name not in held]
 
 
 def _names(policy_class: type[Policy]) -> list[str]:

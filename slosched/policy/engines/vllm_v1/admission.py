@@ -1,9 +1,10 @@
-"""vLLM V1's rules: serving running requests, starting waiting ones, preempting by priority."""
+"""vLLM V1's rules: serving running requests, starting waiting ones, preempting any of them."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from slosched.batch import BatchBuilder
 from slosched.core import DecodeGroup, Request, SchedulerView
@@ -67,29 +68,36 @@ def add_begun_beside(
     return True
 
 
-def by_urgency(waiting: Iterable[Request]) -> Iterator[Request]:
-    """Yield the smallest priority first, then the earliest arrival, then the order of the queue.
+def by_urgency(request: Request) -> tuple[int, float]:
+    """Return what requests are sorted by, the most urgent first: priority, then arrival."""
+    return request.priority, request.arrival_s
+
+
+def in_order(waiting: Iterable[Request], key: Callable[[Request], Any]) -> Iterator[Request]:
+    """Yield the request with the smallest key first; of equals, the first in the queue.
 
     Takes O(n) at first, and O(log n) for each request.
     """
-    heap = [(r.priority, r.arrival_s, place, r) for place, r in enumerate(waiting)]
+    heap = [(key(request), place, request) for place, request in enumerate(waiting)]
     heapq.heapify(heap)
     while heap:
         yield heapq.heappop(heap)[-1]
 
 
-def add_running_by_priority(
+def add_running_choosing(
     batch: BatchBuilder,
     view: SchedulerView,
     requests: Iterable[Request],
+    key: Callable[[Request], Any],
     max_chunk_tokens: int | None = None,
 ) -> None:
-    """Add running `requests` in order; when blocks run out, preempt the least urgent of all.
+    """Add running `requests` in order; when blocks run out, preempt whose `key` is largest of all.
 
-    The victim may already have its part in this step, whose tokens and blocks then become free
-    again.  So everything is decided before anything is added to the batch.
+    Of equals, the first admitted is preempted.  The victim may already have its part in this step,
+    whose tokens and blocks then become free again.  So everything is decided before anything is
+    added to the batch.  A request that is its own victim ends the step's list.
     """
-    plan = _Plan(view)
+    plan = _Plan(view, key)
     for request in requests:
         if not plan.num_free_tokens or not plan.add(request, max_chunk_tokens):
             break
@@ -100,13 +108,14 @@ def add_running_by_priority(
 
 
 class _Plan:
-    """The tokens of running requests, while less urgent ones may still be preempted."""
+    """The tokens of running requests, while others may still be preempted."""
 
-    def __init__(self, view: SchedulerView) -> None:
+    def __init__(self, view: SchedulerView, key: Callable[[Request], Any]) -> None:
         self.num_free_tokens = view.limits.max_num_batched_tokens
         self.granted: dict[str, tuple[Request, int]] = {}
         self.victims: list[Request] = []
         self._running = view.running
+        self._key = key
         self._dear_to_cheap: list[Request] | None = None
         self._num_free_blocks = view.kv.num_free_blocks
         self._block_size = view.kv.block_size
@@ -135,7 +144,9 @@ class _Plan:
 
     def _preempt(self) -> Request:
         if self._dear_to_cheap is None:
-            self._dear_to_cheap = _dear_to_cheap(self._running)
+            self._dear_to_cheap = list(self._running)
+            self._dear_to_cheap.reverse()  # the last goes first: of equals, the first admitted
+            self._dear_to_cheap.sort(key=self._key)
         victim = self._dear_to_cheap.pop()
         name = victim.request_id
         self.victims.append(victim)
@@ -143,11 +154,3 @@ class _Plan:
         _, n = self.granted.pop(name, (victim, 0))
         self.num_free_tokens += n
         return victim
-
-
-def _dear_to_cheap(running: Sequence[Request]) -> list[Request]:
-    """Return the requests from last to first victim; of equals, the first admitted goes first."""
-    order = list(running)
-    order.reverse()
-    order.sort(key=lambda r: (r.priority, r.arrival_s))
-    return order

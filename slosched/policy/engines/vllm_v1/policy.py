@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -22,9 +22,10 @@ from slosched.core import (
 from slosched.policy.engines.vllm_v0.policy import SchedulingPolicy
 from slosched.policy.engines.vllm_v1.admission import (
     add_begun_beside,
-    add_running_by_priority,
+    add_running_choosing,
     admit,
     by_urgency,
+    in_order,
 )
 from slosched.policy.kit.decode_first import decodes_until_s, may_start_new
 
@@ -54,6 +55,9 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
       first; in vLLM, the one with the first name does.
     * In vLLM, `prefill_schedule_interval` applies only to the engines of a data-parallel
       deployment, by a step count that they share.  Here steps are counted from when no request ran.
+
+    A subclass may serve the waiting in another order (`waiting_in_order`), or running requests in
+    another way (`add_running`, and `add_running_beside` for the same beside a group of decodes).
     """
 
     policy: SchedulingPolicy = heeding(
@@ -104,10 +108,7 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
         most_tokens = self._longest_chunk(view, num_decodes=0)
         defers = self._defers_prefills(view)
         running = [r for r in view.running if not self._is_prefill(r)] if defers else view.running
-        if self.policy is SchedulingPolicy.PRIORITY:
-            add_running_by_priority(batch, view, running, most_tokens)
-        else:
-            batch.add_preempting(running, list(view.running), most_tokens)
+        self.add_running(batch, view, running, most_tokens)
         if may_start_new(batch, view, begun=[]):
             self._admit(batch, view, most_tokens, defers=defers)
         if self.prefill_schedule_interval > 1:
@@ -119,8 +120,8 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
         view = self._with_active_seats(view)
         batch = BatchBuilder(view, beside=decodes)
         most_tokens = self._longest_chunk(view, decodes.num_decodes)
-        if self.prefill_schedule_interval > 1 or not add_begun_beside(
-            batch, decodes, view.running, most_tokens
+        if self.prefill_schedule_interval > 1 or not self.add_running_beside(
+            batch, decodes, view, most_tokens
         ):
             return None
         self._admit(batch, view, most_tokens, defers=False)
@@ -130,6 +131,38 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
         if self.prefill_schedule_interval > 1:
             return -math.inf
         return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
+
+    def add_running(
+        self,
+        batch: BatchBuilder,
+        view: SchedulerView,
+        running: Sequence[Request],
+        most_tokens: int | None,
+    ) -> None:
+        """Add running requests in order, in chunks of `most_tokens`; preempt where blocks run out.
+
+        `running` are those of `view.running` whose turn is in this step.
+        """
+        if self.policy is SchedulingPolicy.PRIORITY:
+            add_running_choosing(batch, view, running, by_urgency, most_tokens)
+        else:
+            batch.add_preempting(running, list(view.running), most_tokens)
+
+    def add_running_beside(
+        self,
+        batch: BatchBuilder,
+        decodes: DecodeGroup,
+        view: SchedulerView,
+        most_tokens: int | None,
+    ) -> bool:
+        """Do the same beside `decodes`; return False if this takes a look at each of them."""
+        return add_begun_beside(batch, decodes, view.running, most_tokens)
+
+    def waiting_in_order(self, view: SchedulerView) -> Iterable[Request]:
+        """Return the waiting requests in the order in which they start."""
+        if self.policy is SchedulingPolicy.PRIORITY:
+            return in_order(view.waiting, by_urgency)
+        return view.waiting
 
     def _with_active_seats(self, view: SchedulerView) -> SchedulerView:
         limits = view.limits
@@ -153,9 +186,7 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
     def _admit(
         self, batch: BatchBuilder, view: SchedulerView, most_tokens: int | None, *, defers: bool
     ) -> None:
-        waiting: Iterable[Request] = view.waiting
-        if self.policy is SchedulingPolicy.PRIORITY:
-            waiting = by_urgency(waiting)
+        waiting = self.waiting_in_order(view)
         if defers:
             waiting = _decodes_at_the_head(waiting)
         passed_over = admit(
