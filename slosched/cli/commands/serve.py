@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 def _step_timeout(text: str) -> float:
-    """Return seconds; infinity for "off" and "0", which turn the watchdog off."""
+    """Return seconds; infinity for "off" and "0"."""
     return math.inf if str(text).strip() in ("off", "0") else options.duration(text)
 
 
@@ -123,10 +123,19 @@ def serve(
         typer.Option(
             parser=_step_timeout,
             metavar="TIME|off",
-            help="/health answers 503 while a step takes longer than both this and 20 times the "
-            "predicted time: 30s.  The first steps get five minutes.",
+            help="/health and new requests get a 503 while a step takes longer than both this and "
+            "20 times the predicted time: 30s.  The first steps get five minutes.",
         ),
     ] = options.Seconds(10),
+    hang_timeout: Annotated[
+        float,
+        typer.Option(
+            parser=_step_timeout,
+            metavar="TIME|off",
+            help="When a step hangs for so long beyond --step-timeout, all requests get an error, "
+            "and the server ends with status 1: 5m.",
+        ),
+    ] = options.Seconds(60),
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -223,7 +232,9 @@ def serve(
         background = InBackground(device.executor)
         loop = OverlappedEngine(scheduler, background, MonotonicClock())
     control = None if local is None else operator.control(local, background)
-    worker = http.EngineWorker(loop, step_limit=http.StepLimit(step_timeout))
+    worker = http.EngineWorker(
+        loop, step_limit=http.StepLimit(step_timeout, give_up_after_s=hang_timeout)
+    )
     config = http.ServerConfig(
         device.name,
         max_model_len=device.max_model_len,

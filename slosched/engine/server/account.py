@@ -73,9 +73,9 @@ class Account:
 
         Returns None if there is none, or if one has not ended.
         """
-        if not self.generations or not self._has_ended:
-            return None
         requests = [generation.request for generation in self.generations]
+        if not requests or any(request.end_reason is None for request in requests):
+            return None
         return worst([RequestRecord.from_request(request) for request in requests], rule)
 
     @property
@@ -114,10 +114,6 @@ class Account:
             async with asyncio.timeout(_PATIENCE_S):
                 for generation in self.generations:
                     await generation.ended.wait()
-
-    @property
-    def _has_ended(self) -> bool:
-        return all(generation.ended.is_set() for generation in self.generations)
 
 
 def account_of(http: HTTPRequest) -> Account:

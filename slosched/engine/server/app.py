@@ -247,7 +247,7 @@ class _Api:
         """Check and queue the requests, and return the response that follows their generations."""
         arrival_s = self._worker.now_s() - self._config.per_request_s
         body = await self.bodies.read(http, fields)
-        if (why := self._worker.why_not_serving) is not None:
+        if (why := self._worker.why_refusing) is not None:
             raise not_serving(why, self._config.retry_after_s)
         options = parse_options(body, self._config.default_temperature, self._tokenizer)
         service = parse_service(http.headers, body, self._config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -43,10 +44,16 @@ class Generation:
 
 
 class Generations:
-    """The generations whose requests have not ended.  Only the engine's thread changes them."""
+    """The generations whose requests have not ended.
+
+    Only the engine's thread changes them, until another one fails them all because that thread
+    hangs.  From then on updates change nothing, so that no generation ends twice.
+    """
 
     def __init__(self) -> None:
         self._by_name: dict[str, Generation] = {}
+        self._lock = threading.Lock()
+        self._have_failed = False
 
     @property
     def num_answers_awaited(self) -> int:
@@ -64,14 +71,26 @@ class Generations:
 
     def add(self, generation: Generation) -> None:
         """Add the generation of a request, and those of its siblings."""
-        for each in (generation, *generation.siblings):
-            self._by_name[each.request.request_id] = each
+        with self._lock:
+            for each in (generation, *generation.siblings):
+                self._by_name[each.request.request_id] = each
 
     def deliver(self, updates: Mapping[str, Sequence[Update]]) -> None:
         """Give each handler its updates, and forget those whose last one has an end reason.
 
         Each event loop is woken once, however many of its requests have an update.
         """
+        with self._lock:
+            if not self._have_failed:
+                self._deliver(updates)
+
+    def fail_all(self, why: str) -> None:
+        """End every generation as a fault; updates that come later are dropped."""
+        with self._lock:
+            self._deliver({name: (Update(None, EndReason.FAULT, why),) for name in self._by_name})
+            self._have_failed = True
+
+    def _deliver(self, updates: Mapping[str, Sequence[Update]]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Update]]] = {}
         for name, of_request in updates.items():
             generation = self._by_name[name]
@@ -84,10 +103,6 @@ class Generations:
                 loop.call_soon_threadsafe(_hand_over, deliveries)
             except RuntimeError:  # the loop is closed, so no handler awaits these updates
                 log.warning("%d updates came after their event loop had closed", len(deliveries))
-
-    def fail_all(self, why: str) -> None:
-        """End every generation as a fault."""
-        self.deliver({name: (Update(None, EndReason.FAULT, why),) for name in self._by_name})
 
 
 def answer_id(request: Request) -> str:

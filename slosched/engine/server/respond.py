@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from slosched.core import EndReason, OnInfeasible
 from slosched.engine.server.errors import ApiError, of_end, of_refusal
-from slosched.engine.server.generations import Generation
+from slosched.engine.server.generations import Generation, Update
 from slosched.engine.server.pieces import Piece, interleaved, pieces_of
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ class GenerationResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
-        timer = self.timeout_s and loop.call_later(self.timeout_s, self._abort, EndReason.TIMEOUT)
+        timer = self.timeout_s and loop.call_later(self.timeout_s, self._time_out)
         watch = asyncio.create_task(self._abort_on_disconnect(receive))
         try:
             response = await self._respond()
@@ -116,6 +116,12 @@ class GenerationResponse:
     def _abort(self, reason: EndReason = EndReason.CLIENT) -> None:
         for generation in self._generations:
             self.worker.abort(generation.request.request_id, reason)
+
+    def _time_out(self) -> None:
+        """End all requests, and answer without waiting for the engine, which may hang in a step."""
+        self._abort(EndReason.TIMEOUT)
+        for generation in self._generations:
+            generation.updates.put_nowait(Update(end_reason=EndReason.TIMEOUT))
 
     @property
     def _generations(self) -> list[Generation]:

@@ -2,7 +2,7 @@
 
 The engine's thread reports when it begins and ends a step.  Callers of `hang`, and a thread that
 checks about once a second, compare how long the step has run with its predicted time.  A hang is
-logged when it is first seen and when it is over.
+logged when it is first seen and when it is over.  One that lasts too long is given up.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,9 +33,12 @@ class StepLimit:
     warmup_timeout_s: float = 300.0
     """The shortest limit of the first steps, which load and compile what later ones only run."""
     num_warmup_steps: int = 8
+    give_up_after_s: float = 60.0
+    """How long a step may hang, beyond its limit, until nobody waits for it any more; infinite for
+    as long as it takes."""
 
     def __post_init__(self) -> None:
-        for name in ("timeout_s", "times_predicted", "warmup_timeout_s"):
+        for name in ("timeout_s", "times_predicted", "warmup_timeout_s", "give_up_after_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)!r}")
 
@@ -111,11 +115,18 @@ class Watchdog:
                 log.warning("no longer hung: the step that hung ended after %.1f s", took_s)
             return found
 
-    def run(self, stopped: threading.Event) -> None:
-        """Watch until `stopped` is set, so that the log shows hangs even if nobody asks."""
-        if self._limit.timeout_s < math.inf:
-            while not stopped.wait(_PERIOD_S):
-                self.hang()
+    def run(self, stopped: threading.Event, give_up: Callable[[str], None]) -> None:
+        """Watch until `stopped` is set, so that the log shows hangs even if nobody asks.
+
+        Calls `give_up` with the reason when a step hangs for too long.
+        """
+        if self._limit.timeout_s == math.inf:
+            return
+        while not stopped.wait(_PERIOD_S):
+            found = self.hang()
+            if found and found.running_s > found.limit_s + self._limit.give_up_after_s:
+                give_up(f"a step was given up: {found.reason}")
+                return
 
     def _find(self, now_s: float) -> Hang | None:
         """Return the step that hangs, if any.

@@ -71,7 +71,8 @@ class EngineWorker:
 
     After `max_consecutive_faults` failed steps in a row, the device counts as lost, and the thread
     ends, as it also does after a bug of the policy.  While a step takes longer than `step_limit`,
-    the server is not healthy but goes on taking requests.
+    the server takes no requests; if it takes longer still, the thread is left behind, and all
+    requests fail.
     """
 
     def __init__(
@@ -116,6 +117,14 @@ class EngineWorker:
         return None if self._drain_until_s is None else "it is shutting down"
 
     @property
+    def why_refusing(self) -> str | None:
+        """Return why a request would be refused now, whatever it asks for; None if it would not."""
+        if (why := self.why_not_serving) is not None:
+            return why
+        hang = self.watchdog.hang()
+        return None if hang is None else hang.reason
+
+    @property
     def why_broken(self) -> str | None:
         """Return why the engine has failed for good; None if it has not."""
         return self._broken
@@ -144,8 +153,9 @@ class EngineWorker:
 
     def start(self) -> None:
         self._thread.start()
+        watched = (self._stopped, self._leave_behind)
         watch = threading.Thread(
-            target=self.watchdog.run, args=(self._stopped,), name="slosched-watchdog", daemon=True
+            target=self.watchdog.run, args=watched, name="slosched-watchdog", daemon=True
         )
         watch.start()
 
@@ -154,7 +164,7 @@ class EngineWorker:
 
         With the first request of a group come all of its siblings.
         The policy may refuse the request at once, also while a step runs: see its `refusal`.
-        Raises NotServingError while the server is draining or broken.
+        Raises NotServingError while the server is draining or broken, or a step hangs.
         """
         loop = asyncio.get_running_loop()
         generation = Generation(request, loop)
@@ -162,7 +172,7 @@ class EngineWorker:
             others = request.group.members[1:]
             generation.siblings = tuple(Generation(other, loop) for other in others)
         with self._wake:
-            if (why := self.why_not_serving) is not None:
+            if (why := self.why_refusing) is not None:
                 raise NotServingError(why)
             generation.refusal = self.scheduler.judge(request)
             self._inbox.append(generation)
@@ -227,14 +237,22 @@ class EngineWorker:
             self._wake.notify()
 
     def give_up_hung_drain(self, grace_s: float) -> None:
-        """Fail all requests if a drain is `grace_s` late because the engine's thread hangs.
+        """Fail all requests at the end of a drain if a step hangs, else `grace_s` after the end.
 
-        The thread is left behind.
+        The engine's thread is left behind.
         """
         until_s = self._drain_until_s
-        if until_s is not None and not self.has_stopped and self.now_s() > until_s + grace_s:
-            self._die(f"a step had not ended {grace_s:g} s after the end of the drain")
-            self._stopped.set()
+        if until_s is None or self.has_stopped or self.now_s() <= until_s:
+            return
+        if self.watchdog.hang() is not None:
+            self._leave_behind("a step hung at the end of the drain")
+        elif self.now_s() > until_s + grace_s:
+            self._leave_behind(f"a step had not ended {grace_s:g} s after the end of the drain")
+
+    def _leave_behind(self, why: str) -> None:
+        """Fail all requests from another thread than the engine's, which hangs, and stop."""
+        self._die(why)
+        self._stopped.set()
 
     def wait_stopped(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of a drain; return False if it takes longer than `timeout_s`."""
@@ -245,6 +263,8 @@ class EngineWorker:
             while self._broken is None and (commands := self._next_commands()) is not None:
                 self._turn(commands)
             if self._broken is not None:
+                self._abort_all(EndReason.FAULT)  # those that were left behind in a step
+                self._report({}, self._engine.take_ended())
                 self._die(self._broken)
         except Exception as error:  # a bug in slosched: no request may be left waiting
             log.exception("the engine thread died")
@@ -393,6 +413,8 @@ class EngineWorker:
 
     def _die(self, why: str) -> None:
         """Fail all requests that still wait, without asking the scheduler, and take no more."""
+        if self._broken is None:
+            log.error("the engine has failed for good: %s", why)
         with self._wake:
             self._broken = why
             inbox, self._inbox = self._inbox, []

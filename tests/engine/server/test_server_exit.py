@@ -17,7 +17,7 @@ import threading
 from slosched.engine.emulated import EmulatedExecutor
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.server import (
-    ByteTokenizer, EngineWorker, ServerConfig, build_app, run, serve
+    ByteTokenizer, EngineWorker, ServerConfig, StepLimit, build_app, run, serve
 )
 from slosched.kv import KVCache
 from slosched.perfmodel import LinearCoefficients, LinearModel
@@ -45,7 +45,8 @@ class Policy(FCFS):
 run._LAST_BYTES_S = 0.3
 model = LinearModel(LinearCoefficients(0, 0, 0, 0, 0, 0, 0.005))
 scheduler = Scheduler(Policy(), KVCache(64))
-worker = EngineWorker(Engine(scheduler, Device(model), MonotonicClock()), max_consecutive_faults=3)
+engine = Engine(scheduler, Device(model), MonotonicClock())
+worker = EngineWorker(engine, max_consecutive_faults=3, step_limit=StepLimit())
 app = build_app(worker, ByteTokenizer(), ServerConfig("m", 512))
 serve(app, worker, port=0, drain_timeout_s=0.2, on_ready=lambda url: print(url, flush=True))
 """
@@ -101,3 +102,23 @@ def test_a_drain_ends_although_the_device_hangs(
     assert "had not ended" in answer["error"]["message"]
     process.communicate(timeout=20)
     assert process.returncode == 1
+
+
+@pytest.mark.e2e
+def test_a_device_that_hangs_for_long_ends_the_process() -> None:
+    soon = "StepLimit(2.0, warmup_timeout_s=2.0, give_up_after_s=0.1)"
+    with server_process(SERVER_PROGRAM.replace("StepLimit()", soon)) as (process, url):
+
+        async def scenario(client: aiohttp.ClientSession) -> tuple[list[Any], tuple[int, Any, Any]]:
+            body = {"prompt": "abc", "max_tokens": 500, "stream": True}
+            async with client.post("/v1/completions", json=body) as running:
+                assert running.status == 200
+                hanging = await post(client, prompt="H")
+                return parse_events(await running.text()), hanging
+
+        events, (status, answer, _) = asyncio.run(with_client(url, scenario))
+        assert events[-1]["error"]["code"] == "engine_fault"
+        assert (status, answer["error"]["code"]) == (500, "engine_fault")
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "a step was given up" in err.splitlines()[-1]

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -110,6 +111,62 @@ def test_a_device_that_hangs_is_a_503_until_it_goes_on(
             f"hung: {body['reason']}",
             "no longer hung: the step that hung ended after 13.5 s",
         ]
+
+
+def test_new_requests_are_refused_while_a_step_hangs(hands: Hands) -> None:
+    with warm(hands) as server:
+        with hanging(server) as answer:
+            hands.time_s += 11
+            status, document, headers = server.post(prompt="abc")
+            assert (status, document["error"]["code"]) == (503, "not_serving")
+            assert "the device has not ended a step" in document["error"]["message"]
+            assert headers["retry-after"] == "1"
+            server.device.gate.set()
+            assert answer()[0] == 200
+        assert server.post(prompt="abc", max_tokens=3)[0] == 200
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_hangs_for_long_is_given_up_and_all_requests_fail(
+    hands: Hands, overlap: bool
+) -> None:
+    """One request is in the step that hangs, and another has not reached the scheduler."""
+    with warm(hands, overlap=overlap) as server, ThreadPoolExecutor(1) as pool:
+        with hanging(server) as answer:
+            waiting = pool.submit(server.post, prompt="xyz", max_tokens=3)
+            wait_until(lambda: server.worker.num_cut_short == 2)
+            hands.time_s += 69
+            assert health(server)[1]["status"] == "hung"
+            assert not waiting.done()
+            hands.time_s += 2
+            for status, document, _ in (answer(), waiting.result()):
+                assert (status, document["error"]["code"]) == (500, "engine_fault")
+                assert "a step was given up" in document["error"]["message"]
+            assert server.worker.has_stopped
+            assert "a step was given up" in str(server.worker.why_broken)
+            assert server.worker.why_refusing == server.worker.why_broken
+        server.device.released.get(timeout=PATIENCE_S)  # the blocks are free when the step ends
+
+
+def test_a_drain_ends_on_time_if_it_is_known_that_a_step_hangs(hands: Hands) -> None:
+    with warm(hands) as server:
+        with hanging(server) as answer:
+            server.worker.begin_drain(20)
+            hands.time_s += 19
+            server.worker.give_up_hung_drain(1000)
+            assert not server.worker.has_stopped
+            hands.time_s += 2
+            server.worker.give_up_hung_drain(1000)
+            assert server.worker.has_stopped
+            assert "hung at the end of the drain" in answer()[1]["error"]["message"]
+        server.device.released.get(timeout=PATIENCE_S)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.01)
 
 
 def test_without_a_latency_model_there_is_a_limit_too(hands: Hands) -> None:
