@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from slosched.core import Request
-from slosched.fleet.view import ReplicaView
+from slosched.fleet.router import Replica
 
 
 class SentPrefixes:
@@ -16,9 +16,9 @@ class SentPrefixes:
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[ReplicaView, OrderedDict[int, None]] = {}
+        self._blocks: dict[Replica, OrderedDict[int, None]] = {}
 
-    def num_cached_tokens(self, request: Request, replica: ReplicaView) -> int:
+    def num_cached_tokens(self, request: Request, replica: Replica) -> int:
         """Return the prompt tokens that the replica was sent before; 0 if it caches none."""
         blocks = self._blocks.get(replica)
         if not blocks or not request.prefix_block_tokens:
@@ -30,7 +30,7 @@ class SentPrefixes:
             num_found += 1
         return min(num_found * request.prefix_block_tokens, request.num_prompt_tokens - 1)
 
-    def note(self, request: Request, replica: ReplicaView) -> None:
+    def note(self, request: Request, replica: Replica) -> None:
         """Remember that the request was sent to the replica."""
         if not (replica.caches_prefixes and request.prefix_block_tokens):
             return
@@ -38,6 +38,6 @@ class SentPrefixes:
         for block in reversed(request.prefix_hashes):  # the begin of a prompt is forgotten last
             blocks[block] = None
             blocks.move_to_end(block)
-        most = replica.kind.config.kv_tokens // request.prefix_block_tokens
+        most = replica.kv_tokens // request.prefix_block_tokens
         while len(blocks) > most:
             blocks.popitem(last=False)

@@ -69,6 +69,11 @@ class ReplicaView:
         return self.kind.config.prefix_cache is not PrefixCaching.OFF
 
     @property
+    def kv_tokens(self) -> int:
+        """Return the tokens that its KV cache can hold."""
+        return self.kind.config.kv_tokens
+
+    @property
     def num_requests(self) -> int:
         """Return the requests that were sent to it and have not ended."""
         self._look()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slosched.core import NO_SLO, SLO, Request
-from slosched.fleet.router import Router
-from slosched.fleet.view import ReplicaKind, ReplicaView
+from slosched.fleet.router import R, Router
+from slosched.fleet.view import ReplicaKind
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload.trace import Trace, TraceRequest
@@ -35,7 +35,7 @@ class Noting(Router):
     plan: Sequence[int] = ()
     seen: list[list[int]] = field(default_factory=list)
 
-    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
         self.seen.append([replica.num_requests for replica in replicas])
         index = self.plan[len(self.seen) - 1] if self.plan else 0
         return next(replica for replica in replicas if replica.index == index)

@@ -10,12 +10,12 @@ import pytest
 from fleets import A_SECOND_A_STEP, TWO_SECONDS_A_STEP, Noting, make_replicas, make_trace
 
 from slosched.core import EndReason, Request, RequestStatus
-from slosched.fleet.router import Router
+from slosched.fleet.router import R, Router
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.routers.least_requests import LeastRequests
 from slosched.fleet.routers.round_robin import RoundRobin
 from slosched.fleet.simulate import Failure, FleetConfig, simulate_fleet
-from slosched.fleet.view import ReplicaKind, ReplicaView
+from slosched.fleet.view import ReplicaKind
 from slosched.metrics import RequestRecord
 from slosched.policy import FCFS
 from slosched.simulator.simulate import SimulationConfig, simulate
@@ -169,7 +169,7 @@ def test_replicas_draw_their_disturbances_from_seeds_of_their_own() -> None:
 class SendsTwice(Router):
     """A router that breaks a law: it serves every request on two replicas."""
 
-    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
         replicas[-1].send(request)
         return replicas[0]
 

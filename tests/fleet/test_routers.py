@@ -9,11 +9,11 @@ import pytest
 from fleets import A_SECOND_A_STEP, TWO_SECONDS_A_STEP, make_replicas, make_trace
 
 from slosched.core import SLO, Request
-from slosched.fleet.router import Router
+from slosched.fleet.router import R, Router
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.simulate import simulate_fleet
 from slosched.fleet.spec import RouterSpecError, make_router
-from slosched.fleet.view import ReplicaKind, ReplicaView
+from slosched.fleet.view import ReplicaKind
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.policy import FCFS
@@ -33,7 +33,7 @@ class Noting(Router):
     def reset(self) -> None:
         self.inner.reset()
 
-    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
         chosen = self.inner.route(request, replicas)
         self.chosen.append(chosen.index)
         return chosen
@@ -126,7 +126,7 @@ def test_the_expected_ttft_counts_the_running_step_and_the_decodes_beside() -> N
     expected: list[float] = []
 
     class Asking(Router):
-        def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+        def route(self, request: Request, replicas: Sequence[R]) -> R:
             expected.append(replicas[0].expected_ttft_s(request))
             return replicas[0]
 

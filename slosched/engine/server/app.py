@@ -195,15 +195,14 @@ class _Api:
         if (why := self._worker.why_not_serving) is not None:
             raise not_serving(why, self._config.retry_after_s)
         service = parse_service(http.headers, http.query_params, self._config)
-        request = Request(
-            "quote",
-            self._worker.now_s() - self._config.per_request_s,  # as those that are to be served
-            parse_prompt_tokens(http.query_params, self._max_model_len),
-            max_tokens=2,
-            slo=parse_slo(http.headers, http.query_params, service.default_slo),
-            server_s=self._config.per_request_s,
-        )
-        return JSONResponse(quote_of(self._worker, request, self._config.model_name))
+        slo = parse_slo(http.headers, http.query_params, service.default_slo)
+        arrival_s = self._worker.now_s() - self._config.per_request_s  # as those to be served
+        quotes = []
+        for num_tokens in parse_prompt_tokens(http.query_params, self._max_model_len):
+            request = Request("quote", arrival_s, num_tokens, max_tokens=2, slo=slo)
+            request.server_s = self._config.per_request_s
+            quotes.append(quote_of(self._worker, request, self._config.model_name))
+        return JSONResponse(quotes[0] if len(quotes) == 1 else {"object": "list", "data": quotes})
 
     async def tokenize(self, http: HTTPRequest) -> Response:
         body = await self.bodies.read(http, TOKENIZE_FIELDS)

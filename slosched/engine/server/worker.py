@@ -30,7 +30,7 @@ from slosched.engine.server.steps import StepFeed
 from slosched.engine.server.watchdog import StepLimit, Watchdog
 from slosched.metrics import RequestRecord, worst
 from slosched.policy.door import Door
-from slosched.policy.kit.quote import Quote
+from slosched.policy.kit.quote import Quote, prompt_s
 from slosched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,16 @@ class NotServingError(SloschedError):
 
 class NoQuoteError(SloschedError):
     """The policy cannot say what a request would be promised."""
+
+
+class Offer(NamedTuple):
+    """What a request would be promised if it came now."""
+
+    quote: Quote
+    refusal: EndReason | None
+    """Why it would be refused; None if it would be let in."""
+    alone_s: float
+    """Its TTFT if the device had nothing else to do."""
 
 
 class _Abort(NamedTuple):
@@ -179,13 +189,14 @@ class EngineWorker:
             self._wake.notify()
         return generation
 
-    def quote(self, request: Request) -> tuple[Quote, EndReason | None]:
-        """Return what a request would be promised now, and why it would be refused if it would be.
-
-        Raises NoQuoteError if the policy has no door.
-        """
+    def quote(self, request: Request) -> Offer:
+        """Return what a request would be promised now; raise NoQuoteError without a door."""
         door, model = self._door()
-        return door.quote(request, model), door.would_refuse(request, model)
+        return Offer(
+            door.quote(request, model),
+            door.would_refuse(request, model),
+            request.server_s + prompt_s(request, model),
+        )
 
     def retry_after_s(self, request: Request) -> float | None:
         """Return when a rejected request should come again; None if the policy has no door."""

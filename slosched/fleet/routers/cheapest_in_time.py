@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slosched.core import Request
 from slosched.fleet.prefixes import SentPrefixes
-from slosched.fleet.router import Router
-from slosched.fleet.view import ReplicaView
+from slosched.fleet.router import R, Router
 from slosched.policy.kit.checks import check_positive_share
 
 
@@ -27,6 +27,8 @@ class CheapestInTime(Router):
     Source: ours.
     """
 
+    needs_forecasts: ClassVar[bool] = True
+
     margin: float = 0.5
 
     def __post_init__(self) -> None:
@@ -36,10 +38,10 @@ class CheapestInTime(Router):
     def reset(self) -> None:
         self._prefixes = SentPrefixes()
 
-    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
         slo, margin = request.slo, self.margin
 
-        def rank(replica: ReplicaView) -> tuple[int, float, int]:
+        def rank(replica: R) -> tuple[int, float, int]:
             num_cached = self._prefixes.num_cached_tokens(request, replica)
             if (ttft_s := replica.expected_ttft_s(request, num_cached)) > margin * slo.ttft_s:
                 return 2, ttft_s, 0

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slosched.core import Request
-from slosched.fleet.router import Router
-from slosched.fleet.view import ReplicaView
+from slosched.fleet.router import R, Router
 
 
 @dataclass
@@ -29,6 +28,6 @@ class PowerOfTwo(Router):
     def reset(self) -> None:
         self._random = random.Random(self.seed)
 
-    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
         drawn = self._random.sample(replicas, min(self.num_choices, len(replicas)))
         return min(drawn, key=lambda replica: replica.num_requests)

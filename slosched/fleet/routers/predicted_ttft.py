@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slosched.core import Request
 from slosched.fleet.prefixes import SentPrefixes
-from slosched.fleet.router import Router
-from slosched.fleet.view import ReplicaView
+from slosched.fleet.router import R, Router
 
 
 @dataclass
@@ -19,14 +19,16 @@ class PredictedTTFT(Router):
     predict; here, each replica's own latency model does.
     """
 
+    needs_forecasts: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._prefixes = SentPrefixes()
 
-    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
-        def ttft_s(replica: ReplicaView) -> float:
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
+        def ttft_s(replica: R) -> float:
             num_cached = self._prefixes.num_cached_tokens(request, replica)
             return replica.expected_ttft_s(request, num_cached)
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from slosched.core import Request
 from slosched.fleet.prefixes import SentPrefixes
-from slosched.fleet.router import Router
-from slosched.fleet.view import ReplicaView
+from slosched.fleet.router import R, Router
 
 
 @dataclass
@@ -33,8 +32,8 @@ class PrefixAffine(Router):
     def reset(self) -> None:
         self._prefixes = SentPrefixes()
 
-    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
-        def cost(replica: ReplicaView) -> float:
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
+        def cost(replica: R) -> float:
             num_new = request.num_prompt_tokens
             num_new -= self._prefixes.num_cached_tokens(request, replica)
             to_prefill = replica.num_waiting_tokens + num_new

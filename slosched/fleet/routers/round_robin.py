@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slosched.core import Request
-from slosched.fleet.router import Router
-from slosched.fleet.view import ReplicaView
+from slosched.fleet.router import R, Router
 
 
 @dataclass
@@ -20,6 +19,6 @@ class RoundRobin(Router):
     def reset(self) -> None:
         self._num_routed = 0
 
-    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
         self._num_routed += 1
         return replicas[(self._num_routed - 1) % len(replicas)]

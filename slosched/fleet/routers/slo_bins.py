@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slosched.core import Request
-from slosched.fleet.router import Router
-from slosched.fleet.view import ReplicaView
+from slosched.fleet.router import R, Router
 from slosched.policy.kit.checks import check_positive_share
 
 _NUM_LATEST = 512
@@ -32,6 +32,8 @@ class SLOBins(Router):
     depends on the tier.
     """
 
+    needs_forecasts: ClassVar[bool] = True
+
     margin: float = 0.5
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class SLOBins(Router):
         self._latest: deque[tuple[float, int]] = deque()
         self._tokens: Counter[float] = Counter()
 
-    def route(self, request: Request, replicas: Sequence[ReplicaView]) -> ReplicaView:
+    def route(self, request: Request, replicas: Sequence[R]) -> R:
         self._note(request.slo.tpot_s, request.num_prompt_tokens)
         first, end = self._part(request.slo.tpot_s, len(replicas))
         own, tighter = replicas[first:end], replicas[:first]
@@ -68,7 +70,7 @@ class SLOBins(Router):
         end = round((before + self._tokens[tpot_s]) / total * num_replicas)
         return first, max(first + 1, end)
 
-    def _keeping(self, request: Request, replicas: Sequence[ReplicaView]) -> list[ReplicaView]:
+    def _keeping(self, request: Request, replicas: Sequence[R]) -> list[R]:
         """Return the replicas that are expected to keep the request's SLO."""
         ttft_s, tpot_s = self.margin * request.slo.ttft_s, self.margin * request.slo.tpot_s
         return [

@@ -68,7 +68,37 @@ def test_a_quote_says_what_would_be_refused_and_changes_nothing(server: Live) ->
     assert server.worker.metrics.num_ended(EndReason.UNKEEPABLE) == 0
 
 
-@pytest.mark.parametrize("query", ["", "prompt_tokens=", "prompt_tokens=0", "prompt_tokens=512"])
+def test_a_quote_says_what_is_promised_and_the_time_alone_on_the_device(server: Live) -> None:
+    quote = quoted(server, "prompt_tokens=100&slo_ttft_ms=400")
+    assert quote["promised_ms"] == {"ttft": 400.0, "tpot": 50.0}
+    assert quote["alone_ms"] == pytest.approx(10.0)
+
+
+def test_a_promise_without_a_limit_is_null() -> None:
+    with live(Door(FCFS()), model=FLAT) as running:
+        assert quoted(running, "prompt_tokens=4")["promised_ms"] == {"ttft": None, "tpot": None}
+
+
+def test_one_question_may_name_several_lengths(server: Live) -> None:
+    several = quoted(server, "prompt_tokens=20,100")
+    assert several["object"] == "list"
+    quotes = several["data"]
+    assert isinstance(quotes, list)
+    assert [quote["prompt_tokens"] for quote in quotes] == [20, 100]
+    assert quotes[1]["alone_ms"] == quoted(server, "prompt_tokens=100")["alone_ms"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "prompt_tokens=",
+        "prompt_tokens=0",
+        "prompt_tokens=512",
+        "prompt_tokens=1,,2",
+        "prompt_tokens=" + ",".join("1" * 17),
+    ],
+)
 def test_a_wrong_prompt_length_is_named(server: Live, query: str) -> None:
     status, text = server.get(f"/v1/quote?{query}")
     assert status == 400
