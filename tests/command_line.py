@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 SLOSCHED = str(Path(sys.executable).with_name("slosched"))
 """The installed script."""
-_URL = re.compile(r"http://127\.0\.0\.1:\d+")
+_URL = re.compile(r"(?<=\bat\s)http://127\.0\.0\.1:\d+")
 _LAST_WORDS = re.compile(r"Ctrl-C drains\s+and\s+stops.*\n")
 """The end of what a server prints when it is ready."""
 _STOP_TIMEOUT_S = 40
@@ -41,7 +41,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Server:
-    """A running `slosched serve` in its own process."""
+    """A running `slosched serve` or `slosched route` in its own process."""
 
     process: subprocess.Popen[bytes]
     url: str
@@ -99,7 +99,21 @@ class Server:
 @contextmanager
 def serving(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Start a server on a free port, yield it once it is ready, and kill it at the end."""
-    command = [SLOSCHED, "serve", "--port", "0", *arguments]
+    with _listening("serve", "--port", "0", *arguments, env=env) as server:
+        yield server
+
+
+@contextmanager
+def routing(urls: Sequence[str], *arguments: str) -> Iterator[Server]:
+    """Start `slosched route` to these URLs, as `serving` starts a server."""
+    replicas = [word for url in urls for word in ("--url", url)]
+    with _listening("route", "--port", "0", *replicas, *arguments) as server:
+        yield server
+
+
+@contextmanager
+def _listening(*words: str, env: Mapping[str, str] | None = None) -> Iterator[Server]:
+    command = [SLOSCHED, *words]
     with TemporaryDirectory() as folder:
         output = Path(folder) / "output.txt"
         with (

@@ -146,6 +146,7 @@ def live(
     speculation: Speculation | None = None,
     tls: TLSFiles | None = None,
     reporters: Sequence[Reporter] = (),
+    port: int = 0,
     **settings: Any,
 ) -> Iterator[Live]:
     """Yield a server; `settings` are further fields of `ServerConfig`."""
@@ -174,6 +175,7 @@ def live(
     with serve_in_thread(
         app,
         worker,
+        port=port,
         drain_timeout_s=drain_timeout_s,
         limits=connections or ConnectionLimits(),
         tls=tls,

@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("simulator",),
     ("fleet", "replay"),
-    ("integrations", "testing"),
+    ("gateway", "integrations", "testing"),
     ("evaluate",),
     ("cli",),
     ("__main__",),
@@ -166,7 +166,7 @@ def test_policies_know_neither_clock_nor_chance_nor_tensor() -> None:
 
 def test_heavy_libraries_are_imported_in_the_engine_alone() -> None:
     for name, tree in modules().items():
-        hosts = ("engine.torch", "engine.server", "replay.client", "integrations.vllm.")
+        hosts = ("engine.torch", "engine.server", "gateway", "replay.client", "integrations.vllm.")
         if not name.startswith(hosts):
             used = {i.split(".")[0] for i in imports(tree, everywhere=False)}
             assert not used & HEAVY, name

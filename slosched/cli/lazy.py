@@ -17,6 +17,7 @@ SUMMARIES = {
     "profile": "Measure how long batches take: pure prefills, pure decodes, mixes and swaps.",
     "fit": "Fit a latency model to a profile, and print its error on steps that were not fitted.",
     "serve": "Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.",
+    "route": "Route requests to several servers: one address, one of eight routers, failover.",
     "top": "Watch a running server: queue, KV cache, goodput, attainment, latencies, rejections.",
     "replay": "Replay a trace and score it: requests are sent on time, however slow the answers.",
     "explain": "Say in plain sentences what a portfolio chose in a simulated replay, and why.",

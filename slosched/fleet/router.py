@@ -62,6 +62,8 @@ class Router(ABC):
 
     needs_forecasts: ClassVar[bool] = False
     """Whether it asks for expected times, which only replicas that give quotes can tell."""
+    uses_prefixes: ClassVar[bool] = False
+    """Whether it looks at the hashes of prompts (`Request.prefix_hashes`)."""
 
     def reset(self) -> None:  # noqa: B027  # some routers remember nothing
         """Forget everything before a new run."""

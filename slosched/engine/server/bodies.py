@@ -27,7 +27,6 @@ class BodyReader:
         self._config = config
         self._adapters = adapters
         self._max_model_len = max_model_len
-        self._max_body_bytes = max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * max_model_len)
 
     @property
     def model_name(self) -> str:
@@ -40,7 +39,8 @@ class BodyReader:
         Raises ApiError if it is none, has another field, or names another model.
         """
         try:
-            body = json.loads(await self._read(http), parse_constant=_refuse_constant)
+            content = await read_content(http, self._max_model_len, self._config.body_timeout_s)
+            body = json.loads(content, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not JSON: {error!r:.200}") from error
         if not isinstance(body, dict):
@@ -63,22 +63,28 @@ class BodyReader:
                 code="model_not_found",
             )
 
-    async def _read(self, http: HTTPRequest) -> bytearray:
-        """Return the body.
 
-        Raises ApiError (413) as soon as it exceeds the largest size allowed, and (408) if it takes
-        too long to come.
-        """
-        content = bytearray()
-        try:
-            async with asyncio.timeout(self._config.body_timeout_s):
-                async for part in http.stream():
-                    content += part
-                    if len(content) > self._max_body_bytes:
-                        raise too_large(self._max_body_bytes, self._max_model_len)
-        except TimeoutError:
-            raise too_slow(len(content), self._config.body_timeout_s) from None
-        return content
+def max_body_bytes(max_model_len: int) -> int:
+    """Return how large the body of a request may be for a model with this context."""
+    return max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * max_model_len)
+
+
+async def read_content(http: HTTPRequest, max_model_len: int, timeout_s: float) -> bytearray:
+    """Return the body.
+
+    Raises ApiError (413) as soon as it exceeds the largest size allowed, and (408) if it takes
+    longer than `timeout_s` to come.
+    """
+    content, most = bytearray(), max_body_bytes(max_model_len)
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in http.stream():
+                content += part
+                if len(content) > most:
+                    raise too_large(most, max_model_len)
+    except TimeoutError:
+        raise too_slow(len(content), timeout_s) from None
+    return content
 
 
 def _refuse_constant(name: str) -> None:

@@ -53,7 +53,7 @@ def quote_of(worker: EngineWorker, request: Request, model_name: str) -> dict[st
         "prompt_tokens": request.num_prompt_tokens,
         "ttft_ms": _milliseconds_by_quantile(offer.quote.ttft_s),
         "tpot_ms": _milliseconds_by_quantile(offer.quote.tpot_s),
-        "alone_ms": 1000 * offer.alone_s,
+        "alone_ms": {"ttft": 1000 * offer.alone_ttft_s, "tpot": 1000 * offer.alone_tpot_s},
         "promised_ms": {
             "ttft": _milliseconds(request.slo.ttft_s),
             "tpot": _milliseconds(request.slo.tpot_s),

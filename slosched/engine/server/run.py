@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -54,16 +55,31 @@ class ServerStoppedError(SloschedError):
     """The engine failed for good.  Every request was answered, and no further one can be served."""
 
 
-class _DrainingServer(uvicorn.Server):
+class Drains(Protocol):
+    """What answers the requests of a server, and can come to an end."""
+
+    @property
+    def has_stopped(self) -> bool:
+        """Tell whether no request will be answered any more."""
+
+    def begin_drain(self, timeout_s: float) -> None:
+        """Take no new requests; cut short those that are not finished after `timeout_s`.
+
+        A second call may shorten the time.
+        """
+
+    def give_up_hung_drain(self, grace_s: float) -> None:
+        """Stop waiting for a device that still hangs `grace_s` after the end of the drain."""
+
+
+class DrainingServer(uvicorn.Server):
     """A uvicorn server that drains before it closes its sockets, so that refusals are clear 503s.
 
     uvicorn alone closes the sockets at once and then waits.  A second signal cuts the drain short:
     running requests are answered with an error.  A third does not wait for those answers, either.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, worker: EngineWorker, drain_timeout_s: float
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, worker: Drains, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._worker = worker
         self._drain_timeout_s = drain_timeout_s
@@ -115,15 +131,15 @@ def serve(
     good: after too many failed steps in a row, after a bug of the policy, or if it hangs in a step
     when a drain is to end.
     """
-    listener, url = _listen(host, port, tls)
+    listener, url = listen(host, port, tls)
     limits = ConnectionLimits(max_connections=raise_descriptor_limit())
-    server = _server(app, worker, drain_timeout_s, limits, tls, log_level)
+    server = make_server(app, worker, drain_timeout_s, limits, tls, log_level)
     limit_log_lines()
     sys.setswitchinterval(_GIL_SWITCH_S)
     worker.start()
     ThroughputLog(worker).start(log_interval_s)
     try:
-        asyncio.run(_serve(server, listener, lambda: on_ready(url) if on_ready else None))
+        asyncio.run(run_server(server, listener, lambda: on_ready(url) if on_ready else None))
     finally:
         _stop(worker)
     if worker.why_broken is not None:
@@ -143,11 +159,11 @@ def serve_in_thread(
     tls: TLSFiles | None = None,
 ) -> Iterator[str]:
     """Yield the base URL of a server in a thread of this process; drain the server at the end."""
-    listener, url = _listen(host, port, tls)
-    server = _server(app, worker, drain_timeout_s, limits, tls)
+    listener, url = listen(host, port, tls)
+    server = make_server(app, worker, drain_timeout_s, limits, tls)
     ready = threading.Event()
     thread = threading.Thread(
-        target=lambda: asyncio.run(_serve(server, listener, ready.set)), name="slosched-http"
+        target=lambda: asyncio.run(run_server(server, listener, ready.set)), name="slosched-http"
     )
     worker.start()
     thread.start()
@@ -160,23 +176,25 @@ def serve_in_thread(
         _stop(worker)
 
 
-async def _serve(
-    server: _DrainingServer, listener: socket.socket, on_ready: Callable[[], None]
+async def run_server(
+    server: DrainingServer, listener: socket.socket, on_ready: Callable[[], None]
 ) -> None:
-    # The kernel queues connections as soon as `_listen` returns; uvicorn accepts them a moment
+    """Serve until the server has drained; `on_ready` is called once it accepts connections."""
+    # The kernel queues connections as soon as `listen` returns; uvicorn accepts them a moment
     # later.
     asyncio.get_running_loop().call_soon(on_ready)
     await server.serve(sockets=[listener])
 
 
-def _server(
+def make_server(
     app: ASGIApp,
-    worker: EngineWorker,
+    worker: Drains,
     drain_timeout_s: float,
     limits: ConnectionLimits,
     tls: TLSFiles | None,
     log_level: str = "warning",
-) -> _DrainingServer:
+) -> DrainingServer:
+    """Return a server with limits on its connections; `run_server` runs it."""
     config = uvicorn.Config(
         app,
         http=partial(Connection, limits=limits, idle={}),  # type: ignore[arg-type]  # only called
@@ -190,15 +208,15 @@ def _server(
         ssl_certfile=None if tls is None else tls.certfile,
         ssl_keyfile=None if tls is None else tls.keyfile,
     )
-    return _DrainingServer(config, worker, drain_timeout_s)
+    return DrainingServer(config, worker, drain_timeout_s)
 
 
 def check_can_listen(host: str, port: int) -> None:
     """Raise ServerStartError if the server could not listen there, before a model is loaded."""
-    _listen(host, port)[0].close()
+    listen(host, port)[0].close()
 
 
-def _listen(host: str, port: int, tls: TLSFiles | None = None) -> tuple[socket.socket, str]:
+def listen(host: str, port: int, tls: TLSFiles | None = None) -> tuple[socket.socket, str]:
     """Return a listening socket and its base URL; raise ServerStartError if there is none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if not 0 <= port < 65536:

@@ -30,7 +30,7 @@ from slosched.engine.server.steps import StepFeed
 from slosched.engine.server.watchdog import StepLimit, Watchdog
 from slosched.metrics import RequestRecord, worst
 from slosched.policy.door import Door
-from slosched.policy.kit.quote import Quote, prompt_s
+from slosched.policy.kit.quote import Quote, decode_s, prompt_s
 from slosched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,10 @@ class Offer(NamedTuple):
     quote: Quote
     refusal: EndReason | None
     """Why it would be refused; None if it would be let in."""
-    alone_s: float
+    alone_ttft_s: float
     """Its TTFT if the device had nothing else to do."""
+    alone_tpot_s: float
+    """Its TPOT then."""
 
 
 class _Abort(NamedTuple):
@@ -196,6 +198,7 @@ class EngineWorker:
             door.quote(request, model),
             door.would_refuse(request, model),
             request.server_s + prompt_s(request, model),
+            decode_s(request, model),
         )
 
     def retry_after_s(self, request: Request) -> float | None:

@@ -28,6 +28,7 @@ class CheapestInTime(Router):
     """
 
     needs_forecasts: ClassVar[bool] = True
+    uses_prefixes: ClassVar[bool] = True
 
     margin: float = 0.5
 

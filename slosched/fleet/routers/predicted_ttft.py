@@ -20,6 +20,7 @@ class PredictedTTFT(Router):
     """
 
     needs_forecasts: ClassVar[bool] = True
+    uses_prefixes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         self.reset()

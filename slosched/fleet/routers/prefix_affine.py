@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slosched.core import Request
 from slosched.fleet.prefixes import SentPrefixes
@@ -21,6 +22,8 @@ class PrefixAffine(Router):
     choice by a temperature, and events from the engines' caches; instead the router remembers what
     it has sent where (`SentPrefixes`).
     """
+
+    uses_prefixes: ClassVar[bool] = True
 
     overlap_weight: float = 1.0
 

@@ -26,7 +26,7 @@ from slosched.core import (
     SchedulerView,
 )
 from slosched.engine.server import ByteTokenizer, ServerStartError
-from slosched.engine.server.run import _listen
+from slosched.engine.server.run import listen
 from slosched.policy import FCFS, SLOAware
 from slosched.policy.kit.drop import Drop
 from slosched.policy.spec import make_policy
@@ -365,9 +365,9 @@ def test_a_port_in_use_is_a_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ServerStartError, match=str(port)):
-            _listen("127.0.0.1", port)
+            listen("127.0.0.1", port)
     with pytest.raises(ServerStartError, match="99999"):
-        _listen("127.0.0.1", 99999)
+        listen("127.0.0.1", 99999)
 
 
 def test_slo_aware_serves_over_http() -> None:

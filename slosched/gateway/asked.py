@@ -1,0 +1,118 @@
+"""What a router has to know of a request, read from its headers and its body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from slosched.core import SLO, OnInfeasible, Request
+from slosched.engine.server.errors import ApiError
+from slosched.engine.server.slo import parse_slo
+from slosched.workload.http_slo import (
+    BEST_EFFORT_FIELD,
+    ON_INFEASIBLE_FIELD,
+    TIER_FIELD,
+    TIER_HEADERS,
+)
+
+_BLOCK_CHARS = 64
+_BLOCK_IDS = 16
+_CHARS_OF_A_MESSAGE = 16
+"""What a chat template adds to each message, about."""
+_NO_TIERS = (None, "auto", "default")
+
+
+class Asked(NamedTuple):
+    """A request as the router sees it."""
+
+    request: Request
+    model: str | None
+    may_be_refused: bool
+    """Whether the router may refuse it if it would be late: not if the client takes a late answer
+    instead, and not if it names a tier, whose SLO only the replicas know."""
+
+
+def read(
+    content: bytes | bytearray,
+    headers: Mapping[str, str],
+    default_slo: SLO,
+    bytes_per_token: float,
+    *,
+    with_prefixes: bool,
+) -> Asked:
+    """Return what the router has to know.
+
+    The length of a prompt in text is estimated from its characters; token ids are counted.
+    With `with_prefixes` the request has a hash for each block of its prompt.
+    Raises ApiError (400) if the body is no JSON object, or if its SLO cannot be read.  All other
+    fields are checked by the replica.
+    """
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error!r:.200}") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, f"the body must be a JSON object, not {body!r:.100}")
+    prompt = _prompt(body)
+    if isinstance(prompt, str):
+        num_tokens, block_tokens = len(prompt) / bytes_per_token, _BLOCK_CHARS / bytes_per_token
+    else:
+        num_tokens, block_tokens = len(prompt), _BLOCK_IDS
+    request = Request(
+        "",
+        0.0,
+        max(1, round(num_tokens)),
+        max_tokens=1,
+        slo=parse_slo(headers, body, default_slo),
+    )
+    if with_prefixes:
+        request.prefix_hashes = list(_hashes(prompt))
+        request.prefix_block_tokens = max(1, round(block_tokens))
+    model = body.get("model")
+    return Asked(request, model if isinstance(model, str) else None, _may_refuse(body, headers))
+
+
+def _may_refuse(body: Mapping[str, object], headers: Mapping[str, str]) -> bool:
+    takes_late = body.get(BEST_EFFORT_FIELD) is True
+    on_infeasible = body.get(ON_INFEASIBLE_FIELD, OnInfeasible.REJECT.value)
+    names_tier = body.get(TIER_FIELD) not in _NO_TIERS or any(n in headers for n in TIER_HEADERS)
+    return not takes_late and on_infeasible == OnInfeasible.REJECT.value and not names_tier
+
+
+def _prompt(body: Mapping[str, Any]) -> str | list[int]:
+    """Return the prompt: text, or token ids.  Several prompts are taken as one long one."""
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        return "".join(_message(each) for each in messages)
+    prompt = body.get("prompt")
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list) or not prompt:
+        return ""
+    if isinstance(prompt[0], str):
+        return "".join(each for each in prompt if isinstance(each, str))
+    if isinstance(prompt[0], list):
+        return [token for each in prompt if isinstance(each, list) for token in each]
+    return prompt
+
+
+def _message(message: object) -> str:
+    """Return the text of a message, with some characters for what the template adds."""
+    if not isinstance(message, dict):
+        return ""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("text")]
+    role = str(message.get("role"))[:_CHARS_OF_A_MESSAGE].ljust(_CHARS_OF_A_MESSAGE)
+    return role + "".join(text for text in texts if isinstance(text, str))
+
+
+def _hashes(prompt: str | list[int]) -> Iterator[int]:
+    """Yield a hash for each full block, which depends on all that is before it, too."""
+    size = _BLOCK_CHARS if isinstance(prompt, str) else _BLOCK_IDS
+    before = 0
+    for end in range(size, len(prompt) + 1, size):
+        block = prompt[end - size : end]
+        before = hash((before, block if isinstance(block, str) else str(block)))
+        yield before

@@ -1,0 +1,84 @@
+"""What a replica expected of prompts of several lengths when it was asked for quotes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slosched.core import NO_SLO, SLO
+
+_GRID_BASE = 4
+"""Each length of the grid is so many times the one before it."""
+_GRID_START_TOKENS = 16
+
+
+def grid_tokens(max_model_len: int) -> list[int]:
+    """Return the prompt lengths to ask a replica about, up to the longest that it takes."""
+    most = max(1, max_model_len - 1)
+    lengths: list[int] = []
+    length = _GRID_START_TOKENS
+    while length < most and len(lengths) < 15:
+        lengths.append(length)
+        length *= _GRID_BASE
+    return [*lengths, most]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Times by prompt length; between two lengths they are interpolated, in seconds."""
+
+    lengths_tokens: Sequence[int]
+    alone_s: Sequence[float]
+    """TTFT if the device had nothing else to do."""
+    likely_s: Sequence[float]
+    """The median TTFT."""
+    least_s: Sequence[float]
+    """The TTFT that one request in ten stays below."""
+    tpot_s: float
+    """The median TPOT."""
+    alone_tpot_s: float
+    """TPOT if the device had nothing else to do."""
+    default_slo: SLO
+    """The SLO of requests that bring none."""
+    num_requests: int
+    """Requests that the replica had, from whomever."""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Forecast:
+        """Return the forecast of an answer to GET /v1/quote.
+
+        Raises LookupError, TypeError or ValueError if it is none.
+        """
+        quotes = document["data"] if document["object"] == "list" else [document]
+        first = quotes[0]
+        promised = first["promised_ms"]
+        return cls(
+            [int(quote["prompt_tokens"]) for quote in quotes],
+            [quote["alone_ms"]["ttft"] / 1000 for quote in quotes],
+            [quote["ttft_ms"]["p50"] / 1000 for quote in quotes],
+            [quote["ttft_ms"]["p10"] / 1000 for quote in quotes],
+            first["tpot_ms"]["p50"] / 1000,
+            first["alone_ms"]["tpot"] / 1000,
+            SLO(
+                NO_SLO.ttft_s if promised["ttft"] is None else promised["ttft"] / 1000,
+                NO_SLO.tpot_s if promised["tpot"] is None else promised["tpot"] / 1000,
+            ),
+            int(first["num_requests_running"]) + int(first["num_requests_waiting"]),
+        )
+
+    def at(self, times_s: Sequence[float], num_tokens: int) -> float:
+        """Return one of its columns at a prompt length.
+
+        Below the first length it is the value there; beyond the last one it grows in proportion.
+        """
+        lengths = self.lengths_tokens
+        place = bisect_left(lengths, num_tokens)
+        if place == 0:
+            return times_s[0]
+        if place == len(lengths):
+            return times_s[-1] * num_tokens / lengths[-1]
+        low, high = lengths[place - 1], lengths[place]
+        share = (num_tokens - low) / (high - low)
+        return times_s[place - 1] + share * (times_s[place] - times_s[place - 1])

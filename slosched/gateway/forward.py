@@ -1,0 +1,131 @@
+"""Sends one request to a replica, and passes the answer on as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import aiohttp
+from starlette.types import Scope, Send
+
+from slosched.engine.server.respond import last_events
+from slosched.gateway.errors import replica_failed
+from slosched.gateway.questions import describe
+from slosched.gateway.replica import LiveReplica, Sent
+
+_OF_ONE_CONNECTION = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""Headers that are not passed on (RFC 9110, section 7.6.1)."""
+_NOT_SENT = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect"}
+_NOT_ANSWERED = _OF_ONE_CONNECTION | {b"content-length", b"date", b"server"}
+_SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+"""Headers that aiohttp would add if the client sent none."""
+_MOVABLE = (429, 503)
+"""Answers by which a replica says that it does not serve the request now."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class NotTakenError(Exception):
+    """A replica did not begin to answer; the text says why.  Its client has seen nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An answer that is complete, and not yet sent to the client."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    @property
+    def may_be_moved(self) -> bool:
+        """Tell whether another replica may be asked instead."""
+        return self.status in _MOVABLE
+
+    async def send(self, send: Send) -> None:
+        """Send it to the client."""
+        length = (b"content-length", b"%d" % len(self.body))
+        headers = [*self.headers, length]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+class StreamBrokenError(Exception):
+    """A replica broke off in the middle of a stream, and the client was told so."""
+
+
+async def forward(
+    session: aiohttp.ClientSession,
+    replica: LiveReplica,
+    sent: Sent,
+    scope: Scope,
+    content: bytes,
+    timeout: aiohttp.ClientTimeout,
+    send: Send,
+) -> Whole | None:
+    """Ask a replica; pass a stream on as it comes (None), or return the whole answer.
+
+    If this is cancelled, the connection is closed, and so the replica aborts the request.
+    Raises NotTakenError if no answer has begun, and StreamBrokenError after one that broke off.
+    """
+    target = replica.url + scope["path"]
+    if query := scope["query_string"]:
+        target += "?" + query.decode("latin-1")
+    try:
+        async with session.post(
+            target,
+            data=content,
+            headers=_sendable(scope["headers"]),
+            timeout=timeout,
+            allow_redirects=False,
+            skip_auto_headers=_SKIPPED,
+        ) as response:
+            headers = [
+                (name.lower(), value)
+                for name, value in response.raw_headers
+                if name.lower() not in _NOT_ANSWERED
+            ]
+            if response.content_type != "text/event-stream":
+                return Whole(response.status, headers, await response.read())
+            replica.begin(sent)
+            await send(
+                {"type": "http.response.start", "status": response.status, "headers": headers}
+            )
+            await _pass_on(response.content, send)
+            return None
+    except (aiohttp.ClientError, OSError) as error:  # OSError: TimeoutError is one
+        raise NotTakenError(describe(error)) from error
+
+
+async def _pass_on(stream: aiohttp.StreamReader, send: Send) -> None:
+    """Send the pieces of a stream on as they come; an error is its last event if it breaks off."""
+    try:
+        async for piece in stream.iter_any():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    except (aiohttp.ClientError, OSError) as error:
+        why = f"the replica broke off in the middle of its answer: {describe(error)}"
+        body = last_events(replica_failed(why))
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        raise StreamBrokenError(why) from error
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Return a request's headers without those of its own connection."""
+    return [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in headers
+        if name not in _NOT_SENT
+    ]

@@ -1,0 +1,144 @@
+"""The questions that a gateway asks a replica, and how it reads the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import aiohttp
+
+from slosched.core import SloschedError
+from slosched.gateway.config import GatewayConfig
+from slosched.gateway.forecast import Forecast, grid_tokens
+from slosched.metrics.page import parse_metrics
+
+_SAMPLE_TEXT = "The quick brown fox jumps over the lazy dog, and then it asks how long that took. "
+_USUAL_BYTES_PER_TOKEN = 4.0
+_QUEUES = (
+    ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+)
+"""The names under which engines show how many requests run and wait."""
+
+
+class ReplicaDownError(SloschedError):
+    """A replica does not answer, or says that it does not serve."""
+
+
+class NoQuotesError(SloschedError):
+    """A replica answers, but gives no quotes."""
+
+
+class Introduction(NamedTuple):
+    """What a server says about itself."""
+
+    models: Sequence[Mapping[str, object]]
+    bytes_per_token: float
+    kv_tokens: int | None
+    caches_prefixes: bool
+
+
+class Questions:
+    """Asks one server.  Every method raises ReplicaDownError if it does not answer in time."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, config: GatewayConfig) -> None:
+        self._session = session
+        self._url = url
+        self._timeout_s = config.poll_timeout_s
+        key = config.api_key
+        self._headers = {"accept-encoding": "identity"}
+        if key is not None:
+            self._headers["authorization"] = f"Bearer {key}"
+
+    async def check_health(self) -> None:
+        """Raise ReplicaDownError if /health says so; a server without that page is well."""
+        status, text = await self._ask("GET", "/health")
+        if status >= 500:
+            raise ReplicaDownError(f"/health answers {status}: {text:.200}")
+
+    async def introduce(self) -> Introduction:
+        """Return its models, and what it tells about its tokenizer and its KV cache."""
+        status, text = await self._ask("GET", "/v1/models")
+        if status != 200:
+            raise ReplicaDownError(f"/v1/models answers {status}: {text:.200}")
+        try:
+            models = [dict(entry) for entry in json.loads(text)["data"]]
+            name = str(models[0]["id"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise ReplicaDownError("/v1/models is not an OpenAI-compatible answer") from error
+        return Introduction(models, await self._bytes_per_token(name), *await self._kv_cache())
+
+    async def forecast(self, max_model_len: int) -> Forecast:
+        """Return its quotes for prompts of several lengths; raise NoQuotesError without them."""
+        lengths = ",".join(map(str, grid_tokens(max_model_len)))
+        status, text = await self._ask("GET", f"/v1/quote?prompt_tokens={lengths}")
+        if status == 503:
+            raise ReplicaDownError(f"/v1/quote answers 503: {text:.200}")
+        if status != 200:
+            raise NoQuotesError(f"/v1/quote answers {status}: {text:.200}")
+        try:
+            return Forecast.of(json.loads(text))
+        except (ValueError, LookupError, TypeError) as error:
+            raise NoQuotesError(f"/v1/quote answers what is no quote: {text:.200}") from error
+
+    async def load(self) -> int | None:
+        """Return the requests that run and wait, as /load has them; None if it does not say.
+
+        vLLM has this page, too, but counts there only if it was told to.
+        """
+        _, text = await self._ask("GET", "/load")
+        try:
+            found = json.loads(text)
+            return int(found["num_requests_running"]) + int(found["num_requests_waiting"])
+        except (ValueError, LookupError, TypeError):
+            return None
+
+    async def queue(self) -> int | None:
+        """Return the requests that run and wait, as /metrics has them; None if it does not say."""
+        page = parse_metrics((await self._ask("GET", "/metrics"))[1], 0.0)
+        for names in _QUEUES:
+            counts = [page.total(name) for name in names]
+            if None not in counts:
+                return int(sum(count for count in counts if count is not None))
+        return None
+
+    async def _bytes_per_token(self, model: str) -> float:
+        """Return how many bytes of plain English a token has, as /tokenize tells."""
+        text = 8 * _SAMPLE_TEXT
+        _, answer = await self._ask("POST", "/tokenize", {"model": model, "prompt": text})
+        try:
+            return len(text) / int(json.loads(answer)["count"])
+        except (ValueError, LookupError, TypeError, ZeroDivisionError):
+            return _USUAL_BYTES_PER_TOKEN
+
+    async def _kv_cache(self) -> tuple[int | None, bool]:
+        """Return its tokens, None if unknown, and whether prefixes are cached, true if unknown."""
+        page = parse_metrics((await self._ask("GET", "/metrics"))[1], 0.0)
+        found = page.samples.get("vllm:cache_config_info", ())
+        try:
+            sizes = [int(s.labels["block_size"]) * int(s.labels["num_gpu_blocks"]) for s in found]
+        except (LookupError, ValueError):
+            sizes = []
+        caching = [sample.labels.get("enable_prefix_caching") != "False" for sample in found]
+        return sum(sizes) or None, all(caching)
+
+    async def _ask(self, method: str, path: str, body: object = None) -> tuple[int, str]:
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._session.request(
+                    method, self._url + path, json=body, headers=self._headers
+                ) as response,
+            ):
+                return response.status, await response.text()
+        except TimeoutError:
+            raise ReplicaDownError(f"it did not answer within {self._timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
+            raise ReplicaDownError(describe(error)) from error
+
+
+def describe(error: BaseException) -> str:
+    """Return what went wrong with a connection, in one line."""
+    return str(error) or type(error).__name__

@@ -1,0 +1,90 @@
+"""What a router reads from a request before it sends it on."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from slosched.core import NO_SLO, SLO
+from slosched.engine.server.errors import ApiError
+from slosched.gateway.asked import Asked, read
+
+DEFAULT = SLO(ttft_s=1.0, tpot_s=0.1)
+
+
+def asked(
+    headers: dict[str, str] | None = None, *, with_prefixes: bool = False, **body: Any
+) -> Asked:
+    return read(json.dumps(body).encode(), headers or {}, DEFAULT, 4.0, with_prefixes=with_prefixes)
+
+
+@pytest.mark.parametrize(
+    ("body", "num_tokens"),
+    [
+        ({"prompt": "a" * 400}, 100),
+        ({"prompt": [7] * 33}, 33),
+        ({"prompt": ["a" * 40, "b" * 40]}, 20),
+        ({"prompt": [[1, 2], [3]]}, 3),
+        ({"messages": [{"role": "user", "content": "a" * 384}]}, 100),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 384}]}]}, 100),
+        ({}, 1),
+        ({"prompt": 5}, 1),
+        ({"messages": ["odd", {"content": None}]}, 4),
+    ],
+)
+def test_the_length_of_a_prompt(body: dict[str, Any], num_tokens: int) -> None:
+    assert asked(**body).request.num_prompt_tokens == num_tokens
+
+
+def test_the_slo_comes_from_the_body_the_headers_or_the_replicas() -> None:
+    assert asked(prompt="a").request.slo == DEFAULT
+    found = asked({"x-slo-ttft-ms": "300"}, prompt="a", slo_tpot_ms=20).request.slo
+    assert found == SLO(ttft_s=0.3, tpot_s=0.02)
+    assert read(b"{}", {}, NO_SLO, 4.0, with_prefixes=False).request.slo.ttft_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "may"),
+    [
+        ({}, {}, True),
+        ({}, {"slo_best_effort": True}, False),
+        ({}, {"on_infeasible": "serve"}, False),
+        ({}, {"on_infeasible": "reject"}, True),
+        ({}, {"service_tier": "gold"}, False),
+        ({}, {"service_tier": "auto"}, True),
+        ({"x-llm-d-inference-objective": "gold"}, {}, False),
+    ],
+)
+def test_only_who_wants_no_late_answer_is_refused(
+    headers: dict[str, str], body: dict[str, Any], *, may: bool
+) -> None:
+    assert asked(headers, prompt="a", **body).may_be_refused is may
+
+
+def test_prompts_share_hashes_as_far_as_they_share_text() -> None:
+    one = asked(prompt="a" * 256, with_prefixes=True).request
+    other = asked(prompt="a" * 128 + "b" * 128, with_prefixes=True).request
+    assert len(one.prefix_hashes) == len(other.prefix_hashes) == 4
+    assert one.prefix_hashes[:2] == other.prefix_hashes[:2]
+    assert not set(one.prefix_hashes[2:]) & set(other.prefix_hashes[2:])
+    assert one.prefix_block_tokens == 16
+    assert asked(prompt=[1] * 40, with_prefixes=True).request.prefix_block_tokens == 16
+    assert asked(prompt="a" * 256).request.prefix_hashes == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b'{"slo_ttft_ms": "x"}', "slo_ttft_ms"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_what_cannot_be_read_is_a_400(content: bytes, message: str) -> None:
+    with pytest.raises(ApiError, match=message) as error:
+        read(content, {}, DEFAULT, 4.0, with_prefixes=False)
+    assert error.value.status == 400

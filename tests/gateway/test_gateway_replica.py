@@ -1,0 +1,152 @@
+"""What a router knows of a real replica: exact counts of its own, and forecasts that age."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from slosched.core import NO_SLO, SLO, Request
+from slosched.fleet.routers import ROUTERS
+from slosched.fleet.spec import make_router
+from slosched.gateway.config import GatewayConfig
+from slosched.gateway.forecast import Forecast, grid_tokens
+from slosched.gateway.replica import LiveReplica
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def __call__(self) -> float:
+        return self.time_s
+
+
+def request(num_tokens: int = 100) -> Request:
+    return Request("", 0.0, num_tokens, max_tokens=1)
+
+
+def forecast(wait_s: float = 0.0, num_requests: int = 0) -> Forecast:
+    """Make one of a device that takes a millisecond a token and 20 ms a decode."""
+    lengths = [10, 100, 1000]
+    alone_s = [length / 1000 for length in lengths]
+    likely_s = [each + wait_s for each in alone_s]
+    least_s = [each / 2 for each in likely_s]
+    return Forecast(lengths, alone_s, likely_s, least_s, 0.05, 0.02, NO_SLO, num_requests)
+
+
+def replica(clock: Clock, said: Forecast | None = None) -> LiveReplica:
+    found = LiveReplica(0, "http://a:1", clock)
+    if said is not None:
+        found.learn(found.begin_poll(), said.num_requests, said)
+    found.mark_up()
+    return found
+
+
+def test_times_between_two_lengths_are_interpolated() -> None:
+    found = forecast()
+    assert found.at(found.alone_s, 55) == pytest.approx(0.055)
+    assert found.at(found.alone_s, 100) == pytest.approx(0.1)
+    assert found.at(found.alone_s, 3) == pytest.approx(0.01)
+    assert found.at(found.alone_s, 4000) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("context", [1, 2, 16, 17, 4096, 10**6, 10**12])
+def test_the_lengths_to_ask_about_grow_up_to_the_context(context: int) -> None:
+    lengths = grid_tokens(context)
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] == max(1, context - 1)
+    assert len(lengths) <= 16
+
+
+def test_an_answer_of_the_quote_endpoint_is_read() -> None:
+    quote = {
+        "object": "quote",
+        "prompt_tokens": 10,
+        "ttft_ms": {"p10": 5.0, "p50": 10.0},
+        "tpot_ms": {"p50": 20.0},
+        "alone_ms": {"ttft": 8.0, "tpot": 15.0},
+        "promised_ms": {"ttft": 1000.0, "tpot": None},
+        "num_requests_running": 2,
+        "num_requests_waiting": 1,
+    }
+    found = Forecast.of({"object": "list", "data": [quote, {**quote, "prompt_tokens": 20}]})
+    assert list(found.lengths_tokens) == [10, 20]
+    assert (found.alone_s[0], found.likely_s[0], found.least_s[0]) == (0.008, 0.01, 0.005)
+    assert found.default_slo == SLO(ttft_s=1.0, tpot_s=math.inf)
+    assert found.num_requests == 3
+    assert Forecast.of(quote).lengths_tokens == [10]
+    with pytest.raises(LookupError):
+        Forecast.of({"object": "list", "data": []})
+
+
+def test_own_requests_are_counted_exactly_and_those_of_others_by_the_last_poll() -> None:
+    one = replica(Clock())
+    first = one.send(request(30))
+    begin = one.begin_poll()
+    second = one.send(request(50))
+    one.learn(begin, 4, None)  # one of the four is our first
+    assert (one.num_requests, one.num_prompt_tokens, one.num_waiting_tokens) == (5, 80, 80)
+    one.begin(first)
+    one.begin(first)
+    assert (one.num_requests, one.num_prompt_tokens, one.num_waiting_tokens) == (5, 80, 50)
+    one.end(first)
+    one.end(second)
+    assert (one.num_in_flight, one.num_prompt_tokens, one.num_waiting_tokens) == (0, 0, 0)
+    assert one.num_requests == 3
+
+
+def test_a_wait_shrinks_as_time_passes_and_grows_by_what_is_sent() -> None:
+    clock = Clock()
+    one = replica(clock, forecast(wait_s=0.5, num_requests=1))
+    assert one.expected_ttft_s(request()) == pytest.approx(0.6)
+    clock.time_s = 0.2
+    assert one.expected_ttft_s(request()) == pytest.approx(0.4)
+    sent = one.send(request(300))
+    assert one.expected_ttft_s(request()) == pytest.approx(0.7)
+    one.begin(sent)
+    assert one.expected_ttft_s(request()) == pytest.approx(0.4)
+    clock.time_s = 9.0
+    assert one.expected_ttft_s(request()) == pytest.approx(0.1)
+
+
+def test_what_new_quotes_know_of_is_not_counted_twice() -> None:
+    clock = Clock()
+    one = replica(clock, forecast())
+    one.send(request(300))
+    begin = one.begin_poll()
+    one.send(request(200))
+    one.learn(begin, 1, forecast(wait_s=0.3, num_requests=1))
+    assert one.expected_ttft_s(request()) == pytest.approx(0.1 + 0.3 + 0.2)
+
+
+def test_a_replica_without_requests_is_as_fast_as_its_device_however_slow_it_was() -> None:
+    one = replica(Clock(), forecast(wait_s=8.0))
+    assert one.expected_ttft_s(request()) == one.least_ttft_s(request()) == pytest.approx(0.1)
+    assert one.expected_tpot_s() == 0.02
+    one.send(request())
+    assert one.expected_ttft_s(request()) > 8.0
+    assert one.expected_tpot_s() == 0.05
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_every_router_takes_real_replicas(name: str) -> None:
+    """All spread requests, and those that look at queues or times begin with the idle replica."""
+    clock = Clock()
+    busy, idle = replica(clock, forecast(wait_s=5.0, num_requests=9)), replica(clock, forecast())
+    router = make_router(name)
+    chosen = []
+    for _ in range(64):
+        one = request()
+        one.slo = SLO(ttft_s=1.0, tpot_s=0.1)
+        chosen.append(router.route(one, [busy, idle]))
+        chosen[-1].send(one)
+    assert set(chosen) == {busy, idle}
+    if name not in ("round_robin", "least_tokens", "prefix_affine"):
+        assert chosen[0] is idle
+
+
+@pytest.mark.parametrize("name", ["poll_interval_s", "connect_timeout_s", "poll_timeout_s"])
+def test_times_of_the_configuration_are_positive(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be positive seconds, not 0"):
+        GatewayConfig(**{name: 0})
