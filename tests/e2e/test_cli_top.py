@@ -12,8 +12,9 @@ import pytest
 from command_line import SLOSCHED, Said
 from live_server import Live, live
 
-from slosched.cli.live_metrics import Span, parse_metrics
+from slosched.cli.live_metrics import Span
 from slosched.core import SLO
+from slosched.metrics.page import parse_metrics
 
 pytestmark = pytest.mark.e2e
 

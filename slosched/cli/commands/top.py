@@ -15,7 +15,8 @@ from rich.table import Table
 
 from slosched.cli import options
 from slosched.cli.console import console, table
-from slosched.cli.live_metrics import NoMetricsError, Snapshot, Span, read_metrics
+from slosched.cli.live_metrics import NoMetricsError, Span, read_metrics
+from slosched.metrics.page import Snapshot
 
 _UNKNOWN = "–"
 
