@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 SUMMARIES = {
     "profile": "Measure how long batches take: pure prefills, pure decodes, mixes and swaps.",
     "fit": "Fit a latency model to a profile, and print its error on steps that were not fitted.",
-    "serve": "Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.",
+    "serve": "Serve a model over OpenAI's API: completions, chat, responses, models, and /metrics.",
     "route": "Route requests to several servers: one address, one of eight routers, failover.",
     "top": "Watch a running server: queue, KV cache, goodput, attainment, latencies, rejections.",
     "replay": "Replay a trace and score it: requests are sent on time, however slow the answers.",

@@ -150,7 +150,7 @@ def serve(
     engine: vllm.EngineName = vllm.Engine.TORCH,
     words: vllm.Words = None,
 ) -> None:
-    """Serve a model: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics.
+    """Serve a model over OpenAI's API: completions, chat, responses, models, and /metrics.
 
     The SLOs given here hold for every request that has none of its own (body fields
     `slo_ttft_ms`, `slo_tpot_ms`, `slo_e2e_ms`, or headers `x-llm-d-slo-ttft-ms`,

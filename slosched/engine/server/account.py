@@ -23,7 +23,7 @@ from slosched.engine.server.generations import Generation
 from slosched.engine.server.protocol import Options
 from slosched.metrics import RequestRecord, is_good, worst
 
-GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses"})
 """The endpoints that generate text."""
 _PATIENCE_S = 60.0
 """How long an account waits for the engine after its answer is over, as when a step hangs."""

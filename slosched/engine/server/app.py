@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from starlette.applications import Starlette
@@ -13,26 +11,22 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from slosched.core import Request, fan_out
+from slosched.core import Request
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
-from slosched.engine.server.account import KeepAccounts, Reporter, account_of
+from slosched.engine.server.account import KeepAccounts, Reporter
 from slosched.engine.server.adapter_routes import adapter_routes
 from slosched.engine.server.adapters import Adapters
-from slosched.engine.server.api_keys import RequireKey, tenant_of
-from slosched.engine.server.beams import BeamResponse, BeamSearch
+from slosched.engine.server.api_keys import RequireKey
 from slosched.engine.server.bodies import BodyReader
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.cross_origin import cross_origin
 from slosched.engine.server.cut_short import CutShort
 from slosched.engine.server.error_handlers import EXCEPTION_HANDLERS
-from slosched.engine.server.errors import ApiError, not_serving, too_long
+from slosched.engine.server.errors import not_serving
 from slosched.engine.server.fields import (
-    CHAT_FIELDS,
-    COMPLETION_FIELDS,
     DETOKENIZE_FIELDS,
     TOKENIZE_FIELDS,
 )
-from slosched.engine.server.generations import Generation
 from slosched.engine.server.grammars import GrammarQueue
 from slosched.engine.server.http_metrics import CountRequests, HTTPMetrics
 from slosched.engine.server.limit_requests import LimitRequests
@@ -42,29 +36,18 @@ from slosched.engine.server.operator_routes import operator_routes
 from slosched.engine.server.page import answer_page
 from slosched.engine.server.prometheus import CONTENT_TYPE, labels_of
 from slosched.engine.server.prompts import PromptEncoder
-from slosched.engine.server.protocol import Options, parse_options
 from slosched.engine.server.quote import parse_prompt_tokens, quote_of
 from slosched.engine.server.request_id import EchoRequestId
 from slosched.engine.server.request_log import RequestLog
-from slosched.engine.server.respond import (
-    ChatFormat,
-    CompletionFormat,
-    Format,
-    GenerationResponse,
-)
 from slosched.engine.server.root_path import UnderRootPath
 from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.steps import StepsResponse
+from slosched.engine.server.text_endpoints import TextEndpoints
 from slosched.engine.server.tiers import parse_service
 from slosched.engine.server.tokenizer import Tokenizer
-from slosched.engine.server.values import Body, token_ids, wrong
-from slosched.engine.server.worker import EngineWorker, NotServingError
+from slosched.engine.server.values import token_ids, wrong
+from slosched.engine.server.worker import EngineWorker
 from slosched.engine.step_lines import PATH as STEPS_PATH
-from slosched.workload.request import MOST_SEQUENCES
-
-_DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for /v1/completions.  A chat may go on to the end of the context."""
-
 
 _NOTHING_DRAWN = NoGrammars("this server draws no tokens, so that no answer can follow a grammar")
 
@@ -101,8 +84,9 @@ def build_app(
             Route("/ping", api.health, methods=["GET", "POST"]),
             Route("/version", api.version),
             *model_routes(api.cards, api.bodies),
-            Route("/v1/completions", api.completions, methods=["POST"]),
-            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/v1/completions", api.text.completions, methods=["POST"]),
+            Route("/v1/chat/completions", api.text.chat_completions, methods=["POST"]),
+            Route("/v1/responses", api.text.responses, methods=["POST"]),
             Route("/v1/quote", api.quote),
             Route("/tokenize", api.tokenize, methods=["POST"]),
             Route("/detokenize", api.detokenize, methods=["POST"]),
@@ -143,12 +127,21 @@ class _Api:
         self.http_metrics = HTTPMetrics()
         self._max_model_len = min(config.max_model_len, worker.capacity_tokens)
         self._encoder = PromptEncoder(tokenizer, self._max_model_len)
-        self._adapters = adapters
         self.cards = ModelCards(
             config.model_name, self._max_model_len, tokenizer.vocab_size, adapters
         )
         self.bodies = BodyReader(config, self._max_model_len, adapters)
         self._grammars = GrammarQueue(grammars, config.retry_after_s)
+        self.text = TextEndpoints(
+            worker,
+            tokenizer,
+            config,
+            self._encoder,
+            self.bodies,
+            self._grammars,
+            adapters,
+            self._max_model_len,
+        )
 
     async def health(self, _http: HTTPRequest) -> Response:
         if (why := self._worker.why_not_serving) is not None:
@@ -222,143 +215,3 @@ class _Api:
         if ids is None:
             raise wrong("tokens", None, "a list of token ids")
         return JSONResponse({"prompt": self._tokenizer.decode(ids, skip_special_tokens=False)})
-
-    async def completions(self, http: HTTPRequest) -> Response | GenerationResponse | BeamResponse:
-        encode = self._encoder.encode_prompts
-        return await self._generate(
-            http, COMPLETION_FIELDS, encode, CompletionFormat(), _DEFAULT_COMPLETION_TOKENS
-        )
-
-    async def chat_completions(
-        self, http: HTTPRequest
-    ) -> Response | GenerationResponse | BeamResponse:
-        encode = self._encoder.encode_chat
-        return await self._generate(http, CHAT_FIELDS, encode, ChatFormat(), self._max_model_len)
-
-    async def _generate(
-        self,
-        http: HTTPRequest,
-        fields: frozenset[str],
-        encode: Callable[[Body, int], Awaitable[list[list[int]]]],
-        answer: Format,
-        default_max_tokens: int,
-    ) -> GenerationResponse | BeamResponse:
-        """Check and queue the requests, and return the response that follows their generations."""
-        arrival_s = self._worker.now_s() - self._config.per_request_s
-        body = await self.bodies.read(http, fields)
-        if (why := self._worker.why_refusing) is not None:
-            raise not_serving(why, self._config.retry_after_s)
-        options = parse_options(body, self._config.default_temperature, self._tokenizer)
-        service = parse_service(http.headers, body, self._config)
-        slo = parse_slo(http.headers, body, service.default_slo)
-        adapter = self._adapters.find(body.get("model"))
-        prompts = await encode(body, options.max_tokens or 1)
-        _check_number(len(prompts), options)
-        sampling = options.sampling
-        if options.structured is not None:
-            grammar = await self._grammars.compiled(options.structured)
-            sampling = replace(sampling, grammar=grammar)
-        name = f"{answer.id_prefix}-{uuid.uuid4().hex}"
-        requests = [
-            Request(
-                request_id=f"{name}.{place}" if place else name,
-                arrival_s=arrival_s,
-                num_prompt_tokens=len(prompt),
-                max_tokens=self._max_tokens(len(prompt), options, default_max_tokens),
-                slo=slo,
-                prompt_token_ids=prompt,
-                sampling=sampling,
-                priority=options.priority,
-                on_infeasible=service.on_infeasible,
-                tier=service.tier,
-                tenant=tenant_of(http.headers, self._config),
-                cache_salt=options.cache_salt,
-                server_s=self._config.per_request_s,
-                lora_id=None if adapter is None else adapter.lora_id,
-                adapter=None if adapter is None else adapter.weights,
-            )
-            for place, prompt in enumerate(prompts)
-        ]
-        model_name = self._config.model_name if adapter is None else adapter.name
-        account = account_of(http)
-        account.note_asked(model_name, options, requests)
-        if options.is_beam_search:
-            return self._search(requests, options, answer, model_name)
-        generations = self._submit(requests, options.num_candidates)
-        account.note_submitted(generations)
-        return GenerationResponse(
-            self._worker,
-            self._tokenizer,
-            generations,
-            options,
-            answer,
-            model_name,
-            self._config.retry_after_s,
-            self._config.request_timeout_s,
-        )
-
-    def _search(
-        self, requests: Sequence[Request], options: Options, answer: Format, model_name: str
-    ) -> BeamResponse:
-        """Return the response that searches the answers; raise ApiError (400) if it cannot."""
-        if not self._worker.scheduler.kv.caches_prefixes:
-            raise ApiError(
-                400,
-                "use_beam_search computes a token of each beam at a time, and all before it again "
-                "without a prefix cache: start the server with --prefix-cache hash",
-                param="use_beam_search",
-            )
-        if len(requests) > 1:
-            raise ApiError(
-                400, "use_beam_search takes one prompt; send the others apart", param="prompt"
-            )
-        [request] = requests
-        ends, retry_after_s = self._tokenizer.end_token_ids, self._config.retry_after_s
-        search = BeamSearch(self._worker, request, options, ends, retry_after_s)
-        timeout_s = self._config.request_timeout_s
-        return BeamResponse(
-            search, request, self._tokenizer, options, answer, model_name, timeout_s
-        )
-
-    def _submit(self, requests: Sequence[Request], num_candidates: int) -> list[Generation]:
-        """Queue requests and their siblings; return the generation of the first of each group."""
-        generations: list[Generation] = []
-        try:
-            for request in requests:
-                fan_out(request, num_candidates)
-                generations.append(self._worker.submit(request))
-        except NotServingError as error:
-            for generation in generations:
-                self._worker.abort(generation.request.request_id)
-            raise not_serving(str(error), self._config.retry_after_s) from error
-        return generations
-
-    def _max_tokens(self, num_prompt_tokens: int, options: Options, default: int) -> int:
-        """Return the request's output limit; without one of its own it may fill the context.
-
-        Raises ApiError (400) if the prompt or the limit does not fit into the context.
-        """
-        room = self._max_model_len - num_prompt_tokens
-        wanted = options.max_tokens
-        if room < 1 or (wanted is not None and wanted > room):
-            self._worker.metrics.observe_refusal()
-            raise too_long(num_prompt_tokens, wanted or 1, self._max_model_len)
-        max_tokens = min(default, room) if wanted is None else wanted
-        min_tokens = options.sampling.min_tokens
-        if min_tokens > max_tokens:
-            raise ApiError(
-                400, f"min_tokens={min_tokens} exceeds max_tokens={max_tokens}", param="min_tokens"
-            )
-        return max_tokens
-
-
-def _check_number(num_prompts: int, options: Options) -> None:
-    """Raise ApiError (400) if the prompts have more answers in all than one body may ask for."""
-    num_sequences = num_prompts * options.num_candidates
-    if num_sequences > MOST_SEQUENCES:
-        raise ApiError(
-            400,
-            f"{num_prompts} prompts with {options.num_candidates} answers each are {num_sequences} "
-            f"answers; ask for at most {MOST_SEQUENCES} in one request",
-            param="n",
-        )

@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from slosched.core import SLO, EndReason, OnInfeasible, Request, SamplingParams
+from slosched.engine.server.choices import Format
 from slosched.engine.server.errors import (
     ApiError,
     is_for_later,
@@ -30,7 +31,7 @@ from slosched.engine.server.errors import (
 )
 from slosched.engine.server.generations import Generation, Update
 from slosched.engine.server.protocol import Options
-from slosched.engine.server.respond import Format, Json
+from slosched.engine.server.respond import Json
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.worker import EngineWorker, NotServingError
 

@@ -63,6 +63,35 @@ _GENERATION = frozenset(
 COMPLETION_FIELDS = _GENERATION | {"prompt"}
 _TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})
 CHAT_FIELDS = _GENERATION | _TEMPLATE | {"messages"}
+RESPONSES_FIELDS = frozenset(
+    [
+        "model",
+        "input",
+        "instructions",
+        "max_output_tokens",
+        "temperature",
+        "top_p",
+        "metadata",
+        "text",
+        "stream",
+        "stream_options",
+        "priority",
+        "cache_salt",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "min_tokens",
+        "ignore_eos",
+        "chat_template_kwargs",
+        ON_INFEASIBLE_FIELD,
+        TIER_FIELD,
+    ]
+)
+RESPONSES_TEXT_FIELDS = frozenset({"format"})
+RESPONSES_TEXT_FORMAT_FIELDS = frozenset({"type", "name", "description", "schema", "strict"})
+INPUT_FIELDS = frozenset({"type", "id", "role", "content", "status"})
 TOKENIZE_FIELDS = _TEMPLATE | {
     "model",
     "prompt",
@@ -124,6 +153,13 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "structural_tag": (),
+    "background": (False,),
+    "include": ([],),
+    "previous_response_id": (),
+    "conversation": (),
+    "max_tool_calls": (),
+    "truncation": ("disabled",),
+    "phase": ("final_answer",),
     "disable_additional_properties": (False,),
     "guided_decoding_backend": ("auto", "guidance"),
     "chat_template": (),

@@ -130,6 +130,18 @@ STRUCTURED: list[tuple[dict[str, Any], Any]] = [
 ]  # fmt: skip
 
 
+def test_responses_follow_a_schema_too(server: Running) -> None:
+    wanted = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}}
+    body = {"input": "hi", "max_output_tokens": 440, "text": wanted}
+
+    async def ask(client: Any) -> tuple[int, Any, Any]:
+        return await post(client, "/v1/responses", **body)
+
+    status, answer, _ = asyncio.run(with_client(server.url, ask))
+    assert (status, answer["status"], answer["text"]) == (200, "completed", wanted)
+    assert is_instance(answer["output"][0]["content"][0]["text"])
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_answers_follow_their_grammars_beside_free_ones(server: Running, temperature: int) -> None:
     """What others draw in the same steps does not change for it."""

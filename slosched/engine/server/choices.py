@@ -1,0 +1,178 @@
+"""The answers of /v1/completions and /v1/chat/completions: choices, whole or as a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from slosched.engine.server.errors import ApiError
+from slosched.engine.server.pieces import Piece
+from slosched.engine.server.respond import (
+    DONE,
+    Exchange,
+    GenerationResponse,
+    Json,
+    event,
+    last_events,
+)
+
+
+class Format(Protocol):
+    """The JSON objects in which an endpoint returns text."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def whole(self, text: str) -> Json:
+        """Return the whole text as a part of `choices[0]`."""
+
+    def delta(self, text: str, is_first: bool, /) -> Json:
+        """Return the new text of a stream as a part of `choices[0]`."""
+
+    def with_prompt(self, document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
+        """Put the prompt's token ids where vLLM puts them."""
+
+
+class CompletionFormat:
+    id_prefix = "cmpl"
+    whole_object = chunk_object = "text_completion"
+
+    def whole(self, text: str) -> Json:
+        return {"text": text}
+
+    def delta(self, text: str, _is_first: bool, /) -> Json:
+        return {"text": text}
+
+    def with_prompt(self, _document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
+        choice["prompt_token_ids"] = list(token_ids)
+
+
+class ChatFormat:
+    id_prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def whole(self, text: str) -> Json:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def delta(self, text: str, is_first: bool, /) -> Json:
+        role: Json = {"role": "assistant"} if is_first else {}
+        return {"delta": {**role, "content": text}}
+
+    def with_prompt(self, document: Json, _choice: Json, token_ids: Sequence[int], /) -> None:
+        document["prompt_token_ids"] = list(token_ids)
+
+
+class ChoicesResponse(GenerationResponse):
+    """Answers with one choice for each answer, in the format of its endpoint."""
+
+    def __init__(self, exchange: Exchange, answer_format: Format) -> None:
+        super().__init__(exchange)
+        self._format = answer_format
+
+    async def _whole(self, first: Piece, pieces: AsyncIterator[Piece]) -> Json:
+        answers: list[list[Piece]] = [[] for _ in self._exchange.generations]
+        answers[first.place].append(first)
+        async for piece in pieces:
+            answers[piece.place].append(piece)
+        document = self._head(self._format.whole_object)
+        document["choices"] = [
+            self._choice(
+                document, index, self._format.whole("".join(p.text for p in answer)), answer
+            )
+            for index, answer in enumerate(self._best(answers))
+        ]
+        usage = self._usage(sum(map(len, answers)))
+        return {**document, "usage": usage, "metrics": self._exchange.metrics()}
+
+    def _best(self, answers: list[list[Piece]]) -> list[list[Piece]]:
+        """Return the answers that the client gets: of each prompt the likeliest by the token."""
+        num_each, num_kept = (
+            self._exchange.options.num_candidates,
+            self._exchange.options.num_answers,
+        )
+        if num_each == num_kept:
+            return answers
+        by_prompt = [answers[i : i + num_each] for i in range(0, len(answers), num_each)]
+        return [
+            answer
+            for candidates in by_prompt
+            for answer in sorted(candidates, key=_mean_logprob, reverse=True)[:num_kept]
+        ]
+
+    async def _events(self, first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+        num_tokens = 0
+        begun: set[int] = set()
+        piece: Piece | None = first
+        end = DONE
+        try:
+            while piece is not None:
+                is_first = piece.place not in begun
+                begun.add(piece.place)
+                delta = self._format.delta(piece.text, is_first)
+                document = self._head(self._format.chunk_object)
+                choice = self._choice(document, piece.place, delta, [piece], has_prompt=is_first)
+                document["choices"] = [choice]
+                num_tokens += 1
+                if self._exchange.options.continuous_usage:
+                    document["usage"] = self._usage(num_tokens)
+                yield event(document)
+                piece = await anext(pieces, None)
+            if self._exchange.options.include_usage:
+                usage = {"usage": self._usage(num_tokens), "metrics": self._exchange.metrics()}
+                yield event({**self._head(self._format.chunk_object), "choices": [], **usage})
+        except ApiError as error:
+            end = last_events(error)
+        except Exception as error:
+            end = last_events(self._fail(error))
+        yield end
+
+    def _choice(
+        self,
+        document: Json,
+        index: int,
+        content: Json,
+        pieces: Sequence[Piece],
+        *,
+        has_prompt: bool = True,
+    ) -> Json:
+        """Return the choice of a whole answer or an event, with its last piece's finish reason."""
+        choice: Json = {
+            "index": index,
+            **content,
+            "logprobs": None,
+            "finish_reason": pieces[-1].finish_reason,
+        }
+        if self._exchange.options.returns_token_ids:
+            choice["token_ids"] = [piece.token_id for piece in pieces]
+            if has_prompt:
+                prompt = self._exchange.prompts[index // self._exchange.options.num_answers].request
+                self._format.with_prompt(document, choice, prompt.prompt_token_ids or ())
+        return choice
+
+    def _head(self, kind: str) -> Json:
+        tier = self._exchange.prompts[0].request.tier
+        return {
+            "id": self._exchange.prompts[0].request.request_id,
+            "object": kind,
+            "created": int(time.time()),
+            "model": self._exchange.model_name,
+            **({} if tier is None else {"service_tier": tier}),
+        }
+
+    def _usage(self, num_output_tokens: int) -> Json:
+        """Return the tokens of all prompts, each counted once, and of all answers."""
+        num_prompt_tokens = self._exchange.num_prompt_tokens
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._exchange.num_cached_tokens},
+        }
+
+
+def _mean_logprob(answer: Sequence[Piece]) -> float:
+    """Return the mean log-probability of the tokens; 0 on a device that draws none."""
+    return sum(piece.logprob or 0.0 for piece in answer) / len(answer)
