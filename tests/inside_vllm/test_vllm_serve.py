@@ -4,10 +4,12 @@ vLLM's."""
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from experiments.inside_vllm.server import Launch, started
 
 pytestmark = [pytest.mark.e2e, vllm_is_installed]
 
+DEPLOY = Path(__file__).parents[2] / "deploy"
+METRIC = re.compile(r"\b(?:vllm:\w+|slosched_\w+_total)")
 SETTINGS = {
     "policy": "edf:drop=expired",
     "emulate": "h100/llama-3.1-8b",
@@ -85,6 +89,36 @@ def test_a_promise_that_cannot_be_kept_is_a_429_at_once(url: str) -> None:
         assert status == 429, body
         assert body["error"]["type"] == "slo_rejected"
     assert any("rejection" in name for name in events(url))
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_vllm_has(url: str) -> None:
+    assert complete(url)[0] == 200
+    assert complete(url, {"x-slo-ttft-ms": "0.001"})[0] == 429
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    shown = {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
+    for name in ("grafana/slosched-in-vllm.json", "prometheus/vllm-alerts.yaml"):
+        asked = set(METRIC.findall((DEPLOY / name).read_text("utf-8")))
+        assert len(asked) >= 3
+        assert asked <= shown, name
+
+
+def test_rejected_requests_are_among_those_that_vllm_counts_as_ended(url: str) -> None:
+    """So the share that is rejected is at most 1 in the dashboard and in the alert."""
+
+    def counted() -> tuple[float, float]:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        ended = [line for line in lines if line.startswith("vllm:request_success_total{")]
+        rejected = [count for name, count in events(url).items() if "rejection" in name]
+        return sum(float(line.split()[-1]) for line in ended), sum(rejected)
+
+    before = counted()
+    for _ in range(3):
+        assert complete(url, {"x-slo-ttft-ms": "0.001"})[0] == 429
+    after = counted()
+    assert after[1] - before[1] == 3
+    assert after[0] - before[0] == 3
 
 
 def test_a_promise_that_cannot_be_read_is_a_400(url: str) -> None:
