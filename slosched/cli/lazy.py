@@ -27,6 +27,8 @@ SUMMARIES = {
     "well.",
     "capacity": "Find the highest rate at which a policy serves 90 % and 99 % of all requests as "
     "promised.",
+    "plan": "Find the cheapest fleet that serves 99 % of all requests as promised, and the second "
+    "best.",
     "judge": "Give a verdict on a policy: ahead of the best known ones, level with them, or "
     "behind.",
     "tune": "Find a policy's best hyper-parameters, so that it is compared at its best.",

@@ -6,11 +6,13 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 
 from slosched.core import NO_SLO, SLO, DeadlineRule, EndReason, RequestStatus
 from slosched.evaluate.plots import (
+    cost_frontier,
     decile_lines,
     fit_plot,
     gap_tails,
@@ -293,6 +295,18 @@ def test_replicas_over_time_counts_those_that_start_and_drain():
     (line,) = figure.axes[0].lines
     assert list(line.get_xdata()) == [0.0, 1.0, 8.5, 10.0, 12.0]
     assert list(line.get_ydata()) == [1, 2, 1, 2, 2]
+    assert drawn(figure)
+
+
+def test_the_frontier_joins_what_no_cheaper_fleet_exceeds():
+    rows = [("1 x a", 1.0, 0.4), ("1 x b", 2.0, 0.3), ("2 x a", 2.0, 0.9), ("2 x b", 4.0, 0.9)]
+    fleets = pd.DataFrame(rows, columns=["fleet", "price_per_hour", "attainment"])
+    fleets = fleets.assign(low=fleets.attainment - 0.1, high=fleets.attainment + 0.1)
+    figure = cost_frontier(fleets, 0.99)
+    (axes,) = figure.axes
+    steps = [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) == 2]
+    assert [1.0, 2.0] in steps
+    assert {"1 x a", "2 x a", "99 %"} == {text.get_text() for text in axes.texts}
     assert drawn(figure)
 
 

@@ -1,0 +1,36 @@
+"""GPUs by their short names: `h100` is the bundled latency model of a model on that GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slosched.perfmodel import bundled_models
+from slosched.spelling import meant
+
+DEFAULT_MODEL_NAME = "llama-3.1-8b"
+
+
+def model_on(gpu: str, model: str) -> str:
+    """Return the name of the latency model of `model` on `gpu`, on as many GPUs as it has.
+
+    The name or file of a latency model is returned as it is.  Raises ValueError if there is no such
+    GPU, or no latency model of this model on it.
+    """
+    if "/" in gpu or Path(gpu).exists():
+        return gpu
+    names = bundled_models()
+    on_gpu = [name for name in names if name.startswith(f"{gpu}/")]
+    if not on_gpu:
+        gpus = sorted({name.partition("/")[0] for name in names})
+        raise ValueError(
+            f"--gpu {gpu}: no such GPU{meant(gpu, gpus)}; there are {', '.join(gpus)}, and any "
+            "latency model by its name or file (`slosched profile --list`)"
+        )
+    wanted = f"{gpu}/{model}"
+    found = [name for name in on_gpu if name == wanted or name.startswith(f"{wanted}-tp")]
+    if len(found) != 1:
+        raise ValueError(
+            f"--gpu {gpu}: {'several latency models' if found else 'no latency model'} of "
+            f"{model!r} on it; name one of {', '.join(found or on_gpu)}, or another --model"
+        )
+    return found[0]

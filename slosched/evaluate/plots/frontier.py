@@ -1,0 +1,44 @@
+"""The figure of what fleets cost and what they serve in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from slosched.evaluate.plots.style import BLUE, ORANGE, reference_line, single_axes
+
+
+def cost_frontier(fleets: pd.DataFrame, target: float) -> Figure:
+    """Draw attainment against the price of fleets, each with its interval and its name.
+
+    `fleets` has a row for each fleet, with fleet, price_per_hour, attainment, low and high.  The
+    line joins those that have more requests in time than every cheaper one.
+    """
+    figure, axes = single_axes(height_in=4.6)
+    ordered = fleets.sort_values(["price_per_hour", "attainment"], ascending=[True, False])
+    shares, prices = ordered["attainment"], ordered["price_per_hour"]
+    errors = [shares - ordered["low"], ordered["high"] - shares]
+    marks: dict[str, Any] = {
+        "linestyle": "",
+        "marker": "o",
+        "markersize": 4.5,
+        "linewidth": 1.0,
+        "capsize": 2,
+    }
+    axes.errorbar(prices, shares, yerr=errors, color=BLUE, **marks)
+    best = ordered[shares > shares.cummax().shift(fill_value=-1.0)]
+    axes.step(best["price_per_hour"], best["attainment"], where="post", color=ORANGE, linewidth=1.6)
+    for fleet, price, share in zip(
+        best["fleet"], best["price_per_hour"], best["attainment"], strict=True
+    ):
+        axes.annotate(
+            fleet, (price, share), textcoords="offset points", xytext=(4, -10), fontsize=7
+        )
+    reference_line(axes, f"{100 * target:.4g} %", y=target)
+    axes.set(xlabel="price of the fleet for an hour", ylabel="attainment")
+    axes.set_ylim(max(-0.02, float(shares.min()) - 0.05), 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    return figure

@@ -1,0 +1,75 @@
+"""`slosched plan`: its table, its JSON, its folder, and its error messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command_line import Said
+
+pytestmark = pytest.mark.e2e
+
+Cli = Callable[..., Said]
+QUICK = ("plan", "--trace", "poisson", "-n", "60", "--seeds", "2", "--jobs", "1")
+GPUS = ("--gpu", "h100=2.5", "--gpu", "l40s=0.9")
+
+
+def test_it_finds_a_fleet_and_says_it_to_people_and_to_scripts(cli: Cli, tmp_path: Path) -> None:
+    command = [*QUICK, *GPUS, "--rate", "60", "-p", "fcfs", "--slo-tpot", "60ms", "-o", "out"]
+    said = cli(*command)
+    assert said.status == 0, said.err
+    assert "cheapest" in said.out
+    assert "one replica more" in said.out
+    names = {"report.html", "frontier.png", "frontier.svg", "plan.json", "fleets.csv"}
+    assert names <= {path.name for path in (tmp_path / "out").iterdir()}
+    again = cli(*command, "--json")
+    assert again.status == 0, again.err
+    found = json.loads(again.out)
+    assert found == json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert found["best"]["attainment"] >= 0.99
+    fleets = pd.read_csv(tmp_path / "out" / "fleets.csv")
+    assert len(found["tried"]) == len(fleets)
+    enough = fleets[fleets.attainment >= 0.99]
+    assert found["best"]["price_per_hour"] == pytest.approx(enough.price_per_hour.min())
+
+
+def test_a_promise_that_no_number_of_replicas_keeps_is_told_with_the_reason(cli: Cli) -> None:
+    said = cli(*QUICK, *GPUS, "--slo-tpot", "1ms")
+    assert said.status == 1
+    assert "h100: no number of replicas has more than" in said.complaint
+    assert "miss their TPOT, as a decode takes" in said.complaint
+    assert "l40s: no number" in said.complaint
+
+
+def test_a_gpu_that_is_too_slow_is_left_out_with_a_note(cli: Cli) -> None:
+    said = cli(*QUICK, *GPUS, "--rate", "20", "--slo-tpot", "15ms", "--json")
+    assert said.status == 0, said.err
+    found = json.loads(said.out)
+    assert set(found["out_of_reach"]) == {"l40s"}
+    assert set(found["best"]["replicas"]) == {"h100/llama-3.1-8b"}
+    assert any("l40s" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "h10=1"], "did you mean h100"),
+        (["--gpu", "h100"], "is not NAME=PRICE"),
+        ([*GPUS, "--latency-model", "l4/llama-3.1-8b"], "name latency models with --gpu"),
+        ([*GPUS, "--gpu", "h100/llama-3.1-8b=3"], "has a price already"),
+        ([*GPUS, "--rate", "-1"], "must be a positive number of requests/s"),
+        ([*GPUS, "--router", "robin"], "no router 'robin'"),
+        ([*GPUS, "-p", "fcsf"], "did you mean fcfs"),
+        (["--gpu", "l40s=1", "--rate", "200", "--max-replicas", "1"], "raise --max-replicas"),
+        ([], "Missing option"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_refused(
+    cli: Cli, arguments: list[str], message: str
+) -> None:
+    said = cli(*QUICK, *arguments)
+    assert said.status != 0
+    assert message in said.complaint
