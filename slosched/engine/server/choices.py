@@ -28,8 +28,11 @@ class Format(Protocol):
     def whole(self, text: str) -> Json:
         """Return the whole text as a part of `choices[0]`."""
 
-    def delta(self, text: str, is_first: bool, /) -> Json:
-        """Return the new text of a stream as a part of `choices[0]`."""
+    def delta(self, text: str, is_first: bool, place: int, /) -> Json:
+        """Return the new text of the answer at a place of a stream as a part of its choice."""
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        """Return how the endpoint names the reason for which an answer ended."""
 
     def with_prompt(self, document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
         """Put the prompt's token ids where vLLM puts them."""
@@ -42,8 +45,11 @@ class CompletionFormat:
     def whole(self, text: str) -> Json:
         return {"text": text}
 
-    def delta(self, text: str, _is_first: bool, /) -> Json:
+    def delta(self, text: str, _is_first: bool, _place: int, /) -> Json:
         return {"text": text}
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return reason
 
     def with_prompt(self, _document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
         choice["prompt_token_ids"] = list(token_ids)
@@ -57,9 +63,12 @@ class ChatFormat:
     def whole(self, text: str) -> Json:
         return {"message": {"role": "assistant", "content": text}}
 
-    def delta(self, text: str, is_first: bool, /) -> Json:
+    def delta(self, text: str, is_first: bool, _place: int, /) -> Json:
         role: Json = {"role": "assistant"} if is_first else {}
         return {"delta": {**role, "content": text}}
+
+    def finish_reason(self, reason: str | None) -> str | None:
+        return reason
 
     def with_prompt(self, document: Json, _choice: Json, token_ids: Sequence[int], /) -> None:
         document["prompt_token_ids"] = list(token_ids)
@@ -111,7 +120,7 @@ class ChoicesResponse(GenerationResponse):
             while piece is not None:
                 is_first = piece.place not in begun
                 begun.add(piece.place)
-                delta = self._format.delta(piece.text, is_first)
+                delta = self._format.delta(piece.text, is_first, piece.place)
                 document = self._head(self._format.chunk_object)
                 choice = self._choice(document, piece.place, delta, [piece], has_prompt=is_first)
                 document["choices"] = [choice]
@@ -143,7 +152,7 @@ class ChoicesResponse(GenerationResponse):
             "index": index,
             **content,
             "logprobs": None,
-            "finish_reason": pieces[-1].finish_reason,
+            "finish_reason": self._format.finish_reason(pieces[-1].finish_reason),
         }
         if self._exchange.options.returns_token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces]

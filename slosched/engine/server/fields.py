@@ -62,7 +62,8 @@ _GENERATION = frozenset(
 )
 COMPLETION_FIELDS = _GENERATION | {"prompt"}
 _TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})
-CHAT_FIELDS = _GENERATION | _TEMPLATE | {"messages"}
+_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+CHAT_FIELDS = _GENERATION | _TEMPLATE | _TOOLS | {"messages"}
 RESPONSES_FIELDS = frozenset(
     [
         "model",
@@ -92,13 +93,17 @@ RESPONSES_FIELDS = frozenset(
 RESPONSES_TEXT_FIELDS = frozenset({"format"})
 RESPONSES_TEXT_FORMAT_FIELDS = frozenset({"type", "name", "description", "schema", "strict"})
 INPUT_FIELDS = frozenset({"type", "id", "role", "content", "status"})
-TOKENIZE_FIELDS = _TEMPLATE | {
-    "model",
-    "prompt",
-    "messages",
-    "add_special_tokens",
-    "truncate_prompt_tokens",
-}
+TOKENIZE_FIELDS = (
+    _TEMPLATE
+    | _TOOLS
+    | {
+        "model",
+        "prompt",
+        "messages",
+        "add_special_tokens",
+        "truncate_prompt_tokens",
+    }
+)
 DETOKENIZE_FIELDS = frozenset({"model", "tokens"})
 LOAD_ADAPTER_FIELDS = frozenset({"lora_name", "lora_path", "load_inplace"})
 UNLOAD_ADAPTER_FIELDS = frozenset({"lora_name"})
@@ -116,7 +121,11 @@ STRUCTURED_OUTPUT_FIELDS = frozenset(
     ]
 )
 STREAM_FIELDS = frozenset({"include_usage", "continuous_usage_stats"})
-MESSAGE_FIELDS = frozenset({"role", "content", "name"})
+MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+TOOL_FIELDS = frozenset({"type", "function"})
+FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
+TOOL_CALL_FIELDS = frozenset({"id", "type", "index", "function"})
+CALLED_FIELDS = frozenset({"name", "arguments"})
 
 _HARMLESS = frozenset(
     [
@@ -178,8 +187,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "web_search_options": (),
     "include_obfuscation": (False,),
     "return_token_strs": (False,),
-    "tool_calls": ([],),
-    "tool_call_id": (),
     "refusal": (),
     "annotations": ([],),
     "reasoning": (),

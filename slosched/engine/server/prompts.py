@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from slosched.engine.server.errors import ApiError, too_long
+from slosched.engine.server.messages import parse_messages, text_of
 from slosched.engine.server.protocol import (
     PromptOptions,
-    parse_messages,
     parse_prompt_options,
     parse_prompts,
 )
@@ -53,7 +53,7 @@ class PromptEncoder:
         options = parse_prompt_options(body, is_chat=True)
         messages = parse_messages(body)
         encode = partial(self._tokenizer.apply_chat_template, messages, options.template)
-        texts = [text for message in messages for text in message.values()]
+        texts = [text_of(message) for message in messages]
         ids = await self._encode(encode, texts, "messages", options)
         if not ids:
             raise ApiError(400, "the conversation has no tokens", param="messages")

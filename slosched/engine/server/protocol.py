@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from slosched.core import SamplingParams
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.fields import (
-    MESSAGE_FIELDS,
     STREAM_FIELDS,
     STRUCTURED_FIELDS,
     check_fields,
 )
 from slosched.engine.server.structured import StructuredOutput, parse_structured_output
-from slosched.engine.server.tokenizer import Message, TemplateOptions, Tokenizer
+from slosched.engine.server.tokenizer import TemplateOptions, Tokenizer
+from slosched.engine.server.tools import Tools, parse_tools
 from slosched.engine.server.values import (
     Body,
     check_vocabulary,
@@ -66,6 +65,8 @@ class Options:
     sampling: SamplingParams
     structured: StructuredOutput | None
     """The grammar that the answer follows, which has yet to be compiled."""
+    tools: Tools | None
+    """The functions that the answer has to call."""
     stops: tuple[str, ...]
     shows_stop: bool
     """Whether the text includes the stop string or the stop token at which it ended."""
@@ -96,7 +97,8 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
                 param="best_of",
             )
         sampling = replace(sampling, num_logprobs=0)
-    structured = parse_structured_output(body)
+    tools = parse_tools(body)
+    structured = parse_structured_output(body, tools)
     length_penalty = number(body, "length_penalty", 1.0, -_MAX_LENGTH_PENALTY, _MAX_LENGTH_PENALTY)
     is_beam_search = flag(body, "use_beam_search")
     if is_beam_search:
@@ -115,6 +117,7 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
         max_tokens=_max_tokens(body),
         sampling=sampling,
         structured=structured,
+        tools=tools,
         stops=strings(body, "stop", _MAX_STOPS, _MAX_STOP_CHARS),
         shows_stop=flag(body, "include_stop_str_in_output"),
         skips_special_tokens=flag(body, "skip_special_tokens", default=True),
@@ -216,11 +219,13 @@ def parse_prompt_options(body: Body, *, is_chat: bool) -> PromptOptions:
     if truncate_tokens == 0:
         raise wrong("truncate_prompt_tokens", 0, "-1 or at least 1")
     add_special_tokens = flag(body, "add_special_tokens", default=not is_chat)
+    tools = parse_tools(body)
     template = TemplateOptions(
         add_generation_prompt=flag(body, "add_generation_prompt", default=True),
         continue_final_message=flag(body, "continue_final_message"),
         add_special_tokens=add_special_tokens,
         values=mapping(body, "chat_template_kwargs"),
+        tools=() if tools is None else tools.functions,
     )
     if template.add_generation_prompt and template.continue_final_message:
         raise ApiError(
@@ -257,44 +262,6 @@ def _prompt(value: object, prompt: object, vocab_size: int) -> str | list[int]:
         raise wrong("prompt", value, "a string, a list of token ids, or a list of these")
     check_vocabulary("prompt", prompt, vocab_size)
     return prompt
-
-
-def parse_messages(body: Body) -> list[Message]:
-    """Return role and content of each message; text parts of a list are joined by line breaks."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise wrong("messages", messages, "a list of at least one message")
-    return [_message(i, message) for i, message in enumerate(messages)]
-
-
-def _message(i: int, message: object) -> Message:
-    where = f"messages[{i}]"
-    if not isinstance(message, Mapping):
-        raise wrong(where, message, "an object with role and content")
-    check_fields(message, MESSAGE_FIELDS, f"{where}.")
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise wrong(f"{where}.role", role, "a string such as 'user'")
-    if content is None:
-        content = ""
-    if isinstance(content, list):
-        content = "\n".join(_part(f"{where}.content[{j}]", part) for j, part in enumerate(content))
-    if not isinstance(content, str):
-        raise wrong(f"{where}.content", content, "a string or a list of text parts")
-    name = message.get("name")
-    if name is None:
-        return {"role": role, "content": content}
-    if not isinstance(name, str):
-        raise wrong(f"{where}.name", name, "a string")
-    return {"role": role, "content": content, "name": name}
-
-
-def _part(where: str, part: object) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text":
-        text = part.get("text")
-        if isinstance(text, str):
-            return text
-    raise wrong(where, part, 'a part {"type": "text", "text": "…"}')
 
 
 def _max_tokens(body: Body) -> int | None:

@@ -19,6 +19,7 @@ from slosched.engine.server.fields import (
     STRUCTURED_OUTPUT_FIELDS,
     check_fields,
 )
+from slosched.engine.server.tools import Tools
 from slosched.engine.server.values import Body, flag, mapping, wrong
 
 _ANY_OBJECT: Body = {"type": "object"}
@@ -31,9 +32,13 @@ class StructuredOutput(NamedTuple):
     param: str
 
 
-def parse_structured_output(body: Body) -> StructuredOutput | None:
-    """Return the grammar, or None; raise ApiError (400) for a wrong value, or more than one."""
+def parse_structured_output(body: Body, tools: Tools | None = None) -> StructuredOutput | None:
+    """Return the grammar, or None; raise ApiError (400) for a wrong value, or more than one.
+
+    The grammar of an answer that has to call `tools` is one of them.
+    """
     found = [
+        *([] if tools is None else [_json(tools.schema, "tools")]),
         *_response_format(mapping(body, "response_format")),
         *_structured_outputs(mapping(body, "structured_outputs")),
         *_definitions(_guided(body), "guided_", has_whitespace=True),

@@ -28,6 +28,7 @@ from slosched.engine.server.responses_body import as_chat
 from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.tiers import parse_service
 from slosched.engine.server.tokenizer import Tokenizer
+from slosched.engine.server.tool_calls import ToolFormat
 from slosched.engine.server.values import Body
 from slosched.engine.server.worker import EngineWorker, NotServingError
 from slosched.workload.request import MOST_SEQUENCES
@@ -103,6 +104,8 @@ class TextEndpoints:
         asked = await self._asked(http, arrival_s, body, encode, prefix, default_max_tokens)
         if asked.options.is_beam_search:
             return self._search(asked, answer_format)
+        if asked.options.tools is not None:
+            answer_format = ToolFormat(asked.options.tools)
         return ChoicesResponse(self._submit(http, asked), answer_format)
 
     def _arrival_s(self) -> float:

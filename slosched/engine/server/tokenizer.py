@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-Message = Mapping[str, str]
-"""One chat message: its `role`, its `content` and perhaps the `name` of who speaks."""
+Message = Mapping[str, object]
+"""One chat message: its `role`, its `content`, and what else its template may know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class TemplateOptions:
     """Whether special tokens are added to those that the template writes."""
     values: Mapping[str, object] = field(default_factory=dict)
     """Further values for the template."""
+    tools: Sequence[Mapping[str, object]] = ()
+    """The functions that the answer may call, as OpenAI's API has them."""
 
 
 class Tokenizer(Protocol):
@@ -167,6 +169,7 @@ class HuggingFaceTokenizer:
                 tokenize=False,
                 add_generation_prompt=options.add_generation_prompt,
                 continue_final_message=options.continue_final_message,
+                tools=list(options.tools) or None,
                 **options.values,
             )
         except (TemplateError, TypeError) as error:

@@ -275,7 +275,16 @@ def test_a_wrong_field_is_named_with_its_value(
         ([{"content": "hi"}], "messages[0].role"),
         ([{"role": "user", "content": 3}], "messages[0].content"),
         ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
-        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": 1}], "messages[0].tool_calls"),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "1"}]}],
+            "messages[0].tool_calls[0].function.name",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ([{"role": "tool", "content": "x", "tool_call_id": 1}], "messages[0].tool_call_id"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
     ],
 )

@@ -1,0 +1,138 @@
+"""The functions that an answer is to call, and the grammar that makes it call them.
+
+As in vLLM, a named function's arguments are the whole answer, and `required` makes the answer a
+list of calls.  A model that may choose whether to call anything (`auto`) would say so in a form of
+its own, which differs by model; that is not supported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slosched.engine.server.errors import ApiError
+from slosched.engine.server.fields import FUNCTION_FIELDS, TOOL_FIELDS, check_fields
+from slosched.engine.server.values import Body, flag, mapping, wrong
+
+_MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""OpenAI's rule for the names of functions."""
+_NOTHING: Body = {"type": "object", "properties": {}, "additionalProperties": False}
+"""The schema of a function without parameters."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The functions of a body whose answer has to call some of them."""
+
+    functions: Sequence[Body]
+    """The tools as the client wrote them, for the chat template."""
+    named: str | None
+    """The one function to call, once; None if the answer chooses one or more."""
+    schema: str
+    """The JSON schema that the answer follows."""
+
+
+def parse_tools(body: Body) -> Tools | None:
+    """Return the functions to call, or None; raise ApiError (400) for what is wrong."""
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if not tools:
+        if isinstance(choice, Mapping) or choice == "required":
+            raise ApiError(400, f"tool_choice={choice!r:.100} needs tools", param="tool_choice")
+        _check_choice(choice)
+        return None
+    if not isinstance(tools, list) or len(tools) > _MAX_TOOLS:
+        raise wrong("tools", tools, f"a list of at most {_MAX_TOOLS} functions")
+    schemas = dict(_function(f"tools[{i}]", tool) for i, tool in enumerate(tools))
+    if len(schemas) < len(tools):
+        raise ApiError(400, "two of the tools have the same name", param="tools")
+    if choice in (None, "auto"):
+        raise ApiError(
+            400,
+            "tool_choice='auto' is not supported, and it is what tools without tool_choice ask "
+            'for; send \'required\', {"type": "function", "function": {"name": …}}, or \'none\'',
+            param="tool_choice",
+        )
+    named = _check_choice(choice)
+    if choice == "none":
+        return None
+    if flag(body, "use_beam_search"):
+        raise ApiError(400, "tools are not possible with use_beam_search", param="tools")
+    if named is not None and named not in schemas:
+        raise wrong("tool_choice", choice, f"one of the tools {', '.join(schemas)}")
+    try:
+        if named is not None:
+            schema = schemas[named]
+        else:
+            is_parallel = flag(body, "parallel_tool_calls", default=True)
+            schema = _list_of_calls(schemas, is_parallel=is_parallel)
+        return Tools(tools, named, json.dumps(schema))
+    except RecursionError:
+        raise ApiError(400, "tools are nested too deeply", param="tools") from None
+
+
+def _check_choice(choice: object) -> str | None:
+    """Return the name of a function that is to be called; raise ApiError for a wrong choice."""
+    if choice in (None, "none", "auto", "required"):
+        return None
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        name = mapping(choice, "function").get("name")
+        if isinstance(name, str):
+            return name
+    expected = '\'none\', \'required\' or {"type": "function", "function": {"name": …}}'
+    raise wrong("tool_choice", choice, expected)
+
+
+def _function(where: str, tool: object) -> tuple[str, Body]:
+    """Return the name of a function and the schema of its arguments."""
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise wrong(where, tool, 'an object {"type": "function", "function": {…}}')
+    check_fields(tool, TOOL_FIELDS, f"{where}.")
+    function = mapping(tool, "function")
+    check_fields(function, FUNCTION_FIELDS, f"{where}.function.")
+    name, schema = function.get("name"), mapping(function, "parameters") or _NOTHING
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        expected = "1 to 64 letters, digits, underscores and dashes"
+        raise wrong(f"{where}.function.name", name, expected)
+    if schema.get("type", "object") != "object":
+        raise wrong(f"{where}.function.parameters", schema, "the JSON schema of an object")
+    return name, {**schema, "type": "object"}
+
+
+def _list_of_calls(schemas: Mapping[str, Body], *, is_parallel: bool) -> Body:
+    """Return the schema of a list of objects with a function's name and its parameters."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [name]},
+                "parameters": {"$ref": f"#/$defs/{name}"},
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for name in schemas
+    ]
+    return {
+        "type": "array",
+        "minItems": 1,
+        **({} if is_parallel else {"maxItems": 1}),
+        "items": {"anyOf": calls},
+        "$defs": {name: _below(schema, f"#/$defs/{name}") for name, schema in schemas.items()},
+    }
+
+
+def _below(schema: object, place: str) -> object:
+    """Return a schema whose references to its own root lead to `place` instead."""
+    if isinstance(schema, list):
+        return [_below(each, place) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        name: f"{place}{value[1:]}"
+        if name == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _below(value, place)
+        for name, value in schema.items()
+    }
