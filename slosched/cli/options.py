@@ -14,7 +14,7 @@ import typer
 from slosched.cli.session_options import SessionOptions
 from slosched.cli.trace_source import make_up, read_part
 from slosched.core import NO_SLO, SLO, DeadlineRule, LatencyModel, Limits, PreemptionMode
-from slosched.kv import HostWrites, PrefixCaching, PrefixHost
+from slosched.kv import Eviction, HostWrites, PrefixCaching, PrefixHost
 from slosched.workload import (
     KINDS,
     Adapters,
@@ -462,6 +462,16 @@ PrefixCache = Annotated[
         help="Whether prompts with a common prefix share KV blocks, also with requests that have "
         "ended.  hash finds prefixes by block hashes, as in vLLM; merged does, too, and merges "
         "equal blocks, as in vLLM V0; radix uses a radix tree, as in SGLang."
+    ),
+]
+PrefixCacheEviction = Annotated[
+    Eviction,
+    typer.Option(
+        help="What --prefix-cache hash evicts first when it needs room.  lru: what was left "
+        "longest ago, as in vLLM; ttl: what has outlived the time for which it was worth its "
+        "memory, as in Continuum; tail_lru: tails that a turn can do without; saved_time: what is "
+        "likely to save the least device time; belady: what is used again last, in the simulator "
+        "alone."
     ),
 ]
 PrefixHostTokens = Annotated[

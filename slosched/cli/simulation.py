@@ -16,7 +16,7 @@ from slosched.cli.inert_options import note_inert
 from slosched.cli.speculation import Speculate
 from slosched.core import Limits, Policy
 from slosched.evaluate.comparison import Comparison, Replica, compare, kv_capacity_tokens
-from slosched.kv import HostWrites, PrefixCaching
+from slosched.kv import Eviction, HostWrites, PrefixCaching
 from slosched.perfmodel import (
     DEFAULT_MODEL,
     FittedModel,
@@ -174,11 +174,13 @@ class ReplicaOptions:
         ),
     ] = None
     prefix_cache: options.PrefixCache = PrefixCaching.OFF
+    prefix_cache_eviction: options.PrefixCacheEviction = Eviction.LRU
     prefix_host_tokens: options.PrefixHostTokens = 0
     prefix_host_writes: options.PrefixHostWrites = HostWrites.BACK
 
     def open(self, limits: Limits, kv: options.KVOptions, seed: int) -> Replica:
         """Return the replica. Without --latency-model it is a bundled GPU, `DEFAULT_MODEL`."""
+        self.prefix_cache.check(self.prefix_cache_eviction)
         name = DEFAULT_MODEL if self.latency_model is None else self.latency_model
         model = load_model(name)
         extrapolated = beyond_range(model, limits.max_num_batched_tokens)
@@ -194,6 +196,7 @@ class ReplicaOptions:
             block_size=kv.block_size,
             num_host_blocks=kv.num_host_blocks,
             prefix_cache=self.prefix_cache,
+            eviction=self.prefix_cache_eviction,
             prefix_host=options.prefix_host(self.prefix_cache, *host),
             disturbances=self._disturbances(model),
             bias=self.bias,

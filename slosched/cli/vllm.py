@@ -42,6 +42,7 @@ _OURS_ALONE = (
     "overlap",
     "preemption",
     "prefix_cache",
+    "prefix_cache_eviction",
     "prefix_host_tokens",
     "prefix_host_writes",
     "recalibrate",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from slosched.core import DeadlineRule, Limits, Policy, Request
 from slosched.fleet.scaling import Lease
 from slosched.fleet.split_setup import AnyFleet
+from slosched.kv import Eviction
 from slosched.metrics import RequestRecord, StepRow, Summary, records_of, summarize
 from slosched.perfmodel import (
     NO_SERVER_TIME,
@@ -69,6 +70,11 @@ class Replica:
             "latency model": self.model_name,
             "kv_tokens": config.num_blocks * config.block_size,
             "prefix_cache": config.prefix_cache,
+            **(
+                {}
+                if config.eviction is Eviction.LRU
+                else {"prefix_cache_eviction": config.eviction}
+            ),
             "prefix_host_tokens": config.prefix_host.num_blocks * config.block_size,
             "prefix_host_writes": config.prefix_host.writes,
             **asdict(config.disturbances),

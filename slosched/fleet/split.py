@@ -15,7 +15,7 @@ from slosched.fleet.simulate import check_single_answers, seed_of
 from slosched.fleet.timeline import Timeline
 from slosched.fleet.transfer import KVTransfer, Links, Transfer
 from slosched.fleet.view import ReplicaKind
-from slosched.kv import NO_PREFIX_HOST, PrefixCaching
+from slosched.kv import NO_PREFIX_HOST, Eviction, PrefixCaching
 from slosched.simulator.grouped import OnRow
 from slosched.simulator.simulate import SimulatedReplica, make_requests
 from slosched.workload.trace import Trace
@@ -148,7 +148,12 @@ class SplitFleet:
         )
 
     def _decode_replica(self, index: int, kind: ReplicaKind) -> DecodeReplica:
-        config = replace(kind.config, prefix_cache=PrefixCaching.OFF, prefix_host=NO_PREFIX_HOST)
+        config = replace(
+            kind.config,
+            prefix_cache=PrefixCaching.OFF,
+            eviction=Eviction.LRU,
+            prefix_host=NO_PREFIX_HOST,
+        )
         kind = ReplicaKind(kind.model, config)
         return DecodeReplica(
             index,

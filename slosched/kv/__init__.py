@@ -2,6 +2,9 @@
 
 from slosched.kv.cache import KVCache
 from slosched.kv.checks import KVCorruptionError
+from slosched.kv.eviction.order import Known
+from slosched.kv.eviction.orders import Eviction
+from slosched.kv.eviction.ranked_index import RankedIndex
 from slosched.kv.pool import BlockPool, OutOfBlocksError
 from slosched.kv.prefix.hash_index import HashIndex
 from slosched.kv.prefix.host_tier import NO_PREFIX_HOST, HostWrites, PrefixHost
@@ -14,16 +17,19 @@ __all__ = [
     "NO_PREFIX_HOST",
     "BlockKeys",
     "BlockPool",
+    "Eviction",
     "HashIndex",
     "HostWrites",
     "KVCache",
     "KVCorruptionError",
     "Key",
+    "Known",
     "MergedIndex",
     "OutOfBlocksError",
     "PrefixCaching",
     "PrefixHost",
     "PrefixIndex",
     "RadixIndex",
+    "RankedIndex",
     "block_keys",
 ]

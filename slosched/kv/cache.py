@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from slosched.core import BlockCopy, BlockLedger
 from slosched.kv.checks import KVCorruptionError, check_pool
+from slosched.kv.eviction.ranked_cache import RankedBlocks, RankedPrefixCache
+from slosched.kv.eviction.ranked_index import RankedIndex
 from slosched.kv.pool import BlockPool
 from slosched.kv.prefix.cache import PlannedPrefixCache, PrefixCache, TieredPrefixCache
 from slosched.kv.prefix.groups import GroupPrefixCache
@@ -70,7 +72,11 @@ class KVCache:
         blocks = _shared_blocks(index, self.block_size, NoHostTier())
         if not isinstance(index, HashIndex):
             return PrefixCache(blocks, self._device, self._tables)
-        kind = MergedPrefixCache if isinstance(index, MergedIndex) else PlannedPrefixCache
+        kind = PlannedPrefixCache
+        if isinstance(index, MergedIndex):
+            kind = MergedPrefixCache
+        elif isinstance(index, RankedIndex):
+            kind = RankedPrefixCache
         return kind(blocks, index, self._device, self._tables)
 
     def share_in_groups(self, shares: bool) -> None:
@@ -214,4 +220,6 @@ class KVCache:
 def _shared_blocks(index: PrefixIndex, block_size: int, host: NoHostTier) -> SharedBlocks:
     if isinstance(index, MergedIndex):
         return MergedBlocks(index, block_size, host)
+    if isinstance(index, RankedIndex):
+        return RankedBlocks(index, block_size, host)
     return SharedBlocks(index, block_size, host)

@@ -106,6 +106,8 @@ class Lifecycle:
         """End an unfinished request, which gives back all that it holds."""
         assert not request.status.is_ended, f"{request.request_id!r} would end twice"
         self._queues.remove(request)
+        # The prefix cache asks how and when the request ended.
+        request.status, request.end_reason, request.end_s = reason.status, reason, now_s
         self._kv.forget(request.request_id)
         if self._speculation is not None:
             self._speculation.forget(request.request_id)
@@ -114,9 +116,6 @@ class Lifecycle:
             request.num_output_tokens -= 1
             request.output_token_ids.pop()
             request.token_times_s.pop()
-        request.status = reason.status
-        request.end_reason = reason
-        request.end_s = now_s
         self._ended.append(request)
         if request.group is not None:
             self._groups.note_ended(request)

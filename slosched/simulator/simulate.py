@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from slosched.core import LatencyModel, Limits, Policy, Request, fan_out
 from slosched.engine.loop import Engine, StepRecord
 from slosched.engine.overlap import OverlappedEngine
-from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
+from slosched.kv import NO_PREFIX_HOST, Eviction, Known, KVCache, PrefixCaching, PrefixHost
+from slosched.kv.eviction.order import KnownReturn
 from slosched.metrics import StepRow
 from slosched.perfmodel import FittedModel, OnlineModel, scaled
 from slosched.scheduler import Scheduler
@@ -18,6 +19,7 @@ from slosched.simulator.closed_loop import Turns, in_order, play
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
 from slosched.simulator.drafts import AcceptedDrafts, SimulatedDrafts
 from slosched.simulator.grouped import GroupedSteps, OnRow
+from slosched.simulator.known_returns import known_returns
 from slosched.simulator.open_loop import OpenLoop
 from slosched.simulator.race import rehearse_in_line
 from slosched.simulator.scheduling_time import ScheduleTime, SimulatedDevice, TakesTime
@@ -37,6 +39,8 @@ class SimulationConfig:
     """KV blocks in host memory, for preemption by swap."""
     prefix_cache: PrefixCaching = PrefixCaching.OFF
     """Whether requests share KV blocks of equal content, by the trace's prefix hashes."""
+    eviction: Eviction = Eviction.LRU
+    """The order in which the prefix cache evicts what no request holds."""
     prefix_host: PrefixHost = NO_PREFIX_HOST
     """Host memory for blocks that the prefix cache evicts."""
     disturbances: Disturbances = UNDISTURBED
@@ -103,6 +107,7 @@ def simulate(
         on_step=on_step,
         on_row=on_row,
         stops_at_ends=trace.is_closed_loop,
+        known_return=known_returns(trace),
     )
     if trace.is_closed_loop:
         play(replica, Turns(trace, requests))
@@ -129,25 +134,28 @@ class SimulatedReplica:
         on_step: Callable[[StepRecord], None] | None = None,
         on_row: OnRow | None = None,
         stops_at_ends: bool = False,
+        known_return: KnownReturn | None = None,
     ) -> None:
         """Prepare it; the arguments are those of `simulate`.
 
         `output_lengths` gives the true number of output tokens by request id.  At `fails_s` all of
-        its requests end as a fault.  `run_until_end` needs `stops_at_ends`.
+        its requests end as a fault.  `run_until_end` needs `stops_at_ends`.  `known_return` is the
+        future, for an order of eviction that knows it.
         """
         policy.reset()
         rehearse_in_line(policy)
         clock = VirtualClock()
+        predictor = _biased(scheduler_model or model, config.bias)
+        if config.online:
+            predictor = OnlineModel(predictor)
+        known = Known(config.num_blocks, config.block_size, predictor, known_return)
         kv = KVCache(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             num_host_blocks=config.num_host_blocks,
-            prefix_index=config.prefix_cache.new_index(),
+            prefix_index=config.prefix_cache.new_index(config.eviction, known),
             prefix_host=config.prefix_host,
         )
-        predictor = _biased(scheduler_model or model, config.bias)
-        if config.online:
-            predictor = OnlineModel(predictor)
         if config.schedule_s:
             policy = TakesTime(policy, clock, config.schedule_s)
         drafts = config.drafts

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from slosched.core import SLO, DeadlineRule, Limits, PreemptionMode
-from slosched.kv import HostWrites, PrefixCaching, PrefixHost
+from slosched.kv import Eviction, HostWrites, PrefixCaching, PrefixHost
 from slosched.simulator.disturbances import Disturbances
 from slosched.testing.scenario import Scenario, ScenarioRequest
 
@@ -28,6 +28,7 @@ def scenario_from_json(text: str) -> Scenario:
             "limits": _limits(fields["limits"]),
             "disturbances": _disturbances(fields["disturbances"]),
             "prefix_cache": PrefixCaching(fields["prefix_cache"]),
+            "eviction": Eviction(fields.get("eviction", Eviction.LRU)),
             "prefix_host": PrefixHost(host["num_blocks"], HostWrites(host["writes"])),
         }
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from slosched.core import NO_SLO, SLO, Limits, Policy, Request
 from slosched.engine.loop import StepRecord
-from slosched.kv import NO_PREFIX_HOST, KVCache, PrefixCaching, PrefixHost
+from slosched.kv import NO_PREFIX_HOST, Eviction, Known, KVCache, PrefixCaching, PrefixHost
 from slosched.perfmodel import LinearCoefficients, LinearModel
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances
 from slosched.simulator.drafts import SimulatedDrafts
@@ -48,6 +48,7 @@ class Scenario:
     disturbances: Disturbances = UNDISTURBED
     """The disturbances of the simulated device; only `simulated` has them."""
     prefix_cache: PrefixCaching = PrefixCaching.OFF
+    eviction: Eviction = Eviction.LRU
     prefix_host: PrefixHost = NO_PREFIX_HOST
     prefix_block_tokens: int | None = None
     overlap: bool = False
@@ -78,16 +79,18 @@ class Scenario:
             num_blocks=2 * (num_sequences + num_tokens // self.block_size),
             limits=replace(self.limits, max_num_swapped_blocks=None),
             prefix_cache=PrefixCaching.OFF,
+            eviction=Eviction.LRU,
             prefix_host=NO_PREFIX_HOST,
             overlap=False,
         )
 
     def empty_cache(self) -> KVCache:
+        known = Known(self.num_blocks, self.block_size, device_model())
         return KVCache(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             num_host_blocks=self.num_host_blocks,
-            prefix_index=self.prefix_cache.new_index(),
+            prefix_index=self.prefix_cache.new_index(self.eviction, known),
             prefix_host=self.prefix_host,
         )
 
@@ -121,6 +124,7 @@ class Scenario:
             block_size=self.block_size,
             num_host_blocks=self.num_host_blocks,
             prefix_cache=self.prefix_cache,
+            eviction=self.eviction,
             prefix_host=self.prefix_host,
             disturbances=self.disturbances,
         )

@@ -36,7 +36,7 @@ from slosched.engine.log_lines import configure_logging
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
 from slosched.evaluate.comparison import kv_capacity_tokens
-from slosched.kv import HostWrites, KVCache, PrefixCaching
+from slosched.kv import Eviction, HostWrites, Known, KVCache, PrefixCaching
 from slosched.perfmodel import (
     NO_SERVER_TIME,
     FittedModel,
@@ -107,6 +107,7 @@ def serve(
         typer.Option("--overlap", help="Plan each step while the one before it runs."),
     ] = False,
     prefix_cache: options.PrefixCache = PrefixCaching.OFF,
+    prefix_cache_eviction: options.PrefixCacheEviction = Eviction.LRU,
     prefix_host_tokens: options.PrefixHostTokens = 0,
     prefix_host_writes: options.PrefixHostWrites = HostWrites.BACK,
     speculate: Speculate = None,
@@ -196,6 +197,7 @@ def serve(
     chosen = service.with_floors(make_policy(policy))
     if not isinstance(chosen, Door):
         chosen = Door(chosen, refuse=Refuse.UNKEEPABLE)
+    prefix_cache.check(prefix_cache_eviction)
     prefix_host = options.prefix_host(
         prefix_cache, prefix_host_tokens, prefix_host_writes, kv.block_size
     )
@@ -219,13 +221,14 @@ def serve(
         adapters.add_all(adapter_paths)  # before a minute is spent on the calibration
         calibrated = partial(calibrated_model, local, limits.limits(), calibrate, anew=recalibrate)
         device = _real(local, given, calibrated, force)
-    index = prefix_cache.new_index()
-    cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index, prefix_host)
     times = device.server_time
-    steps = with_longer_steps(device.latency_model, times.per_step_s(overlap=overlap))
+    steps = OnlineModel(with_longer_steps(device.latency_model, times.per_step_s(overlap=overlap)))
+    known = Known(device.num_blocks, kv.block_size, steps)
+    index = prefix_cache.new_index(prefix_cache_eviction, known)
+    cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index, prefix_host)
     step_limits = replace(limits.limits(), max_loras=loras.max_loras)
     speculation = None if speculate is None else speculate.speculation()
-    scheduler = Scheduler(chosen, cache, step_limits, OnlineModel(steps), speculation)
+    scheduler = Scheduler(chosen, cache, step_limits, steps, speculation)
     loop = Engine(scheduler, device.executor, MonotonicClock(), host_s=times.per_step_host_s)
     rehearse_apart(chosen)
     if overlap:

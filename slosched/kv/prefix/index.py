@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from slosched.kv.prefix.hash_index import HashIndex
+from slosched.kv.eviction.order import Known
+from slosched.kv.eviction.orders import Eviction
 from slosched.kv.prefix.keys import Key
 from slosched.kv.prefix.merged_index import MergedIndex
 from slosched.kv.prefix.radix_index import RadixIndex
@@ -76,14 +77,28 @@ class PrefixCaching(StrEnum):
     MERGED = "merged"
     RADIX = "radix"
 
-    def new_index(self) -> PrefixIndex | None:
-        """Return an empty index of this kind, or None for no prefix cache."""
+    def new_index(
+        self, eviction: Eviction = Eviction.LRU, known: Known | None = None
+    ) -> PrefixIndex | None:
+        """Return an empty index of this kind, or None for no prefix cache.
+
+        All orders but `lru` need `known`.  Raise ValueError for one that this kind does not have.
+        """
+        self.check(eviction)
         match self:
             case PrefixCaching.OFF:
                 return None
             case PrefixCaching.HASH:
-                return HashIndex()
+                return eviction.new_index(known or Known(num_blocks=1, block_size=1))
             case PrefixCaching.MERGED:
                 return MergedIndex()
             case PrefixCaching.RADIX:
                 return RadixIndex()
+
+    def check(self, eviction: Eviction) -> None:
+        """Raise ValueError if this kind of prefix cache does not have an order of eviction."""
+        if eviction is not Eviction.LRU and self is not PrefixCaching.HASH:
+            raise ValueError(
+                f"only the prefix cache hash evicts in the order {eviction}, not {self}: choose "
+                "--prefix-cache hash, or --prefix-cache-eviction lru"
+            )

@@ -1,0 +1,1 @@
+"""Which order of eviction keeps the most programs of agents on time."""

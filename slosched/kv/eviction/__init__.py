@@ -1,0 +1,1 @@
+"""Orders in which the prefix cache evicts blocks that no request holds."""

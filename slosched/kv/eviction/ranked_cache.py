@@ -1,0 +1,50 @@
+"""A prefix cache whose index is told which requests come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slosched.core import BlockLedger, Request
+from slosched.kv.eviction.ranked_index import RankedIndex
+from slosched.kv.ledger import SharedLedger
+from slosched.kv.prefix.cache import PlannedPrefixCache
+from slosched.kv.prefix.host_tier import NoHostTier
+from slosched.kv.prefix.sharing import SharedBlocks
+
+
+class RankedBlocks(SharedBlocks):
+    """Shared blocks whose index knows of every arrival, release and end."""
+
+    def __init__(self, index: RankedIndex, block_size: int, host: NoHostTier) -> None:
+        super().__init__(index, block_size, host)
+        self._ranked_index = index
+
+    def watch(self, request: Request) -> None:
+        super().watch(request)
+        self._ranked_index.note_arrived(request, self._known_keys(request.request_id))
+
+    def leave(self, request_id: str, table: Sequence[int], *, at_end: bool) -> Sequence[int]:
+        keys, num = self.held(request_id)
+        own = super().leave(request_id, table, at_end=at_end)
+        if num:
+            self._ranked_index.note_released(self.request(request_id), keys[:num])
+        return own
+
+    def forget(self, request_id: str) -> None:
+        if self.follows(request_id):
+            self._ranked_index.note_ended(self.request(request_id), self._known_keys(request_id))
+        super().forget(request_id)
+
+    def _known_keys(self, request_id: str) -> Sequence[object]:
+        return self._keys[request_id].known
+
+
+class RankedPrefixCache(PlannedPrefixCache):
+    """A prefix cache that evicts in another order than that in which blocks were left.
+
+    So no policy can foresee what is evicted for a plan in the making: requests hold what they count
+    on before any request gets a block.
+    """
+
+    def ledger(self) -> BlockLedger:
+        return SharedLedger(self._blocks, self._tables)

@@ -1,0 +1,300 @@
+"""Orders of eviction: whatever they rank, no block goes that is needed, and what each promises."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slosched.core import SLO, RequestStatus, ScheduledChunk
+from slosched.kv import Eviction, HashIndex, Known, KVCache, PrefixCaching, RankedIndex
+from slosched.kv.eviction.life_table import LifeTable
+from slosched.kv.eviction.lines import Line
+from slosched.kv.eviction.order import EvictionOrder, Rank
+from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.testing import Scenario, scenarios
+from slosched.testing.laws import check_laws
+from slosched.workload import Tiers, synthesize
+from slosched.workload.trace import Trace, TraceRequest
+from tests.factories import make_model
+from tests.kv.test_prefix_cache import SIZE, RadixMachine, make
+
+RANKED = [eviction for eviction in Eviction if eviction is not Eviction.LRU]
+IN_THE_DARK = [eviction for eviction in RANKED if eviction is not Eviction.BELADY]
+"""The orders that do not know the future."""
+
+
+class Recency(EvictionOrder):
+    """What `HashIndex` does, as a rank: what was left longest ago goes first."""
+
+    def rank(self, line: Line, now_s: float) -> Rank:
+        return Rank((0.0, float(line.left_number)))
+
+
+class Dice(EvictionOrder):
+    """Any line may go at any time."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(1)
+
+    def rank(self, line: Line, now_s: float) -> Rank:
+        down_to = self._random.randint(line.start, line.cached_to - 1)
+        return Rank((0.0, self._random.random()), now_s + self._random.random(), down_to)
+
+
+def known(num_blocks: int = 100, block_size: int = 4) -> Known:
+    return Known(num_blocks, block_size, make_model())
+
+
+class RankedMachine(RadixMachine):
+    """The rules of every prefix cache, where lines are evicted in any order.
+
+    Blocks are found once they are planned, and duplicates are kept, so the model only notes what has
+    gone: never a block that a request holds, and never one before another that stays.
+    """
+
+    new_index = staticmethod(lambda: RankedIndex(Dice()))  # type: ignore[assignment]
+
+    def notice(self, name: str, more: int, prior: int) -> None:
+        self.forget_what_went()
+        super(RadixMachine, self).notice(name, more, prior)
+
+    def forget_what_went(self) -> None:
+        here = self.index.blocks()
+        gone = [block for block in self.cached if block not in here]
+        assert not self.may_not_go.intersection(gone)
+        for block in gone:
+            self.drop(block)
+        self.may_not_go = set()
+        kept = set(self.cached.values())
+        assert all(prefix[:-SIZE] in kept for prefix in kept if len(prefix) > SIZE)
+
+    def drop(self, block: int) -> None:
+        if block in self.left:
+            self.left.remove(block)
+        del self.cached[block]
+        for step in self.steps:
+            step.blocks.discard(block)
+
+    def finish(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.requests[name].end_s = 0.0
+        super().finish(names)
+
+
+TestRankedCache = RankedMachine.TestCase
+TestRankedCache.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def serve(kv: KVCache, tokens: Sequence[int], name: str, at_s: float, lasts_s: float = 0.0) -> int:
+    """Serve a prompt alone; return the number of its blocks that were found."""
+    request = make(name, tuple(tokens), len(tokens))
+    request.arrival_s = at_s
+    kv.prefixes.watch(request)
+    found = dict(kv.prefixes.refresh())[name]
+    kv.prefixes.start(name)
+    chunk = ScheduledChunk(request, len(tokens) - found, found, True, kv.grow(name, len(tokens)))
+    kv.prefixes.note_planned([chunk])
+    kv.prefixes.note_computed([chunk])
+    request.status, request.end_s = RequestStatus.FINISHED, at_s + lasts_s
+    kv.forget(name)
+    kv.check()
+    return found // kv.block_size
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=30))
+def test_ranked_by_recency_the_index_evicts_what_lru_does(prompts: list[list[int]]) -> None:
+    """So all that an order changes is the order.
+
+    One token more than full blocks leaves no duplicate, which a ranked index would evict first.
+    """
+    caches = [KVCache(7, 2, 0, index) for index in (HashIndex(), RankedIndex(Recency()))]
+    for place, blocks in enumerate(prompts):
+        tokens = [*itertools.chain(*([block] * 2 for block in blocks)), 0]
+        found = [serve(kv, tokens, f"r{place}", float(place)) for kv in caches]
+        assert found[0] == found[1]
+        tables = [sorted(kv.prefixes.index.blocks()) for kv in caches]
+        assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize("eviction", IN_THE_DARK)
+@settings(max_examples=25, deadline=None)
+@given(scenario=scenarios())
+def test_the_laws_of_policies_hold_in_every_order(eviction: Eviction, scenario: Scenario) -> None:
+    changed = replace(scenario, prefix_cache=PrefixCaching.HASH, eviction=eviction)
+    for name in ("fcfs", "goodput"):
+        check_laws(partial(make_policy, name), changed, conserves_work=False)
+
+
+def agents(num_requests: int, rate: float) -> Trace:
+    """Return sessions of agents with prompts an eighth as long, to keep replays short."""
+    trace = synthesize("agents", num_requests=num_requests, rate=rate, seed=3)
+    return trace.with_lengths_scaled(1 / 8).with_slo(Tiers((SLO(10.0, 0.5),), (1.0,)))
+
+
+@pytest.mark.parametrize("eviction", RANKED)
+def test_two_replays_of_sessions_are_equal_and_every_turn_ends(eviction: Eviction) -> None:
+    config = SimulationConfig(
+        num_blocks=1500, prefix_cache=PrefixCaching.HASH, eviction=eviction, num_host_blocks=0
+    )
+    runs = [simulate(agents(200, 2.0), make_policy("fcfs"), make_model(), config) for _ in range(2)]
+    assert all(request.status.is_ended for request in runs[0])
+    assert [r.token_times_s for r in runs[0]] == [r.token_times_s for r in runs[1]]
+    assert sum(r.num_cached_tokens for r in runs[0]) > 0
+
+
+def misses(eviction: Eviction, visits: Sequence[int], num_blocks: int) -> int:
+    """Return the misses of visits to prompts of one block each, one second apart."""
+    lines = [
+        TraceRequest(f"r{place}", float(place), 5, 1, prefix_hashes=(visit,), session_id=str(visit))
+        for place, visit in enumerate(visits)
+    ]
+    trace = Trace.of(lines, "visits", prefix_block_tokens=4)
+    config = SimulationConfig(
+        num_blocks=num_blocks, block_size=4, prefix_cache=PrefixCaching.HASH, eviction=eviction
+    )
+    requests = simulate(trace, make_policy("fcfs"), make_model(), config)
+    return sum(not request.num_cached_tokens for request in requests)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("other", [e for e in Eviction if e is not Eviction.BELADY])
+def test_belady_misses_least_where_blocks_are_of_one_size(other: Eviction, seed: int) -> None:
+    visits = random.Random(seed).choices(range(12), k=150)
+    assert misses(Eviction.BELADY, visits, 8) <= misses(other, visits, 8)
+
+
+def test_belady_keeps_what_is_used_next_where_lru_loses_everything() -> None:
+    visits = list(itertools.islice(itertools.cycle(range(9)), 90))
+    assert misses(Eviction.LRU, visits, 8) == 90
+    assert misses(Eviction.BELADY, visits, 8) < 45
+
+
+def prompt(number: int, num_blocks: int) -> list[int]:
+    """Return a prompt of this many full blocks of four tokens, and one token more."""
+    return [number] * (4 * num_blocks + 1)
+
+
+def cache(eviction: Eviction, num_blocks: int) -> KVCache:
+    return KVCache(num_blocks, 4, 0, PrefixCaching.HASH.new_index(eviction, known(num_blocks)))
+
+
+def test_ttl_lets_go_first_what_has_outlived_its_time() -> None:
+    kv = cache(Eviction.TTL, 60)
+    at_s = 0.0
+    for turn in range(40):  # pauses of a second, so that nothing is worth keeping much longer
+        serve(kv, prompt(1, 10), f"a{turn}", at_s)
+        at_s += 1.0
+    serve(kv, prompt(2, 20), "old", at_s)
+    serve(kv, prompt(3, 20), "new", at_s + 50.0)
+    serve(kv, prompt(4, 25), "big", at_s + 50.5)
+    assert serve(kv, prompt(3, 20), "new again", at_s + 50.6) == 20
+    assert serve(kv, prompt(2, 20), "old again", at_s + 51.0) < 20
+
+
+def test_tail_lru_takes_a_tail_of_everything_before_all_of_anything() -> None:
+    index = PrefixCaching.HASH.new_index(Eviction.TAIL_LRU, Known(1000, 64))
+    kv = KVCache(400, 64, 0, index)
+    for name, number in (("a", 1), ("b", 2)):
+        serve(kv, [number] * (64 * 150 + 1), name, float(number))
+    serve(kv, [3] * (64 * 200 + 1), "c", 3.0)
+    found = [serve(kv, [n] * (64 * 150 + 1), f"again {n}", 3.0 + n) for n in (1,)]
+    # The 5,192 tokens at the end of a prompt are spared: 81 blocks, of which both lose some.
+    assert found[0] >= 150 - 81
+
+
+def test_saved_time_learns_that_what_is_asked_once_does_not_come_back() -> None:
+    """Two prompts take turns while more than the cache holds is asked once in between."""
+
+    def found(eviction: Eviction) -> int:
+        kv = cache(eviction, 48)
+        total, at_s = 0, 0.0
+        for turn in range(60):
+            for number in (1, 2):
+                at_s += 1.0
+                total += serve(kv, prompt(number, 15), f"{number}-{turn}", at_s)
+            for once in range(4):
+                at_s += 1.0
+                serve(kv, prompt(100 + 4 * turn + once, 10), f"once-{turn}-{once}", at_s)
+        return total
+
+    assert found(Eviction.SAVED_TIME) > 1.5 * found(Eviction.LRU)
+
+
+def test_saved_time_keeps_the_prompt_for_which_a_request_waits() -> None:
+    kv = cache(Eviction.SAVED_TIME, 50)
+    serve(kv, prompt(1, 20), "a", 0.0)
+    serve(kv, prompt(2, 20), "b", 1.0)
+    waiting = make("a again", tuple(prompt(1, 20)), 81)
+    waiting.arrival_s = 2.0
+    kv.prefixes.watch(waiting)
+    serve(kv, prompt(3, 25), "c", 3.0)
+    kv.prefixes.start("a again")
+    assert kv.num_held_blocks("a again") == 20
+
+
+def line() -> Line:
+    return Line(None, (), 0, 1, 0, 0, 0)
+
+
+def test_the_life_table_waits_for_what_returns_after_a_fixed_time() -> None:
+    table, now_s, one = LifeTable(), 0.0, line()
+    for _ in range(200):
+        table.leave(one, now_s)
+        now_s += 5.0
+        table.advance(now_s)
+        table.come_back(one, now_s)
+    table.leave(one, now_s)
+    assert table.rate(one, now_s + 3.0)[0] > table.rate(one, now_s)[0] > 0.1
+
+
+def test_the_life_table_sees_that_who_stays_away_long_has_gone() -> None:
+    table, draw = LifeTable(), random.Random(0)
+    now_s = 0.0
+    for _ in range(2000):
+        one = line()
+        table.leave(one, now_s)
+        if draw.random() < 0.9:
+            now_s += draw.expovariate(0.5)
+            table.advance(now_s)
+            table.come_back(one, now_s)
+    one = line()
+    table.leave(one, now_s)
+    soon, until_s = table.rate(one, now_s + 1.0)
+    assert 0.3 < soon < 0.6  # 90 % come back, at 0.5 a second
+    assert until_s > now_s + 1.0
+    late, _ = table.rate(one, now_s + 40.0)
+    assert late < 0.1 * soon
+
+
+def test_an_order_that_lacks_what_it_needs_says_so() -> None:
+    with pytest.raises(ValueError, match="belady has to know"):
+        PrefixCaching.HASH.new_index(Eviction.BELADY, known())
+    with pytest.raises(ValueError, match="latency model"):
+        PrefixCaching.HASH.new_index(Eviction.TTL, Known(10, 16))
+    for kind in (PrefixCaching.OFF, PrefixCaching.RADIX, PrefixCaching.MERGED):
+        with pytest.raises(ValueError, match="only the prefix cache hash"):
+            kind.new_index(Eviction.SAVED_TIME, known())
+
+
+def test_lru_is_the_index_that_there_always_was() -> None:
+    assert type(PrefixCaching.HASH.new_index(Eviction.LRU)) is HashIndex
+
+
+def idle_lines(index: RankedIndex) -> int:
+    return len(index._queue)
+
+
+def test_the_queue_does_not_grow_with_the_number_of_requests() -> None:
+    kv = KVCache(100, 4, 0, index := RankedIndex(Recency()))
+    for turn in range(3000):
+        serve(kv, prompt(turn % 3, 5), f"r{turn}", float(turn))
+    assert idle_lines(index) < 600
