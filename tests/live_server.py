@@ -44,7 +44,7 @@ from slosched.engine.server import (
 )
 from slosched.engine.server.connection import ConnectionLimits
 from slosched.engine.server.run import serve_in_thread
-from slosched.kv import KVCache, PrefixCaching
+from slosched.kv import Eviction, Known, KVCache, PrefixCaching
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler, Speculation
 from slosched.workload.service_tier import ServiceTier
@@ -139,6 +139,7 @@ def live(
     api_keys: tuple[str, ...] = (),
     admin_api_key: str | None = None,
     prefix_cache: PrefixCaching = PrefixCaching.OFF,
+    eviction: Eviction = Eviction.LRU,
     device_model: LatencyModel = FAST,
     tiers: tuple[ServiceTier, ...] = (),
     tenants: Mapping[str, str] | None = None,
@@ -150,7 +151,8 @@ def live(
     **settings: Any,
 ) -> Iterator[Live]:
     """Yield a server; `settings` are further fields of `ServerConfig`."""
-    kv = KVCache(num_blocks, block_size=4, prefix_index=prefix_cache.new_index())
+    index = prefix_cache.new_index(eviction, Known(num_blocks, 4, device_model))
+    kv = KVCache(num_blocks, block_size=4, prefix_index=index)
     scheduler = Scheduler(policy or FCFS(), kv, limits or Limits(), model, speculation)
     device = Device(device_model)
     clock = clock or MonotonicClock()

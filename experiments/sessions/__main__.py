@@ -30,7 +30,7 @@ def run() -> None:
     known = set(kept[_KEY].itertuples(index=False, name=None))
     cases = [
         (cell, eviction, seed)
-        for seed, cell, eviction in product(SEEDS, CELLS, EVICTIONS)
+        for cell, seed, eviction in product(CELLS, SEEDS, EVICTIONS)
         if (cell.policy, cell.kv_tokens, cell.rate, str(eviction), seed) not in known
     ]
     rows: list[Mapping[Hashable, object]] = [*kept.to_dict("records")]

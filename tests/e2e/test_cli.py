@@ -296,6 +296,24 @@ def test_what_the_prefix_cache_found_is_told(cli: Cli) -> None:
     assert "says nothing of shared prefixes" in said.out
 
 
+def test_the_prefix_cache_evicts_in_the_order_that_is_asked_for(cli: Cli) -> None:
+    agents = ("--trace", "agents", "-n", "40", "--length-scale", "0.1", "--kv-tokens", "24000")
+    order = "--prefix-cache-eviction"
+    said = cli("replay", *agents, "--prefix-cache", "hash", order, "belady", "-o", "run")
+    assert said.status == 0, said.err
+    run = read_records(Path("run/records.jsonl"))
+    assert run.provenance["prefix_cache_eviction"] == "belady"
+    assert sum(record.num_cached_tokens for record in run.records) > 0
+    said = cli("replay", *agents, "--prefix-cache", "radix", order, "ttl")
+    assert said.status == 1
+    assert "only the prefix cache hash evicts in the order ttl" in said.err
+    said = cli(
+        "replay", "--trace", "azure_conv", "-n", "5", "--prefix-cache", "hash", order, "belady"
+    )
+    assert said.status == 1
+    assert "a trace that has sessions" in said.err
+
+
 def test_what_the_device_evicts_is_found_in_host_memory(cli: Cli) -> None:
     short = ("--trace", "sessions", "-n", "40", "--prefix-cache", "radix", "--kv-tokens", "12288")
     host = ("--prefix-host-tokens", "200000", "--prefix-host-writes", "write_through")

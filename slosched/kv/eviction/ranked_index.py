@@ -49,7 +49,10 @@ class RankedIndex(HashIndex):
     # What the requests do.
 
     def note_arrived(self, request: Request, keys: Sequence[Key]) -> None:
-        """Note that a request with these keys has arrived; again after a preemption, in vain."""
+        """Note that a request with these keys has arrived.
+
+        Do nothing if it is known already: a preempted request waits again, but is no new use.
+        """
         path = self._lines.path(keys, len(keys))
         if any(request.request_id in line.users for line in path):
             return
