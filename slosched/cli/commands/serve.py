@@ -223,9 +223,15 @@ def serve(
         device = _real(local, given, calibrated, force)
     times = device.server_time
     steps = OnlineModel(with_longer_steps(device.latency_model, times.per_step_s(overlap=overlap)))
-    known = Known(device.num_blocks, kv.block_size, steps)
-    index = prefix_cache.new_index(prefix_cache_eviction, known)
-    cache = KVCache(device.num_blocks, kv.block_size, kv.num_host_blocks, index, prefix_host)
+    cache = KVCache(
+        device.num_blocks,
+        kv.block_size,
+        kv.num_host_blocks,
+        prefix_cache.new_index(
+            prefix_cache_eviction, Known(device.num_blocks, kv.block_size, steps)
+        ),
+        prefix_host,
+    )
     step_limits = replace(limits.limits(), max_loras=loras.max_loras)
     speculation = None if speculate is None else speculate.speculation()
     scheduler = Scheduler(chosen, cache, step_limits, steps, speculation)
