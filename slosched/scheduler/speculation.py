@@ -51,6 +51,11 @@ class Speculation:
         """Draft tokens that were verified so far."""
         self.num_accepted = 0
 
+    @property
+    def max_draft_tokens(self) -> int:
+        """Return the most draft tokens that a request verifies in a step."""
+        return self._num_draft_tokens
+
     def with_drafts(
         self,
         output: SchedulerOutput,

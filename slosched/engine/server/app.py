@@ -14,6 +14,7 @@ from starlette.routing import Route
 from slosched.core import Request
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
 from slosched.engine.server.account import KeepAccounts, Reporter
+from slosched.engine.server.adapter_metrics import adapter_lines
 from slosched.engine.server.adapter_routes import adapter_routes
 from slosched.engine.server.adapters import Adapters
 from slosched.engine.server.api_keys import RequireKey
@@ -131,6 +132,7 @@ class _Api:
             config.model_name, self._max_model_len, tokenizer.vocab_size, adapters
         )
         self.bodies = BodyReader(config, self._max_model_len, adapters)
+        self._adapters = adapters
         self._grammars = GrammarQueue(grammars, config.retry_after_s)
         self.text = TextEndpoints(
             worker,
@@ -162,6 +164,9 @@ class _Api:
         text = self._worker.metrics.render(self._config.model_name)
         label = labels_of(model_name=self._config.model_name)
         lines = [*self._grammars.lines(label), *self.http_metrics.lines()]
+        if self._config.changes_adapters or self._adapters.loaded:
+            max_loras = self._worker.scheduler.limits.max_loras
+            lines += adapter_lines(self._worker.requests, self._adapters, max_loras)
         return PlainTextResponse(text + "\n".join(lines) + "\n", media_type=CONTENT_TYPE)
 
     async def load(self, _http: HTTPRequest) -> Response:

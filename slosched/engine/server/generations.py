@@ -61,9 +61,13 @@ class Generations:
 
         Any thread may ask.
         """
+        return len({answer_id(request) for request in self.requests})
+
+    @property
+    def requests(self) -> list[Request]:
+        """Return the requests that have not ended.  Any thread may ask."""
         # A copy, made in one go: the engine's thread may change the dict during a Python loop.
-        waiting = tuple(self._by_name.values())
-        return len({answer_id(generation.request) for generation in waiting})
+        return [generation.request for generation in tuple(self._by_name.values())]
 
     def find(self, request_id: str) -> Generation | None:
         """Return the generation of a request that has not ended, or None."""

@@ -65,6 +65,10 @@ class ServerMetrics:
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._num_accepted_tokens = 0
+        speculation = scheduler.speculation
+        most_drafts = 0 if speculation is None else speculation.max_draft_tokens
+        self._num_accepted_at = [0] * most_drafts
+        """How many drafts were accepted at least up to each place."""
         self._predicted_s = 0.0
         self._predicted_took_s = 0.0
         self._finished = FinishedMetrics()
@@ -105,7 +109,10 @@ class ServerMetrics:
         if batch.drafts:
             self._num_drafts += len(batch.drafts)
             self._num_draft_tokens += sum(map(len, batch.drafts.values()))
-            self._num_accepted_tokens += sum(num_accepted.values())
+            for num_tokens in num_accepted.values():
+                self._num_accepted_tokens += num_tokens
+                for place in range(num_tokens):
+                    self._num_accepted_at[place] += 1
         self._num_corrupted += len(record.result.failed)
         self._num_preemptions += len(batch.output.preempted) + len(batch.output.swapped_out)
         if batch.predicted_s is not None:
@@ -255,6 +262,13 @@ class ServerMetrics:
         ):
             name = f"vllm:spec_decode_num_{name}_total"
             yield from sample(name, "counter", text, label, value)
+        at_place = {
+            f'{label},position="{place}"': number
+            for place, number in enumerate(self._num_accepted_at)
+        }
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        text = "Draft tokens that were accepted, by their place in the draft."
+        yield from samples(name, "counter", text, at_place)
 
     def _ended(self, label: str) -> Iterator[str]:
         ended = {

@@ -28,7 +28,7 @@ class Histogram:
         self._sum += value
 
     def lines(self, label: str) -> Iterator[str]:
-        yield from _head(self.name, "histogram", self.text)
+        yield from head(self.name, "histogram", self.text)
         yield from self.samples(label)
 
     def samples(self, label: str) -> Iterator[str]:
@@ -59,7 +59,7 @@ class HistogramByTier:
     def lines(self, label: str) -> Iterator[str]:
         """Yield all lines; none before the first value."""
         if self._of_tier:
-            yield from _head(self._name, "histogram", self._text)
+            yield from head(self._name, "histogram", self._text)
         for tier, histogram in tuple(self._of_tier.items()):
             yield from histogram.samples(
                 label if tier is None else f"{label},{labels_of(tier=tier)}"
@@ -77,12 +77,13 @@ def sample(name: str, kind: str, text: str, labels: str, value: float) -> Iterat
 
 def samples(name: str, kind: str, text: str, values: Mapping[str, float]) -> Iterator[str]:
     """Yield the lines of one metric, with a value for each set of labels."""
-    yield from _head(name, kind, text)
+    yield from head(name, kind, text)
     for labels, value in values.items():
         yield f"{name}{{{labels}}} {value!r}" if labels else f"{name} {value!r}"
 
 
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
+def head(name: str, kind: str, text: str) -> Iterator[str]:
+    """Yield the lines that describe a metric."""
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} {kind}"
 

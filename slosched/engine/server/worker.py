@@ -117,6 +117,11 @@ class EngineWorker:
         return self._engine.scheduler
 
     @property
+    def requests(self) -> list[Request]:
+        """Return the requests that have not ended, to read from."""
+        return self._generations.requests
+
+    @property
     def capacity_tokens(self) -> int:
         """Return the number of tokens that the whole KV cache holds."""
         return self.scheduler.kv.num_blocks * self.scheduler.kv.block_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,23 @@ def test_the_options_of_the_command_line() -> None:
             AdapterOptions(loras).paths("m", is_emulated=False)
     with pytest.raises(ValueError, match="emulated"):
         AdapterOptions(["a=x"]).paths("m", is_emulated=True)
+
+
+def test_metrics_name_the_adapters_in_use(url: str) -> None:
+    def shown(page: str) -> str:
+        [labels] = re.findall(r"^vllm:lora_requests_info{(.*)} \d+\.\d+$", page, re.MULTILINE)
+        return str(labels)
+
+    async def scenario(client: Any) -> tuple[str, str]:
+        body = {**FIELDS, "model": "sql", "max_tokens": 400, "stream": True}
+        async with client.post("/v1/completions", json=body) as streaming:
+            await streaming.content.readline()
+            async with client.get("/metrics") as page:
+                during = shown(await page.text())
+        while (after := shown(await (await client.get("/metrics")).text())) == during:
+            await asyncio.sleep(0.01)
+        return during, after
+
+    during, after = asyncio.run(with_client(url, scenario))
+    assert during == 'max_lora="1",running_lora_adapters="sql",waiting_lora_adapters=""'
+    assert after == 'max_lora="1",running_lora_adapters="",waiting_lora_adapters=""'

@@ -166,7 +166,10 @@ def test_http_requests_and_the_process() -> None:
         assert answers("/v1/completions", "POST", "4xx") == 1
         assert answers("none", "GET", "4xx") == 1
         assert answers("/v1/models/.id.", "GET", "4xx") == 1
+        labels = 'handler="/v1/completions",method="POST"'
+        assert number(server, "http_request_duration_seconds_count", labels) == 2
         page = server.get("/metrics")[1]
+        assert page.count("# TYPE http_request_duration_seconds histogram") == 1
         for name in ("cpu_seconds_total", "start_time_seconds", "max_fds"):
             [value] = re.findall(rf"^process_{name} (\S+)$", page, re.MULTILINE)
             assert float(value) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import aiohttp
@@ -46,6 +47,12 @@ def test_everybody_gets_their_own_text_and_no_token_more(overlap: bool) -> None:
         }
         accepted = counts["vllm:spec_decode_num_accepted_tokens_total"]
         assert 0 < accepted <= counts["vllm:spec_decode_num_draft_tokens_total"]
+        name = r"vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        by_place = re.findall(rf'^{name}{{.*position="(\d)"}} (\d+)$', page, re.MULTILINE)
+        assert [place for place, _ in by_place] == ["0", "1", "2", "3"]
+        numbers = [int(number) for _, number in by_place]
+        assert sum(numbers) == accepted
+        assert numbers == sorted(numbers, reverse=True)
         assert counts["vllm:inter_token_latency_seconds_count"] == (
             counts["vllm:generation_tokens_total"] - 24
         )
