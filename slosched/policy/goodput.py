@@ -47,7 +47,7 @@ from slosched.policy.kit.punctual import (
 
 
 class Shortage(NamedTuple):
-    """A step in which not all prompts can be in time if every decode gets its token."""
+    """A step in which prompts lack time or KV blocks if every decode gets its token."""
 
     view: SchedulerView
     """The view of the policy, without the requests that it rejects in this step."""
@@ -69,8 +69,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        decodes that are due and a tile of a prompt take, and no longer if a decode is late already.
        A TPOT too small for such a step cannot be kept and counts for nothing here (`Pace`).
     3. All decodes may fit into such a step, and the prompts that wait or have begun may all be in
-       time in what the decodes leave of every step.  Then every decode gets its token, and the
-       prompts follow by deadline.
+       time in what the decodes leave of every step.  If KV blocks are not scarce, every decode then
+       gets its token, and the prompts follow by deadline.
     4. Otherwise decodes that are not due before the end of the next step may give way.  Prompts
        are planned with the share of the device that decodes leave at the pace of their TPOTs, and
        with the seats (`max_num_seqs`) that decodes leave as they end.  Moore and Hodgson's rule
@@ -152,22 +152,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         pace = self.pace_class.of(decodes, model, view.now_s)
         if view.swapped or batch.num_free_blocks < len(decodes):
             self._serve_short_of_memory(batch, view, pace, prompts)
-            return batch.build()
-        pack = self.pack_class(batch, view.now_s, begun)
-        batch.time_limit_s = self.step_s(pace)
-        supply = self.supply(pace, batch, view.now_s, pace.seat_s(decodes))
-        long = self.long_steps(pace, view) if prompts else None
-        if long is not None:
-            self.take_turns(long, pace, Shortage(view, decodes, prompts, supply), pack)
-        elif self.is_enough_for_all(pace, prompts, supply):
-            add_without_preempting(batch, decodes)
-            self.spread(pace, prompts, supply, batch, view)
-            pack.add(r for r, _ in prompts)
         else:
-            bare = self.at_bare_pace(pace, supply)
-            shortage = Shortage(view, decodes, self.beside_decodes(pace, prompts, view), bare)
-            if not self.take_freed(pace, shortage, pack):
-                self.give_way(shortage, self.order(shortage), pack)
+            pack = self.pack_class(batch, view.now_s, begun)
+            self._serve(pack, pace, decodes, prompts, view)
         return batch.build()
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
@@ -185,8 +172,11 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         supply = self.supply(pace, batch, view.now_s)
         if not self.is_enough_for_all(pace, prompts, supply):
             return None
+        pack = self.pack_class(batch, view.now_s, view.running)
+        if self._is_short_of_blocks(prompts, pack, view):
+            return None
         self.spread(pace, prompts, supply, batch, view)
-        self.pack_class(batch, view.now_s, view.running).add(r for r, _ in prompts)
+        pack.add(r for r, _ in prompts)
         return batch.build()
 
     def choose_drafts(
@@ -286,7 +276,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """
         view, decodes, prompts, _ = shortage
         batch = pack.batch
-        if pace.all_s >= batch.time_limit_s or not self._is_short_of_blocks(shortage, pack):
+        if pace.all_s >= batch.time_limit_s or not self._is_short_of_blocks(prompts, pack, view):
             return False
         tokens = tokens_in_turn(pace, decodes, view)
         if tokens is None:
@@ -336,7 +326,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         timed = in_chunks_like(long.chunk, prompts, model, view.limits.max_num_batched_tokens)
         share = self._share(pace.all_s / long.tpot_s)
         order = self.order(Shortage(view, decodes, timed, supply._replace(share=share)))
-        if self._is_short_of_blocks(shortage, pack):
+        if self._is_short_of_blocks(prompts, pack, view):
             order = shortest_first(order, timed, self.fairness)
         pack.add(order.in_time)
         pack.add(order.late)
@@ -353,10 +343,41 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         prompts += self.timed(batch, model, most_urgent(view.waiting), view.now_s)
         return by_deadline(prompts)
 
-    def _is_short_of_blocks(self, shortage: Shortage, pack: PromptPack) -> bool:
+    def _serve(
+        self,
+        pack: PromptPack,
+        pace: Pace,
+        decodes: Sequence[Request],
+        prompts: Sequence[Timed],
+        view: SchedulerView,
+    ) -> None:
+        """Fill the step of `pack`, as the class says, while every decode has its next block."""
+        batch = pack.batch
+        batch.time_limit_s = self.step_s(pace)
+        supply = self.supply(pace, batch, view.now_s, pace.seat_s(decodes))
+        long = self.long_steps(pace, view) if prompts else None
+        if long is not None:
+            self.take_turns(long, pace, Shortage(view, decodes, prompts, supply), pack)
+            return
+        is_enough = self.is_enough_for_all(pace, prompts, supply)
+        if not is_enough or self._is_short_of_blocks(prompts, pack, view):
+            bare = self.at_bare_pace(pace, supply)
+            shortage = Shortage(view, decodes, self.beside_decodes(pace, prompts, view), bare)
+            if self.take_freed(pace, shortage, pack):
+                return
+            if not is_enough:
+                self.give_way(shortage, self.order(shortage), pack)
+                return
+        add_without_preempting(batch, decodes)
+        self.spread(pace, prompts, supply, batch, view)
+        pack.add(r for r, _ in prompts)
+
+    def _is_short_of_blocks(
+        self, prompts: Sequence[Timed], pack: PromptPack, view: SchedulerView
+    ) -> bool:
         """Tell whether few KV blocks are free, and not enough for all prompts."""
         num_free_blocks = pack.batch.num_free_blocks - pack.reserved_blocks
-        return is_short_of_blocks(shortage.prompts, num_free_blocks, shortage.view)
+        return is_short_of_blocks(prompts, num_free_blocks, view)
 
     def _share(self, of_decodes: float) -> float:
         """Return the share of the device that prompts are planned with."""

@@ -66,10 +66,10 @@ def test_memory_limits_no_step_that_holds_fewer_tokens_anyway() -> None:
 
 
 def test_blocks_are_short_if_they_are_few_and_do_not_hold_the_prompts() -> None:
-    prompts = [(R("prompt", 5000, 9.0).request(), 1.0)]
-    view = full_view(num_blocks=8000)
-    assert is_short_of_blocks(prompts, 3999, view)
-    assert not is_short_of_blocks(prompts, 4000, view)  # four full steps
+    prompts = [(R("prompt", 9000, 9.0).request(), 1.0)]
+    view = full_view(num_blocks=16_000)
+    assert is_short_of_blocks(prompts, 7999, view)
+    assert not is_short_of_blocks(prompts, 8000, view)  # eight full steps
     assert not is_short_of_blocks([(R("prompt", 500, 9.0).request(), 1.0)], 500, view)
 
 

@@ -16,7 +16,7 @@ from slosched.policy.kit.chunks import Chunk, chunks_beside
 from slosched.policy.kit.pace import Pace, stay_tokens
 from slosched.policy.kit.punctual import Supply, Timed, are_in_time
 
-_FULL_STEPS = 4
+_FULL_STEPS = 8
 """Blocks are few if so many steps with the most tokens would take all that are free."""
 _TURNOVER = 1.5
 """Prompt tokens of a step, as a multiple of those that decodes free in it when the cache is full.
