@@ -11,17 +11,27 @@ from starlette.types import Scope, Send
 from slosched.gateway.asked import Asked
 from slosched.gateway.errors import replica_failed, too_late
 from slosched.gateway.fleet import LiveFleet
-from slosched.gateway.forward import NotTakenError, StreamBrokenError, Whole, forward
+from slosched.gateway.forward import (
+    NotReachedError,
+    NotTakenError,
+    StreamBrokenError,
+    Whole,
+    forward,
+)
 from slosched.gateway.metrics import End, GatewayMetrics
 from slosched.gateway.replica import LiveReplica
+
+_MOST_BROKEN = 2
+"""Replicas that may break off at the same request; it may be the request that breaks them."""
 
 
 class Exchange:
     """Answers one request.
 
     A request goes on to another replica as long as its client has seen nothing: if a replica does
-    not connect, breaks off or answers 503, and after a 429 if another replica is expected to be in
-    time.  A replica that has failed so counts as down until it tells its state again.
+    not connect or answers 503, after the first one that takes it and breaks off, and after a 429 if
+    another replica is expected to be in time.  A replica that has failed so counts as down until it
+    tells its state again.
     """
 
     def __init__(
@@ -41,8 +51,8 @@ class Exchange:
         able = self._fleet.able(asked, tried)
         self._shed_if_late(asked, able)
         whole: Whole | None = None
-        why = ""
-        while able:
+        why, num_broken = "", 0
+        while able and num_broken < _MOST_BROKEN:
             replica = self._fleet.choose(asked.request, able)
             if tried:
                 self._metrics.moved[tried[-1]] += 1
@@ -51,6 +61,7 @@ class Exchange:
                 whole = await self._try(replica, asked, content, scope, send)
             except NotTakenError as error:
                 why = f"{replica} did not answer: {error}"
+                num_broken += not isinstance(error, NotReachedError)
             except StreamBrokenError:
                 return End.FAILED
             else:

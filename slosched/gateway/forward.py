@@ -41,6 +41,10 @@ class NotTakenError(Exception):
     """A replica did not begin to answer; the text says why.  Its client has seen nothing."""
 
 
+class NotReachedError(NotTakenError):
+    """A replica could not be connected to, so that it has not seen the request either."""
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """An answer that is complete, and not yet sent to the client."""
@@ -78,7 +82,8 @@ async def forward(
     """Ask a replica; pass a stream on as it comes (None), or return the whole answer.
 
     If this is cancelled, the connection is closed, and so the replica aborts the request.
-    Raises NotTakenError if no answer has begun, and StreamBrokenError after one that broke off.
+    Raises NotTakenError if no answer has begun (NotReachedError if the request was not even sent),
+    and StreamBrokenError after one that broke off.
     """
     target = replica.url + scope["path"]
     if query := scope["query_string"]:
@@ -105,6 +110,8 @@ async def forward(
             )
             await _pass_on(response.content, send)
             return None
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise NotReachedError(describe(error)) from error
     except (aiohttp.ClientError, OSError) as error:  # OSError: TimeoutError is one
         raise NotTakenError(describe(error)) from error
 

@@ -1,0 +1,106 @@
+"""What becomes of a request at which one replica after the other breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import MutableMapping
+from typing import Any
+
+from aiohttp import web
+
+from slosched.gateway.gateway import Gateway
+
+BODY = json.dumps({"model": "fragile", "prompt": "break", "max_tokens": 4}).encode()
+
+
+class Fragile:
+    """A server that closes the connection as soon as it has read a request for text."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        self.app = web.Application()
+        self.app.router.add_get("/v1/models", self._models)
+        self.app.router.add_post("/v1/completions", self._break)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "fragile"}]})
+
+    async def _break(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.num_asked += 1
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+
+async def started(app: web.Application) -> tuple[web.AppRunner, str]:
+    """Serve on a free port; return what stops it, and its URL."""
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+async def ask(gateway: Gateway) -> tuple[int, str]:
+    """Post BODY through the gateway; return the status and the code of the error."""
+    sent: list[MutableMapping[str, Any]] = []
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    parts: list[MutableMapping[str, Any]] = [
+        {"type": "http.request", "body": BODY, "more_body": False}
+    ]
+    never = asyncio.Event()
+
+    async def receive() -> MutableMapping[str, Any]:
+        if not parts:
+            await never.wait()
+        return parts.pop()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    await gateway.app(scope, receive, send)
+    body = b"".join(m.get("body", b"") for m in sent)
+    return sent[0]["status"], json.loads(body)["error"]["code"]
+
+
+def test_a_request_that_breaks_servers_breaks_no_more_than_two() -> None:
+    async def play() -> tuple[tuple[int, str], list[int]]:
+        fragile = [Fragile() for _ in range(4)]
+        runners, urls = zip(*[await started(each.app) for each in fragile], strict=True)
+        gateway = Gateway(urls, "round_robin")
+        await gateway.start()
+        try:
+            return await ask(gateway), [each.num_asked for each in fragile]
+        finally:
+            await gateway.stop()
+            for runner in runners:
+                await runner.cleanup()
+
+    answer, num_asked = asyncio.run(play())
+    assert answer == (502, "replica_failed")
+    assert sorted(num_asked) == [0, 0, 1, 1]
+
+
+def test_a_server_that_cannot_be_reached_counts_as_nothing_broken() -> None:
+    async def play() -> tuple[tuple[int, str], int]:
+        gone = [await started(Fragile().app) for _ in range(3)]
+        last = Fragile()
+        runner, url = await started(last.app)
+        gateway = Gateway([*(other for _, other in gone), url], "round_robin")
+        await gateway.start()
+        for stopped, _ in gone:
+            await stopped.cleanup()
+        try:
+            return await ask(gateway), last.num_asked
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    assert asyncio.run(play()) == ((502, "replica_failed"), 1)
