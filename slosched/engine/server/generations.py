@@ -47,13 +47,15 @@ class Generations:
     """The generations whose requests have not ended.
 
     Only the engine's thread changes them, until another one fails them all because that thread
-    hangs.  From then on updates change nothing, so that no generation ends twice.
+    hangs.  From then on updates change nothing, and what is added fails at once, so that each
+    generation ends exactly once even if that thread goes on.
     """
 
     def __init__(self) -> None:
         self._by_name: dict[str, Generation] = {}
         self._lock = threading.Lock()
-        self._have_failed = False
+        self._failure: str | None = None
+        """Why all have failed; None if they have not."""
 
     @property
     def num_answers_awaited(self) -> int:
@@ -78,6 +80,8 @@ class Generations:
         with self._lock:
             for each in (generation, *generation.siblings):
                 self._by_name[each.request.request_id] = each
+            if self._failure is not None:
+                self._fail(self._failure)
 
     def deliver(self, updates: Mapping[str, Sequence[Update]]) -> None:
         """Give each handler its updates, and forget those whose last one has an end reason.
@@ -85,14 +89,17 @@ class Generations:
         Each event loop is woken once, however many of its requests have an update.
         """
         with self._lock:
-            if not self._have_failed:
+            if self._failure is None:
                 self._deliver(updates)
 
     def fail_all(self, why: str) -> None:
-        """End every generation as a fault; updates that come later are dropped."""
+        """End every generation as a fault, also those that are still to be added."""
         with self._lock:
-            self._deliver({name: (Update(None, EndReason.FAULT, why),) for name in self._by_name})
-            self._have_failed = True
+            self._failure = why
+            self._fail(why)
+
+    def _fail(self, why: str) -> None:
+        self._deliver({name: (Update(None, EndReason.FAULT, why),) for name in self._by_name})
 
     def _deliver(self, updates: Mapping[str, Sequence[Update]]) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Generation, Update]]] = {}

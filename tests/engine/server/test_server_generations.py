@@ -42,3 +42,26 @@ def test_any_thread_may_count_the_answers_awaited() -> None:
     loop.close()
     assert 0 < most <= len(names)
     assert generations.num_answers_awaited == 0
+
+
+def test_each_generation_ends_once_whatever_comes_after_all_have_failed() -> None:
+    async def scenario() -> tuple[list[Update], list[Update]]:
+        loop = asyncio.get_running_loop()
+        generations = Generations()
+        before, after = (Generation(make_request(name), loop) for name in ("before", "after"))
+        generations.add(before)
+        generations.fail_all("it hung")
+        generations.deliver({"before": (Update(1, EndReason.LENGTH),)})
+        generations.add(after)
+        generations.fail_all("again")
+        async with asyncio.timeout(10):
+            for generation in (before, after):
+                await generation.ended.wait()
+        await asyncio.sleep(0)
+        found = [
+            [g.updates.get_nowait() for _ in range(g.updates.qsize())] for g in (before, after)
+        ]
+        return found[0], found[1]
+
+    failed = [Update(None, EndReason.FAULT, "it hung")]
+    assert asyncio.run(scenario()) == (failed, failed)

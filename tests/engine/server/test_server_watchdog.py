@@ -142,7 +142,7 @@ def test_a_step_that_hangs_for_long_is_given_up_and_all_requests_fail(
             for status, document, _ in (answer(), waiting.result()):
                 assert (status, document["error"]["code"]) == (500, "engine_fault")
                 assert "a step was given up" in document["error"]["message"]
-            assert server.worker.has_stopped
+            assert server.worker.wait_stopped(PATIENCE_S)
             assert "a step was given up" in str(server.worker.why_broken)
             assert server.worker.why_refusing == server.worker.why_broken
         server.device.released.get(timeout=PATIENCE_S)  # the blocks are free when the step ends
