@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
@@ -13,9 +12,9 @@ from experiments.engines.budgets import BUDGETS
 from experiments.engines.overlapping import OVERLAPPING
 from experiments.engines.prefixes import PREFIXES
 from experiments.engines.pressure import PRESSURE
+from experiments.engines.running import run_studies
 from experiments.engines.stalls import STALLS
 from experiments.engines.study import Scale
-from slosched.cli.console import progress_bar
 
 STUDIES = (STALLS, BUDGETS, PREFIXES, PRESSURE, OVERLAPPING)
 _BY_NAME = {study.name: study for study in STUDIES}
@@ -41,17 +40,7 @@ def run(
 
     Example: `python -m experiments.engines run --only stalls`.
     """
-    scale = Scale(windows, requests)
-    names = [name.strip() for name in only.split(",")] if only else list(_BY_NAME)
-    if unknown := [name for name in names if name not in _BY_NAME]:
-        raise ValueError(f"no study {', '.join(unknown)}; there are {', '.join(_BY_NAME)}")
-    with progress_bar() as progress:
-        for name in names:
-            study, begin_s = _BY_NAME[name], time.process_time()
-            num_cases = sum(1 for _ in study.cases(scale))
-            rows = progress.track(study.measure(scale), num_cases, description=study.title)
-            facts = {"num_windows": windows, "window_requests": requests}
-            results.write(name, list(rows), {**facts, "seconds": time.process_time() - begin_s})
+    run_studies(_BY_NAME, only, Scale(windows, requests), results.HERE, "engines")
     make_report()
 
 

@@ -11,6 +11,8 @@ from experiments.arena.figures import save
 from experiments.engines import results
 from experiments.engines.study import Finding, Study
 
+_MANY = 3
+"""Sizes of the parts, beyond which only the least and the largest are told."""
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 
 
@@ -23,7 +25,9 @@ def write(studies: Sequence[Study], folder: Path = results.HERE, page: Path = PA
         findings = list(study.findings(frame))
         save(study.figure(frame), page.with_suffix("") / f"{study.name}.svg")
         rows.append((study, findings))
-        parts.append(_section(study, frame, findings, page, results.who_made(study.name, folder)))
+        made = results.who_made(study.name, folder)
+        words = ("Known", "Played", "Reproduced", _verdict(findings))
+        parts.append(section(study, frame, findings, page, made, words))
     parts.insert(1, _summary(rows))
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
@@ -43,7 +47,7 @@ _HEAD = (
 
 def _summary(rows: Sequence[tuple[Study, Sequence[Finding]]]) -> str:
     lines = ["| what is known | reproduced |", "|---|---|"]
-    lines += [f"| [{s.title}](#{_anchor(s.title)}) | {_verdict(found)} |" for s, found in rows]
+    lines += [f"| [{s.title}](#{anchor(s.title)}) | {_verdict(found)} |" for s, found in rows]
     return "\n".join(lines)
 
 
@@ -54,36 +58,43 @@ def _verdict(findings: Sequence[Finding]) -> str:
     return f"in {num} of {len(findings)} settings" if num else "no"
 
 
-def _section(
+def section(
     study: Study,
     frame: pd.DataFrame,
     findings: Sequence[Finding],
     page: Path,
     made: pd.Series,
+    words: tuple[str, str, str, str],
 ) -> str:
+    """Return the section of a study; `words` introduce statement, set-up and verdict, the last."""
+    known, played, reproduced, verdict = words
     lines = [f"- {'' if f.agrees else '**Not so:** '}{f.text}" for f in findings]
     return "\n\n".join(
         [
             f"## {study.title}",
-            f"**Known:** {study.statement} ({study.source.rstrip('.')}.)",
-            f"**Played:** {study.setup} {_parts(frame)}.",
-            f"**Reproduced:** {_verdict(findings)}.",
+            f"**{known}:** {study.statement} ({study.source.rstrip('.')}.)",
+            f"**{played}:** {study.setup} {_parts(frame)}.",
+            f"**{reproduced}:** {verdict}.",
             "\n".join(lines),
             *([study.why(frame)] if study.why else []),
             f"![{study.title}]({page.stem}/{study.name}.svg)",
             f"`{made['command']}`, {made['seconds']:.0f} s; commit {made['git_hash']}, code "
             f"{made['code_digest']}; {made['machine']}; {made['made']}; "
-            f"[numbers](../experiments/engines/results/{study.name}.csv).",
+            f"[numbers](../experiments/{page.stem}/results/{study.name}.csv).",
         ]
     )
 
 
 def _parts(frame: pd.DataFrame) -> str:
-    sizes = " or ".join(f"{size:,}" for size in sorted(set(frame["num_requests"])))
-    return f"{frame['window'].nunique()} parts of {sizes} requests"
+    sizes = sorted(set(frame["num_requests"]))
+    if len(sizes) > _MANY:
+        told = f"{sizes[0]:,} to {sizes[-1]:,}"
+    else:
+        told = " or ".join(f"{size:,}" for size in sizes)
+    return f"{frame['window'].nunique()} parts of {told} requests"
 
 
-def _anchor(title: str) -> str:
+def anchor(title: str) -> str:
     """Return the anchor that GitHub makes of a heading."""
     kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
     return kept.replace(" ", "-")

@@ -21,7 +21,7 @@ def read(name: str, folder: Path = HERE) -> pd.DataFrame:
     """Return the rows of a study.  Raises FileNotFoundError if it was not run."""
     path = path_of(name, folder)
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: make it with `make engines`")
+        raise FileNotFoundError(f"{path} is missing: run the study {name} again")
     return pd.read_csv(path, keep_default_na=False)
 
 
@@ -29,12 +29,13 @@ def write(
     name: str,
     rows: Iterable[Mapping[str, object]],
     facts: Mapping[str, object],
-    folder: Path = HERE,
+    folder: Path,
+    experiment: str,
 ) -> None:
     """Write the rows of a study, and its line in the file of provenance."""
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(list(rows)).to_csv(path_of(name, folder), index=False, float_format="%.6g")
-    made = pd.DataFrame([{"study": name, **facts, **provenance("engines")}])
+    made = pd.DataFrame([{"study": name, **facts, **provenance(experiment)}])
     if path_of(_MADE, folder).exists():
         before = read(_MADE, folder)
         made = pd.concat([before[before["study"] != name], made])

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from experiments.arena.scenarios import Recorded
+from slosched.core import Request
 from slosched.metrics import StepRow
 from slosched.perfmodel import FittedModel, load_model
 from slosched.policy.spec import make_policy
@@ -62,6 +63,10 @@ class Ratio(NamedTuple):
         return self.low > 1
 
     @property
+    def is_below_one(self) -> bool:
+        return self.high < 1
+
+    @property
     def is_one(self) -> bool:
         """Tell whether the whole interval is within a hundredth of 1."""
         return abs(self.low - 1) < _ABOUT and abs(self.high - 1) < _ABOUT
@@ -91,15 +96,23 @@ class Study:
     figure: Callable[[pd.DataFrame], Figure]
     why: Callable[[pd.DataFrame], str] | None = None
     """An explanation, made from the numbers, of results that do not agree with the statement."""
+    more: Callable[[Sequence[Request], Sequence[StepRow]], Mapping[str, float]] | None = None
+    """Returns further columns for the requests and steps of a replay."""
 
     def measure(self, scale: Scale) -> Iterator[dict[str, object]]:
         """Yield a row for each replay."""
         for case in self.cases(scale):
-            yield {**case.at, **played(case)}
+            yield {**case.at, **self.played(case)}
+
+    def played(self, case: Case) -> dict[str, float]:
+        """Simulate a case and return its row, without the columns of its place."""
+        requests, steps = play(case)
+        more = self.more(requests, steps) if self.more else {}
+        return {**summed_up(requests, steps), **more}
 
 
-def played(case: Case) -> dict[str, float]:
-    """Simulate a case and return its row; latencies (s) are of requests that emitted tokens."""
+def play(case: Case) -> tuple[list[Request], list[StepRow]]:
+    """Simulate a case and return its requests and steps."""
     steps: list[StepRow] = []
     requests = simulate(
         case.trace,
@@ -108,6 +121,11 @@ def played(case: Case) -> dict[str, float]:
         case.config,
         on_row=lambda row, _: steps.append(row),
     )
+    return requests, steps
+
+
+def summed_up(requests: Sequence[Request], steps: Sequence[StepRow]) -> dict[str, float]:
+    """Return the row of a replay; latencies (s) are of requests that emitted tokens."""
     done = [r for r in requests if r.token_times_s]
     first_s = np.array([r.token_times_s[0] - r.arrival_s for r in done])
     gaps_s = np.concatenate([np.diff(r.token_times_s) for r in done])

@@ -15,7 +15,7 @@ from experiments.arena.scenarios import TRACES
 from experiments.engines import report, results
 from experiments.engines.__main__ import STUDIES, app
 from experiments.engines.prefixes import reuse
-from experiments.engines.study import Scale, Study, gap_column, over_windows, played, ratio
+from experiments.engines.study import Scale, Study, gap_column, over_windows, ratio
 from experiments.robustness.__main__ import app as robustness_app
 from slosched.workload import Trace
 from slosched.workload.request import TraceRequest
@@ -64,7 +64,7 @@ def test_medians_and_ranges_are_over_windows() -> None:
 @needs_traces
 def test_a_replay_becomes_what_happened_in_it() -> None:
     case = next(iter(STUDIES[0].cases(SMALL)))
-    row = played(case)
+    row = STUDIES[0].played(case)
     assert row["num_served"] == len(case.trace) == SMALL.window_requests
     assert 0 < row[gap_column(0.5)] <= row[gap_column(0.99)] <= row[gap_column(1.0)]
     assert 0 < row["ttft_p50_s"] <= row["ttft_p99_s"]
@@ -84,11 +84,15 @@ def test_each_study_tells_its_cases_apart_and_makes_findings_and_a_figure(
     by_policy = {
         (case.policy, case.config.prefix_cache, case.config.overlap): case for case in cases
     }
-    row_of = {key: played(case) for key, case in by_policy.items()}
+    row_of = {key: study.played(case) for key, case in by_policy.items()}
     rows = [{**c.at, **row_of[c.policy, c.config.prefix_cache, c.config.overlap]} for c in cases]
     assert list(rows[0])[: len(columns)] == columns
     results.write(
-        study.name, rows, {"num_windows": 2, "window_requests": 12, "seconds": 1.0}, tmp_path
+        study.name,
+        rows,
+        {"num_windows": 2, "window_requests": 12, "seconds": 1.0},
+        tmp_path,
+        "engines",
     )
     page = tmp_path / "engines.md"
     report.write([study], tmp_path, page)
@@ -138,7 +142,11 @@ def test_the_verdict_counts_the_settings_that_agree(tmp_path: Path) -> None:
         for w in range(2)
     ]
     results.write(
-        "stalls", rows, {"num_windows": 2, "window_requests": 12, "seconds": 1.0}, tmp_path
+        "stalls",
+        rows,
+        {"num_windows": 2, "window_requests": 12, "seconds": 1.0},
+        tmp_path,
+        "engines",
     )
     page = tmp_path / "engines.md"
     report.write([replace(study, title="A title")], tmp_path, page)

@@ -1,0 +1,1 @@
+"""Claims of 2026 about scheduling, tried in the simulator."""
