@@ -91,7 +91,8 @@ def engine_of(model: LoadedModel, replica: Replica, clock: Clock) -> Engine:
     )
     index = replica.prefix_cache.new_index()
     kv = KVCache(
-        *(replica.num_blocks, BLOCK_SIZE, replica.num_host_blocks, index, replica.prefix_host)
+        *(replica.num_blocks, BLOCK_SIZE, replica.num_host_blocks),
+        *(index, replica.prefix_host, model.window_tokens),
     )
     num_drafts = replica.num_draft_tokens
     speculation = Speculation(PromptLookup(1, 3), num_drafts) if num_drafts else None

@@ -39,6 +39,11 @@ def note_inert(trace: Trace, policies: Mapping[str, Policy], replicas: Iterable[
 def _of_replica(trace: Trace, config: SimulationConfig) -> Iterator[str]:
     if config.prefix_cache is not PrefixCaching.OFF and trace.prefix_block_tokens is None:
         yield f"{trace.name} says nothing of shared prefixes: the prefix cache finds none"
+    if config.prefix_cache is not PrefixCaching.OFF and config.window_tokens is not None:
+        yield (
+            "--sliding-window changes nothing: with a prefix cache requests keep all their KV "
+            "blocks, which others may share"
+        )
     most, needed = config.limits.max_loras, len({r.lora_id for r in trace.requests} - {None})
     if most is not None and needed <= most:
         has = f"the requests of {trace.name} need {needed or 'no'} LoRA adapters in all"

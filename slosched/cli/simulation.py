@@ -173,6 +173,16 @@ class ReplicaOptions:
             "it may verify.",
         ),
     ] = None
+    sliding_window: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="The last tokens that a token sees, if all layers of the model have a sliding "
+            "window: 4096.  Requests then give back the KV blocks that no token sees any more, but "
+            "for those that others may share.  Default: tokens see all before them.",
+        ),
+    ] = None
     prefix_cache: options.PrefixCache = PrefixCaching.OFF
     prefix_cache_eviction: options.PrefixCacheEviction = Eviction.LRU
     prefix_host_tokens: options.PrefixHostTokens = 0
@@ -198,6 +208,7 @@ class ReplicaOptions:
             prefix_cache=self.prefix_cache,
             eviction=self.prefix_cache_eviction,
             prefix_host=options.prefix_host(self.prefix_cache, *host),
+            window_tokens=self.sliding_window,
             disturbances=self._disturbances(model),
             bias=self.bias,
             online=self.online,

@@ -57,6 +57,7 @@ from slosched.core.request import (
 )
 from slosched.core.shape import ATTENTION_TILE_TOKENS, BatchShape, LatencyModel
 from slosched.core.step import (
+    NO_BLOCK,
     BlockCopy,
     Clock,
     DeviceCopy,
@@ -70,6 +71,7 @@ from slosched.core.step import (
 __all__ = [
     "ATTENTION_TILE_TOKENS",
     "HEEDED",
+    "NO_BLOCK",
     "NO_SLO",
     "PLACEHOLDER",
     "SLO",

@@ -10,6 +10,10 @@ from slosched.core.plan import SchedulerOutput
 from slosched.core.request import Request
 from slosched.core.shape import BatchShape
 
+NO_BLOCK = -1
+"""The entry of a block table in place of a block that the request has given back, since with a
+sliding window no token sees it any more."""
+
 
 class BlockCopy(NamedTuple):
     """One KV block to copy between device and host memory."""
@@ -35,7 +39,10 @@ class ScheduledChunk(NamedTuple):
     emits_token: bool
     """Whether the chunk reaches the last known token, so that the next one can be sampled."""
     block_table: Sequence[int]
-    """Device blocks of tokens [0, prior + new), in order; there may be more."""
+    """Device blocks of tokens [0, prior + new), in order; there may be more.
+
+    With a sliding window, the first entries may be `NO_BLOCK`, if none of the new tokens sees them.
+    """
 
     @property
     def num_known_outputs(self) -> int:

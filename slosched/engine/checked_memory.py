@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable
 
@@ -19,9 +20,13 @@ class CheckedMemory:
     """An executor that runs a batch on another only if every chunk finds its own tokens in its
     blocks."""
 
-    def __init__(self, executor: Executor, block_size: int) -> None:
+    def __init__(
+        self, executor: Executor, block_size: int, window_tokens: int | None = None
+    ) -> None:
+        """With `window_tokens`, a token only reads so many last tokens, itself included."""
         self._executor = executor
         self._block_size = block_size
+        self._window_tokens = math.inf if window_tokens is None else window_tokens
         # A block that has not been written yet holds nothing.
         self._device: defaultdict[int, Contents] = defaultdict(dict)
         self._host: defaultdict[int, Contents] = defaultdict(dict)
@@ -55,7 +60,10 @@ class CheckedMemory:
                 device[table[position // size]][position % size] = token_at(request, position)
         for request, num_new, num_prior, _, table in batch.chunks:
             last = num_prior + num_new - 1
+            first = max(0, num_prior - self._window_tokens + 1)
             for position in (*range(size - 1, last, size), last):
+                if position < first:
+                    continue
                 block, token = table[position // size], token_at(request, position)
                 if (found := device[block].get(position % size)) != token:
                     raise WrongBlockError(

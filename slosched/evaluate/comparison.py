@@ -85,6 +85,7 @@ class Replica:
             "overlap": config.overlap,
             "client_timeout_s": config.client_timeout_s,
             **({} if config.drafts is None else {"drafts": asdict(config.drafts)}),
+            **({} if config.window_tokens is None else {"window_tokens": config.window_tokens}),
             "seed": config.seed,
             **{f"limit {name}": value for name, value in _limits(config.limits).items()},
             **{f"measured {name}": value for name, value in self.model.provenance.items()},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slosched.core import BlockCopy, BlockLedger
+from slosched.core import NO_BLOCK, BlockCopy, BlockLedger
 from slosched.kv.checks import KVCorruptionError, check_pool
 from slosched.kv.eviction.ranked_cache import RankedBlocks, RankedPrefixCache
 from slosched.kv.eviction.ranked_index import RankedIndex
@@ -18,6 +18,7 @@ from slosched.kv.prefix.merged import MergedBlocks, MergedPrefixCache
 from slosched.kv.prefix.merged_index import MergedIndex
 from slosched.kv.prefix.off import NoPrefixCache
 from slosched.kv.prefix.sharing import SharedBlocks
+from slosched.kv.window import WindowedLedger, num_unseen_blocks
 
 
 class KVCache:
@@ -31,6 +32,10 @@ class KVCache:
     once.  Without one, only the members of a group share the blocks of their prompt.  With a
     `prefix_host`, what the device evicts of them stays in further blocks of host
     memory, which are numbered after those for swapping.
+
+    With `window_tokens`, no token sees more than so many last tokens, itself included.  Then
+    requests give back the blocks that none of their tokens will see again (`drop_unseen`), except
+    for blocks that others may share: with a prefix index none, and in groups no member does.
     """
 
     def __init__(
@@ -40,7 +45,10 @@ class KVCache:
         num_host_blocks: int = 0,
         prefix_index: PrefixIndex | None = None,
         prefix_host: PrefixHost = NO_PREFIX_HOST,
+        window_tokens: int | None = None,
     ) -> None:
+        if window_tokens is not None and window_tokens < 1:
+            raise ValueError(f"a sliding window has at least one token, not {window_tokens}")
         if num_blocks < 1:
             raise ValueError(f"the KV cache needs at least one block, not {num_blocks}")
         if block_size < 1:
@@ -53,6 +61,10 @@ class KVCache:
         self._tables: dict[str, list[int]] = {}
         self._host_tables: dict[str, list[int]] = {}
         self._lent: list[int] = []
+        self.window_tokens = window_tokens if prefix_index is None else None
+        """The sliding window by which requests give back blocks; None if they keep all."""
+        self._dropped: dict[str, int] = {}
+        """The number of first blocks that requests have given back, where it is not 0."""
         self.caches_prefixes = prefix_index is not None
         self.prefixes = self._prefix_cache(prefix_index, prefix_host)
         """What requests share; without a prefix index it says that they share nothing."""
@@ -110,7 +122,7 @@ class KVCache:
     def num_held_blocks(self, request_id: str) -> int:
         """Return the number of blocks that the request holds on the device."""
         table = self._tables.get(request_id)
-        return len(table) if table else 0
+        return len(table) - self._dropped.get(request_id, 0) if table else 0
 
     def num_held_host_blocks(self, request_id: str) -> int:
         """Return the number of blocks that the request, which is swapped out, holds on the host."""
@@ -125,7 +137,8 @@ class KVCache:
     def block_tables(self) -> Mapping[str, list[int]]:
         """Return the blocks of each request on the device, in the order of its tokens.
 
-        The mapping and its lists are live: read them and keep none.
+        Blocks that it has given back are `core.NO_BLOCK`.  The mapping and its lists are live: read
+        them and keep none.
         """
         return self._tables
 
@@ -149,6 +162,22 @@ class KVCache:
         if len(table) > num_kept:
             self._device.give_back(reversed(table[num_kept:]))
             del table[num_kept:]
+
+    def drop_unseen(self, request_id: str, num_computed_tokens: int) -> None:
+        """Give back the first blocks of a request on the device that no later token sees.
+
+        Only with `window_tokens`.  A step that runs may still read them, since what gets them is
+        computed in a later step; so the table becomes a new list.
+        """
+        assert self.window_tokens is not None
+        table, num_dropped = self._tables[request_id], self._dropped.get(request_id, 0)
+        num = num_unseen_blocks(num_computed_tokens, self.window_tokens, self.block_size)
+        num = min(num, len(table) - 1)
+        if num <= num_dropped or self.prefixes.may_share(request_id):
+            return
+        self._device.give_back(reversed(table[num_dropped:num]))
+        self._tables[request_id] = [NO_BLOCK] * num + table[num:]
+        self._dropped[request_id] = num
 
     def lend(self, count: int) -> None:
         """Take `count` blocks from the free ones, for `grow_lent` to use later."""
@@ -175,8 +204,7 @@ class KVCache:
 
     def swap_out(self, request_id: str) -> list[BlockCopy]:
         """Move the request's table to the host and return the copies that this takes."""
-        held = len(self._tables[request_id])
-        host = self._host.take(held)
+        host = self._host.take(self.num_held_blocks(request_id))
         self._host_tables[request_id] = host
         device = self._leave(request_id, at_end=False)
         self.prefixes.note_swapped_out(request_id)
@@ -192,27 +220,34 @@ class KVCache:
         num_found = self.num_held_blocks(request_id)
         device = self.prefixes.take(len(self._host_tables[request_id]) - num_found)
         host = self._host_tables.pop(request_id)
-        self._tables[request_id] = [*self._tables.get(request_id, ()), *device]
+        first = self._tables.get(request_id) or [NO_BLOCK] * self._dropped.get(request_id, 0)
+        self._tables[request_id] = [*first, *device]
         self._host.give_back(reversed(host))
         return [BlockCopy(*pair) for pair in zip(device, host[num_found:], strict=True)]
 
     def ledger(self) -> BlockLedger:
         """Return the account of what a plan in the making does to the free blocks."""
-        return self.prefixes.ledger()
+        ledger = self.prefixes.ledger()
+        if self.window_tokens is None:
+            return ledger
+        return WindowedLedger(ledger, self._tables, self._dropped)
 
     def check(self) -> None:
         """Raise KVCorruptionError unless every block is accounted for."""
-        check_pool("device", self._device, self._tables, self._lent, self.prefixes.index.blocks())
+        held = {name: table[self._dropped.get(name, 0) :] for name, table in self._tables.items()}
+        check_pool("device", self._device, held, self._lent, self.prefixes.index.blocks())
         check_pool("host", self._host, self._host_tables, [], {})
         self.prefixes.check()
 
     def _free(self, request_id: str, *, at_end: bool) -> None:
         self._leave(request_id, at_end=at_end)
+        self._dropped.pop(request_id, None)
         self._host.give_back(reversed(self._host_tables.pop(request_id, ())))
 
     def _leave(self, request_id: str, *, at_end: bool) -> Sequence[int]:
-        """Take the request's table away and return it."""
+        """Take the request's table away and return the blocks that it held."""
         table = self._tables.pop(request_id, [])
+        table = table[self._dropped.get(request_id, 0) :]
         self._device.give_back(reversed(self.prefixes.leave(request_id, table, at_end=at_end)))
         return table
 

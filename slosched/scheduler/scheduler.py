@@ -224,6 +224,9 @@ class Scheduler:
         """
         if self._groups:
             self._end_with_their_groups(now_s)
+        if self.kv.window_tokens is not None:
+            for request_id, request in self.queues.running.items():
+                self.kv.drop_unseen(request_id, request.num_computed_tokens)
         view = self.view(now_s if begins_s is None else begins_s)
         output = self.policy.schedule(view)
         spare = self._check(output)

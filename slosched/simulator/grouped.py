@@ -63,8 +63,11 @@ class GroupedSteps:
         policy = scheduler.policy
         self._planner = policy if isinstance(policy, PlansBesideDecodes) else None
         self._foreseeing = policy if isinstance(policy, ForeseesDecodes) else None
-        self._is_possible = scheduler.limits.max_loras is None and (
-            self._planner is not None or self._foreseeing is not None
+        # Grouped decodes only take blocks: with a sliding window they also give back some.
+        self._is_possible = (
+            scheduler.limits.max_loras is None
+            and scheduler.kv.window_tokens is None
+            and (self._planner is not None or self._foreseeing is not None)
         )
         self._group: GroupedDecodes | None = None
         self._others: dict[str, Request] = {}

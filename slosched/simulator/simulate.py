@@ -41,6 +41,10 @@ class SimulationConfig:
     """Whether requests share KV blocks of equal content, by the trace's prefix hashes."""
     eviction: Eviction = Eviction.LRU
     """The order in which the prefix cache evicts what no request holds."""
+    window_tokens: int | None = None
+    """The last tokens that a token sees, itself included, if all layers have a sliding window: then
+    requests give back the KV blocks that no token sees any more.  None for a model that sees all.
+    """
     prefix_host: PrefixHost = NO_PREFIX_HOST
     """Host memory for blocks that the prefix cache evicts."""
     disturbances: Disturbances = UNDISTURBED
@@ -155,6 +159,7 @@ class SimulatedReplica:
             num_host_blocks=config.num_host_blocks,
             prefix_index=config.prefix_cache.new_index(config.eviction, known),
             prefix_host=config.prefix_host,
+            window_tokens=config.window_tokens,
         )
         if config.schedule_s:
             policy = TakesTime(policy, clock, config.schedule_s)

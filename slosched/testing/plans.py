@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from slosched.core import (
+    NO_BLOCK,
     DraftOffer,
     Policy,
     Request,
@@ -93,7 +94,7 @@ def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> No
     running = {r.request_id for r in view.running} - leaving
     # Prefix blocks found in the cache count once a request holds them.
     tables = (table for name, table in kv.block_tables.items() if name not in leaving)
-    held = len({block for table in tables for block in table})
+    held = len({block for table in tables for block in table} - {NO_BLOCK})
     for request_id, n in output.num_scheduled_tokens.items():
         require(request_id in requests, f"{request_id!r} is scheduled but was not shown")
         request = requests[request_id]
@@ -102,7 +103,7 @@ def _check_plan(view: SchedulerView, output: SchedulerOutput, kv: KVCache) -> No
         computed = found - (request_id in repeated_in(output))
         require(0 < n <= request.num_tokens - computed, f"{n} tokens are not uncomputed")
         block_size = view.kv.block_size
-        has = max(view.kv.num_held_blocks(request_id), found // block_size)
+        has = max(len(kv.block_tables.get(request_id, ())), found // block_size)
         held += max(0, -(-(computed + n) // block_size) - has)
         running.add(request_id)
         if request.status is RequestStatus.SWAPPED:

@@ -90,7 +90,7 @@ def _engine(
 ) -> Engine:
     block_size, device_clock = scheduler.kv.block_size, VirtualClock() if overlap else clock
     executor = SimulatedExecutor(device_model(), device_clock, lengths, accepted=accepted)
-    checked = CheckedMemory(executor, block_size)
+    checked = CheckedMemory(executor, block_size, scheduler.kv.window_tokens)
     if not overlap:
         return Engine(scheduler, checked, clock)
     return OverlappedEngine(scheduler, SimulatedDevice(checked, device_clock, clock), clock)

@@ -53,6 +53,8 @@ class Scenario:
     prefix_block_tokens: int | None = None
     overlap: bool = False
     """True if `play` has to plan each step while the one before it runs."""
+    window_tokens: int | None = None
+    """The last tokens that a token sees, if the model has a sliding window."""
     drafts: SimulatedDrafts | None = None
     """Speculative decoding, in `play` alone."""
 
@@ -92,6 +94,7 @@ class Scenario:
             num_host_blocks=self.num_host_blocks,
             prefix_index=self.prefix_cache.new_index(self.eviction, known),
             prefix_host=self.prefix_host,
+            window_tokens=self.window_tokens,
         )
 
     def simulated(
@@ -126,6 +129,7 @@ class Scenario:
             prefix_cache=self.prefix_cache,
             eviction=self.eviction,
             prefix_host=self.prefix_host,
+            window_tokens=self.window_tokens,
             disturbances=self.disturbances,
         )
 

@@ -45,6 +45,15 @@ def test_a_limit_on_adapters_matters_where_the_trace_has_more(cli: Cli) -> None:
     assert rows(cli(*one, "--loras", "8:1", "--max-loras", "2")) != rows(free)
 
 
+def test_a_sliding_window_makes_room_unless_a_prefix_cache_keeps_the_blocks(cli: Cli) -> None:
+    short = ("replay", "-p", "vllm_v0", *TRACE, "--kv-tokens", "6000")
+    windowed = (*short, "--sliding-window", "256")
+    assert rows(cli(*windowed)) != rows(cli(*short))
+    kept, plain = (cli(*one, "--prefix-cache", "hash") for one in (windowed, short))
+    assert "--sliding-window changes nothing" in kept.out
+    assert rows(kept) == rows(plain)
+
+
 def test_marks_go_into_trace_files_and_records(cli: Cli, tmp_path) -> None:
     made = cli("trace", "make", *TRACE[1:2], "-n", "60", "--priority", "0.5:-1", "--loras", "3")
     assert "--out" in made.complaint  # is required

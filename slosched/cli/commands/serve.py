@@ -231,6 +231,7 @@ def serve(
             prefix_cache_eviction, Known(device.num_blocks, kv.block_size, steps)
         ),
         prefix_host,
+        device.window_tokens,
     )
     step_limits = replace(limits.limits(), max_loras=loras.max_loras)
     speculation = None if speculate is None else speculate.speculation()
@@ -308,6 +309,8 @@ class _Device:
     tokenizer: Tokenizer
     grammars: GrammarCompiler
     num_blocks: int
+    window_tokens: int | None
+    """The last tokens that a token sees, if all layers have a sliding window."""
     max_model_len: int
     provenance: Mapping[str, str]
     """The source of the step times: model, device, engine and so on."""
@@ -330,6 +333,7 @@ def _emulated(name: str, kv: options.KVOptions) -> _Device:
         tokenizer=ByteTokenizer(),
         grammars=NoGrammars("an emulated device draws no tokens, so that it follows no grammar"),
         num_blocks=num_blocks,
+        window_tokens=None,
         max_model_len=num_blocks * kv.block_size,
         provenance={**model.provenance, "origin": f"emulated from {name}, nothing was computed"},
         server_time=NO_SERVER_TIME,
@@ -352,6 +356,7 @@ def _real(
         tokenizer=make_tokenizer(local),
         grammars=make_grammars(local),
         num_blocks=local.num_blocks,
+        window_tokens=local.loaded.window_tokens,
         max_model_len=local.max_model_len,
         provenance={**local.provenance(), "origin": "measured"},
         server_time=model.server_time,

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from slosched.engine.torch.attention.batch import Int32s
+from slosched.engine.torch.attention.batch import Int32s, Int64s
 
 
 class Span(Protocol):
@@ -47,13 +47,19 @@ class BlockTables:
             found.append(entry[0])
         return found
 
-    def gather(self, rows: Sequence[int], num_blocks: int) -> Int32s:
-        """Return the first `num_blocks` entries of rows: int32 [rows, num_blocks].
+    def gather(self, rows: Sequence[int], num_blocks: int, first_blocks: Int64s) -> Int32s:
+        """Return `num_blocks` entries of each row, from its first block on: [rows, num_blocks].
 
         Entries behind the end of a table are blocks that it, or a sequence that has ended, had.
         """
-        tables: Int32s = self._array[rows, :num_blocks]
-        return tables
+        if not first_blocks.any():
+            tables: Int32s = self._array[rows, :num_blocks]
+            return tables
+        # A shorter table ends with its last entries again, in place of those behind the array.
+        places = first_blocks[:, None] + np.arange(num_blocks)
+        np.minimum(places, self._array.shape[1] - 1, out=places)
+        moved: Int32s = self._array[np.asarray(rows)[:, None], places]
+        return moved
 
     def release(self, name: Hashable) -> None:
         """Forget a sequence that has ended."""
@@ -69,6 +75,7 @@ class BlockTables:
             more = max(len(table) - width, width)
             self._array = np.pad(self._array, ((0, 0), (0, more)))
         row = self._known[name][0] if name in self._known else self._free_rows.pop()
-        self._array[row, : len(table)] = table
+        # Nobody reads an entry without a block, but kernels may compute its address.
+        np.maximum(table, 0, out=self._array[row, : len(table)], casting="unsafe")
         entry = self._known[name] = row, list(table)
         return entry

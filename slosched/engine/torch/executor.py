@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from slosched.core import PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, StepResult
+from slosched.core import NO_BLOCK, PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, StepResult
 from slosched.engine.torch.forward import forward
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.lora import AdapterRows
@@ -46,7 +46,7 @@ class TorchExecutor:
             num_host_blocks=num_host_blocks,
             device=model.device,
         )
-        self._inputs = StepInputs(block_size, model.device)
+        self._inputs = StepInputs(block_size, model.device, model.window_tokens)
         self._sampler = Sampler(model.eos_token_ids, model.device, seed)
         self._newest_tokens: dict[str, int] = {}
         """The last token of each request, which the next step may need before the scheduler has it.
@@ -130,6 +130,7 @@ class TorchExecutor:
         for chunk in emitters if draws.failed else ():
             if chunk.request.request_id in draws.failed:
                 self._spoilt_blocks.update(chunk.block_table)
+                self._spoilt_blocks.discard(NO_BLOCK)
         return draws
 
     def _adapted(self, chunks: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ attention.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,19 +22,27 @@ _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _SLIDING = "sliding_attention"
 
 
-def probe_geometry(model: Any) -> KVGeometry:
-    """Return the KV geometry, read from the keys and values of one token.
+class Probed(NamedTuple):
+    """What a run of one token tells about a model."""
+
+    geometry: KVGeometry
+    window_tokens: int | None
+    """The last tokens that a token sees in any layer, itself included; None if it sees all."""
+
+
+def probe(model: Any) -> Probed:
+    """Return the KV geometry and the sliding window, read from what attention gets for one token.
 
     Raises UnsupportedModelError if the layers differ, if some do not call slosched's attention, or
     if a layer that the config calls sliding passes no window.
     """
-    probe = _Probe()
+    run = _Probe()
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     with torch.inference_mode():
-        model(input_ids=token, position_ids=token, use_cache=False, paged=probe)
+        model(input_ids=token, position_ids=token, use_cache=False, paged=run)
     config = model.config.get_text_config()
-    _check_layers(probe, config)
-    shapes = set(probe.shapes.values())
+    _check_layers(run, config)
+    shapes = set(run.shapes.values())
     if len(shapes) != 1:
         raise UnsupportedModelError(
             f"the layers of {type(model).__name__} keep keys and values of different shapes, "
@@ -46,11 +54,14 @@ def probe_geometry(model: Any) -> KVGeometry:
             f"{type(model).__name__} has keys of {key_dim} and values of {value_dim} dimensions; "
             "one paged cache holds one head dimension"
         )
-    return KVGeometry(len(probe.calls), num_kv_heads, key_dim, model.dtype)
+    geometry = KVGeometry(len(run.calls), num_kv_heads, key_dim, model.dtype)
+    windows = [window for window in run.windows.values() if window is not None]
+    sees_all = len(windows) < len(run.calls)
+    return Probed(geometry, None if sees_all else max(windows))
 
 
 def check_against_eager(
-    model: Any, geometry: KVGeometry, backend: AttentionBackend, max_model_len: int
+    model: Any, probed: Probed, backend: AttentionBackend, max_model_len: int
 ) -> None:
     """Run two sequences in chunks over shuffled blocks and compare all logits with eager attention.
 
@@ -61,7 +72,7 @@ def check_against_eager(
     vocab_size = model.config.get_text_config().vocab_size
     token_ids = [torch.randint(vocab_size, (n,), generator=generator) for n in lengths]
     token_ids = [ids.to(model.device) for ids in token_ids]
-    paged = _run_in_chunks(model, geometry, backend, token_ids)
+    paged = _run_in_chunks(model, probed, backend, token_ids)
     eager = _run_eagerly(model, token_ids)
     distance = float((paged - eager).norm() / eager.norm())
     limit = 1e-3 if model.dtype == torch.float32 else 0.1
@@ -108,14 +119,14 @@ def _check_layers(probe: _Probe, config: Any) -> None:
 
 
 def _run_in_chunks(
-    model: Any, geometry: KVGeometry, backend: AttentionBackend, token_ids: list[Tensor]
+    model: Any, probed: Probed, backend: AttentionBackend, token_ids: list[Tensor]
 ) -> Tensor:
     """Return the logits of all tokens in order, from passes that mix chunks and decodes."""
     # Small blocks, so that a sequence has several; kernels set a smallest size.
     block_size = max(4, backend.limits.block_multiple)
     num_blocks = sum(-(-len(ids) // block_size) for ids in token_ids)
     cache = PagedKVCache(
-        geometry, num_blocks=num_blocks, block_size=block_size, device=model.device
+        probed.geometry, num_blocks=num_blocks, block_size=block_size, device=model.device
     )
     blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0)).tolist()
     tables = []
@@ -123,7 +134,7 @@ def _run_in_chunks(
         needed = -(-len(ids) // block_size)
         tables.append(blocks[:needed])
         blocks = blocks[needed:]
-    inputs = StepInputs(block_size, model.device)
+    inputs = StepInputs(block_size, model.device, probed.window_tokens)
     logits: list[list[Tensor]] = [[] for _ in token_ids]
     # The chunks of the two sequences end at different points, so that some passes mix chunks and
     # decodes.

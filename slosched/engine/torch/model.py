@@ -22,7 +22,7 @@ from slosched.engine.torch.attention import (
 from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
 from slosched.engine.torch.embedded import SMOLLM2, ModelUnavailableError, embedded_model_dir
 from slosched.engine.torch.forward import ATTENTION_NAME
-from slosched.engine.torch.guards import check_against_eager, probe_geometry
+from slosched.engine.torch.guards import Probed, check_against_eager, probe
 from slosched.engine.torch.kv_cache import KVGeometry
 from slosched.engine.torch.lora import LoraAdapter, Targets, load_adapter, targets_of
 from slosched.engine.torch.tiny import TINY_RANDOM, tiny_config, tiny_tokenizer
@@ -48,6 +48,8 @@ class LoadedModel:
     vocab_size: int
     eos_token_ids: frozenset[int]
     geometry: KVGeometry
+    window_tokens: int | None
+    """The last tokens that a token sees, itself included, if every layer has a sliding window."""
     backend: AttentionBackend
     adapter_targets: Targets
     """The layers that LoRA adapters may change."""
@@ -99,21 +101,21 @@ def load_model(
         model = _model(directory, torch_dtype, torch_device, load_format == "dummy", seed)
         tokenizer = _tokenizer(directory)
     model.eval()
-    geometry = probe_geometry(model)
-    backend = choose_backend(attention, torch_device, geometry, block_size)
-    return _proven(name, model, tokenizer, geometry, backend)
+    probed = probe(model)
+    backend = choose_backend(attention, torch_device, probed.geometry, block_size)
+    return _proven(name, model, tokenizer, probed, backend)
 
 
 def _proven(
     name: str,
     model: Any,
     tokenizer: Any | None,
-    geometry: KVGeometry,
+    probed: Probed,
     backend: AttentionBackend,
 ) -> LoadedModel:
     config = model.config.get_text_config()
     max_model_len = int(config.max_position_embeddings)
-    check_against_eager(model, geometry, backend, max_model_len)
+    check_against_eager(model, probed, backend, max_model_len)
     return LoadedModel(
         name=name,
         model=model,
@@ -123,7 +125,8 @@ def _proven(
         max_model_len=max_model_len,
         vocab_size=int(config.vocab_size),
         eos_token_ids=_eos_token_ids(model, tokenizer),
-        geometry=geometry,
+        geometry=probed.geometry,
+        window_tokens=probed.window_tokens,
         backend=backend,
         adapter_targets=targets_of(model),
     )

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from slosched.engine.torch.attention import PagedBatch
+from slosched.engine.torch.attention.batch import Int64s
 from slosched.engine.torch.block_tables import BlockTables, Span
 from slosched.engine.torch.host_buffer import HostBuffer, split_array
+from slosched.kv.window import num_unseen_blocks
 
 
 class TokenSpan(NamedTuple):
@@ -39,8 +41,16 @@ class StepInputs:
     step is two copies to the device.
     """
 
-    def __init__(self, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, block_size: int, device: torch.device, window_tokens: int | None = None
+    ) -> None:
+        """`window_tokens` is the sliding window of a model in which all layers have one.
+
+        Then the batches begin with the first block that a new token sees: what is before it may
+        have been given back.
+        """
         self._block_size = block_size
+        self._window_tokens = window_tokens
         self._tables = BlockTables()
         self._int64s = HostBuffer(torch.int64, device)
         self._int32s = HostBuffer(torch.int32, device)
@@ -58,7 +68,10 @@ class StepInputs:
         all spans, and `emitting` the indices of those among them whose logits are wanted.
         """
         num_new = np.array([span.num_new_tokens for span in spans])
-        num_context = num_new + np.array([span.num_prior_tokens for span in spans])
+        num_prior = np.array([span.num_prior_tokens for span in spans])
+        first_blocks = self._num_unseen_blocks(num_prior)
+        num_skipped = first_blocks * self._block_size
+        num_context = num_new + num_prior - num_skipped
         num_blocks = -(-int(num_context.max()) // self._block_size)
         num_tokens, num_spans = len(token_ids), len(spans)
 
@@ -70,7 +83,8 @@ class StepInputs:
         np.cumsum(num_context, out=context_starts[1:])
         context_lens[:] = num_context
         tables = flat_tables.reshape(num_spans, num_blocks)
-        tables[:] = self._tables.gather(self._tables.rows(names, spans), num_blocks)
+        rows_of_tables = self._tables.rows(names, spans)
+        tables[:] = self._tables.gather(rows_of_tables, num_blocks, first_blocks)
 
         long_sizes = [num_tokens, num_tokens, num_tokens, len(emitting)]
         int64s = self._int64s.array(sum(long_sizes))
@@ -84,6 +98,7 @@ class StepInputs:
         places, offsets = np.divmod(positions, self._block_size)
         np.multiply(tables[owners, places], self._block_size, out=slots)
         slots += offsets
+        positions += num_skipped[owners]
 
         ids_d, positions_d, slots_d, rows_d = torch.split(
             self._int64s.on_device(sum(long_sizes)), long_sizes
@@ -104,6 +119,13 @@ class StepInputs:
             block_tables=tables_d.view(num_spans, num_blocks),
         )
         return StepInput(ids_d, rows_d, batch)
+
+    def _num_unseen_blocks(self, num_prior: Int64s) -> Int64s:
+        """Return how many first blocks of each sequence none of its new tokens sees."""
+        if self._window_tokens is None:
+            return np.zeros_like(num_prior)
+        window_tokens, size = self._window_tokens, self._block_size
+        return np.array([num_unseen_blocks(n, window_tokens, size) for n in num_prior.tolist()])
 
     def release(self, name: Hashable) -> None:
         """Forget a sequence that has ended."""

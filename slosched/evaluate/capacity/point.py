@@ -87,10 +87,11 @@ def digest(document: object) -> str:
 
 
 def _config_document(config: SimulationConfig) -> dict[str, object]:
-    """Return the settings of a replica; without drafts as earlier versions, which knew none."""
+    """Return the settings of a replica; what is not used is left out, as earlier versions did."""
     document = asdict(config)
-    if config.drafts is None:
-        del document["drafts"]
+    for name in ("drafts", "window_tokens"):
+        if document[name] is None:
+            del document[name]
     return document
 
 

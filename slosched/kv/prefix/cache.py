@@ -41,6 +41,9 @@ class PrefixCache(NoPrefixCache):
     def leave(self, request_id: str, table: Sequence[int], *, at_end: bool) -> Sequence[int]:
         return self._blocks.leave(request_id, table, at_end=at_end)
 
+    def may_share(self, request_id: str) -> bool:
+        return self._blocks.follows(request_id)
+
     def forget(self, request_id: str) -> None:
         self._blocks.forget(request_id)
 

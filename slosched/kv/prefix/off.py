@@ -71,6 +71,10 @@ class NoPrefixCache:
     def note_swapped_out(self, request_id: str) -> None:
         """Note that a request has moved to the host."""
 
+    def may_share(self, request_id: str) -> bool:  # noqa: ARG002
+        """Tell whether another request may hold, or come to hold, the request's blocks."""
+        return False
+
     def forget(self, request_id: str) -> None:
         """Forget a request that has ended and left its blocks; what it computed stays cached."""
 

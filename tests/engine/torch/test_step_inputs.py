@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.step_inputs import steps
+from slosched.core import NO_BLOCK
 from slosched.engine.torch import TorchExecutor, load_model
 from slosched.engine.torch.step_inputs import StepInput, StepInputs, TokenSpan
 
@@ -76,6 +77,21 @@ def test_tables_that_grow_move_and_change_in_place() -> None:
         assert got.token_ids.tolist() == ids
         assert got.emitting.tolist() == emitting
         check(got, spans, block_size)
+
+
+def test_with_a_window_batches_begin_with_the_first_block_that_is_seen() -> None:
+    """Blocks of 4 tokens and a window of 6: after 30 tokens position 25 is the first one seen."""
+    inputs = StepInputs(4, CPU, window_tokens=6)
+    gone = [NO_BLOCK] * 6
+    spans = [TokenSpan(3, 30, [*gone, 7, 8, 9]), TokenSpan(1, 2, [5]), TokenSpan(2, 0, [4])]
+    for _ in range(2):
+        batch = inputs.fill(["a", "b", "c"], spans, range(6), []).batch
+        assert batch.num_context_tokens.tolist() == [9, 3, 2]
+        assert batch.positions.tolist() == [30, 31, 32, 2, 0, 1]
+        assert batch.slots.tolist() == [34, 35, 36, 22, 16, 17]
+        assert batch.block_tables[0].tolist() == [7, 8, 9]
+        assert batch.block_tables[1:, 0].tolist() == [5, 4]
+        assert int(batch.block_tables.min()) >= 0, "a kernel might compute the address"
 
 
 def test_the_same_buffers_serve_every_step() -> None:

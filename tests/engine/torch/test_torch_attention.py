@@ -16,7 +16,7 @@ from torch import Tensor
 from slosched.engine.torch.attention import AttentionPlan, PagedBatch, Scoring
 from slosched.engine.torch.attention.sdpa import SdpaBackend
 from slosched.engine.torch.forward import ATTENTION_NAME, UnsupportedModelError, forward
-from slosched.engine.torch.guards import check_against_eager, probe_geometry
+from slosched.engine.torch.guards import check_against_eager, probe
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.step_inputs import StepInputs, TokenSpan
 
@@ -90,7 +90,7 @@ def paged_logits(
 ) -> list[Tensor]:
     """Return every sequence's logits from passes over random mixtures of decodes and chunks."""
     num_blocks = sum(-(-len(ids) // block_size) for ids in sequences) + 3
-    cache = PagedKVCache(probe_geometry(model), num_blocks=num_blocks, block_size=block_size)
+    cache = PagedKVCache(probe(model).geometry, num_blocks=num_blocks, block_size=block_size)
     inputs = StepInputs(block_size, torch.device("cpu"))
     free = rng.sample(range(num_blocks), num_blocks)
     tables = [[free.pop() for _ in range(-(-len(ids) // block_size))] for ids in sequences]
@@ -134,9 +134,9 @@ def test_logits_equal_eager(family: str, block_size: int) -> None:
 def test_guards_accept_what_fits(family: str) -> None:
     config_name, changes = FITTING[family]
     model = build(config_name, **changes)
-    geometry = probe_geometry(model)
-    assert (geometry.num_layers, geometry.head_dim) == (2, 8)
-    check_against_eager(model, geometry, SdpaBackend(), max_model_len=256)
+    probed = probe(model)
+    assert (probed.geometry.num_layers, probed.geometry.head_dim) == (2, 8)
+    check_against_eager(model, probed, SdpaBackend(), max_model_len=256)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_models_that_need_more_are_refused(
 ) -> None:
     model = build(config_name, **changes)
     with pytest.raises(UnsupportedModelError, match=reason):
-        check_against_eager(model, probe_geometry(model), SdpaBackend(), max_model_len=256)
+        check_against_eager(model, probe(model), SdpaBackend(), max_model_len=256)
 
 
 class _BlindToWindows(SdpaBackend):
@@ -188,7 +188,7 @@ class _ReadsWrongBlocks(SdpaBackend):
 def test_a_wrong_backend_is_caught(backend: SdpaBackend) -> None:
     model = build("MistralConfig", sliding_window=7)
     with pytest.raises(UnsupportedModelError, match="differs from eager attention"):
-        check_against_eager(model, probe_geometry(model), backend, max_model_len=256)
+        check_against_eager(model, probe(model), backend, max_model_len=256)
 
 
 def test_attention_without_a_step_says_what_to_do() -> None:

@@ -16,6 +16,9 @@ Int64s = npt.NDArray[np.int64]
 class PagedBatch:
     """The new tokens of some sequences, one sequence after the other.
 
+    If all layers of the model have a sliding window, the contexts here begin with the first block
+    that a new token sees, and only `positions` count from the begin of the sequence.
+
     Tensors lie on the device and are what kernels take; arrays lie on the host and are what a
     backend plans with. Both are views of buffers that the next step fills anew.
     """

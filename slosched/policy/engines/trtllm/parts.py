@@ -26,6 +26,8 @@ class ActiveRequest:
     """Drafted tokens to be verified in this step; slosched's engines draft none."""
     new_block: Hashable | None = None
     """The first full block of its context that is not in the prefix cache, if it uses the cache."""
+    num_dropped_blocks: int = 0
+    """KV blocks behind its sliding window, which it has given back and needs no more."""
 
     @property
     def has_begun(self) -> bool:
@@ -34,7 +36,7 @@ class ActiveRequest:
     def blocks_to_completion(self, block_size: int) -> int:
         """Return the blocks that it needs in addition to its own if it emits all that it may."""
         tokens = self.request.num_prompt_tokens + self.request.max_tokens
-        return -(-tokens // block_size) - self.num_held_blocks
+        return -(-tokens // block_size) - self.num_held_blocks - self.num_dropped_blocks
 
     def blocks_for_step(self, block_size: int) -> int:
         """Return the blocks that it needs in addition in the next step.
@@ -51,7 +53,7 @@ class ActiveRequest:
         if self.num_draft_tokens:
             left = request.max_tokens - request.num_output_tokens - self.is_generation
             tokens += min(self.num_draft_tokens, left)
-        return -(-tokens // block_size) - self.num_held_blocks
+        return -(-tokens // block_size) - self.num_held_blocks - self.num_dropped_blocks
 
 
 @dataclass(frozen=True, slots=True)

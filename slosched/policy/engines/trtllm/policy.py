@@ -195,19 +195,20 @@ def _by_priority(request: Request) -> tuple[int, float]:
 def _shown(requests: Iterable[Request], view: SchedulerView) -> tuple[list[ActiveRequest], Room]:
     """Return the requests as the schedulers see them, and the resources of the step."""
     block_size, num_held_blocks = view.kv.block_size, view.kv.num_held_blocks
-    num_free_blocks = view.kv.num_free_blocks
+    num_free_blocks, num_ready_blocks = view.kv.num_free_blocks, view.kv.ledger().num_ready_blocks
     active = []
     for request in requests:
-        is_generation, held = False, 0
+        is_generation, held, dropped = False, 0, 0
         if request.status is RequestStatus.RUNNING:
             known = request.num_prompt_tokens + request.num_output_tokens
             held = num_held_blocks(request.request_id)
+            dropped = num_ready_blocks(request.request_id) - held
             is_generation = known - request.num_computed_tokens == 1
             if not is_generation:
-                missing = max(0, -(-known // block_size) - held)
+                missing = max(0, -(-known // block_size) - held - dropped)
                 held += missing
                 num_free_blocks -= missing
-        active.append(ActiveRequest(request, is_generation, held))
+        active.append(ActiveRequest(request, is_generation, held, num_dropped_blocks=dropped))
     return active, Room(view, num_free_blocks)
 
 

@@ -56,13 +56,13 @@ class BlockManager:
         kv = view.kv
         self._block_size = kv.block_size
         self._num_blocks = kv.num_blocks
-        self._num_held_blocks = kv.num_held_blocks
         self._num_watermark_blocks = int(watermark * kv.num_blocks)
         self._num_lookahead_slots = num_lookahead_slots
         # vLLM then requires that a step's tokens be whole blocks, which is impossible with fewer
         # than one.
         caches = view.limits.max_num_batched_tokens >= kv.block_size
         ledger = kv.ledger()
+        self._num_ready_blocks = ledger.num_ready_blocks
         self._block_names = ledger if caches and isinstance(ledger, BlockNames) else None
         self.caches_prefixes = self._block_names is not None
         """True if requests share blocks as V0's do."""
@@ -71,7 +71,7 @@ class BlockManager:
         self.tables = _tables_of(view.running, tables, kv)
         self.num_free_blocks = kv.num_free_blocks
         for request, (request_id, table) in zip(view.running, self.tables.items(), strict=True):
-            num_held = kv.num_held_blocks(request_id)
+            num_held = ledger.num_ready_blocks(request_id)
             if table.num_slots > request.num_computed_tokens or table.num_blocks != num_held:
                 self._book_what_is_not_held(request, table, num_held)
         self.tables |= _tables_of(view.swapped, tables, kv)
@@ -171,7 +171,7 @@ class BlockManager:
         """
         table = self.tables[request.request_id]
         if not self.caches_prefixes:
-            num_never_taken = table.num_blocks - self._num_held_blocks(request.request_id)
+            num_never_taken = table.num_blocks - self._num_ready_blocks(request.request_id)
             self.num_free_blocks += num_freed_blocks + num_never_taken
             return
         names = self._names(request.request_id, table.num_slots)
