@@ -14,6 +14,9 @@ from experiments.command import make_app, start
 from experiments.fleet.pools import PAGE as POOLS_PAGE
 from experiments.fleet.pools import page, play
 from experiments.fleet.questions import POLICIES, QUESTIONS, Question
+from experiments.fleet.scaling import PAGE as SCALING_PAGE
+from experiments.fleet.scaling import page as scaling_page
+from experiments.fleet.scaling import play as play_scaling
 from experiments.fleet.tables import tables
 from slosched.cli.console import console, progress_bar
 from slosched.core import DeadlineRule
@@ -76,6 +79,17 @@ def pools() -> None:
     play()
     POOLS_PAGE.write_text(page(), encoding="utf-8")
     console.print(f"wrote {POOLS_PAGE}")
+
+
+@app.command()
+def scaling() -> None:
+    """Play what scaling.csv lacks (all of it takes seven minutes), and make scaling.md.
+
+    Example: `python -m experiments.fleet scaling`.
+    """
+    play_scaling()
+    SCALING_PAGE.write_text(scaling_page(), encoding="utf-8")
+    console.print(f"wrote {SCALING_PAGE}")
 
 
 def _row(

@@ -12,6 +12,7 @@ from fleets import Noting, make_replicas, make_trace
 
 from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request
 from slosched.fleet import scalers
+from slosched.fleet.roster import Roster
 from slosched.fleet.router import Router
 from slosched.fleet.routers.least_requests import LeastRequests
 from slosched.fleet.routers.round_robin import RoundRobin
@@ -27,6 +28,7 @@ from slosched.perfmodel import LinearCoefficients, LinearModel, load_model
 from slosched.policy import FCFS
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig
+from slosched.testing import LawBrokenError
 from slosched.testing.router_laws import check_scaler
 from slosched.workload import Trace, synthesize
 
@@ -47,6 +49,27 @@ class Planned(Scaler):
 
     def num_wanted(self, state: FleetState) -> int:
         return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+
+@dataclass
+class Flapping(Scaler):
+    """Wants all replicas and the fewest in turn, so that many are closed while they serve."""
+
+    every_s: float = 0.004
+    hold_s: float = 0.0
+
+    def reset(self) -> None:
+        self.wants_all = False
+
+    def num_wanted(self, state: FleetState) -> int:
+        self.wants_all = not self.wants_all
+        return 9 if self.wants_all else 0
+
+
+@pytest.fixture
+def flapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register `Flapping`."""
+    monkeypatch.setitem(scalers.SCALERS, "flapping", Flapping)
 
 
 @pytest.fixture
@@ -179,9 +202,11 @@ def test_with_as_few_as_many_replicas_it_is_the_fixed_fleet(
         "queue_length:target=0.5,every_s=0.002,hold_s=0",
         "kv_use:target=0.2,every_s=0.002,hold_s=0",
         "predicted:window_s=0.01,every_s=0.002,hold_s=0.004",
+        "flapping",
     ],
 )
 @pytest.mark.parametrize("policy", ["fcfs", "goodput"])
+@pytest.mark.usefixtures("flapping")
 def test_the_laws_hold(scaler: str, policy: str) -> None:
     check_scaler(scaler, partial(make_policy, policy), max_examples=12)
 
@@ -191,6 +216,18 @@ def state(
 ) -> FleetState:
     (kind,) = make_replicas(1)
     return FleetState(now_s, replicas, num_starting, kind, startup_s=30.0)
+
+
+@pytest.mark.usefixtures("flapping")
+def test_the_laws_catch_a_fleet_that_forgets_what_it_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forget(roster: Roster, now_s: float) -> None:
+        roster._end(roster.up.pop(), now_s)
+
+    monkeypatch.setattr(Roster, "_close", forget)
+    with pytest.raises(LawBrokenError, match="has no end"):
+        check_scaler("flapping", FCFS, max_examples=30, shrink=False)
 
 
 class Asking(Router):
