@@ -103,7 +103,7 @@ def sample(
     ] = 3.0,
     since: Since = "",
 ) -> None:
-    """Play the first parts that were played in virtual time in real time, to see if they agree.
+    """Play the first parts in real time and in virtual time, to see if they agree.
 
     Where other programs run beside it, take a slowdown that makes their delays small.
 

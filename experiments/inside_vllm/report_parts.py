@@ -67,9 +67,15 @@ def tuned(tuning: pd.DataFrame, setup: Setup) -> str:
     said = ", ".join(f"{budget}: {share:.1%}" for budget, share in means.items())
     counted = sorted(tuning["rate"].unique())
     rates = ", ".join(f"{rate:g}" for rate in counted)
+    num_parts = tuning["window"].nunique()
+    where = (
+        f"{num_parts} parts of the trace that are"
+        if num_parts > 1
+        else "a part of the trace that is"
+    )
     others = "" if {*setup.rates} <= {*counted} else "; other heats were too disturbed to count"
     return (
-        "The share in time with vLLM's own scheduler, on a part of the trace that is not measured "
+        f"The share in time with vLLM's own scheduler, on {where} not measured "
         f"below, by `--max-num-batched-tokens` (at {rates}/s{others}): {said}."
     )
 

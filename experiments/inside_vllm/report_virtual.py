@@ -15,7 +15,7 @@ from experiments.inside_vllm.report_parts import (
     tuned,
     values_at,
 )
-from experiments.inside_vllm.results import PREDICTIONS, RUNS, SAMPLE, TUNING, Book
+from experiments.inside_vllm.results import PREDICTIONS, RUNS, SAMPLE, SAMPLE_VIRTUAL, TUNING, Book
 from experiments.inside_vllm.setups import Setup
 from experiments.inside_vllm.virtual_setups import VIRTUAL_SETUPS
 from experiments.markdown import table
@@ -41,12 +41,8 @@ def virtual_parts(book: Book, real: pd.DataFrame, folder: Path) -> list[str]:
         if len(here):
             told = [heading(setup, here), tuned(book.of(TUNING, name), setup)]
             parts += [*told, _table(here, shown[shown["setup"] == name], setup)]
-    return [
-        *parts,
-        _agreement(runs, book.valid(SAMPLE), real),
-        _simulated(runs, shown),
-        _foot(runs),
-    ]
+    parts += [_agreement(book, runs, real), _simulated(runs, shown), _foot(runs)]
+    return parts
 
 
 _HEAD = (
@@ -117,34 +113,31 @@ def _told(gain: Gain | None) -> str:
     )
 
 
-def _agreement(virtual: pd.DataFrame, sample: pd.DataFrame, servers: pd.DataFrame) -> str:
-    return "\n\n".join(
-        [
-            "### Virtual time against real time",
-            _compared(
-                virtual,
-                sample,
-                "**The same without the warp.** The first parts were played in real time as well, "
-                "to the same engine core by the same client, in slow motion so that a busy machine "
-                "matters less.",
-            ),
-            _compared(
-                virtual,
-                servers,
-                "**Through real servers.** The parts of the [measurement with API servers]"
-                "(#through-real-servers), which is of older code, where the same scheduler with "
-                "the same options played the same requests. There a request takes time before and "
-                "after the engine, which counts against its TTFT.",
-            ),
-        ]
-    )
+def _agreement(book: Book, runs: pd.DataFrame, servers: pd.DataFrame) -> str:
+    sample = book.valid(SAMPLE)
+    told = ["### Virtual time against real time"]
+    if len(sample):
+        slowdowns = ", ".join(f"{factor:g}" for factor in sorted(sample["slowdown"].unique()))
+        what = (
+            "**The same without the warp.** Some parts were played to the same engine core by the "
+            "same client in real time, and once more in virtual time. Both are in slow motion "
+            f"({slowdowns} times as long), so that a busy machine matters little."
+        )
+        told += [_compared(book.valid(SAMPLE_VIRTUAL), sample, what)]
+    if servers["setup"].isin(runs["setup"]).any():
+        what = (
+            "**Through real servers.** These are the parts of the [measurement with API servers]"
+            "(#through-real-servers), which is of older code, where the same scheduler with the "
+            "same options played the same requests. There a request takes time before and after "
+            "the engine, which counts against its TTFT, and `slo_aware` leaves no time for that."
+        )
+        told += [_compared(runs, servers, what)]
+    return "\n\n".join(told)
 
 
 def _compared(virtual: pd.DataFrame, real: pd.DataFrame, what: str) -> str:
     """Return a table of attainments on the same parts, in virtual and in real time."""
     errors = prediction_errors(real, virtual)
-    if errors.empty:
-        return ""
     keys = ["setup", "rate", "window", "system"]
     both = real.merge(virtual[keys], on=keys)
     rows = [

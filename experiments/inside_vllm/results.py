@@ -11,7 +11,9 @@ import pandas as pd
 from experiments.inside_vllm.heats import Row
 from experiments.inside_vllm.setups import RESULTS
 
-TUNING, RUNS, PREDICTIONS, SAMPLE = "tuning", "runs", "predictions", "sample"
+TUNING, RUNS, PREDICTIONS = "tuning", "runs", "predictions"
+SAMPLE, SAMPLE_VIRTUAL = "sample", "sample_virtual"
+"""The same runs in real time and in virtual time, in the same slow motion."""
 MAX_LATENESS_S = 0.05
 """The limit in the device's time, beyond which the machine was too busy for a heat to count."""
 _HEAT = ["setup", "rate", "window"]
@@ -32,7 +34,7 @@ class Book:
         path = self.folder / f"{name}.csv"
         if not path.exists():
             return pd.DataFrame(columns=_KEYS)
-        return pd.read_csv(path, keep_default_na=False)
+        return pd.read_csv(path, keep_default_na=False).astype({"rate": float})
 
     def keep(self, name: str, rows: Sequence[Row]) -> None:
         """Add `rows`, in place of those with the same setup, rate, window and system."""

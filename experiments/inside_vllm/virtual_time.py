@@ -17,7 +17,7 @@ from multiprocessing.pool import Pool
 
 from experiments.inside_vllm.heats import Heat, Row, heats_to_run, heats_to_tune
 from experiments.inside_vllm.predict import predicted
-from experiments.inside_vllm.results import PREDICTIONS, RUNS, SAMPLE, TUNING, Book
+from experiments.inside_vllm.results import PREDICTIONS, RUNS, SAMPLE, SAMPLE_VIRTUAL, TUNING, Book
 from experiments.inside_vllm.setups import RESULTS, Setup, System
 from slosched.cli.console import progress_bar
 from slosched.core import SloschedError
@@ -50,12 +50,14 @@ class VirtualSession:
         self._play(RUNS, self._systems(setup), heats_to_run(setup, num_parts))
 
     def sample(self, setup: Setup, num_parts: int, slowdown: float) -> None:
-        """Play the first parts in real time and slow motion: vLLM's own scheduler and ours.
+        """Play the first parts in slow motion, in real and in virtual time: vLLM's own and ours.
 
-        The engine core and the client are the same as in virtual time.
+        The engine core and the client are the same in both.
         """
         slow = replace(setup, slowdown=slowdown, rivals=())
-        self._play(SAMPLE, self._systems(slow), heats_to_run(slow, num_parts), is_virtual=False)
+        systems, chosen = self._systems(slow), heats_to_run(slow, num_parts)
+        self._play(SAMPLE, systems, chosen, is_virtual=False)
+        self._play(SAMPLE_VIRTUAL, systems, chosen)
 
     def simulate(self, setup: Setup) -> None:
         """Predict every run that was played.

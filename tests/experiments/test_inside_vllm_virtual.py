@@ -11,7 +11,7 @@ import pytest
 
 from experiments.inside_vllm.heats import Row, heats_to_run, heats_to_tune
 from experiments.inside_vllm.report_virtual import complete, virtual_parts
-from experiments.inside_vllm.results import PREDICTIONS, RUNS, SAMPLE, TUNING, Book
+from experiments.inside_vllm.results import PREDICTIONS, RUNS, SAMPLE, SAMPLE_VIRTUAL, TUNING, Book
 from experiments.inside_vllm.setups import TRACES, Setup, System
 from experiments.inside_vllm.virtual_setups import VIRTUAL_SETUPS, with_finalists
 from experiments.inside_vllm.virtual_time import NoVllmError, VirtualSession
@@ -110,6 +110,7 @@ def test_the_page_shows_only_what_is_complete(tmp_path: Path) -> None:
         book.keep(PREDICTIONS, rows)
         if heat.window < 2:
             book.keep(SAMPLE, [r | {"attainment": (good - 1) / 100} for r in rows[1:2]])
+            book.keep(SAMPLE_VIRTUAL, rows[1:2])
     book.keep(TUNING, [row(CONV, 20.0, 60, own, 90)])
     shown = complete(book.of(RUNS, CONV.name), CONV)
     assert set(shown["system"]) == {own.name, ours.name}

@@ -252,8 +252,10 @@ class Loop:
             prompt_logprobs_dict={},
             pooler_output=[],
         )
-        if hasattr(self.scheduler.connector, "transferred"):
-            runner_output.kv_connector_output = self.scheduler.connector.transferred()
+        connector = self.scheduler.connector
+        for each in getattr(connector, "sub_connectors", [connector]):
+            if hasattr(each, "transferred"):  # at most one of them
+                runner_output.kv_connector_output = each.transferred()
         told = self.scheduler.update_from_output(output, runner_output)
         return sorted(
             (each.request_id, tuple(each.new_token_ids), each.finish_reason, each.stop_reason)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
 
-from experiments.inside_vllm.results import PREDICTIONS, RUNS, TUNING, Book
+from experiments.inside_vllm.results import PREDICTIONS, RUNS, SAMPLE, SAMPLE_VIRTUAL, TUNING, Book
 from experiments.inside_vllm.setups import TRACES, smoke
 from experiments.inside_vllm.virtual_setups import VIRTUAL_SETUPS, with_finalists
 from experiments.inside_vllm.virtual_time import VirtualSession
@@ -42,14 +42,14 @@ def test_in_real_time_a_part_takes_as_long_as_on_the_device(tmp_path: Path) -> N
     setup = replace(smoke(VIRTUAL_SETUPS["conv-h100"]), rates=(40.0,), policies=())
     session = VirtualSession(Book(tmp_path), num_workers=2)
     session.tune(setup)
-    session.run(setup)
     begin_s = time.monotonic()
     session.sample(setup, 1, slowdown=8.0)
     took_s = time.monotonic() - begin_s
     [warped], [real] = (
-        session.book.of(name, setup.name).to_dict("records") for name in (RUNS, "sample")
+        session.book.of(name, setup.name).to_dict("records") for name in (SAMPLE_VIRTUAL, SAMPLE)
     )
     assert (real["clock"], real["slowdown"]) == ("real", 8.0)
+    assert (warped["clock"], warped["slowdown"]) == ("virtual", 8.0)
     assert real["num_good"] == warped["num_good"]
     assert real["device_s"] > 0.9 * warped["device_s"]
     assert took_s > 8.0 * real["device_s"], "it is no virtual time that passes"
