@@ -22,7 +22,7 @@ app = make_app(__doc__)
 
 @app.command()
 def run() -> None:
-    """Play what results.csv does not have (all of it takes ten minutes), and make results.md.
+    """Play what results.csv does not have (all of it takes ten minutes of a core), and make results.md.
 
     Example: `python -m experiments.sessions run`.
     """
