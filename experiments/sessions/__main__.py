@@ -22,7 +22,9 @@ app = make_app(__doc__)
 
 @app.command()
 def run() -> None:
-    """Play what results.csv does not have (all of it takes ten minutes of a core), and make results.md.
+    """Play what results.csv does not have, and make results.md.
+
+    All of it takes about ten minutes of a core.
 
     Example: `python -m experiments.sessions run`.
     """
