@@ -11,6 +11,7 @@ import pandas as pd
 import typer
 
 from experiments.command import make_app, start
+from experiments.fleet import truth as truth_study
 from experiments.fleet.pools import PAGE as POOLS_PAGE
 from experiments.fleet.pools import page, play
 from experiments.fleet.questions import POLICIES, QUESTIONS, Question
@@ -90,6 +91,17 @@ def scaling() -> None:
     play_scaling()
     SCALING_PAGE.write_text(scaling_page(), encoding="utf-8")
     console.print(f"wrote {SCALING_PAGE}")
+
+
+@app.command()
+def truth() -> None:
+    """Play what truth.csv does not have on real servers (15 minutes), and make truth.md.
+
+    Example: `python -m experiments.fleet truth`.
+    """
+    truth_study.play()
+    truth_study.PAGE.write_text(truth_study.page(), encoding="utf-8")
+    console.print(f"wrote {truth_study.PAGE}")
 
 
 def _row(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 
 import aiohttp
 from starlette.types import Scope, Send
@@ -85,10 +85,7 @@ class Exchange:
         self._metrics.sent[replica] += 1
         try:
             whole = await forward(self._session, replica, sent, scope, content, self._timeout, send)
-        except NotTakenError as error:
-            self._give_up(replica, str(error))
-            raise
-        except StreamBrokenError as error:
+        except (NotTakenError, StreamBrokenError) as error:
             self._give_up(replica, str(error))
             raise
         finally:
@@ -103,12 +100,12 @@ class Exchange:
         replica.mark_down(why)
         replica.wake.set()
 
-    def _shed_if_late(self, asked: Asked, able: Collection[LiveReplica]) -> None:
+    def _shed_if_late(self, asked: Asked, able: Sequence[LiveReplica]) -> None:
         """Raise ApiError (429) if every replica says that the first token would be late."""
         promised_s = asked.request.slo.ttft_s
         if not asked.may_be_refused:
             return
-        least_s = self._fleet.least_ttft_s(asked.request, list(able))
+        least_s = self._fleet.least_ttft_s(asked.request, able)
         if least_s > promised_s:
             raise too_late(least_s, promised_s)
 

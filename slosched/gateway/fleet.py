@@ -86,8 +86,8 @@ class LiveFleet:
 
     @property
     def bytes_per_token(self) -> float:
-        """Return how many bytes of text make a token, as the first replica has it."""
-        return self.replicas[0].bytes_per_token
+        """Return how many bytes of text make a token, as the first replica that is up has it."""
+        return (self.up or self.replicas)[0].bytes_per_token
 
     @property
     def default_slo(self) -> SLO:

@@ -7,6 +7,7 @@ import time
 
 import aiohttp
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.types import Message, Receive, Scope, Send
 
@@ -76,7 +77,7 @@ class Generate:
         assert task is not None
         self._running.add(task)
         answer = _Answer(send)
-        end = End.CUT
+        end = End.FAILED
         watch: asyncio.Task[None] | None = None
         try:
             max_model_len = self._fleet.max_model_len or _UNTOLD_MODEL_LEN
@@ -88,8 +89,12 @@ class Generate:
             # Only a refusal by the router itself is raised; that of a replica is passed on.
             end = End.SHED if error.status == 429 else End.of_status(error.status)
             raise
+        except ClientDisconnect:  # before its whole body had come
+            end = End.GONE
+            raise
         except asyncio.CancelledError:
             if not answer.client_is_gone:
+                end = End.CUT
                 raise
             task.uncancel()
             end = End.GONE

@@ -16,7 +16,7 @@ class GiveRequestId:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = scope["headers"]
-        if not any(name == _HEADER for name, _ in headers):
+        headers = scope.get("headers", ())
+        if scope["type"] == "http" and not any(name == _HEADER for name, _ in headers):
             scope = {**scope, "headers": [*headers, (_HEADER, uuid.uuid4().hex.encode())]}
         await self._app(scope, receive, send)
