@@ -25,9 +25,11 @@ _HEAD = (
     "people argue about, names its claim and its thread, and plays it in the simulator: the "
     "same requests and step times for all, with seeds of its own. Ratios are "
     "geometric means over the seeds with 95 % intervals (paired, Student's t); curves are "
-    "medians, and bands the range over the seeds. A claim is confirmed if all its findings "
-    "agree with it, refuted if none does, and otherwise it is bounded: the findings say where "
-    "it holds. A verdict is about these devices, loads and lengths, and each section says "
+    "medians, and bands the range over the seeds. A finding agrees with the claim if its whole "
+    "interval does; otherwise it is marked, be it that the claim is wrong there or that the seeds "
+    "do not tell. A claim is confirmed if all its findings agree with it, refuted if none does, "
+    "and otherwise it is bounded: the findings say where it holds. A verdict is "
+    "about these devices, loads and lengths, and each section says "
     "what it rests on. How to run it: [experiments/claims](../experiments/claims/README.md)."
 )
 
@@ -51,14 +53,16 @@ _JUDGE = (
     "how many requests keep their TTFT and TPOT, in four scenarios of the [arena](arena.md), "
     "at the rate at which the best plain policy keeps 90 % of the promises and at twice that "
     "rate ([how it judges](how-to/judge-a-policy.md)). The rival is `vllm_v1`. Each was "
-    "judged by `slosched judge POLICY --against vllm_v1 --quick --time-limit 6m --jobs 1`."
+    "judged by `slosched judge POLICY --against vllm_v1 --quick --time-limit 6m --jobs 1`, and "
+    "`goodput`, for comparison, for 7 minutes. On the busy machine these sufficed for two of its "
+    "scenarios."
 )
 
 _JUDGED_NOTE = (
     "In these scenarios the KV cache holds all that runs, so that the rules about victims change "
     "nothing. A step has at most 2,048 tokens, which is the cap of P-PAS, so "
     "that it changes nothing either. An interval without an upper end means that `vllm_v1` serves "
-    "next to nothing in time there."
+    "next to nothing in time there. None of the five is in the results of the arena yet."
 )
 
 
@@ -73,7 +77,7 @@ def write(studies: Sequence[Study], folder: Path = RESULTS, page: Path = PAGE) -
         save(study.figure(frame), page.with_suffix("") / f"{study.name}.svg")
         verdict = verdict_of(findings)
         rows.append((f"[{study.title}](#{anchor(study.title)})", study.source, verdict))
-        words = ("Claimed", "Tried", "Came out", verdict)
+        words = ("Claimed", "Tried", "Came out", verdict, "Not surely so")
         made = results.who_made(study.name, folder)
         sections.append(section(study, frame, findings, page, made, words))
     parts = [_HEAD, table(("claim", "where", "verdict"), rows), *sections]
@@ -112,5 +116,9 @@ def _cell(answer: pd.Series) -> str:
     ratio, low, high = (float(answer[name]) for name in ("ratio", "low", "high"))
     if math.isnan(ratio):
         return f"{answer['verdict']} (nobody serves any)"
-    middle, upper = ("∞" if math.isinf(value) else f"{value:.2f}" for value in (ratio, high))
-    return f"{answer['verdict']}, {middle} ({low:.2f} to {upper})"
+    told, least, most = (_told(value) for value in (ratio, low, high))
+    return f"{answer['verdict']}, {told} ({least} to {most})"
+
+
+def _told(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:.2f}"

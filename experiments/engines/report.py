@@ -26,7 +26,7 @@ def write(studies: Sequence[Study], folder: Path = results.HERE, page: Path = PA
         save(study.figure(frame), page.with_suffix("") / f"{study.name}.svg")
         rows.append((study, findings))
         made = results.who_made(study.name, folder)
-        words = ("Known", "Played", "Reproduced", _verdict(findings))
+        words = ("Known", "Played", "Reproduced", _verdict(findings), "Not so")
         parts.append(section(study, frame, findings, page, made, words))
     parts.insert(1, _summary(rows))
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -64,11 +64,15 @@ def section(
     findings: Sequence[Finding],
     page: Path,
     made: pd.Series,
-    words: tuple[str, str, str, str],
+    words: tuple[str, str, str, str, str],
 ) -> str:
-    """Return the section of a study; `words` introduce statement, set-up and verdict, the last."""
-    known, played, reproduced, verdict = words
-    lines = [f"- {'' if f.agrees else '**Not so:** '}{f.text}" for f in findings]
+    """Return the section of a study.
+
+    `words` are those before statement, set-up and verdict, the verdict itself, and the mark of a
+    finding that does not agree.
+    """
+    known, played, reproduced, verdict, not_so = words
+    lines = [f"- {'' if f.agrees else f'**{not_so}:** '}{f.text}" for f in findings]
     return "\n\n".join(
         [
             f"## {study.title}",
