@@ -13,7 +13,7 @@ WATCHED_S = 4 * (1 - math.exp(-1 / 4))
 
 
 def test_alone_a_prompt_is_surely_in_time_or_surely_late() -> None:
-    outlook = Prospects().outlook(0.06, 0.04, overtaken_from_s=None)
+    outlook = Prospects().outlook(0.06, 0.04, 0.0, is_overtaken=False)
     assert outlook.expected_s == pytest.approx(0.1)
     assert outlook.chance(0.11) > 0.99
     assert outlook.chance(0.1) == pytest.approx(0.5)
@@ -25,7 +25,7 @@ def test_shorter_prompts_that_keep_coming_go_first_and_longer_ones_do_not() -> N
     prospects = Prospects()
     for work_s in (0.1, 0.2, 0.4):
         prospects.let_in(0.0, work_s)
-    outlook = prospects.outlook(0.0, 0.3, overtaken_from_s=0.0)
+    outlook = prospects.outlook(0.0, 0.3, 0.0, is_overtaken=True)
     assert outlook.overtaking.share == pytest.approx(0.3 / WATCHED_S)
     assert outlook.overtaking.variance == pytest.approx(0.05 / WATCHED_S)
     assert outlook.expected_s == pytest.approx(0.3 / (1 - 0.3 / WATCHED_S))
@@ -36,7 +36,7 @@ def test_the_chance_is_that_of_a_normal_distribution() -> None:
     """Within a second 0.1 s come on average, with a variance of 1.5 times 0.01 s² and 2 % noise."""
     prospects = Prospects()
     prospects.let_in(0.0, 0.1 * WATCHED_S)
-    outlook = prospects.outlook(0.3, 0.5, overtaken_from_s=0.0)
+    outlook = prospects.outlook(0.3, 0.5, 0.0, is_overtaken=True)
     deviation_s = math.sqrt(1.5 * 0.01 * WATCHED_S + 0.02**2)
     assert outlook.chance(1.0) == pytest.approx(0.5 * math.erfc(-0.1 / deviation_s / math.sqrt(2)))
 
@@ -44,8 +44,8 @@ def test_the_chance_is_that_of_a_normal_distribution() -> None:
 def test_arrivals_are_forgotten() -> None:
     prospects = Prospects()
     prospects.let_in(0.0, 0.1)
-    soon = prospects.outlook(0.0, 0.2, overtaken_from_s=0.0)
-    late = prospects.outlook(0.0, 0.2, overtaken_from_s=40.0)
+    soon = prospects.outlook(0.0, 0.2, 0.0, is_overtaken=True)
+    late = prospects.outlook(0.0, 0.2, 40.0, is_overtaken=True)
     assert late.overtaking.share < 1e-4 * soon.overtaking.share
 
 
@@ -54,14 +54,18 @@ def test_of_many_arrivals_the_latest_count() -> None:
     prospects = Prospects()
     for i in range(1000):
         prospects.let_in(i / 100, 0.005)
-    share = prospects.outlook(0.0, 0.1, overtaken_from_s=10.0).overtaking.share
+    share = prospects.outlook(0.0, 0.1, 10.0, is_overtaken=True).overtaking.share
     assert share == pytest.approx(0.5, rel=0.02)
 
 
-def test_the_speed_is_that_of_full_steps() -> None:
+def test_the_speed_is_that_of_full_steps_and_comes_back_while_there_are_none() -> None:
     prospects = Prospects()
-    for _ in range(400):
-        prospects.observe_full_step(0.025, 0.05)
-    assert prospects.outlook(0.0, 0.1, overtaken_from_s=None).expected_s == pytest.approx(
-        0.2, rel=0.01
-    )
+    for i in range(400):
+        prospects.observe_full_step(0.025, 0.05, 0.05 * (i + 1))
+
+    def expected_s(unseen_s: float) -> float:
+        return prospects.outlook(0.0, 0.1, 20.0 + unseen_s, is_overtaken=False).expected_s
+
+    assert expected_s(0.0) == pytest.approx(0.2, rel=0.01)
+    assert expected_s(30.0) == pytest.approx(0.1 / (1 - 0.5 / math.e), rel=0.01)
+    assert expected_s(600.0) == pytest.approx(0.1, rel=0.01)

@@ -146,3 +146,16 @@ def test_most_of_those_rejected_know_at_once_and_nearly_as_many_are_good() -> No
         summarize(rs, DeadlineRule.MEAN_TPOT).num_good for rs in (at_door, waited)
     )
     assert num_good >= 0.95 * num_good_waiting
+
+
+def test_a_device_that_was_stuck_and_is_well_again_gets_requests_again() -> None:
+    """For ten seconds, in the middle of a burst, each step takes 200 times as long."""
+    model = load_model("h100/llama-3.1-8b")
+    trace = synthesize("azure_conv", num_requests=900, rate=25, seed=5)
+    trace = trace.with_slo(Proportional(model.predict_prefill, 2.0, 0.05, 1.0))
+    slowness = ((0.0, 1.0), (8.0, 200.0), (18.0, 1.0))
+    config = SimulationConfig(disturbances=Disturbances(slowness=slowness), online=True)
+    requests = simulate(trace, make_policy("goodput+door"), model, config)
+    later = [r for r in requests if r.arrival_s > 30.0]
+    assert len(later) > 100
+    assert sum(r.status is RequestStatus.REJECTED for r in later) < 0.1 * len(later)

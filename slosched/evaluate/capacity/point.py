@@ -12,6 +12,7 @@ from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.fleet.setup import FleetSetup
 from slosched.fleet.spec import make_router, make_scaler
 from slosched.fleet.split_setup import AnyFleet
+from slosched.kv import Eviction
 from slosched.perfmodel import FittedModel
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
@@ -92,6 +93,8 @@ def _config_document(config: SimulationConfig) -> dict[str, object]:
     for name in ("drafts", "window_tokens"):
         if document[name] is None:
             del document[name]
+    if config.eviction is Eviction.LRU:
+        del document["eviction"]
     return document
 
 

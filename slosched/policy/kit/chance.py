@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slosched.policy.kit.speed import FadingMean
+from slosched.policy.kit.speed import FadingMean, remembered
 
 _MEMORY_S = 4.0
 """Time after which an arrival or a step counts e times less."""
@@ -95,22 +95,30 @@ class Prospects:
     def __init__(self) -> None:
         self._arrivals = Arrivals()
         self._speed = FadingMean(first=1.0, first_s=0.05, memory_s=_MEMORY_S)
+        self._seen_s = -math.inf
+        """When the speed was last observed."""
 
     def let_in(self, now_s: float, work_s: float) -> None:
         """Note a prompt that waits from now on and takes `work_s` alone on the device."""
         self._arrivals.add(now_s, work_s)
 
-    def observe_full_step(self, work_s: float, took_s: float) -> None:
-        """Learn how many seconds of prefills were done in a step that left prompts over."""
-        self._speed.add(work_s, took_s)
+    def observe_full_step(self, work_s: float, took_s: float, now_s: float) -> None:
+        """Learn how many seconds of prefills were done in a step that left prompts over.
 
-    def outlook(self, ahead_s: float, work_s: float, *, overtaken_from_s: float | None) -> Outlook:
-        """Return what is to be done before a prompt's first token.
-
-        `ahead_s` are seconds of prefills that go first, `work_s` its own.  If shorter prompts that
-        arrive from `overtaken_from_s` on go first, they are foreseen; with None there are none.
+        The step took `took_s` and has ended at `now_s`.
         """
-        overtaking = _NOBODY
-        if overtaken_from_s is not None:
-            overtaking = self._arrivals.shorter_than(work_s, overtaken_from_s)
-        return Outlook(ahead_s + work_s, self._speed.value, overtaking)
+        self._speed.forget(now_s - took_s - self._seen_s)
+        self._speed.add(work_s, took_s)
+        self._seen_s = now_s
+
+    def outlook(
+        self, ahead_s: float, work_s: float, now_s: float, *, is_overtaken: bool
+    ) -> Outlook:
+        """Return what is to be done before the first token of a prompt that arrives at `now_s`.
+
+        `ahead_s` are seconds of prefills that go first, `work_s` its own.  With `is_overtaken`,
+        shorter prompts that are still to arrive go first, and are foreseen.
+        """
+        overtaking = self._arrivals.shorter_than(work_s, now_s) if is_overtaken else _NOBODY
+        speed = remembered(self._speed.value, now_s - self._seen_s)
+        return Outlook(ahead_s + work_s, speed, overtaking)

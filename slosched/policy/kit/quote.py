@@ -68,10 +68,10 @@ class Quoter:
 
     **TTFT**: the time that the server adds, the rest of the running step, then the prefills of all
     prompts that go first, then its own, at the speed at which the device got prefills done lately.
-    Under a policy that serves
-    short prompts first, those that are still to arrive overtake it, too: the speed is less by the
-    work of shorter prompts that arrived lately in a second.  (For a queue with priorities this is
-    Cobham's formula, Operations Research 1954.)  **TPOT**: the time for each token of a decode
+    While none are done, that speed comes back to what the latency model says.  Under a policy that
+    serves short prompts first, those that are still to arrive overtake it, too: the speed is less
+    by the work of shorter prompts that arrived lately in a second.  (For a queue with priorities
+    this is Cobham's formula, Operations Research 1954.)  **TPOT**: the time for each token of a decode
     lately, and at least what a step of one decode takes.
 
     The quantiles come from the ratios of actual to expected times.  Requests that find the queue
@@ -92,6 +92,8 @@ class Quoter:
         """Time and work of the latest arrivals, refused ones too."""
         self._speed = Speed(first=1.0, first_s=0.05)
         """Seconds of prefills, each alone on the device, that are done in a second."""
+        self._speed_seen_s = -math.inf
+        """When that was last observed."""
         self._pace = Speed(first=1e3, first_s=1e-6)
         """Tokens that a decode gets in a second."""
         self._alone, self._behind, self._tpot = Spread(), Spread(), Spread()
@@ -118,7 +120,8 @@ class Quoter:
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         overtaking = self._overtaking(work_s, request.arrival_s)
-        ttft_s = wait_s + self._speed.seconds_for(ahead_s + work_s, overtaking)
+        unseen_s = request.arrival_s - self._speed_seen_s
+        ttft_s = wait_s + self._speed.seconds_for(ahead_s + work_s, overtaking, unseen_s)
         spread = self._behind if ahead_s else self._alone
         in_time, likely_s = self._chance(request, wait_s, ahead_s, work_s, ttft_s, spread)
         tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
@@ -232,8 +235,9 @@ class Quoter:
         promised_s = request.slo.ttft_s
         if self._order() is PromptOrder.DEADLINE:
             return spread.share_up_to(promised_s / ttft_s), ttft_s * spread.median
-        since_s = request.arrival_s if self._is_by_length else None
-        outlook = self._prospects.outlook(ahead_s, work_s, overtaken_from_s=since_s)
+        outlook = self._prospects.outlook(
+            ahead_s, work_s, request.arrival_s, is_overtaken=self._is_by_length
+        )
         return outlook.chance(promised_s - wait_s), wait_s + outlook.expected_s
 
     def _overtaking(self, work_s: float, now_s: float) -> float:
@@ -265,9 +269,10 @@ class Quoter:
         # Without a prompt the device may have been idle since, or run decodes without asking.
         took_s = now_s - step.start_s if self._prompts else step.predicted_s
         if step.work_s or self._prompts:
-            self._speed.observe(step.work_s, took_s)
+            self._speed.observe(step.work_s, took_s, step.start_s - self._speed_seen_s)
+            self._speed_seen_s = step.start_s + took_s
         if step.is_full:
-            self._prospects.observe_full_step(step.work_s, took_s)
+            self._prospects.observe_full_step(step.work_s, took_s, step.start_s + took_s)
         if step.num_decodes:
             self._pace.observe(step.num_served / step.num_decodes, took_s)
 

@@ -10,6 +10,8 @@ _LEAST = 1e-9
 """Least speed, so that nothing takes infinitely long."""
 _LEAST_SHARE = 0.02
 """Least share of the speed that is left beside what overtakes."""
+_FORGET_S = 30.0
+"""Time after which a speed that has not been seen again has come e times nearer to 1."""
 
 
 class Speed:
@@ -19,24 +21,39 @@ class Speed:
         """Begin with a speed `first`, as if it had been observed for `first_s` seconds."""
         self._means = [FadingMean(first, first_s, memory_s) for memory_s in _MEMORIES_S]
 
-    def observe(self, amount: float, seconds: float) -> None:
-        """Learn how much was done in `seconds` in which there was something to do."""
+    def observe(self, amount: float, seconds: float, unseen_s: float = 0.0) -> None:
+        """Learn how much was done in `seconds` in which there was something to do.
+
+        Before these nothing was seen for `unseen_s`.
+        """
         for mean in self._means:
+            mean.forget(unseen_s)
             mean.add(amount, seconds)
 
-    def seconds_for(self, amount: float, overtaking: float = 0.0) -> float:
+    def seconds_for(self, amount: float, overtaking: float = 0.0, unseen_s: float = 0.0) -> float:
         """Return how long `amount` will take if `overtaking` a second arrives and goes first.
 
         The speed is the mean over the shortest time past that is at least half as long as the
-        result, since a long wait sees more of the device than its latest half second.
+        result, since a long wait sees more of the device than its latest half second.  It was last
+        seen `unseen_s` ago (see `remembered`).
         """
         seconds = 0.0
         for mean in self._means:
-            speed = max(mean.value - overtaking, _LEAST_SHARE * mean.value)
+            seen = remembered(mean.value, unseen_s)
+            speed = max(seen - overtaking, _LEAST_SHARE * seen)
             seconds = amount / max(speed, _LEAST)
             if seconds <= 2 * mean.memory_s:
                 break
         return seconds
+
+
+def remembered(speed: float, unseen_s: float) -> float:
+    """Return what to believe of a speed that was last seen `unseen_s` ago.
+
+    It comes back to 1, the speed that the latency model says.  Otherwise whoever refuses requests
+    since the device was slow would never see that it has recovered.
+    """
+    return 1 + (speed - 1) * math.exp(-max(0.0, unseen_s) / _FORGET_S)
 
 
 class FadingMean:
@@ -45,12 +62,20 @@ class FadingMean:
     def __init__(self, first: float, first_s: float, memory_s: float) -> None:
         """Begin with `first`, as if it had been observed for `first_s` seconds."""
         self.memory_s = memory_s
-        self._amount, self._seconds = first * first_s, first_s
+        self._amount, self._seconds, self._least_s = first * first_s, first_s, first_s
 
     def add(self, amount: float, seconds: float) -> None:
         kept = math.exp(-seconds / self.memory_s)
         self._amount = kept * self._amount + amount
         self._seconds = kept * self._seconds + seconds
+
+    def forget(self, unseen_s: float) -> None:
+        """Let what was seen count less, and come nearer to 1 (see `remembered`)."""
+        if unseen_s > 0:
+            value = remembered(self.value, unseen_s)
+            kept_s = self._seconds * math.exp(-unseen_s / self.memory_s)
+            self._seconds = max(kept_s, self._least_s)
+            self._amount = value * self._seconds
 
     @property
     def value(self) -> float:
