@@ -33,6 +33,7 @@ _SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add if the client sent none."""
 _MOVABLE = (429, 503)
 """Answers by which a replica says that it does not serve the request now."""
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -117,16 +118,30 @@ async def forward(
 
 
 async def _pass_on(stream: aiohttp.StreamReader, send: Send) -> None:
-    """Send the pieces of a stream on as they come; an error is its last event if it breaks off."""
+    """Send the events of a stream on as they come; an error is its last event if it breaks off.
+
+    Of an event that breaks off in its middle the client sees nothing.
+    """
+    held = b""
     try:
         async for piece in stream.iter_any():
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            held += piece
+            end = _end_of_events(held)
+            if end:
+                await send({"type": "http.response.body", "body": held[:end], "more_body": True})
+                held = held[end:]
     except (aiohttp.ClientError, OSError) as error:
         why = f"the replica broke off in the middle of its answer: {describe(error)}"
         body = last_events(replica_failed(why))
         await send({"type": "http.response.body", "body": body, "more_body": False})
         raise StreamBrokenError(why) from error
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await send({"type": "http.response.body", "body": held, "more_body": False})
+
+
+def _end_of_events(data: bytes) -> int:
+    """Return the place after the last whole event, which ends with an empty line; 0 if none."""
+    ends = [data.rfind(mark) + len(mark) for mark in _EVENT_ENDS if mark in data]
+    return max(ends, default=0)
 
 
 def _sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:

@@ -206,7 +206,7 @@ def test_a_replica_that_dies_in_a_stream_ends_it_with_an_error_and_others_serve(
             assert front.count("in_flight", dies) == 1
             dies.process.kill()
             text = broken.read().decode()
-        error = json.loads(text.split("\n\n")[-3].removeprefix("data: "))["error"]
+        error = json.loads(text.split("\n\n")[-3].strip().removeprefix("data: "))["error"]
         assert error["code"] == "replica_failed"
         assert text.endswith("data: [DONE]\n\n")
         assert front.count("requests_total", stays) == 0  # it is not answered twice

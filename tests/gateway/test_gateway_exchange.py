@@ -22,6 +22,7 @@ class Fragile:
         self.app = web.Application()
         self.app.router.add_get("/v1/models", self._models)
         self.app.router.add_post("/v1/completions", self._break)
+        self.app.router.add_post("/v1/chat/completions", self._break_in_an_event)
 
     async def _models(self, _request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "fragile"}]})
@@ -33,6 +34,14 @@ class Fragile:
         request.transport.close()
         return web.Response()
 
+    async def _break_in_an_event(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(b'data: {"choices": []}\n\ndata: {"cho')
+        assert request.transport is not None
+        request.transport.close()
+        return answer
+
 
 async def started(app: web.Application) -> tuple[web.AppRunner, str]:
     """Serve on a free port; return what stops it, and its URL."""
@@ -42,13 +51,13 @@ async def started(app: web.Application) -> tuple[web.AppRunner, str]:
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
 
 
-async def ask(gateway: Gateway) -> tuple[int, str]:
-    """Post BODY through the gateway; return the status and the code of the error."""
+async def ask(gateway: Gateway, path: str = "/v1/completions") -> tuple[int, bytes]:
+    """Post BODY through the gateway; return the status and the body of the answer."""
     sent: list[MutableMapping[str, Any]] = []
     scope = {
         "type": "http",
         "method": "POST",
-        "path": "/v1/completions",
+        "path": path,
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
     }
@@ -67,11 +76,18 @@ async def ask(gateway: Gateway) -> tuple[int, str]:
 
     await gateway.app(scope, receive, send)
     body = b"".join(m.get("body", b"") for m in sent)
-    return sent[0]["status"], json.loads(body)["error"]["code"]
+    return sent[0]["status"], body
+
+
+def code_of(body: bytes) -> str:
+    """Return the code of an error."""
+    code = json.loads(body)["error"]["code"]
+    assert isinstance(code, str)
+    return code
 
 
 def test_a_request_that_breaks_servers_breaks_no_more_than_two() -> None:
-    async def play() -> tuple[tuple[int, str], list[int]]:
+    async def play() -> tuple[tuple[int, bytes], list[int]]:
         fragile = [Fragile() for _ in range(4)]
         runners, urls = zip(*[await started(each.app) for each in fragile], strict=True)
         gateway = Gateway(urls, "round_robin")
@@ -83,13 +99,13 @@ def test_a_request_that_breaks_servers_breaks_no_more_than_two() -> None:
             for runner in runners:
                 await runner.cleanup()
 
-    answer, num_asked = asyncio.run(play())
-    assert answer == (502, "replica_failed")
+    (status, body), num_asked = asyncio.run(play())
+    assert (status, code_of(body)) == (502, "replica_failed")
     assert sorted(num_asked) == [0, 0, 1, 1]
 
 
 def test_a_server_that_cannot_be_reached_counts_as_nothing_broken() -> None:
-    async def play() -> tuple[tuple[int, str], int]:
+    async def play() -> tuple[tuple[int, bytes], int]:
         gone = [await started(Fragile().app) for _ in range(3)]
         last = Fragile()
         runner, url = await started(last.app)
@@ -103,4 +119,22 @@ def test_a_server_that_cannot_be_reached_counts_as_nothing_broken() -> None:
             await gateway.stop()
             await runner.cleanup()
 
-    assert asyncio.run(play()) == ((502, "replica_failed"), 1)
+    (status, body), num_asked = asyncio.run(play())
+    assert (status, code_of(body), num_asked) == (502, "replica_failed", 1)
+
+
+def test_of_an_event_that_breaks_off_the_client_sees_nothing() -> None:
+    async def play() -> tuple[int, bytes]:
+        runner, url = await started(Fragile().app)
+        gateway = Gateway([url], "round_robin")
+        await gateway.start()
+        try:
+            return await ask(gateway, "/v1/chat/completions")
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    status, body = asyncio.run(play())
+    first, error, done, rest = body.decode().split("\n\n")
+    assert (status, first, done, rest) == (200, 'data: {"choices": []}', "data: [DONE]", "")
+    assert code_of(error.removeprefix("data: ").encode()) == "replica_failed"

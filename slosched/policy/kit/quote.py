@@ -71,8 +71,8 @@ class Quoter:
     While none are done, that speed comes back to what the latency model says.  Under a policy that
     serves short prompts first, those that are still to arrive overtake it, too: the speed is less
     by the work of shorter prompts that arrived lately in a second.  (For a queue with priorities
-    this is Cobham's formula, Operations Research 1954.)  **TPOT**: the time for each token of a decode
-    lately, and at least what a step of one decode takes.
+    this is Cobham's formula, Operations Research 1954.)  **TPOT**: the time for each token of a
+    decode lately, and at least what a step of one decode takes.
 
     The quantiles come from the ratios of actual to expected times.  Requests that find the queue
     empty and those that do not have a spread of their own.
