@@ -40,6 +40,7 @@ class BatchBuilder:
         "_out",
         "_predict",
         "_view",
+        "is_at_leisure",
         "num_free_blocks",
         "num_free_host_blocks",
         "num_free_seqs",
@@ -81,6 +82,8 @@ class BatchBuilder:
         self._found: dict[str, int] = {}
         """Cached tokens by waiting request for which `find` was called."""
         self._num_lent = 0 if beside is None else beside.num_new_blocks
+        self.is_at_leisure = False
+        """What the plan says of itself (`SchedulerOutput.is_at_leisure`); the policy sets it."""
         self.num_free_tokens = limits.max_num_batched_tokens
         if token_budget is not None:
             self.num_free_tokens = min(self.num_free_tokens, token_budget)
@@ -371,6 +374,7 @@ class BatchBuilder:
                 name: n for name, n in self._found.items() if name in self.num_scheduled_tokens
             },
             shape=self.shape,
+            is_at_leisure=self.is_at_leisure,
         )
 
     def _tokens_wanted(self, request: Request, max_new_tokens: int | None) -> int:

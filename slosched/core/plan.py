@@ -94,6 +94,9 @@ class SchedulerOutput:
     request that is not named takes what is cached of it before any request gets a block."""
     shape: BatchShape | None = None
     """The shape of the step, if the policy has summed it up already."""
+    is_at_leisure: bool = False
+    """Whether the step leaves prompt tokens to later steps although there is time for them, so that
+    it does not show how fast the device can be."""
     draft_token_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Draft tokens by request id, which the step verifies; they count among the request's scheduled
     tokens.  The scheduler adds them to a policy's plan."""

@@ -265,8 +265,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     ) -> None:
         """Limit the tokens of prompts that have time, so that decodes free their blocks sooner."""
         tokens = tokens_at_leisure(pace, prompts, supply, view.now_s, view) if prompts else None
-        if tokens is not None:
-            batch.num_free_tokens = min(batch.num_free_tokens, tokens)
+        if tokens is not None and tokens < batch.num_free_tokens:
+            batch.num_free_tokens, batch.is_at_leisure = tokens, True
 
     def take_freed(self, pace: Pace, shortage: Shortage, pack: PromptPack) -> bool:
         """Add all decodes, and prompts as far as decodes free KV blocks, if there are few.

@@ -7,7 +7,14 @@ import random
 import pytest
 from views import FLAT, R
 
-from slosched.core import EndReason, LatencyModel, PromptOrder, Refusal, Request
+from slosched.core import (
+    EndReason,
+    LatencyModel,
+    PromptOrder,
+    Refusal,
+    Request,
+    SchedulerOutput,
+)
 from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.perfmodel import load_model
 from slosched.policy import Door
@@ -42,6 +49,28 @@ def test_shorter_ones_that_arrive_later_overtake_it_where_the_shortest_comes_fir
     """One prompt of 10 ms arrived within the last second, so 99 % of the speed is left."""
     new = waiting("c", 200)
     assert expected_ttft_s(PromptOrder.LENGTH, new) == pytest.approx(0.025 / 0.99)
+
+
+def test_a_step_at_leisure_does_not_show_how_fast_the_device_is() -> None:
+    assert likely_after_slow_steps_s(is_at_leisure=True) == pytest.approx(0.01)
+    assert likely_after_slow_steps_s(is_at_leisure=False) > 0.05
+
+
+def likely_after_slow_steps_s(*, is_at_leisure: bool) -> float:
+    """Return what is expected of 100 tokens, 10 ms alone, after a hundred steps of a second.
+
+    Each did a tenth of a second of prefills and left a prompt over.
+    """
+    quoter = Quoter(lambda: PromptOrder.ARRIVAL)
+    for i in range(100):
+        done, left = waiting(f"done {i}", 2000, arrival_s=i), waiting(f"left {i}", 2000)
+        for request in (done, left):
+            quoter.add(quoter.expect(request, FLAT))
+        plan = SchedulerOutput({done.request_id: 2000}, is_at_leisure=is_at_leisure)
+        quoter.note_step(float(i), FLAT, plan, 0)
+        left.end_reason = EndReason.CLIENT
+        quoter.look()
+    return quoter.expect(waiting("new", 100, arrival_s=100.0), FLAT).likely_s
 
 
 def test_a_request_that_has_gone_is_not_waited_for() -> None:

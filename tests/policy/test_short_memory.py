@@ -91,6 +91,18 @@ def test_prompts_that_have_time_are_spread_once_the_cache_fills() -> None:
     assert spread(7190, 0.05) is None
 
 
+def test_a_step_that_spreads_prompts_says_that_it_had_time() -> None:
+    def plan(num_blocks: int) -> tuple[int, bool]:
+        view = full_view(R("a", 3000, 9.0, out=20), R("prompt", 600, 9.0), num_blocks=num_blocks)
+        output = Goodput().schedule(view)
+        return output.num_scheduled_tokens["prompt"], output.is_at_leisure
+
+    num_tokens, is_at_leisure = plan(7190)
+    assert 0 < num_tokens <= 128
+    assert is_at_leisure
+    assert plan(9000) == (600, False)
+
+
 def test_prompts_go_by_length_while_the_cache_does_not_hold_them() -> None:
     """Not all three prompts can be in time, so the longest is given up; then the first is due."""
     limits = Limits(max_num_batched_tokens=1000, max_num_seqs=100)

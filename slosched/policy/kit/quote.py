@@ -202,7 +202,7 @@ class Quoter:
                 done_s += left.work_s  # those behind it need not wait for it
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
-        is_full = bool(prompts)
+        is_full = bool(prompts) and not output.is_at_leisure
         self._step = _Step(now_s, predicted_s, done_s, num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
 
