@@ -18,6 +18,9 @@ _BODY_BYTES_PER_TOKEN = 32
 """Bytes that a request's body may have for each token of the model's context.  A token is about
 four bytes of text, and a token id takes eight; JSON may spell a character in up to twelve
 (`\\ud83d\\ude42`)."""
+_MOST_DISCARDED = 4
+"""How many times as large as allowed a body may be for its rest to be read.  A connection that is
+closed while its client sends is reset, and the client may never see the answer."""
 
 
 class BodyReader:
@@ -72,18 +75,26 @@ def max_body_bytes(max_model_len: int) -> int:
 async def read_content(http: HTTPRequest, max_model_len: int, timeout_s: float) -> bytearray:
     """Return the body.
 
-    Raises ApiError (413) as soon as it exceeds the largest size allowed, and (408) if it takes
-    longer than `timeout_s` to come.
+    Raises ApiError (413) if it exceeds the largest size allowed, and (408) if it takes longer than
+    `timeout_s` to come.  Of a body that is too large only so much is read as its client is likely
+    to send before it looks for the answer, and nothing is kept.
     """
     content, most = bytearray(), max_body_bytes(max_model_len)
+    num_bytes = 0
     try:
         async with asyncio.timeout(timeout_s):
             async for part in http.stream():
-                content += part
-                if len(content) > most:
-                    raise too_large(most, max_model_len)
+                num_bytes += len(part)
+                if num_bytes > _MOST_DISCARDED * most:
+                    break
+                if num_bytes <= most:
+                    content += part
+                else:
+                    content.clear()
     except TimeoutError:
-        raise too_slow(len(content), timeout_s) from None
+        raise too_slow(num_bytes, timeout_s) from None
+    if num_bytes > most:
+        raise too_large(most, max_model_len)
     return content
 
 
