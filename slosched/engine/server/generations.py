@@ -68,8 +68,8 @@ class Generations:
     @property
     def requests(self) -> list[Request]:
         """Return the requests that have not ended.  Any thread may ask."""
-        # A copy, made in one go: the engine's thread may change the dict during a Python loop.
-        return [generation.request for generation in tuple(self._by_name.values())]
+        with self._lock:
+            return [generation.request for generation in self._by_name.values()]
 
     def find(self, request_id: str) -> Generation | None:
         """Return the generation of a request that has not ended, or None."""

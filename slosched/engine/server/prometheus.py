@@ -60,7 +60,7 @@ class HistogramByTier:
         """Yield all lines; none before the first value."""
         if self._of_tier:
             yield from head(self._name, "histogram", self._text)
-        for tier, histogram in tuple(self._of_tier.items()):
+        for tier, histogram in self._of_tier.copy().items():
             yield from histogram.samples(
                 label if tier is None else f"{label},{labels_of(tier=tier)}"
             )

@@ -43,6 +43,6 @@ class TierMetrics:
                 self._num_relegated,
             ),
         ):
-            by_tier = {f"{label},{labels_of(tier=tier)}": n for tier, n in tuple(counts.items())}
+            by_tier = {f"{label},{labels_of(tier=tier)}": n for tier, n in counts.copy().items()}
             if by_tier:
                 yield from samples(f"slosched:tier_{name}_total", "counter", text, by_tier)

@@ -77,7 +77,8 @@ class Quoter:
     The quantiles come from the ratios of actual to expected times.  Requests that find the queue
     empty and those that do not have a spread of their own.
 
-    Another thread may ask while the engine's thread plans: what both use is copied in one go.
+    Another thread may ask while the engine's thread plans: what both use is copied in one go, by
+    `copy`, since a tuple or a list of a dict's values may let another thread in.
     """
 
     def __init__(self, order: Callable[[], PromptOrder]) -> None:
@@ -116,7 +117,7 @@ class Quoter:
         """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
         work_s = prompt_s(request, model)
         place = self._place(request, work_s)
-        ahead_s = sum([p.work_s for p in tuple(self._prompts.values()) if p.place <= place])
+        ahead_s = sum([p.work_s for p in self._prompts.copy().values() if p.place <= place])
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         overtaking = self._overtaking(work_s, request.arrival_s)
@@ -242,7 +243,7 @@ class Quoter:
 
     def _overtaking(self, work_s: float, now_s: float) -> float:
         """Return the seconds of prefills a second that arrive later and go first all the same."""
-        arrivals = tuple(self._arrivals)
+        arrivals = self._arrivals.copy()
         if not self._is_by_length or not arrivals:
             return 0.0
         shorter_s = sum([each_s for _, each_s in arrivals if each_s < work_s])
