@@ -33,6 +33,12 @@ RayAddress = Annotated[
     str | None,
     typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: auto, host:port, or local."),
 ]
+Seeds = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Number of windows of the trace, or of made-up traces, with -n requests each."
+    ),
+]
 TunedFiles = Annotated[
     list[Path] | None,
     typer.Option(

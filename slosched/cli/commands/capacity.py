@@ -32,6 +32,7 @@ from slosched.cli.search_options import (
     Jobs,
     Precision,
     RayAddress,
+    Seeds,
     TunedFiles,
     check_no_tuned,
     loosest,
@@ -104,13 +105,7 @@ def capacity(
             "lowest capacity to the highest.",
         ),
     ] = 5,
-    seeds: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Number of windows of the trace, or of made-up traces, with -n requests each.",
-        ),
-    ] = 5,
+    seeds: Seeds = 5,
     seed: options.Seed = 0,
     bound: Annotated[
         bool, typer.Option(help="Whether to compute the capacity that no scheduler can exceed.")

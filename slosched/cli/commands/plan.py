@@ -16,7 +16,7 @@ from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.gpu_offers import DEFAULT_MODEL_NAME, model_on
 from slosched.cli.option_groups import grouped
-from slosched.cli.search_options import Jobs, RayAddress, pool_of, windows_of
+from slosched.cli.search_options import Jobs, RayAddress, Seeds, pool_of, windows_of
 from slosched.cli.simulation import ReplicaOptions
 from slosched.core import SloschedError
 from slosched.fleet.routers import ROUTERS
@@ -87,13 +87,7 @@ def plan(
     limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(),
     replica: ReplicaOptions = ReplicaOptions(),
-    seeds: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Number of windows of the trace, or of made-up traces, with -n requests each.",
-        ),
-    ] = 5,
+    seeds: Seeds = 5,
     seed: options.Seed = 0,
     jobs: Jobs = None,
     ray: RayAddress = None,
