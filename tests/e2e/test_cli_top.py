@@ -15,6 +15,7 @@ from live_server import Live, live
 from slosched.cli.live_metrics import Span
 from slosched.core import SLO
 from slosched.metrics.page import parse_metrics
+from slosched.workload.service_tier import ServiceTier
 
 pytestmark = pytest.mark.e2e
 
@@ -24,7 +25,8 @@ Cli = Callable[..., Said]
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
     """A server that kept both promises to one request and refused one as too long."""
-    with live(default_slo=SLO(20, 20), api_keys=("secret",)) as running:
+    tiers = (ServiceTier("default", SLO(20, 20)), ServiceTier("batch"))
+    with live(tiers=tiers, tenants={"secret": "acme", "other": "idle"}) as running:
         for max_tokens, status in ((3, 200), (5000, 400)):
             body = {"prompt": "abc", "max_tokens": max_tokens}
             assert running.post(**body, headers={"authorization": "Bearer secret"})[0] == status
@@ -48,6 +50,8 @@ def test_once_prints_what_happened_since_the_start(server: Live, cli: Cli) -> No
     assert float(shown["good requests/s"]) >= 0
     assert shown["TTFT attainment"] == shown["TPOT attainment"] == "100.0%"
     assert shown["E2E attainment"] == "–", "nobody asked for an end-to-end time"
+    assert shown["tier default attainment"] == shown["tenant acme attainment"] == "100.0%"
+    assert shown["tier batch attainment"] == shown["tenant idle attainment"] == "–"
     assert shown["rejected: too_long"] == "1"
     p50, p99 = (float(shown[name].removesuffix(" ms")) for name in ("TTFT p50", "TTFT p99"))
     assert 0 < p50 <= p99

@@ -19,6 +19,12 @@ from slosched.cli.live_metrics import NoMetricsError, Span, read_metrics
 from slosched.metrics.page import Snapshot
 
 _UNKNOWN = "–"
+_COUNTED = {
+    "promise": ("slosched:promises_total", "slosched:promises_kept_total"),
+    "tier": ("slosched:tier_requests_ended_total", "slosched:tier_good_requests_total"),
+    "tenant": ("slosched:tenant_requests_ended_total", "slosched:tenant_good_requests_total"),
+}
+"""By label, the counter of what was promised, and that of what was kept."""
 
 
 def top(
@@ -45,6 +51,8 @@ def top(
     ] = False,
 ) -> None:
     """Watch a running server: queue, KV cache, goodput, attainment, latencies, rejections.
+
+    Attainment is by promise, and by tier and tenant on a server that has some.
 
     The numbers come from `/metrics`, which needs no API key.  vLLM's server works as well; a dash
     stands where it does not know a number.  Ctrl-C ends the command.
@@ -105,11 +113,7 @@ def _rows(span: Span) -> Iterator[tuple[str, str]]:
     good = span.growth("slosched:good_requests_total")
     rate = None if good is None or span.duration_s <= 0 else good / span.duration_s
     yield "good requests/s", _spelt(rate, "{:.2f}".format)
-    promised = span.growth_by_label("slosched:promises_total", "promise")
-    kept = span.growth_by_label("slosched:promises_kept_total", "promise")
-    for promise, count in promised.items():
-        share = kept[promise] / count if count else None
-        yield f"{promise.upper()} attainment", _spelt(share, "{:.1%}".format)
+    yield from _attainment(span)
     for name, metric in (
         ("TTFT", "vllm:time_to_first_token_seconds"),
         ("TPOT", "vllm:request_time_per_output_token_seconds"),
@@ -119,6 +123,16 @@ def _rows(span: Span) -> Iterator[tuple[str, str]]:
     for reason, count in span.growth_by_label("vllm:admission_rejections_total", "reason").items():
         if count:
             yield f"rejected: {reason}", f"{count:.0f}"
+
+
+def _attainment(span: Span) -> Iterator[tuple[str, str]]:
+    """Yield the attainment of each promise, of each tier and of each tenant."""
+    for label, (promised, kept) in _COUNTED.items():
+        num_kept = span.growth_by_label(kept, label)
+        for name, number in span.growth_by_label(promised, label).items():
+            what = name.upper() if label == "promise" else f"{label} {name}"
+            share = num_kept[name] / number if number else None
+            yield f"{what} attainment", _spelt(share, "{:.1%}".format)
 
 
 def _spelt(value: float | None, spell: Callable[[float], str]) -> str:

@@ -76,6 +76,7 @@ def build_app(
         operator = operator_routes(worker, api.bodies, control, admin)
         keys = (*keys, admin) if keys else ()
     worker.metrics.by_tier.add(config.tiers)
+    worker.metrics.by_tenant.add(config.tenants.values())
     if config.logs_requests:
         reporters = (*reporters, RequestLog(worker.scheduler.limits.deadline_rule))
     return Starlette(

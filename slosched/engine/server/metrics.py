@@ -18,7 +18,7 @@ from slosched.engine.server.model_metrics import latency_model_lines, portfolio_
 from slosched.engine.server.process_metrics import process_lines
 from slosched.engine.server.prometheus import TOKENS, Histogram, labels_of, sample, samples
 from slosched.engine.server.promise_metrics import PromiseMetrics
-from slosched.engine.server.tier_metrics import TierMetrics
+from slosched.engine.server.service_metrics import ServiceMetrics
 from slosched.engine.server.watchdog import Watchdog
 from slosched.metrics import RequestRecord, is_good, met_e2e, met_tokens, met_ttft
 from slosched.scheduler import Scheduler
@@ -61,7 +61,8 @@ class ServerMetrics:
         self._num_cached_tokens = 0
         self._num_preemptions = 0
         self._num_corrupted = 0
-        self.by_tier = TierMetrics()
+        self.by_tier = ServiceMetrics("tier")
+        self.by_tenant = ServiceMetrics("tenant")
         self._num_drafts = 0
         self._num_draft_tokens = 0
         self._num_accepted_tokens = 0
@@ -153,7 +154,8 @@ class ServerMetrics:
         self._ends[record.end_reason] += 1
         rule = self._scheduler.limits.deadline_rule
         self._num_good += is_good(record, rule)
-        self.by_tier.observe_end(record, request, rule)
+        self.by_tier.observe_end(request.tier, record, request, rule)
+        self.by_tenant.observe_end(request.tenant, record, request, rule)
         for name, is_kept in _promises(record, rule).items():
             self._num_promised[name] += 1
             self._num_kept[name] += is_kept
@@ -181,7 +183,8 @@ class ServerMetrics:
         label = labels_of(model_name=model_name)
         lines = [*self._gauges(label), *self._counters(label), *self._ended(label)]
         lines += self._prompt_tokens_by_source(label)
-        lines += [*self.by_tier.lines(label), *self._drafted(label), *self._hangs(label)]
+        lines += [*self.by_tier.lines(label), *self.by_tenant.lines(label)]
+        lines += [*self._drafted(label), *self._hangs(label)]
         lines += process_lines()
         lines += latency_model_lines(self._scheduler.latency_model, label)
         lines += portfolio_lines(self._scheduler.policy, label)

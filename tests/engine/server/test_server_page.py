@@ -11,11 +11,13 @@ import pytest
 from live_server import MODEL, Live, live, with_client
 
 from slosched.core import DeadlineRule, Limits
+from slosched.workload.service_tier import ServiceTier
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    with live(api_keys=("secret",), limits=Limits(deadline_rule=DeadlineRule.TBT)) as running:
+    limits = Limits(deadline_rule=DeadlineRule.TBT)
+    with live(limits=limits, tiers=(ServiceTier("gold"),), tenants={"secret": "acme"}) as running:
         yield running
 
 
@@ -40,7 +42,7 @@ def test_it_is_html_that_may_load_nothing_from_elsewhere(server: Live, page: str
 
 def test_every_metric_that_it_reads_is_served(server: Live, page: str) -> None:
     names = set(re.findall(r'"((?:vllm|slosched):\w+|process_\w+)"', page))
-    assert len(names) >= 7
+    assert len(names) >= 11
     metrics = server.get("/metrics")[1]
     assert {name for name in names if f"\n{name}" not in metrics} == set()
     assert f'slosched:deadline_rule_info{{model_name="{MODEL}",rule="tbt"}} 1' in metrics

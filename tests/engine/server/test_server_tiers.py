@@ -98,22 +98,40 @@ def test_a_server_without_tiers_says_so() -> None:
 def test_metrics_count_by_tier() -> None:
     policy = Door(EDF(), refuse=Refuse.UNKEEPABLE)
     with live(policy, model=FLAT, tiers=(GOLD, BATCH)) as running:
-        assert counts(running)["gold"] == (0, 0, 0)
+        assert counts(running, "tier")["gold"] == (0, 0, 0)
         completed(running, service_tier="gold")
         completed(running, service_tier="batch")
         completed(running)
-        assert counts(running) == {"gold": (1, 1, 0), "batch": (1, 0, 1)}
+        assert counts(running, "tier") == {"gold": (1, 1, 0), "batch": (1, 0, 1)}
+        assert counts(running, "tenant") == {}
 
 
-def counts(server: Live) -> dict[str, tuple[int, ...]]:
-    """Return the requests of each tier that have ended, those that were good, the relegated."""
+def test_metrics_count_by_tenant() -> None:
+    policy = Door(EDF(), refuse=Refuse.UNKEEPABLE)
+    tenants = {"secret": "acme", "other": "b"}
+    with live(policy, model=FLAT, tiers=(GOLD, BATCH), tenants=tenants) as running:
+        completed(running, {"authorization": "Bearer secret"}, service_tier="gold")
+        completed(running, {"authorization": "Bearer secret"}, service_tier="batch")
+        assert counts(running, "tenant") == {"acme": (2, 1, 1), "b": (0, 0, 0)}
+
+
+def test_a_tenant_that_only_a_header_names_becomes_no_series() -> None:
+    """Else each client could make as many series as it likes."""
+    with live(FCFS()) as running:
+        completed(running, {"x-llm-d-inference-fairness-id": "acme"})
+        assert running.worker.records[-1].tenant == "acme"
+        assert counts(running, "tenant") == {}
+
+
+def counts(server: Live, kind: str) -> dict[str, tuple[int, ...]]:
+    """Return the requests of each tier (tenant): ended, good, relegated."""
     text = server.get("/metrics")[1]
     found: dict[str, list[int]] = {}
     for name in ("requests_ended", "good_requests", "requests_relegated"):
-        pattern = rf'^slosched:tier_{name}_total\{{[^}}]*tier="(\w+)"\}} (\d+)'
-        for tier, value in re.findall(pattern, text, re.MULTILINE):
-            found.setdefault(tier, []).append(int(value))
-    return {tier: tuple(values) for tier, values in found.items()}
+        pattern = rf'^slosched:{kind}_{name}_total\{{[^}}]*{kind}="(\w+)"\}} (\d+)'
+        for named, value in re.findall(pattern, text, re.MULTILINE):
+            found.setdefault(named, []).append(int(value))
+    return {named: tuple(values) for named, values in found.items()}
 
 
 @pytest.mark.parametrize(
