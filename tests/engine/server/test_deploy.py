@@ -19,11 +19,12 @@ NAME = re.compile(r"\b(?:vllm|slosched):\w+")
 
 @pytest.fixture(scope="module")
 def shown() -> set[str]:
-    """The names of all samples of a server that has served, and refused, requests of a tier."""
+    """The names of all samples of a server that has served, and refused, requests of a tier and a tenant."""
     gold = ServiceTier("gold", SLO(10.0, 5.0))
-    with live(Door(FCFS()), default_slo=SLO(20.0, 5.0), tiers=(gold,)) as server:
-        assert server.post(prompt="abc", max_tokens=3, service_tier="gold")[0] == 200
-        assert server.post(prompt="abc", max_tokens=3, slo_ttft_ms=0.001)[0] == 429
+    slo, key = SLO(20.0, 5.0), {"authorization": "Bearer secret"}
+    with live(Door(FCFS()), default_slo=slo, tiers=(gold,), tenants={"secret": "acme"}) as server:
+        assert server.post_with(key, prompt="abc", max_tokens=3, service_tier="gold")[0] == 200
+        assert server.post_with(key, prompt="abc", max_tokens=3, slo_ttft_ms=0.001)[0] == 429
         lines = server.get("/metrics")[1].splitlines()
     return {re.split(r"[{ ]", line)[0] for line in lines if not line.startswith("#")}
 
