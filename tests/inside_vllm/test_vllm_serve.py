@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_server import SCRAPE_S, empty_queries, panels, prometheus
 from smollm2 import smollm2, vllm_is_installed
 
 from experiments.inside_vllm.server import Launch, started
@@ -101,6 +103,27 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_vllm_has(url: str) ->
         asked = set(METRIC.findall((DEPLOY / name).read_text("utf-8")))
         assert len(asked) >= 3
         assert asked <= shown, name
+
+
+def test_every_panel_of_the_dashboard_has_data_but_for_what_did_not_happen(
+    url: str, tmp_path: Path
+) -> None:
+    """As a real Prometheus answers; nothing diverged, so that no plan was left to vLLM."""
+    dashboard = json.loads((DEPLOY / "grafana" / "slosched-in-vllm.json").read_text("utf-8"))
+    shown = panels(dashboard)
+    with prometheus(url, tmp_path) as watching:
+        watching.wait_until_scraped()
+        with ThreadPoolExecutor(4) as pool:
+            headers = [{"x-slo-ttft-ms": "0.001"} if i % 6 == 0 else {} for i in range(60)]
+            answers = list(pool.map(lambda h: complete(url, h, max_tokens=20), headers))
+        assert {status for status, _ in answers} == {200, 429}
+        time.sleep(2 * SCRAPE_S)
+        empty = empty_queries(watching, shown, {"instance": ".*"}, 60)
+    assert {title: len(queries) for title, queries in empty.items()} == {
+        "Steps": 1,
+        "Divergences by kind": 1,
+    }
+    assert all("divergence" in q or "fallback" in q for some in empty.values() for q in some)
 
 
 def test_rejected_requests_are_among_those_that_vllm_counts_as_ended(url: str) -> None:
