@@ -35,7 +35,7 @@ sys.path.insert(0, "")
 for defined in runpy.run_path(sys.argv[1]).values():
     is_policy = isinstance(defined, type) and issubclass(defined, Policy)
     if is_policy and defined.__module__ == "<run_path>":
-        check_policy(defined, max_examples=50)
+        check_policy(defined, max_examples=15)
 """
 
 

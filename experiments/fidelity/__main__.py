@@ -9,7 +9,7 @@ import pandas as pd
 import typer
 
 from experiments.command import add_report, make_app, start
-from experiments.fidelity import models, report, results, sharegpt
+from experiments.fidelity import demo_runs, models, report, results, sharegpt
 from experiments.fidelity.collect import collect as collect_stages
 from experiments.fidelity.play import play
 from experiments.fidelity.stages import Run, read_runs, write_stages
@@ -56,6 +56,20 @@ def compose(backend: _Backend = None, only: _Only = None) -> None:
     """
     for server in sorted({_server(run) for run in _runs(only)}):
         console.print(f"fitted {models.compose(server, backend)}")
+
+
+@app.command()
+def demo(
+    agreement: Annotated[Path, typer.Argument(help="The agreement.csv that a demo left.")],
+    name: Annotated[str, typer.Option(help="The run's name: when it ran, say.")],
+    machine: Annotated[str, typer.Option(help="The machine, and what else ran on it.")],
+) -> None:
+    """Add a run of `slosched demo` to those that the page compares, and make the page.
+
+    Example: `python -m experiments.fidelity demo runs/demo/agreement.csv --name "2026-11-23, 1" …`.
+    """
+    demo_runs.collect(agreement, name, machine)
+    make_page()
 
 
 @app.command()

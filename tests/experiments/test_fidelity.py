@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.fidelity import models, report, results, sharegpt
+from experiments.fidelity import demo_runs, models, report, results, sharegpt
 from experiments.fidelity.collect import collect
 from experiments.fidelity.judge import judge, learn_per_request_s
 from experiments.fidelity.load import BLOCK_SIZE, stage_of, trace_of
@@ -33,6 +33,20 @@ def test_the_page_is_that_of_the_results(tmp_path: Path) -> None:
     report.write(tmp_path / "fidelity.md")
     assert (tmp_path / "fidelity.md").read_text() == report.PAGE.read_text()
     assert (tmp_path / "fidelity" / "errors.svg").exists()
+
+
+def test_a_demo_is_added_to_the_runs_and_replaces_one_of_its_name(tmp_path: Path) -> None:
+    agreement, runs = tmp_path / "agreement.csv", tmp_path / "runs.csv"
+    rows = pd.DataFrame({"policy": ["fcfs"], "live": [0.5], "simulated_mean": [0.53]})
+    rows.to_csv(agreement, index=False)
+    demo_runs.collect(agreement, "first", "a laptop", runs)
+    demo_runs.collect(agreement, "second", "a laptop", runs)
+    rows.assign(live=0.6).to_csv(agreement, index=False)
+    demo_runs.collect(agreement, "second", "a server", runs)
+    read = demo_runs.read(runs)
+    assert [*read["run"]] == ["first", "second"]
+    assert [*read["machine"]] == ["a laptop", "a server"]
+    assert [*read["points"]] == pytest.approx([3.0, -7.0])
 
 
 def test_every_run_whose_operators_are_in_the_tables_is_simulated() -> None:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pandas as pd
+
 from slosched.cli.console import console, table
 from slosched.cli.demo.setup import BASELINE, LABELS, LIVE, REPLICA, RULE, SPECS, DemoError, Files
 from slosched.cli.live_steps import LiveSteps
@@ -52,13 +54,15 @@ def compare_with_simulator(
     }
     contenders = {LABELS[name]: (make_policy(SPECS[name]), replicas[name]) for name in SPECS}
     simulated = simulate_contenders(trace, contenders).complete()
-    again = {
-        LABELS[policy]: _attainments(trace, SPECS[policy], replicas[policy]) for policy in LIVE
-    }
+    again = {policy: _attainments(trace, SPECS[policy], replicas[policy]) for policy in LIVE}
     console.print(outcome_table(f"Live: {model} on this machine", summarize_all(live, RULE)))
     title = "Simulated with the fitted model, as fast as this machine was"
     console.print(outcome_table(title, summarize_all(simulated, RULE)))
-    _print_agreement(live, again)
+    agreement = pd.DataFrame(
+        _agreement(policy, speeds[policy], live[LABELS[policy]], again[policy]) for policy in LIVE
+    )
+    _print_agreement(agreement)
+    agreement.to_csv(files.agreement, index=False, float_format="%.4f")
     _report(files, trace, live, simulated, told, replicas[BASELINE])
     console.print(f"wrote {files.report}")
 
@@ -74,15 +78,33 @@ def _attainments(trace: Trace, spec: str, replica: Replica) -> list[float]:
     return [outcome.summary(RULE).attainment for outcome in outcomes]
 
 
-def _print_agreement(live: Mapping[str, Outcome], simulated: Mapping[str, Sequence[float]]) -> None:
-    rows = []
-    for name, outcome in live.items():
-        seen, said = outcome.summary(RULE).attainment, simulated[name]
-        mean = statistics.fmean(said)
-        between = f"{min(said):.1%} to {max(said):.1%}"
-        rows.append(
-            (name, f"{seen:.1%}", f"{mean:.1%}", between, f"{100 * (mean - seen):+.1f} points")
+def _agreement(
+    policy: str, speed: _Speed, live: Outcome, simulated: Sequence[float]
+) -> dict[str, object]:
+    """Return a row of what was live, what was simulated, and how fast the machine was then."""
+    return {
+        "policy": policy,
+        "live": live.summary(RULE).attainment,
+        "simulated_mean": statistics.fmean(simulated),
+        "simulated_least": min(simulated),
+        "simulated_most": max(simulated),
+        "slowness_mean": speed.mean_slowness,
+        "slowness_least": min(speed.factors),
+        "slowness_most": max(speed.factors),
+    }
+
+
+def _print_agreement(agreement: pd.DataFrame) -> None:
+    rows = [
+        (
+            LABELS[str(row["policy"])],
+            f"{row['live']:.1%}",
+            f"{row['simulated_mean']:.1%}",
+            f"{row['simulated_least']:.1%} to {row['simulated_most']:.1%}",
+            f"{100 * (row['simulated_mean'] - row['live']):+.1f} points",
         )
+        for _, row in agreement.iterrows()
+    ]
     title = "Good requests: does the simulator tell what the server does?"
     mean_of = f"mean of {_SIMULATIONS}"
     console.print(table(title, ("policy", "live", mean_of, "between", "difference"), rows))
@@ -90,10 +112,25 @@ def _print_agreement(live: Mapping[str, Outcome], simulated: Mapping[str, Sequen
 
 @dataclass(frozen=True)
 class _Speed:
-    """The speed of this machine while it served a policy, and a sentence that tells it."""
+    """The speed of this machine while it served a policy, over what the model says."""
 
+    policy: str
     disturbances: Disturbances
-    told: str
+    mean_slowness: float
+
+    @property
+    def factors(self) -> list[float]:
+        """The slowness in each stretch of the replay."""
+        return [factor for _, factor in self.disturbances.slowness]
+
+    @property
+    def told(self) -> str:
+        return (
+            f"While {self.policy} was served, steps took {self.mean_slowness:.2f} times as long as "
+            f"the model says ({min(self.factors):.2f} to {max(self.factors):.2f} in stretches of "
+            f"{WINDOW_S:g} s), and scattered by {self.disturbances.noise:.0%} about that.  So does "
+            "the simulated device."
+        )
 
 
 def _speed(policy: str, recorded: LiveSteps, model: FittedModel, served: Outcome) -> _Speed:
@@ -105,15 +142,7 @@ def _speed(policy: str, recorded: LiveSteps, model: FittedModel, served: Outcome
     steps = in_replay_time(recorded.all(), last_end_s)
     if not steps:
         raise DemoError(f"no step was recorded while {policy} was served")
-    found = measured_speed(steps, model)
-    factors = [factor for _, factor in found.slowness]
-    told = (
-        f"While {policy} was served, steps took {mean_slowness(steps, model):.2f} times as long "
-        f"as the model says ({min(factors):.2f} to {max(factors):.2f} in stretches of "
-        f"{WINDOW_S:g} s), and scattered by {found.noise:.0%} about that.  So does the simulated "
-        "device."
-    )
-    return _Speed(found, told)
+    return _Speed(policy, measured_speed(steps, model), mean_slowness(steps, model))
 
 
 def _replica(files: Files, model: FittedModel, speed: _Speed, seed: int) -> Replica:

@@ -75,6 +75,10 @@ class Files:
     def report(self) -> Path:
         return self.folder / "report.html"
 
+    @property
+    def agreement(self) -> Path:
+        return self.folder / "agreement.csv"
+
     def live(self, policy: str) -> Path:
         return self.folder / f"live-{policy}"
 
