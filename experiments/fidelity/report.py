@@ -422,9 +422,7 @@ def _demo(runs: pd.DataFrame) -> str:
         for _, row in runs.iterrows()
     ]
     heads = ("run", "policy", "live", "simulated", "points", "steps over the model")
-    close = int((runs["points"].abs() <= _POINTS).sum())
-    worst = max(runs["points"], key=abs)
-    machines = "; ".join(dict.fromkeys(runs["machine"]))
+    told = " ".join(_agreement(str(machine), of) for machine, of in runs.groupby("machine", sort=False))
     return (
         "## Our own engine\n\n"
         "`slosched demo` profiles SmolLM2-135M on the machine on which it runs, fits the latency "
@@ -432,8 +430,15 @@ def _demo(runs: pd.DataFrame) -> str:
         "the same. The simulated machine is as slow, in the same stretches of 2 s, as the real one "
         "was while it served; the last column has the least and the most of that. Simulated "
         "attainments are means of nine simulations whose steps scatter differently. "
-        f"{close} of {len(runs)} are within {_POINTS:g} points, the worst is {worst:+.1f} points "
-        f"off ({machines}).\n\n{table(heads, rows, 2)}"
+        f"{told}\n\n{table(heads, rows, 2)}"
+    )
+
+
+def _agreement(machine: str, runs: pd.DataFrame) -> str:
+    worst = max(runs["points"], key=abs)
+    return (
+        f"On {machine}, {int((runs['points'].abs() <= _POINTS).sum())} of {len(runs)} are within "
+        f"{_POINTS:g} points, the worst is {worst:+.1f} points off."
     )
 
 
