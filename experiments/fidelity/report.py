@@ -422,7 +422,8 @@ def _demo(runs: pd.DataFrame) -> str:
         for _, row in runs.iterrows()
     ]
     heads = ("run", "policy", "live", "simulated", "points", "steps over the model")
-    told = " ".join(_agreement(str(machine), of) for machine, of in runs.groupby("machine", sort=False))
+    by_machine = runs.groupby("machine", sort=False)
+    told = " ".join(_agreement(str(machine), of) for machine, of in by_machine)
     return (
         "## Our own engine\n\n"
         "`slosched demo` profiles SmolLM2-135M on the machine on which it runs, fits the latency "
