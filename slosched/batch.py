@@ -33,14 +33,17 @@ class BatchBuilder:
     __slots__ = (
         "_block_size",
         "_found",
+        "_idle_seqs",
         "_ledger",
         "_loras",
         "_num_lent",
         "_num_ready_blocks",
+        "_num_watermark_blocks",
         "_out",
         "_predict",
         "_view",
         "is_at_leisure",
+        "max_chunk_tokens",
         "num_free_blocks",
         "num_free_host_blocks",
         "num_free_seqs",
@@ -87,6 +90,11 @@ class BatchBuilder:
         self.num_free_tokens = limits.max_num_batched_tokens
         if token_budget is not None:
             self.num_free_tokens = min(self.num_free_tokens, token_budget)
+        self.max_chunk_tokens = limits.max_chunk_tokens or limits.max_num_batched_tokens
+        """The most tokens of one request; `add` grants no more."""
+        self._num_watermark_blocks = limits.num_watermark_blocks
+        self._idle_seqs = limits.max_num_seqs if not view.num_finishing else None
+        """The free seats if no request runs; None if one runs that is not in view."""
         self.num_free_seqs = limits.max_num_seqs - len(view.running)
         self.num_free_blocks = view.kv.num_free_blocks
         self.num_free_host_blocks = view.kv.num_free_host_blocks
@@ -199,9 +207,12 @@ class BatchBuilder:
             return 0
         least = min(n, min_new_tokens)
         missing = self.blocks_missing(request, n)
-        if missing > self.num_free_blocks:
-            n -= self._tokens_beyond(request, n, missing)
-            missing = self.num_free_blocks
+        num_free = self.num_free_blocks
+        if self._num_watermark_blocks:
+            num_free -= self.blocks_kept_free(request)
+        if missing > num_free:
+            n -= self._tokens_beyond(request, n, missing - num_free)
+            missing = num_free
         if self.time_limit_s != math.inf:
             most = n
             n = self._fit_time(request, n, least)
@@ -241,7 +252,17 @@ class BatchBuilder:
         """Tell whether the free blocks hold all known tokens of `request` and the reserved ones."""
         num_left = request.num_tokens - self._num_prior_tokens(request)
         missing = self.blocks_missing(request, num_left)
-        return missing <= self.num_free_blocks - reserved_blocks
+        kept_free = reserved_blocks + self.blocks_kept_free(request)
+        return missing <= self.num_free_blocks - kept_free
+
+    def blocks_kept_free(self, request: Request) -> int:
+        """Return the free blocks that `request` leaves to others if it starts now: the watermark.
+
+        There is none for a request that runs already, or while no request runs.
+        """
+        if request.status is _RUNNING or self.num_free_seqs == self._idle_seqs:
+            return 0
+        return self._num_watermark_blocks
 
     def blocks_promised(self, requests: Iterable[Request]) -> int:
         """Return the blocks that running `requests` need to finish begun prompts.  O(n)."""
@@ -383,6 +404,8 @@ class BatchBuilder:
             n = max_new_tokens
         if n > self.num_free_tokens:
             n = self.num_free_tokens
+        if n > self.max_chunk_tokens:
+            n = self.max_chunk_tokens
         request_id = request.request_id
         if request_id in self.num_scheduled_tokens or request_id in self._out:
             return 0
@@ -425,12 +448,11 @@ class BatchBuilder:
             return 0
         return self._view.kv.num_held_host_blocks(request.request_id)
 
-    def _tokens_beyond(self, request: Request, n: int, missing: int) -> int:
-        """Return how many of the `n` tokens do not fit into the free blocks."""
+    def _tokens_beyond(self, request: Request, n: int, num_blocks: int) -> int:
+        """Return how many of the `n` tokens are in the last `num_blocks` that they need."""
         block_size = self._view.kv.block_size
-        blocks = (missing - self.num_free_blocks) - 1
         last = (self._num_prior_tokens(request) + n) % block_size or block_size
-        return min(n, blocks * block_size + last)
+        return min(n, (num_blocks - 1) * block_size + last)
 
     def _fit_time(self, request: Request, n: int, least: int) -> int:
         """Return the largest chunk of `least` to `n` tokens below the time limit, or 0.

@@ -162,6 +162,25 @@ class ReplicaOptions:
         int | None,
         typer.Option(min=1, help="Different LoRA adapters in one step.  Default: no limit."),
     ] = None
+    long_prefill_token_threshold: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="Most tokens of one request in a step, unless it is alone, whatever the policy: "
+            "vLLM's option of this name.  Default: no limit.",
+        ),
+    ] = None
+    watermark: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=0.99,
+            metavar="SHARE",
+            help="Share of the KV blocks that the start of a request leaves free, unless none "
+            "runs, whatever the policy: vLLM's option of this name.",
+        ),
+    ] = 0.0
     speculate: Speculate = None
     acceptance: Annotated[
         float | None,
@@ -200,9 +219,16 @@ class ReplicaOptions:
             model = with_swap_bandwidth(model, 1e9 * self.swap_bandwidth)
         model = at_block_size(model, kv.block_size)
         host = (self.prefix_host_tokens, self.prefix_host_writes, kv.block_size)
+        num_blocks = kv.num_blocks(kv_capacity_tokens(model))
         config = SimulationConfig(
-            limits=replace(limits, max_loras=self.max_loras),
-            num_blocks=kv.num_blocks(kv_capacity_tokens(model)),
+            limits=replace(
+                limits,
+                max_loras=self.max_loras,
+                max_chunk_tokens=self.long_prefill_token_threshold,
+                # vLLM's count includes its null block, which holds nothing.
+                num_watermark_blocks=int(self.watermark * (num_blocks + 1)),
+            ),
+            num_blocks=num_blocks,
             block_size=kv.block_size,
             num_host_blocks=kv.num_host_blocks,
             prefix_cache=self.prefix_cache,

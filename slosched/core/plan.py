@@ -33,6 +33,12 @@ class Limits:
     directions; None for no limit."""
     max_loras: int | None = None
     """Different LoRA adapters in one step; None for no limit."""
+    max_chunk_tokens: int | None = None
+    """Tokens of one request in one step, unless no other request is unfinished; None for no limit.
+    vLLM's `long_prefill_token_threshold`."""
+    num_watermark_blocks: int = 0
+    """Free KV blocks that the start of a request leaves to those that run; none if none runs.
+    vLLM's `watermark`, which is a share."""
     preemption_mode: PreemptionMode = PreemptionMode.RECOMPUTE
     deadline_rule: DeadlineRule = DeadlineRule.MEAN_TPOT
 
@@ -40,6 +46,12 @@ class Limits:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_chunk_tokens is not None and self.max_chunk_tokens < 1:
+            raise ValueError(f"max_chunk_tokens must be at least 1, not {self.max_chunk_tokens}")
+        if self.num_watermark_blocks < 0:
+            raise ValueError(
+                f"num_watermark_blocks must not be negative, not {self.num_watermark_blocks}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,9 @@ class SchedulerView:
     kv: KVView
     limits: Limits
     latency_model: LatencyModel | None = None
+    num_finishing: int = 0
+    """Requests that are not shown because their last token is on its way.  They still hold KV
+    blocks."""
 
     @property
     def model(self) -> LatencyModel:

@@ -207,5 +207,7 @@ def _replayed(
 
 def _limits(limits: Limits) -> dict[str, object]:
     names = ("max_num_batched_tokens", "max_num_seqs", "preemption_mode", "deadline_rule")
-    loras = {} if limits.max_loras is None else {"max_loras": limits.max_loras}
-    return {name: getattr(limits, name) for name in names} | loras
+    found = {name: getattr(limits, name) for name in names}
+    # Only where they are set, so that results stored before they existed stay valid.
+    rare = ("max_loras", "max_chunk_tokens", "num_watermark_blocks")
+    return found | {name: value for name in rare if (value := getattr(limits, name))}

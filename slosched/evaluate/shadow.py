@@ -123,6 +123,8 @@ def _replica(server: ServerFacts) -> SimulationConfig:
         limits=Limits(
             max_num_batched_tokens=server.max_num_batched_tokens,
             max_num_seqs=server.max_num_seqs,
+            max_chunk_tokens=server.max_chunk_tokens,
+            num_watermark_blocks=server.num_watermark_blocks,
             deadline_rule=server.deadline_rule,
         ),
         num_blocks=server.num_blocks,

@@ -47,6 +47,8 @@ class ServerFacts:
     plans_ahead: bool
     """Whether a step is planned while the one before it runs."""
     deadline_rule: DeadlineRule
+    max_chunk_tokens: int | None = None
+    num_watermark_blocks: int = 0
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class PlanCheck:
                 raise IllegalPlanError("a plan beside grouped decodes preempts or swaps")
         running, block_size = self.queues.running, self.kv.block_size
         num_ready, turns = ledger.num_ready_blocks, turns_of(output, ledger, num_lent)
+        num_busy = len(running) + len(self.queues.finishing) - num_left
         for request_id, n in output.num_scheduled_tokens.items():
             request = running.get(request_id)
             if request is None:
@@ -84,9 +85,18 @@ class PlanCheck:
                 num_blocks -= missing
             if request.status is not _RUNNING:
                 ledger.start(request_id)
+                self._check_start(request_id, num_blocks, num_busy + num_started)
         num_running = len(running) + num_started - num_left
         self._check_totals(output, num_tokens, num_blocks, num_running)
         return Spare(self.limits.max_num_batched_tokens - num_tokens, num_blocks)
+
+    def _check_start(self, request_id: str, num_blocks_left: int, num_running: int) -> None:
+        watermark = self.limits.num_watermark_blocks
+        if num_blocks_left < watermark and num_running > 1:
+            raise IllegalPlanError(
+                f"{request_id!r} starts and leaves {num_blocks_left} KV blocks free, the watermark "
+                f"is {watermark}"
+            )
 
     def _startable(self, request_id: str, swapped_in: tuple[str, ...]) -> Request:
         queue = self.queues.swapped if request_id in swapped_in else self.queues.waiting
@@ -136,6 +146,8 @@ class PlanCheck:
             self._check_swap(output)
         if limits.max_loras is not None:
             self._check_loras(output, limits.max_loras)
+        if limits.max_chunk_tokens is not None and len(self.queues) > 1:
+            self._check_chunks(output, limits.max_chunk_tokens)
 
     def _check_swap(self, output: SchedulerOutput) -> None:
         out = sum(self.kv.num_held_blocks(name) for name in output.swapped_out)
@@ -153,3 +165,11 @@ class PlanCheck:
         loras = {r.lora_id for r in requests if r is not None} - {None}
         if len(loras) > limit:
             raise IllegalPlanError(f"{len(loras)} LoRA adapters are used, the limit is {limit}")
+
+    def _check_chunks(self, output: SchedulerOutput, limit: int) -> None:
+        for request_id, n in output.num_scheduled_tokens.items():
+            if n > limit:
+                raise IllegalPlanError(
+                    f"{request_id!r} is scheduled for {n} tokens, the limit of one request is "
+                    f"{limit}"
+                )

@@ -14,6 +14,7 @@ other.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from slosched.core import (
     PLACEHOLDER,
@@ -298,9 +299,16 @@ class Scheduler:
             running=tuple(running),
             swapped=tuple(self.queues.swapped.values()),
             kv=self.kv,
-            limits=self.limits,
+            limits=self._limits_now(),
             latency_model=self.latency_model,
+            num_finishing=len(self.queues.finishing),
         )
+
+    def _limits_now(self) -> Limits:
+        """Return the limits of the next step: chunks are limited for the sake of others alone."""
+        if self.limits.max_chunk_tokens is None or len(self.queues) > 1:
+            return self.limits
+        return replace(self.limits, max_chunk_tokens=None)
 
     def update(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
         """Record the tokens that an executed batch emitted at `now_s`.

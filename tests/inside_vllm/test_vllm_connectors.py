@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
 
+from lockstep import check_lockstep
 from real_vllm import Loop, Workload, make_config, make_scheduler, random_workload
 from vllm.config import KVTransferConfig
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from slosched.integrations.vllm import SLOScheduler
 from slosched.integrations.vllm.truth import Truth
@@ -46,21 +46,11 @@ def test_fcfs_decides_every_step_as_vllm_does(
     for seed in range(NUM_WORKLOADS):
         workload = random_workload(seed, shares_prefixes=caches_prefixes)
         options = {"is_async": is_async, "caches_prefixes": caches_prefixes}
-        theirs = make_scheduler(
-            AsyncScheduler if is_async else Scheduler, with_connector(workload, **options)
-        )
-        settings = {"policy": "fcfs"}
-        ours = make_scheduler(SLOScheduler, with_connector(workload, settings=settings, **options))
-        expected = Loop(theirs, workload, is_async).run()
-        found = Loop(ours, workload, is_async).run()
-        for call, (left, right) in enumerate(zip(expected, found, strict=True)):
-            assert right == left, f"seed {seed}, call {call}"
-        assert not ours.truth.fallbacks, f"seed {seed}"
-        assert not ours.truth.divergences, f"seed {seed}"
-        connector = theirs.connector
+        config = partial(with_connector, workload, **options)
+        compared = check_lockstep(workload, config, is_async=is_async)
+        connector = compared.theirs.connector
         seen.update(
-            calls=len(expected),
-            preemptions=sum(len(step.preempted) for step in expected),
+            compared.counts,
             async_loads=connector.num_async,
             sync_loads=connector.num_sync,
             failed_loads=connector.num_failed,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
 
-from real_vllm import Loop, make_config, make_scheduler, random_workload
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
+from lockstep import check_lockstep
+from real_vllm import Loop, Workload, make_config, make_scheduler, random_workload
 
 from slosched.integrations.vllm import SLOScheduler
 from slosched.integrations.vllm.truth import Divergence, Truth
@@ -27,50 +29,64 @@ MAX_DIVERGED_SHARE = 0.002
 def test_fcfs_decides_every_step_as_vllm_does(
     is_async: bool, caches_prefixes: bool, record_property: Callable[[str, object], None]
 ) -> None:
-    num_steps = num_preemptions = num_outputs = 0
+    seen: Counter[str] = Counter()
     for seed in range(NUM_WORKLOADS):
         workload = random_workload(seed, shares_prefixes=caches_prefixes)
-        config = make_config(workload, is_async=is_async, caches_prefixes=caches_prefixes)
-        theirs = make_scheduler(AsyncScheduler if is_async else Scheduler, config)
-        config.additional_config = {"slosched": {"policy": "fcfs"}}
-        ours = make_scheduler(SLOScheduler, config)
-        assert isinstance(ours, AsyncScheduler) is is_async
-        expected = Loop(theirs, workload, is_async).run()
-        found = Loop(ours, workload, is_async).run()
-        for call, (left, right) in enumerate(zip(expected, found, strict=True)):
-            assert right == left, f"seed {seed}, call {call}"
-        assert not ours.truth.fallbacks
-        assert not ours.truth.divergences
-        assert not ours.truth.num_deeper_matches
-        num_steps += len(expected)
-        num_preemptions += sum(len(step.preempted) for step in expected)
-        num_outputs += sum(len(step.outputs) for step in expected)
-    assert num_steps > 20 * NUM_WORKLOADS
-    assert num_preemptions > 50
-    record_property("calls", num_steps)
-    record_property("preemptions", num_preemptions)
-    record_property("outputs", num_outputs)
+        options = {"is_async": is_async, "caches_prefixes": caches_prefixes}
+        config = partial(make_config, workload, **options)
+        compared = check_lockstep(workload, config, is_async=is_async)
+        assert not compared.ours.truth.num_deeper_matches
+        seen.update(compared.counts)
+    record_property("seen", dict(seen))
+    assert seen["calls"] > 20 * NUM_WORKLOADS
+    assert seen["preemptions"] > 50
+
+
+def in_pipeline(workload: Workload, settings: dict[str, Any] | None) -> Any:
+    config = make_config(workload, settings=settings)
+    config.parallel_config.pipeline_parallel_size = 2
+    return config
 
 
 def test_fcfs_decides_as_vllm_does_in_a_pipeline() -> None:
     """Two steps with different requests are in flight at once, as in a synchronous scheduler's
     pipeline."""
-    num_steps = num_preemptions = 0
+    seen: Counter[str] = Counter()
     for seed in range(NUM_WORKLOADS // 2):
         workload = random_workload(seed)
-        config = make_config(workload)
-        config.parallel_config.pipeline_parallel_size = 2
-        theirs = make_scheduler(Scheduler, config)
-        config.additional_config = {"slosched": {"policy": "fcfs"}}
-        ours = make_scheduler(SLOScheduler, config)
-        expected, found = (Loop(each, workload, is_async=True).run() for each in (theirs, ours))
-        assert found == expected, f"seed {seed}"
-        assert not ours.truth.fallbacks
-        assert not ours.truth.divergences
-        num_steps += len(expected)
-        num_preemptions += sum(len(step.preempted) for step in expected)
-    assert num_steps > 20 * NUM_WORKLOADS / 2
-    assert num_preemptions > 20
+        config = partial(in_pipeline, workload)
+        seen.update(check_lockstep(workload, config, is_async=True).counts)
+    assert seen["calls"] > 20 * NUM_WORKLOADS / 2
+    assert seen["preemptions"] > 20
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_chunk_limit_and_watermark_hold_as_in_vllm(
+    is_async: bool, record_property: Callable[[str, object], None]
+) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(NUM_WORKLOADS):
+        rng = random.Random(f"limits {seed}")
+        threshold, watermark = rng.choice([0, 2, 5, 12]), rng.choice([0.0, 0.1, 0.3])
+        caches_prefixes = rng.random() < 0.5
+        workload = random_workload(seed, shares_prefixes=caches_prefixes)
+        config = partial(
+            make_config,
+            workload,
+            is_async=is_async,
+            caches_prefixes=caches_prefixes,
+            long_prefill_token_threshold=threshold,
+            long_prefill_token_threshold_adaptive=rng.random() < 0.3,
+            watermark=watermark,
+        )
+        policy = rng.choice(["fcfs", "vllm_v1"])
+        compared = check_lockstep(workload, config, is_async=is_async, policy=policy)
+        seen.update(compared.counts)
+        seen["cut"] += sum(n == threshold for step in compared.steps for _, n in step.scheduled)
+        seen["with_watermark"] += watermark > 0
+    record_property("seen", dict(seen))
+    assert seen["calls"] > 20 * NUM_WORKLOADS
+    assert min(seen["preemptions"], seen["cut"], seen["with_watermark"]) > 50, seen
 
 
 @pytest.mark.parametrize("caches_prefixes", [False, True], ids=["plain", "prefix_cache"])

@@ -98,9 +98,7 @@ def test_a_profile_of_another_model_is_refused(served: str, is_another: bool) ->
     "option",
     [
         {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096},
-        {"long_prefill_token_threshold": 8},
         {"prefill_schedule_interval": 2},
-        {"watermark": 0.1},
     ],
     ids=lambda option: next(iter(option)),
 )

@@ -62,8 +62,13 @@ def bounds(
     for assumptions, alike in groupby(found.each, key=lambda bound: bound.assumptions):
         names = ", ".join(bound.name.partition(" ")[0] for bound in alike)
         console.print(f"{names}: {'; '.join(assumptions)}.", style="dim")
-    if replica.max_loras is not None:
-        console.print("--max-loras tightens no bound: they hold with any number of adapters.")
+    unused = {
+        "--max-loras": replica.max_loras,
+        "--long-prefill-token-threshold": replica.long_prefill_token_threshold,
+        "--watermark": replica.watermark,
+    }
+    if ignored := [option for option, value in unused.items() if value]:
+        console.print(f"{', '.join(ignored)}: tightens no bound, they hold with and without.")
     if found.why_none_holds:
         console.print(f"For reference only: {found.why_none_holds}.")
     if capacity is not None:

@@ -65,12 +65,14 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
     host.waiting = FCFSRequestQueue(request for request in startable if request not in held)
     if host.connector is not None:
         host.kv_holding_waiting = FCFSRequestQueue(each for each in startable if each in held)
-    reserves_whole = host.scheduler_reserve_full_isl
-    host.scheduler_reserve_full_isl = False  # the policy has decided whether a prompt may start
+    manager = host.kv_cache_manager
+    reserves_whole, watermark = host.scheduler_reserve_full_isl, manager.watermark_blocks
+    # The policy has decided whether a prompt may start.
+    host.scheduler_reserve_full_isl, manager.watermark_blocks = False, 0
     try:
         yield
     finally:
-        host.scheduler_reserve_full_isl = reserves_whole
+        host.scheduler_reserve_full_isl, manager.watermark_blocks = reserves_whole, watermark
         # nearly always, and there may be hundreds of decodes
         if not startable and len(host.running) == num_shown:
             host.running, host.waiting = running, waiting

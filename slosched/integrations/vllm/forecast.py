@@ -23,6 +23,15 @@ class _Found(NamedTuple):
     """The number of blocks after those, which earlier requests of the same step compute."""
 
 
+class Load(NamedTuple):
+    """A KV connector's load that begins in the step that is being planned."""
+
+    before: frozenset[str]
+    """The requests that are planned before it."""
+    num_blocks: int
+    """The free blocks that it takes."""
+
+
 def can_forecast(manager: Any) -> bool:
     """Tell whether vLLM's `KVCacheManager` finds prefixes by the one rule that is known here.
 
@@ -54,12 +63,12 @@ class Forecast(VLLMLedger):
         matched: Matched,
         block_size: int,
         num_loaded_tokens: Mapping[str, int],
-        num_blocks_to_load_into: int = 0,
+        loads: Sequence[Load] = (),
     ) -> None:
         """Prepare for one plan; `requests` are vLLM's by id, `can_forecast(manager)` is true.
 
-        `num_loaded_tokens` are the tokens that a waiting request has after a KV connector's load.
-        Loads that begin in this step take `num_blocks_to_load_into` free blocks.
+        `num_loaded_tokens` are the tokens that a waiting request has after a KV connector's load;
+        `loads` begin in this step, in this order.
         """
         [group] = manager.coordinator.single_type_managers
         super().__init__((group.req_to_blocks,), matched, caches_prefixes=True)
@@ -81,8 +90,8 @@ class Forecast(VLLMLedger):
         self._left: list[Any] = []
         """Blocks with content that lost their last holder, in the order in which they did."""
         self._free = self._in_order(pool.free_block_queue)
-        for _ in range(num_blocks_to_load_into):
-            self._take()
+        self._loads = list(loads)
+        self._entered: set[str] = set()
 
     def find(self, request_id: str, planned: Mapping[str, int], num_lent: int = 0) -> int | None:  # noqa: ARG002  # nothing is lent inside vLLM
         """Return the tokens that the request finds cached; None if it kept its blocks.
@@ -90,8 +99,10 @@ class Forecast(VLLMLedger):
         Takes O(blocks) for the request, and O(1) for each request planned since the last call.
         """
         for name, num_new_tokens in islice(planned.items(), self._num_entered, None):
+            self._begin_loads()
             self._enter(name, num_new_tokens)
         self._num_entered = len(planned)
+        self._begin_loads()
         theirs = self._requests[request_id]
         # vLLM does not look up a prefix if the request kept its blocks
         if theirs.num_computed_tokens:
@@ -162,6 +173,15 @@ class Forecast(VLLMLedger):
         num_full = min(after, theirs.num_tokens) // block_size
         if num_full > num_known:
             self._filled.update(islice(theirs.block_hashes, num_known, num_full))
+
+        if self._loads:
+            self._entered.add(request_id)
+
+    def _begin_loads(self) -> None:
+        """Take the blocks of the loads that begin before the next request is entered."""
+        while self._loads and self._loads[0].before <= self._entered:
+            for _ in range(self._loads.pop(0).num_blocks):
+                self._take()
 
     def _take(self) -> None:
         if self._num_left_empty:

@@ -39,6 +39,7 @@ _ATTRIBUTES = (
     "kv_cache_manager.coordinator.single_type_managers",
     "kv_cache_manager.enable_caching",
     "kv_cache_manager.get_computed_blocks",
+    "kv_cache_manager.watermark_blocks",
     "block_size",
     "current_step",
     "max_model_len",
@@ -48,6 +49,8 @@ _ATTRIBUTES = (
     "num_waiting_for_streaming_input",
     "pause_state",
     "requires_kv_delivery",
+    "scheduler_config.long_prefill_token_threshold",
+    "scheduler_config.long_prefill_token_threshold_adaptive",
     "scheduler_reserve_full_isl",
 )
 
@@ -122,13 +125,9 @@ def check_config(config: Any) -> None:
         "chunked prefill is off: leave out --no-enable-chunked-prefill": (
             not scheduler.enable_chunked_prefill
         ),
-        "--long-prefill-token-threshold cuts chunks, which is the policy's business": (
-            scheduler.long_prefill_token_threshold > 0
-        ),
         "--prefill-schedule-interval delays prompts, which is the policy's business": (
             scheduler.prefill_schedule_interval > 1
         ),
-        "--watermark keeps blocks from the policy": scheduler.watermark > 0,
         "pooling models have no tokens to schedule": model.runner_type == "pooling",
         "encoder-decoder models are not supported": model.is_encoder_decoder,
         "the Mamba cache mode 'align' cuts chunks by itself": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slosched.integrations.vllm.forecast import Forecast, can_forecast
+from slosched.integrations.vllm.forecast import Forecast, Load, can_forecast
 from slosched.integrations.vllm.ledger import VLLMLedger, num_held_blocks
 
 
@@ -28,25 +28,25 @@ class VLLMBlocks:
         self._tables = [
             manager.req_to_blocks for manager in kv_cache_manager.coordinator.single_type_managers
         ]
-        self._num_groups = len(self._tables)
+        self.num_groups = len(self._tables)
         self._forecasts = can_forecast(kv_cache_manager)
         self._matched: dict[str, Sequence[Any]] = {}
         self.block_size = block_size
         self.num_loaded_tokens: dict[str, int] = {}
         """Tokens that a waiting request has once a KV connector has loaded its part, by id; those
         that are cached anyway are among them."""
-        self.num_blocks_to_load_into = 0
-        """Free blocks that loads which begin in this step will take."""
+        self.loads: list[Load] = []
+        """The loads that begin in this step, whose blocks are not free any more."""
 
     @property
     def num_blocks(self) -> int:
         """Return the number of blocks without the null block, which vLLM keeps for itself."""
-        return int(self._pool.num_gpu_blocks - 1) // self._num_groups
+        return int(self._pool.num_gpu_blocks - 1) // self.num_groups
 
     @property
     def num_free_blocks(self) -> int:
-        num_free = int(self._pool.get_num_free_blocks()) // self._num_groups
-        return num_free - self.num_blocks_to_load_into
+        num_free = int(self._pool.get_num_free_blocks()) // self.num_groups
+        return num_free - sum(load.num_blocks for load in self.loads)
 
     def num_held_blocks(self, request_id: str) -> int:
         return num_held_blocks(self._tables, request_id)
@@ -63,7 +63,7 @@ class VLLMBlocks:
                 self._matched,
                 self.block_size,
                 self.num_loaded_tokens,
-                self.num_blocks_to_load_into,
+                self.loads,
             )
         return VLLMLedger(self._tables, self._matched, caches_prefixes=self.caches_prefixes)
 

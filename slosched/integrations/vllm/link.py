@@ -10,9 +10,10 @@ from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
 
-from slosched.core import BatchShape, LatencyModel, Limits
+from slosched.core import BatchShape, LatencyModel
 from slosched.integrations.vllm.enact import Caps
 from slosched.integrations.vllm.kv_view import VLLMBlocks
+from slosched.integrations.vllm.limits import limits_of
 from slosched.integrations.vllm.metrics import counter
 from slosched.integrations.vllm.mirror import Mirror
 from slosched.integrations.vllm.settings import Settings
@@ -31,17 +32,12 @@ class Link(ABC):
         self, host: Any, settings: Settings, device: str, record: Record | None = None
     ) -> None:
         self._host = host
-        self._limits = Limits(
-            max_num_batched_tokens=host.max_num_scheduled_tokens,
-            max_num_seqs=host.max_num_active_reqs,
-            max_loras=None if host.lora_config is None else host.lora_config.max_loras,
-            deadline_rule=settings.deadline_rule,
-        )
+        self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
+        self._limits = limits_of(host, settings.deadline_rule, self._kv.num_groups)
         parallel = host.vllm_config.parallel_config
         names = _names(host.vllm_config.model_config)
         fitted = settings.make_model(device, names, parallel.world_size)
         self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
-        self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
         per_request_s = 0.0 if fitted is None else fitted.server_time.per_request_s
         promises = settings.make_promises()
         self._mirror = Mirror(host, self._kv, promises, self._limits, per_request_s)

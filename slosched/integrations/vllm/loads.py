@@ -17,6 +17,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus as Status
 
 from slosched.core import Request, SchedulerOutput
+from slosched.integrations.vllm.forecast import Load
 from slosched.integrations.vllm.kv_view import VLLMBlocks
 from slosched.scheduler.queues import Queues
 
@@ -46,7 +47,7 @@ class Loads:
         self._asked.clear()
         self._begun.clear()
         self._kv.num_loaded_tokens.clear()
-        self._kv.num_blocks_to_load_into = 0
+        self._kv.loads.clear()
         for request_id, (ours, num_tokens) in self._shown_before.items():
             if request_id in self._queues.waiting:
                 ours.num_computed_tokens = num_tokens
@@ -173,5 +174,5 @@ class Loads:
         num_blocks = -(-num_tokens // self._kv.block_size) - num_ready
         del self._queues.waiting[request_id]
         if num_blocks <= self._kv.num_free_blocks:
-            self._kv.num_blocks_to_load_into += num_blocks
             self._begun[request_id] = frozenset(before)
+            self._kv.loads.append(Load(self._begun[request_id], num_blocks))

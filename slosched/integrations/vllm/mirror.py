@@ -19,6 +19,7 @@ from slosched.core import (
     SchedulerView,
 )
 from slosched.integrations.vllm.kv_view import VLLMBlocks
+from slosched.integrations.vllm.limits import longest_chunk
 from slosched.integrations.vllm.slo import BadPromiseError, Promises
 from slosched.scheduler.queues import InOrder, Queues
 
@@ -93,8 +94,10 @@ class Mirror:
 
     @property
     def limits(self) -> Limits:
-        """Return the limits without the seats of hidden requests, but with at least one seat."""
+        """Return the next step's limits, less the seats of hidden requests, but with one seat."""
         limits, num_seats = self._limits, self.num_seats
+        if limits.max_chunk_tokens is not None:
+            limits = replace(limits, max_chunk_tokens=longest_chunk(self._host))
         if num_seats == limits.max_num_seqs:
             return limits
         return replace(limits, max_num_seqs=max(1, num_seats))
@@ -114,6 +117,7 @@ class Mirror:
             kv=self._kv,
             limits=self.limits,
             latency_model=model,
+            num_finishing=len(self.queues.finishing),
         )
 
     def refresh(self, begins_s: float) -> None:

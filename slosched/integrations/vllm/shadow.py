@@ -55,6 +55,8 @@ class Shadow(Link):
                 caches_prefixes=self._kv.caches_prefixes,
                 plans_ahead=bool(host.vllm_config.scheduler_config.async_scheduling),
                 deadline_rule=settings.deadline_rule,
+                max_chunk_tokens=self._limits.max_chunk_tokens,
+                num_watermark_blocks=self._limits.num_watermark_blocks,
             ),
         )
         self._mirror.on_end = self._ended

@@ -45,10 +45,13 @@ class PromptPack:
         return not self._is_full
 
     def add_chunk(self, request: Request) -> bool:
-        """Add as much of `request` as fits into the step; return False if it had to be cut."""
+        """Add as much of `request` as fits into the step; return False if the step had to cut it.
+
+        A chunk that only the limit of one request cuts leaves room for other requests.
+        """
         batch = self.batch
         n = batch.largest_chunk(request)
-        if n < request.num_uncomputed_tokens:
+        if n < min(request.num_uncomputed_tokens, batch.max_chunk_tokens):
             beyond = (batch.shape.num_tokens + n) % self.tile_tokens
             batch.add(request, n - beyond if n > beyond else n)
             return False

@@ -107,6 +107,7 @@ class _Turn:
             return 0
         reserved = batch.blocks_promised(begun)
         missing = batch.blocks_missing(request, request.num_uncomputed_tokens)
+        missing += batch.blocks_kept_free(request)
         # The blocks that a swapped request needs back must not use up the copies of the step.
         mode = PreemptionMode.RECOMPUTE if request.status is RequestStatus.SWAPPED else None
         if not self._free_blocks(missing + reserved, mode):

@@ -10,6 +10,7 @@ from itertools import chain
 
 from slosched.core import (
     DecodeGroup,
+    Limits,
     PlansBesideDecodes,
     Request,
     SchedulerOutput,
@@ -106,6 +107,7 @@ class VLLMV0(PlansBesideDecodes):
         self._delay = _PromptDelay(self.delay_factor)
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        _check_supported(view.limits)
         waiting = _in_order_of(self._waiting, view.waiting) if self._waiting else view.waiting
         admitted = _in_order_of(self._running, view.running)
         step = Step(view, admitted, waiting, self._blocks(view, self._tables))
@@ -254,6 +256,15 @@ class _PromptDelay:
             return True
         waited_s = now_s - min(request.arrival_s for request in step.waiting)
         return waited_s > self._factor * self._last_prompt_latency_s
+
+
+def _check_supported(limits: Limits) -> None:
+    """Raise ValueError for limits that vLLM V0 did not have, or had as options of its own."""
+    if limits.max_chunk_tokens is not None or limits.num_watermark_blocks:
+        raise ValueError(
+            "vllm_v0 plans by its own watermark and cuts chunks by the step's tokens alone: leave "
+            "out --watermark and --long-prefill-token-threshold (vllm_v0:watermark=0.05 is its own)"
+        )
 
 
 def _urgency(request: Request) -> tuple[int, float]:

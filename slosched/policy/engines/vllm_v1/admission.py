@@ -22,8 +22,9 @@ def admit(
 ) -> list[str]:
     """Start waiting requests in order until one does not fit; return the ids of those passed over.
 
-    A request is passed over if its LoRA adapter finds no slot.  The watermark is left free unless
-    no request runs yet.  Takes O(1) for each request that is looked at.
+    A request is passed over if its LoRA adapter finds no slot.  The larger watermark, this one or
+    that of the limits, is left free unless no request runs yet.  Takes O(1) for each request that
+    is looked at.
     """
     passed_over: list[str] = []
     for request in waiting:
@@ -44,6 +45,7 @@ def admit(
         must_fit = num_left if must_fit_whole else n
         is_first = batch.num_free_seqs == view.limits.max_num_seqs
         left_free = 0 if is_first else num_watermark_blocks
+        left_free = max(left_free, batch.blocks_kept_free(request))
         if batch.blocks_missing(request, must_fit) > batch.num_free_blocks - left_free:
             break
         batch.add(request, n)

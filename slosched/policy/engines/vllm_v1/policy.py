@@ -175,13 +175,13 @@ class VLLMV1(PlansBesideDecodes, ForeseesDecodes):
 
         `num_decodes` run in addition to the requests in view.
         """
-        threshold = self.long_prefill_token_threshold
+        threshold, limit = self.long_prefill_token_threshold, view.limits.max_chunk_tokens
         num_requests = len(view.running) + len(view.waiting) + num_decodes
         if not threshold or num_requests <= 1:
-            return None
+            return limit
         if self.long_prefill_token_threshold_adaptive:
             threshold = max(threshold, view.limits.max_num_batched_tokens // num_requests)
-        return threshold
+        return threshold if limit is None else min(threshold, limit)
 
     def _admit(
         self, batch: BatchBuilder, view: SchedulerView, most_tokens: int | None, *, defers: bool
