@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from slosched.cli.session_options import SessionOptions
-from slosched.cli.trace_source import make_up, read_part
+from slosched.cli.trace_source import has_slos, make_up, note_own_slos, read_part
 from slosched.core import NO_SLO, SLO, DeadlineRule, LatencyModel, Limits, PreemptionMode
 from slosched.kv import Eviction, HostWrites, PrefixCaching, PrefixHost
 from slosched.workload import (
@@ -279,6 +279,10 @@ class TracePromiseOptions:
         tpot_s = self.slo_tpot or NO_SLO.tpot_s
         return Proportional(model.predict_prefill, ttft.prefill_factor, tpot_s, ttft.base_s)
 
+    def is_given(self, context: typer.Context) -> bool:
+        """Tell whether the user asked for a promise, and did not leave the command its default."""
+        return any(is_given(context, option.name) for option in fields(self))
+
     def fixed(self) -> SLO | None:
         """Return the one SLO for all requests; None if no time was given.
 
@@ -390,8 +394,14 @@ class TraceOptions(SessionOptions):
         ),
     ] = None
 
-    def open(self, source: str, slo: SLO | SLORule | None, seed: int) -> Trace:
-        """Return the trace of a file, public name or kind; `slo` replaces the SLOs in the file."""
+    def open(
+        self, source: str, slo: SLO | SLORule | None, seed: int, *, keeps_slos: bool = False
+    ) -> Trace:
+        """Return the trace of a file, public name or kind; `slo` replaces the SLOs in the file.
+
+        With `keeps_slos` it replaces none: a file that has any is left as it is, and a note says
+        so.
+        """
         trace = self._made_up(source, seed) if _is_kind(source) else self._read(source, seed)
         trace = self.with_closed_loop(trace)
         if self.thin_to is not None:
@@ -406,7 +416,11 @@ class TraceOptions(SessionOptions):
             trace = trace.with_priorities(Priorities(shares, seed))
         if self.loras is not None:
             trace = trace.with_adapters(replace(self.loras, seed=seed))
-        return self.with_program_deadlines(trace if slo is None else trace.with_slo(slo))
+        if keeps_slos and has_slos(trace):
+            note_own_slos(trace)
+        elif slo is not None:
+            trace = trace.with_slo(slo)
+        return self.with_program_deadlines(trace)
 
     def _made_up(self, kind: str, seed: int) -> Trace:
         if self.start is not None:

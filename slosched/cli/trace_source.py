@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from slosched.cli.console import console
+from slosched.core import NO_SLO
 from slosched.spelling import meant
 from slosched.workload import (
     KINDS,
@@ -77,6 +78,19 @@ def read_part(
     for oddity in _oddities(trace):
         console.print(f"[yellow]note:[/] {escape(path.name)}: {escape(oddity)}")
     return trace
+
+
+def has_slos(trace: Trace) -> bool:
+    """Tell whether any request of a trace brings an SLO of its own."""
+    return any(request.slo != NO_SLO for request in trace.requests)
+
+
+def note_own_slos(trace: Trace) -> None:
+    """Print a note that the requests of a trace are judged by the SLOs that it has for them."""
+    console.print(
+        f"[yellow]note:[/] each request is judged by its own SLO, which {escape(trace.name)} has; "
+        "--slo-ttft and --slo-tpot give all of them another"
+    )
 
 
 def _oddities(trace: Trace) -> list[str]:

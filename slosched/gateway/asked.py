@@ -82,9 +82,11 @@ def _may_refuse(body: Mapping[str, object], headers: Mapping[str, str]) -> bool:
 
 def _prompt(body: Mapping[str, Any]) -> str | list[int]:
     """Return the prompt: text, or token ids.  Several prompts are taken as one long one."""
+    if "input" in body:  # of /v1/responses
+        return _as_text(body.get("instructions")) + _as_text(body["input"])
     messages = body.get("messages")
     if isinstance(messages, list):
-        return "".join(_message(each) for each in messages)
+        return _as_text(messages)
     prompt = body.get("prompt")
     if isinstance(prompt, str):
         return prompt
@@ -97,13 +99,25 @@ def _prompt(body: Mapping[str, Any]) -> str | list[int]:
     return prompt
 
 
+def _as_text(said: object) -> str:
+    """Return what is said in one text, or in a list of messages."""
+    if isinstance(said, list):
+        return "".join(map(_message, said))
+    return said if isinstance(said, str) else ""
+
+
 def _message(message: object) -> str:
-    """Return the text of a message, with some characters for what the template adds."""
+    """Return the text of a message, with some characters for what the template adds.
+
+    A call of a function, and what the function returned, are items like messages in the input of
+    /v1/responses.
+    """
     if not isinstance(message, dict):
         return ""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part["text"] for part in parts if isinstance(part, dict) and part.get("text")]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    texts += [message.get("arguments"), message.get("output")]
     role = str(message.get("role"))[:_CHARS_OF_A_MESSAGE].ljust(_CHARS_OF_A_MESSAGE)
     return role + "".join(text for text in texts if isinstance(text, str))
 

@@ -17,6 +17,7 @@ from slosched.gateway.forward import (
     StreamBrokenError,
     Whole,
     forward,
+    newest_or_sooner,
 )
 from slosched.gateway.metrics import End, GatewayMetrics
 from slosched.gateway.replica import LiveReplica
@@ -58,16 +59,17 @@ class Exchange:
                 self._metrics.moved[tried[-1]] += 1
             tried.append(replica)
             try:
-                whole = await self._try(replica, asked, content, scope, send)
+                answer = await self._try(replica, asked, content, scope, send)
             except NotTakenError as error:
                 why = f"{replica} did not answer: {error}"
                 num_broken += not isinstance(error, NotReachedError)
             except StreamBrokenError:
                 return End.FAILED
             else:
-                if whole is None:
+                if answer is None:
                     return End.ANSWERED
-                if not whole.may_be_moved:
+                whole = newest_or_sooner(answer, whole)
+                if not answer.may_be_moved:
                     break
             able = self._fleet.able(asked, tried)
             if whole is not None and whole.status == 429:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -59,12 +60,25 @@ class Whole:
         """Tell whether another replica may be asked instead."""
         return self.status in _MOVABLE
 
+    @property
+    def retry_after_s(self) -> float:
+        """Return the seconds after which to come again; infinite if it does not say."""
+        told = dict(self.headers).get(b"retry-after", b"")
+        return float(told) if told.isdigit() else math.inf  # else it is a date
+
     async def send(self, send: Send) -> None:
         """Send it to the client."""
         length = (b"content-length", b"%d" % len(self.body))
         headers = [*self.headers, length]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
+
+
+def newest_or_sooner(newest: Whole, before: Whole | None) -> Whole:
+    """Return the newest answer; of two refusals, that by which the client may come again sooner."""
+    if before is None or not before.status == newest.status == 429:
+        return newest
+    return min(newest, before, key=lambda whole: whole.retry_after_s)
 
 
 class StreamBrokenError(Exception):

@@ -85,6 +85,7 @@ class Gateway:
                 Route("/v1/models/{id:path}", self._model),
                 Route("/v1/completions", self.generate, methods=["POST"]),
                 Route("/v1/chat/completions", self.generate, methods=["POST"]),
+                Route("/v1/responses", self.generate, methods=["POST"]),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
             middleware=[

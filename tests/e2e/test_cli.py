@@ -374,6 +374,20 @@ def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_pat
     assert sum(is_png(path) for path in Path("out").glob("*.png")) == 5 + len(specs)
 
 
+def test_compare_judges_a_trace_by_its_own_slos_unless_others_are_asked_for(cli: Cli) -> None:
+    """As `replay` does; the promise that `compare` has by default is for traces without SLOs."""
+    hopeless = ("--slo-ttft", "0.1ms", "--slo-tpot", "0.1ms", "-o", "hopeless.jsonl")
+    assert cli("trace", "make", "azure_code", "-n", "6", "--rate", "1", *hopeless).status == 0
+    trace = ("--trace", "hopeless.jsonl", "-p", "fcfs")
+    own = cli("compare", *trace, "-o", "own")
+    assert own.status == 0, own.err
+    assert row(own.out, "fcfs")[2] == row(cli("replay", *trace).out, "fcfs")[2] == "0.0%"
+    assert "each request is judged by its own SLO, which azure_code has" in own.out
+    other = cli("compare", *trace, "--slo-ttft", "1m", "--slo-tpot", "10s", "-o", "other")
+    assert row(other.out, "fcfs")[2] == "100.0%"
+    assert "judged by its own SLO" not in other.out
+
+
 def test_compare_keeps_what_others_did_where_a_policy_fails(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(
         "from slosched.core import Policy\n\n\n"

@@ -7,6 +7,7 @@ import json
 from collections.abc import MutableMapping
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from slosched.gateway.gateway import Gateway
@@ -138,3 +139,61 @@ def test_of_an_event_that_breaks_off_the_client_sees_nothing() -> None:
     first, error, done, rest = body.decode().split("\n\n")
     assert (status, first, done, rest) == (200, 'data: {"choices": []}', "data: [DONE]", "")
     assert code_of(error.removeprefix("data: ").encode()) == "replica_failed"
+
+
+class Refusing:
+    """A server that would be in time, as it says, and then refuses every request."""
+
+    def __init__(self, retry_after: str | None) -> None:
+        self._headers = {} if retry_after is None else {"retry-after": retry_after}
+        self.num_asked = 0
+        self.app = web.Application()
+        self.app.router.add_get("/v1/models", self._models)
+        self.app.router.add_get("/v1/quote", self._quote)
+        self.app.router.add_post("/v1/responses", self._refuse)
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        model = {"id": "fragile", "max_model_len": 4096}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _quote(self, request: web.Request) -> web.Response:
+        times_ms = {"p10": 1.0, "p50": 1.0, "p90": 1.0, "p99": 1.0}
+        quotes = [
+            {
+                "prompt_tokens": int(length),
+                "ttft_ms": times_ms,
+                "tpot_ms": times_ms,
+                "alone_ms": {"ttft": 1.0, "tpot": 1.0},
+                "promised_ms": {"ttft": None, "tpot": None, "e2e": None},
+                "num_requests_running": 0,
+                "num_requests_waiting": 0,
+            }
+            for length in request.query["prompt_tokens"].split(",")
+        ]
+        return web.json_response({"object": "list", "data": quotes})
+
+    async def _refuse(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.num_asked += 1
+        error = {"code": f"refused until {self._headers.get('retry-after')}"}
+        return web.json_response({"error": error}, status=429, headers=self._headers)
+
+
+@pytest.mark.parametrize("told", [("9", "2", None), (None, "2", "9"), ("2", None, "9")])
+def test_of_several_refusals_the_client_gets_the_one_with_the_shortest_wait(
+    told: tuple[str | None, ...],
+) -> None:
+    async def play() -> tuple[tuple[int, bytes], list[int]]:
+        refusing = [Refusing(retry_after) for retry_after in told]
+        runners, urls = zip(*[await started(each.app) for each in refusing], strict=True)
+        gateway = Gateway(urls, "round_robin")
+        await gateway.start()
+        try:
+            return await ask(gateway, "/v1/responses"), [each.num_asked for each in refusing]
+        finally:
+            await gateway.stop()
+            for runner in runners:
+                await runner.cleanup()
+
+    (status, body), num_asked = asyncio.run(play())
+    assert (status, code_of(body), num_asked) == (429, "refused until 2", [1, 1, 1])

@@ -19,6 +19,7 @@ from slosched.workload import TTFTPromise
 
 @grouped
 def bounds(
+    context: typer.Context,
     trace: options.TraceSource = "azure_conv",
     promise: options.TracePromiseOptions = options.TracePromiseOptions(
         slo_ttft=TTFTPromise(base_s=1.0), slo_tpot=options.Seconds(0.05)
@@ -51,7 +52,8 @@ def bounds(
     --latency-model h100/llama-3.1-8b --capacity 0.9`.
     """
     device = replica.open(limits.limits(), kv, seed)
-    requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
+    slo = promise.rule(device.model, seed)
+    requests = arrivals.open(trace, slo, seed, keeps_slos=not promise.is_given(context))
     note_inert(requests, {}, [device])
     with console.status("solving"):
         found = bounds_of(requests, device.model, device.config, hindsight=hindsight)

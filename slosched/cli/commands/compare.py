@@ -100,7 +100,8 @@ def compare(
     device = entry.device(like)
     entrants = entry.entrants(policy or POLICIES, device, like)
     settings = settings_of(entrants)
-    requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
+    slo = promise.rule(device.model, seed)
+    requests = arrivals.open(trace, slo, seed, keeps_slos=not promise.is_given(context))
     rule = limits.deadline_rule
     check_no_tuned(tuned, device)
     tunings = [Tuned.read(path) for path in tuned or ()]
