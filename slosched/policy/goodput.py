@@ -25,7 +25,7 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy.kit.checks import check_positive_share, check_share
-from slosched.policy.kit.chunks import in_a_tpot, in_chunks_like
+from slosched.policy.kit.chunks import in_a_tpot, in_chunks_like, in_full_steps
 from slosched.policy.kit.decode_first import add_decodes
 from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_something
 from slosched.policy.kit.drafts import drafts_that_pay
@@ -307,9 +307,16 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def beside_decodes(
         self, pace: Pace, prompts: Sequence[Timed], view: SchedulerView
     ) -> Sequence[Timed]:
-        """Return the prompts with the time that they add to steps that last a TPOT."""
+        """Return the prompts with the time that they add to steps that last a TPOT.
+
+        If steps have no tokens left before that, it is the time that they take of such steps.
+        """
+        if not pace.tiers:
+            return prompts
         model, budget_tokens = view.model, view.limits.max_num_batched_tokens
-        chunk = in_a_tpot(pace.tpot_s, pace, model, budget_tokens) if pace.tiers else None
+        share = self._share(pace.all_s * pace.steps_per_s)
+        chunk = in_full_steps(pace.tpot_s, pace, model, budget_tokens, share)
+        chunk = chunk or in_a_tpot(pace.tpot_s, pace, model, budget_tokens)
         return prompts if chunk is None else in_chunks_like(chunk, prompts, model, budget_tokens)
 
     def take_turns(self, long: LongSteps, pace: Pace, shortage: Shortage, pack: PromptPack) -> None:

@@ -17,6 +17,7 @@ from slosched.policy.kit.chunks import (
     chunks_beside,
     in_a_tpot,
     in_chunks_like,
+    in_full_steps,
     largest_within,
 )
 from slosched.policy.kit.long_steps import long_steps
@@ -85,6 +86,27 @@ def test_a_prompt_costs_what_its_tokens_add_to_steps_of_decodes() -> None:
     assert chunk is not None
     costs = [s for _, s in in_chunks_like(chunk, prompts, PROPORTIONAL, 1000)]
     assert costs == pytest.approx([0.005, 0.105 / 55e-6 * 50e-6])
+
+
+def test_steps_that_are_full_before_a_tpot_has_passed_take_all_their_time() -> None:
+    """Steps of a decode and 1,000 tokens take 50.01 ms, so three fit into a TPOT of 150 ms.  The
+    plan counts on 1,000 tokens in each of them, whatever decodes leave."""
+    pace = pace_of(R("decode", 11, 0.1, tpot_s=0.150, out=1))
+    for share in (0.5, 0.93):
+        chunk = in_full_steps(0.150, pace, EXPERTS, 1001, share)
+        assert chunk is not None
+        assert (chunk.num_tokens, chunk.step_s) == (1000, pytest.approx(0.05001))
+        assert share / chunk.token_s == pytest.approx(1000 / 0.05001)
+    assert in_full_steps(0.050, pace, EXPERTS, 1001, 0.5) is None
+
+
+def test_a_prompt_for_which_full_steps_leave_no_time_is_given_up() -> None:
+    """1,900 tokens take two steps, of 50 and 49 ms, and the second ends after both are due.  Beside
+    a decode they add 79 ms to 15 steps in 150 ms, but in full steps they would not be that cheap.
+    """
+    decode = R("decode", 11, 1.0, tpot_s=0.150, out=1)
+    found = tokens_of(decode, R("long", 1000, 0.090), R("short", 900, 0.095))
+    assert found["short"] == 900
 
 
 def test_a_chunk_that_costs_nothing_makes_prompts_free() -> None:

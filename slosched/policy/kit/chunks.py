@@ -75,6 +75,35 @@ def in_a_tpot(tpot_s: float, pace: Pace, model: LatencyModel, budget_tokens: int
     return largest_within(chunks, due_s, tpot_s)
 
 
+def in_full_steps(
+    tpot_s: float, pace: Pace, model: LatencyModel, budget_tokens: int, share: float
+) -> Chunk | None:
+    """Return the chunk of a step of `budget_tokens` tokens that is shorter than the TPOT.
+
+    Returns None if the TPOT ends before such a step.  Otherwise several steps follow in each TPOT,
+    and every one of them pays the constant of a step.  So `token_s` is not what a token adds to the
+    step, but the whole step divided among the tokens of its chunk, as a part of the `share` of the
+    time that decodes leave.  The step holds the decodes that are due within it.
+    """
+    full_s = model.predict(_full(pace.due_within(tpot_s), budget_tokens))
+    if full_s >= tpot_s:
+        return None
+    step = pace.due_within(full_s)
+    tokens = budget_tokens - step.num_decodes
+    if tokens <= 0:
+        return None
+    step_s = model.predict(_full(step, budget_tokens))
+    return Chunk(tokens, step_s, share * step_s / tokens)
+
+
+def _full(decodes: BatchShape, budget_tokens: int) -> BatchShape:
+    """Return a step of `decodes` and a chunk that takes what they leave of the tokens."""
+    step = decodes.copy()
+    if (tokens := budget_tokens - decodes.num_decodes) > 0:
+        step.add(tokens, 0)
+    return step
+
+
 def in_chunks_like(
     chunk: Chunk, prompts: Iterable[Timed], model: LatencyModel, budget_tokens: int
 ) -> list[Timed]:
