@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slosched.core import Executor, ScheduledBatch, StepResult
+from slosched.engine.overlap import LaunchingExecutor
 
 
 class _Launched(NamedTuple):
@@ -18,7 +19,8 @@ class _Launched(NamedTuple):
     batch: ScheduledBatch
     ended: Sequence[str]
     """Requests to release before this step."""
-    result: Future[StepResult]
+    wait: Future[Callable[[], StepResult]]
+    """What waits for the step, once it is launched on the device."""
 
 
 class _Call(NamedTuple):
@@ -30,6 +32,10 @@ class _Call(NamedTuple):
 
 class InBackground:
     """Runs the steps of `executor` one after the other in a thread; a `LaunchingExecutor`.
+
+    An `executor` that is one itself need not end a step before it launches the next, and the thread
+    that awaits a step's result waits for the device.  Any other one runs each step to its end in
+    this object's thread.
 
     Requests may change while a step with them runs.  So `executor` may only rely on the chunks, on
     what a request was created with, and on output tokens that are not a `PLACEHOLDER`.  An error of
@@ -49,9 +55,9 @@ class InBackground:
 
     def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
         ended, self._ended = self._ended, []
-        result: Future[StepResult] = Future()
-        self._launched.put(_Launched(batch, ended, result))
-        return result.result
+        wait: Future[Callable[[], StepResult]] = Future()
+        self._launched.put(_Launched(batch, ended, wait))
+        return lambda: wait.result()()
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         return self.launch(batch)()
@@ -75,7 +81,16 @@ def _run(executor: Executor, launched: SimpleQueue[_Launched | _Call | None]) ->
                 continue
             for request_id in step.ended:
                 executor.release(request_id)
-            step.result.set_result(executor.execute(step.batch))
+            step.wait.set_result(_launched(executor, step.batch))
         except BaseException as error:
-            step.result.set_exception(error)
+            future: Future[Any] = step.result if isinstance(step, _Call) else step.wait
+            future.set_exception(error)
         del step  # otherwise its requests would stay alive until the next step
+
+
+def _launched(executor: Executor, batch: ScheduledBatch) -> Callable[[], StepResult]:
+    """Launch a step, and return what waits for its result."""
+    if isinstance(executor, LaunchingExecutor):
+        return executor.launch(batch)
+    result = executor.execute(batch)
+    return lambda: result

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from slosched.core import Clock, Executor, ScheduledBatch, StepResult
 from slosched.engine.loop import Engine, Queued, StepRecord
 from slosched.scheduler import Scheduler
 
 
+@runtime_checkable
 class LaunchingExecutor(Executor, Protocol):
     """An executor that runs launched steps in order while the caller goes on."""
 

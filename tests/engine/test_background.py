@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from slosched.core import ScheduledBatch, StepResult
+from slosched.core import BatchShape, ScheduledBatch, StepResult
 from slosched.engine.background import InBackground
 
 HUNG = """
@@ -52,6 +53,38 @@ class Idle:
 
     def release(self, request_id: str) -> None:
         raise NotImplementedError(request_id)
+
+
+class Launching:
+    """A device whose first step ends once the second is launched."""
+
+    def __init__(self) -> None:
+        self._second = threading.Event()
+        self._num_launched = 0
+
+    def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
+        self._num_launched += 1
+        number = self._num_launched
+        if number == 2:
+            self._second.set()
+
+        def wait() -> StepResult:
+            assert self._second.wait(30)
+            return StepResult({"r": number})
+
+        return wait
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        return self.launch(batch)()
+
+    def release(self, request_id: str) -> None:
+        raise NotImplementedError(request_id)
+
+
+def test_a_device_that_launches_need_not_end_a_step_before_the_next() -> None:
+    device = InBackground(Launching())
+    waits = [device.launch(ScheduledBatch((), (), (), BatchShape())) for _ in range(2)]
+    assert [wait().token_ids["r"] for wait in waits] == [1, 2]
 
 
 def test_its_thread_ends_with_it() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 
 from slosched.core import NO_BLOCK, PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, StepResult
+from slosched.engine.torch.draws import PendingDraws, no_draws
 from slosched.engine.torch.forward import forward
 from slosched.engine.torch.kv_cache import PagedKVCache
+from slosched.engine.torch.launched import LaunchedStep, StepTimer
 from slosched.engine.torch.lora import AdapterRows
 from slosched.engine.torch.model import LoadedModel
-from slosched.engine.torch.sampling import Draws, Sampler, no_draws
+from slosched.engine.torch.newest_tokens import NO_TOKENS, NewestTokens
+from slosched.engine.torch.sampling import Sampler, needs_tokens
 from slosched.engine.torch.step_inputs import StepInput, StepInputs
 
 _NO_DRAFTS: Mapping[str, Sequence[int]] = {}
@@ -48,19 +51,31 @@ class TorchExecutor:
         )
         self._inputs = StepInputs(block_size, model.device, model.window_tokens)
         self._sampler = Sampler(model.eos_token_ids, model.device, seed)
-        self._newest_tokens: dict[str, int] = {}
-        """The last token of each request, which the next step may need before the scheduler has it.
-        """
+        self._newest = NO_TOKENS
+        self._last: LaunchedStep | None = None
+        """The step that was launched last."""
+        self._before_last: LaunchedStep | None = None
         self._spoilt_blocks: set[int] = set()
         """Blocks whose content may not be numbers, from requests that failed."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Launch a step and wait for it."""
+        return self.launch(batch)()
+
+    def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
         """Copy blocks out, on the device and in, run all chunks in one pass, sample.
+
+        On a GPU all this is only asked for, and one earlier step may still run.  What comes back
+        waits for the end of the step and returns its outcome; any thread may call it.
 
         A chunk whose request has no token ids (in a profiling run) gets arbitrary ones.  Raises
         ValueError for a request whose LoRA adapter is not loaded.
         """
-        start_s = time.perf_counter()
+        if self._before_last is not None:
+            self._before_last.settle()  # its buffers are filled anew
+        if self._last is not None and self._last.is_over:
+            self._last.settle()  # to know what it has spoilt
+        timer = StepTimer(self._model.device)
         self._cache.swap_out(batch.swap_out)
         self._cache.copy(batch.device_copies)
         self._cache.swap_in(batch.swap_in)
@@ -68,18 +83,26 @@ class TorchExecutor:
             self._clear_spoilt(batch.chunks)
         with torch.inference_mode():
             draws = self._run(batch)
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
-        stopped = frozenset(
-            chunk.request.request_id
-            for chunk in batch.chunks
-            if (token_id := draws.token_ids.get(chunk.request.request_id)) is not None
-            and self._sampler.is_last(chunk.request, token_id)
-        )
-        elapsed_s = time.perf_counter() - start_s
+        timer.end()
+        step = LaunchedStep(timer, partial(self._collect, timer, draws))
+        self._before_last, self._last = self._last, step
+        return step.result
+
+    def _collect(self, timer: StepTimer, pending: PendingDraws | None) -> StepResult:
+        """Wait for a step and return what came of it."""
+        draws = no_draws() if pending is None else pending.wait()
+        elapsed_s = timer.wait()
+        stopped = []
+        for chunk in () if pending is None else pending.chunks:
+            name = chunk.request.request_id
+            token_id = draws.token_ids.get(name)
+            if token_id is not None and self._sampler.is_last(chunk.request, token_id):
+                stopped.append(name)
+            if name in draws.failed:
+                self._spoilt_blocks.update(set(chunk.block_table) - {NO_BLOCK})
         return StepResult(
             draws.token_ids,
-            stopped,
+            frozenset(stopped),
             elapsed_s,
             draws.failed,
             draws.barred,
@@ -90,47 +113,50 @@ class TorchExecutor:
     def release(self, request_id: str) -> None:
         self._inputs.release(request_id)
         self._sampler.release(request_id)
-        self._newest_tokens.pop(request_id, None)
 
     def prepare(
         self, chunks: Sequence[ScheduledChunk], drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS
     ) -> StepInput:
-        """Return the input of the forward pass over `chunks`; the next call overwrites it.
+        """Return the input of the forward pass over `chunks`; the next call but one overwrites it.
 
         The last tokens of a chunk are the `drafts` of its request, if it has any.
         """
         names: list[str] = []
         token_ids: list[int] = []
         emitting: list[int] = []
+        unknown: dict[str, int] = {}
         for chunk in chunks:
             request, num_new, num_prior, emits_token, _ = chunk
-            names.append(request.request_id)
-            verified = drafts.get(request.request_id, ()) if drafts else ()
-            self._append_tokens(token_ids, request, num_prior, num_prior + num_new - len(verified))
+            name = request.request_id
+            names.append(name)
+            verified = drafts.get(name, ()) if drafts else ()
+            stop = num_prior + num_new - len(verified)
+            if not self._append_tokens(token_ids, request, num_prior, stop):
+                unknown[name] = len(token_ids) - 1
             if emits_token:
                 emitting.append(len(token_ids) - 1)
             for token_id in verified:
                 emitting.append(len(token_ids))
                 token_ids.append(token_id)
-        return self._inputs.fill(names, chunks, token_ids, emitting)
+        return self._inputs.fill(names, chunks, token_ids, emitting, self._newest.taken(unknown))
 
-    def _run(self, batch: ScheduledBatch) -> Draws:
+    def _run(self, batch: ScheduledBatch) -> PendingDraws | None:
         """Run one forward pass, if there are chunks, and draw a token for each that emits one."""
         chunks = batch.chunks
         if not chunks:
-            return no_draws()
+            return None
         step_input = self.prepare(chunks, batch.drafts)
+        self._newest = NO_TOKENS
         with self._adapted(chunks):
             logits = forward(self._model.model, step_input, self._cache, self._model.backend)
         emitters = [chunk for chunk in chunks if chunk.emits_token]
         if not emitters:
-            return no_draws()
-        draws = self._sampler.sample(emitters, logits, batch.drafts)
-        self._newest_tokens.update(draws.token_ids)
-        for chunk in emitters if draws.failed else ():
-            if chunk.request.request_id in draws.failed:
-                self._spoilt_blocks.update(chunk.block_table)
-                self._spoilt_blocks.discard(NO_BLOCK)
+            return None
+        if self._last is not None and any(needs_tokens(chunk.request) for chunk in emitters):
+            self._last.settle()
+        draws = self._sampler.launch(emitters, logits, batch.drafts)
+        if not batch.drafts:
+            self._newest = NewestTokens.of(emitters, draws.tokens)
         return draws
 
     def _adapted(self, chunks: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
@@ -153,23 +179,29 @@ class TorchExecutor:
         self._spoilt_blocks -= blocks
         self._cache.clear(sorted(blocks))
 
-    def _append_tokens(self, token_ids: list[int], request: Request, start: int, stop: int) -> None:
-        """Append tokens [start, stop) of the prompt and the output together.
+    def _append_tokens(self, token_ids: list[int], request: Request, start: int, stop: int) -> bool:
+        """Append tokens [start, stop) of the prompt and the output; tell whether all are known.
 
         With overlap, the last one may be the newest token of the previous step, which the scheduler
-        learns only while this step runs.  If that step failed, 0 takes its place: its requests have
-        ended, so the result is never used.
+        learns only while this step runs.  Then 0 takes its place.
         """
         prompt, num_prompt = request.prompt_token_ids, request.num_prompt_tokens
         if prompt is None:
             vocab_size = self._model.vocab_size
             token_ids += [position % vocab_size for position in range(start, stop)]
-            return
+            return True
         wanted = len(token_ids) + stop - start
         if start < num_prompt:
             token_ids += prompt[start : min(stop, num_prompt)]
         if stop > num_prompt:
             token_ids += request.output_token_ids[max(0, start - num_prompt) : stop - num_prompt]
             if len(token_ids) < wanted or token_ids[-1] == PLACEHOLDER:
-                token_ids[wanted - 1 :] = [self._newest_tokens.get(request.request_id, 0)]
-        assert len(token_ids) == wanted, f"{request.request_id!r} knows no [{start}, {stop})"
+                token_ids[wanted - 1 :] = [0]
+                assert len(token_ids) == wanted, _unknown(request, start, stop)
+                return False
+        assert len(token_ids) == wanted, _unknown(request, start, stop)
+        return True
+
+
+def _unknown(request: Request, start: int, stop: int) -> str:
+    return f"{request.request_id!r} knows no [{start}, {stop})"

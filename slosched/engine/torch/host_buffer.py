@@ -1,4 +1,4 @@
-"""HostBuffer: an array that the host fills and the device reads, the same in every step."""
+"""HostBuffer: an array that the host fills and the device reads, the same in every other step."""
 
 from __future__ import annotations
 
@@ -14,34 +14,44 @@ class HostBuffer:
     """A flat array in host memory, with its copy on the device.
 
     It is allocated once and grows when a step needs more, because allocating pinned memory takes
-    longer than filling it. On a CPU both are the same memory. The device must have read the copy of
-    one step before the next is filled, which holds since every step waits for its sampled tokens.
+    longer than filling it. On a CPU both are the same memory.
+
+    There are two of each, which are used by turns: while the device computes a step, it may read
+    the copy of that step, and the next step is filled already. Before a third is filled, the first
+    must have ended.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype = dtype
-        self._device = device
-        self._allocate(1024)
-
-    def _allocate(self, size: int) -> None:
-        on_device = self._device.type != "cpu"
-        self._host = torch.zeros(size, dtype=self._dtype, pin_memory=on_device)
-        self._array: npt.NDArray[Any] = self._host.numpy()
-        self._copy = (
-            torch.zeros(size, dtype=self._dtype, device=self._device) if on_device else self._host
-        )
+        self._sides = [_Side(1024, dtype, device) for _ in range(2)]
 
     def array(self, size: int) -> npt.NDArray[Any]:
-        """Return the first `size` entries, to be filled; what they hold is left from before."""
-        if size > len(self._array):
-            self._allocate(max(size, 2 * len(self._array)))
-        return self._array[:size]
+        """Take the other array and return its first `size` entries, to be filled.
+
+        What they hold is left from before.
+        """
+        self._sides.reverse()
+        side = self._sides[0]
+        if size > len(side.array):
+            dtype, device = side.host.dtype, side.copy.device
+            side = self._sides[0] = _Side(max(size, 2 * len(side.array)), dtype, device)
+        return side.array[:size]
 
     def on_device(self, size: int) -> Tensor:
         """Return the first `size` entries on the device, as they are now on the host."""
-        if self._copy is not self._host:
-            self._copy[:size].copy_(self._host[:size], non_blocking=True)
-        return self._copy[:size]
+        side = self._sides[0]
+        if side.copy is not side.host:
+            side.copy[:size].copy_(side.host[:size], non_blocking=True)
+        return side.copy[:size]
+
+
+class _Side:
+    """An array in host memory, pinned if there is a GPU, and its copy."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        on_device = device.type != "cpu"
+        self.host = torch.zeros(size, dtype=dtype, pin_memory=on_device)
+        self.array: npt.NDArray[Any] = self.host.numpy()
+        self.copy = torch.zeros(size, dtype=dtype, device=device) if on_device else self.host
 
 
 def split_array(array: npt.NDArray[Any], *sizes: int) -> list[npt.NDArray[Any]]:

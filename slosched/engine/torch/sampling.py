@@ -10,42 +10,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from slosched.core import (
-    GrammarError,
-    GrammarState,
-    Request,
-    SamplingParams,
-    ScheduledChunk,
-    TokenLogprobs,
-)
+from slosched.core import GrammarError, GrammarState, Request, SamplingParams, ScheduledChunk
+from slosched.engine.torch.draws import Logprobs, PendingDraws, coded
 from slosched.engine.torch.masks import apply_masks
+from slosched.engine.torch.random_tokens import drawn_tokens, random_number
+from slosched.engine.torch.transfers import Fetched, uploaded
 
 _GREEDY_TEMPERATURE = 1e-5
 """A temperature at or below which dividing overflows, and the draw would be the argmax anyway.
 """
 _NEVER = float("-inf")
-_BARRED = "its grammar, allowed_token_ids, stop_token_ids and min_tokens leave no token"
 _NO_DRAFTS: Mapping[str, Sequence[int]] = {}
-
-
-class Draws(NamedTuple):
-    """What was drawn for each request, and why nothing could be drawn for the others."""
-
-    token_ids: dict[str, int]
-    failed: dict[str, str]
-    """Requests whose logits are not numbers."""
-    barred: dict[str, str]
-    """Requests whose own rules leave no token."""
-    logprobs: dict[str, list[TokenLogprobs]]
-    """Log-probabilities at the places of accepted drafts and of the drawn token, for those that
-    want them."""
-    num_accepted: dict[str, int]
-    """How many of its first draft tokens each request emits before what was drawn for it."""
-
-
-def no_draws() -> Draws:
-    """Return the draws of a step in which no request gets a token."""
-    return Draws({}, {}, {}, {}, {})
 
 
 class _Row(NamedTuple):
@@ -59,7 +34,7 @@ class _Row(NamedTuple):
 
 
 class Sampler:
-    """Samples greedily, or at random with one generator per request.
+    """Samples greedily, or at random, for all rows of a batch at once.
 
     A request's draws depend only on its own seed and progress, never on the other requests in its
     batch.  Without a seed of its own, it gets one derived from `seed` and the request's id.
@@ -67,8 +42,8 @@ class Sampler:
     A draft token is verified by drawing at its place as if there were no draft: it is accepted if
     it is what was drawn.  That is rejection sampling for a draft that is certain of its token: it
     is accepted with the probability p that the model gives it, and otherwise the token is drawn
-    from the rest of p.  One number is drawn for each token that is emitted, so a seed gives the
-    same tokens with drafts as without.  Source: Leviathan et al. (2023), arXiv 2211.17192.
+    from the rest of p.  Each place of the output has one random number, so a seed gives the same
+    tokens with drafts as without.  Source: Leviathan et al. (2023), arXiv 2211.17192.
     """
 
     def __init__(self, eos_token_ids: frozenset[int], device: torch.device, seed: int = 0) -> None:
@@ -77,62 +52,56 @@ class Sampler:
         self._seed = seed
         self._drawing: dict[str, _Drawing] = {}
 
-    def sample(
+    def launch(
         self,
         chunks: Sequence[ScheduledChunk],
         logits: Tensor,
         drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS,
-    ) -> Draws:
+    ) -> PendingDraws:
         """Draw one token for each chunk, after those of its `drafts` that are accepted.
+
+        Nothing waits for the device, which may still compute the logits.  What was drawn is known
+        when the result is waited for; before that, a request that `needs_tokens` must not draw
+        again.
 
         `logits` [rows, vocabulary] has a row for each chunk, and after it one for each of its
         drafts.  Drafts from the first that breaks the request's grammar on are not looked at.  A
         request fails if its logits are not numbers, and is barred if what it asks for allows no
         token.  Overwrites the logits of tokens that a request may not have.
         """
-        draws = no_draws()
         rows = self._rows(chunks, drafts)
-        # The host finds the masks while a GPU still computes the logits.
-        masks, num_possible = _masks(rows, draws)
-        are_numbers: list[bool] = logits.amax(dim=-1).isfinite().tolist()
-        plain = {
-            index: logits[index].float().log_softmax(dim=-1)
+        barred: dict[str, str] = {}
+        masks, num_possible = _masks(rows, barred)
+        num_likeliest = {
+            index: num
             for index, row in enumerate(rows)
-            if row.request.sampling.num_logprobs is not None
+            if (num := row.request.sampling.num_logprobs) is not None
         }
+        logprobs = Logprobs(logits, num_likeliest) if num_likeliest else None
+        found = logits.amax(dim=-1).isfinite() if masks or any(map(_has_rules, rows)) else None
         if masks:
             apply_masks(logits, masks)
         for index, row in enumerate(rows):
-            row.drawing.forbid(logits[index], row)
-        likeliest = logits.max(dim=-1)
-        tops: list[float] = likeliest.values.tolist()
-        tokens: list[int] = likeliest.indices.tolist()
-        first = 0
-        for chunk in chunks:
-            request_id, sampling = chunk.request.request_id, chunk.request.sampling
-            offered = drafts.get(request_id, ())
-            wanted = offered[: num_possible.get(request_id)]
-            for at in range(first, first + len(wanted) + 1):
-                if not are_numbers[at]:
-                    draws.failed[request_id] = "the model's logits are not numbers"
-                    break
-                if tops[at] == _NEVER:
-                    draws.barred.setdefault(request_id, _BARRED)
-                if request_id in draws.barred:
-                    break
-                token = rows[at].drawing.draw(logits[at], tokens[at], sampling)
-                if at in plain:
-                    logprobs = _logprobs(plain[at], token, sampling.num_logprobs or 0)
-                    draws.logprobs.setdefault(request_id, []).append(logprobs)
-                num_accepted = at - first
-                is_accepted = num_accepted < len(wanted) and token == wanted[num_accepted]
-                if not is_accepted or self.is_last(chunk.request, token):
-                    draws.token_ids[request_id] = token
-                    if wanted:
-                        draws.num_accepted[request_id] = num_accepted
-                    break
-            first += len(offered) + 1
-        return draws
+            if _has_rules(row):
+                row.drawing.forbid(logits[index], row)
+        greatest, tokens = logits.max(dim=-1)
+        are_numbers = greatest.isfinite() if found is None else found
+        tokens = _with_random_ones(tokens, logits, rows)
+        return PendingDraws(
+            chunks=chunks,
+            drafts=drafts,
+            num_possible=num_possible,
+            barred=barred,
+            tokens=tokens,
+            codes=Fetched(coded(tokens, are_numbers, greatest)),
+            logprobs=None if logprobs is None else logprobs.fetch(tokens),
+            is_last=self.is_last,
+            told={
+                row.request.request_id: row.drawing.accept
+                for row in rows
+                if needs_tokens(row.request)
+            },
+        )
 
     def _rows(
         self, chunks: Sequence[ScheduledChunk], drafts: Mapping[str, Sequence[int]]
@@ -168,16 +137,15 @@ class Sampler:
 
     def _new_drawing(self, request: Request) -> _Drawing:
         sampling = request.sampling
-        generator = None
+        seed = None
         if sampling.temperature > _GREEDY_TEMPERATURE:
             seed = sampling.seed
             if seed is None:
                 seed = zlib.crc32(request.request_id.encode(), self._seed)
-            generator = torch.Generator(self._device).manual_seed(seed)
         ends = self._ends(sampling) if sampling.min_tokens else ()
         allowed = sampling.allowed_token_ids
         return _Drawing(
-            generator,
+            seed,
             ends=self._ids(ends),
             allowed=None if allowed is None else self._ids(allowed),
             bad_words=sampling.bad_words,
@@ -188,12 +156,17 @@ class Sampler:
         return torch.tensor(list(ids), dtype=torch.long, device=self._device)
 
 
+def needs_tokens(request: Request) -> bool:
+    """Tell whether the next token of a request can only be drawn once the last one is known."""
+    return request.sampling.grammar is not None or bool(request.sampling.bad_words)
+
+
 @dataclass(slots=True)
 class _Drawing:
     """What a request's draws depend on besides its logits."""
 
-    generator: torch.Generator | None
-    """The source of its random numbers; None if it takes the likeliest token."""
+    seed: int | None
+    """What its random numbers are made from; None if it takes the likeliest token."""
     ends: Tensor
     """The tokens that it may not have before `min_tokens`."""
     allowed: Tensor | None
@@ -227,20 +200,43 @@ class _Drawing:
             if outputs[len(outputs) - len(before) :] == before
         ]
 
-    def draw(self, logits: Tensor, likeliest: int, sampling: SamplingParams) -> int:
-        """Return the next token, given its logits and the token with the greatest one."""
-        token = likeliest
-        if self.generator is not None:
-            weights = next_token_weights(logits, sampling)
-            token = int(torch.multinomial(weights, 1, generator=self.generator))
+    def accept(self, token: int) -> None:
+        """Note a token that the request emits."""
         if self.bad_words:
             self.outputs.append(token)
         if self.grammar is not None:
             self.grammar.accept(token)
-        return token
 
 
-def _masks(rows: Sequence[_Row], draws: Draws) -> tuple[dict[int, bytes], dict[str, int]]:
+def _has_rules(row: _Row) -> bool:
+    """Tell whether `forbid` may change the row's logits."""
+    drawing = row.drawing
+    return (
+        drawing.allowed is not None
+        or bool(drawing.bad_words)
+        or row.num_outputs < row.request.sampling.min_tokens
+    )
+
+
+def _with_random_ones(tokens: Tensor, logits: Tensor, rows: Sequence[_Row]) -> Tensor:
+    """Return the tokens, with one drawn at random in the rows of requests that want so."""
+    drawn = [index for index, row in enumerate(rows) if row.drawing.seed is not None]
+    if not drawn:
+        return tokens
+    samplings = [rows[index].request.sampling for index in drawn]
+    numbers = [
+        random_number(row.drawing.seed, row.num_outputs)
+        for row in rows
+        if row.drawing.seed is not None
+    ]
+    if len(drawn) == len(rows):
+        return drawn_tokens(logits, samplings, numbers)
+    places = uploaded(drawn, torch.int64, logits.device)
+    found = drawn_tokens(logits.index_select(0, places), samplings, numbers)
+    return tokens.index_copy(0, places, found)
+
+
+def _masks(rows: Sequence[_Row], barred: dict[str, str]) -> tuple[dict[int, bytes], dict[str, int]]:
     """Return the masks of the rows that have one, and how many drafts requests can accept.
 
     The latter holds for requests with a grammar: no token is drawn after a draft that breaks it, or
@@ -267,7 +263,7 @@ def _masks(rows: Sequence[_Row], draws: Draws) -> tuple[dict[int, bytes], dict[s
             mask = ahead.mask()
         except GrammarError as error:
             if not row.drafts:
-                draws.barred[row.request.request_id] = str(error)
+                barred[row.request.request_id] = str(error)
             ahead = None
             continue
         if mask is not None:
@@ -288,39 +284,4 @@ def _forbid_unless_all_are(logits: Tensor, token_ids: Tensor | list[int]) -> Non
     """Forbid the tokens, unless no other token is left."""
     without = logits.clone()
     without[token_ids] = _NEVER
-    if without.max() > _NEVER:
-        logits.copy_(without)
-
-
-def _logprobs(logprobs: Tensor, drawn: int, num_likeliest: int) -> TokenLogprobs:
-    """Return those of the drawn token and of the likeliest ones, from all [vocabulary]."""
-    likeliest = logprobs.topk(min(num_likeliest, logprobs.shape[-1]))
-    pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-    return TokenLogprobs(float(logprobs[drawn]), tuple(pairs))
-
-
-def next_token_weights(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Return unnormalized odds [vocabulary] after temperature, min-p, top-k and top-p.
-
-    That is vLLM's order.  Min-p drops what is less than `min_p` times as likely as the likeliest
-    token.  Top-p keeps the smallest set of most likely tokens that holds at least `top_p`.  `min_p`
-    0, `top_k` 0 and `top_p` 1 keep everything.  The greatest logit must be finite.
-    """
-    logits = logits.float()
-    # The greatest becomes 0, so that nothing overflows; what is forbidden stays so at any
-    # temperature, although -inf / inf is not a number.
-    scaled = (logits - logits.max()) / sampling.temperature
-    scaled = scaled.masked_fill(logits == _NEVER, _NEVER)
-    if sampling.min_p > 0:
-        scaled = scaled.masked_fill(scaled.exp() < sampling.min_p, _NEVER)
-    if 0 < sampling.top_k < scaled.shape[-1]:
-        least = scaled.topk(sampling.top_k).values[-1]
-        scaled = scaled.masked_fill(scaled < least, _NEVER)
-    probabilities = scaled.softmax(dim=-1)
-    if sampling.top_p < 1:
-        ordered, order = probabilities.sort(descending=True)
-        before = ordered.cumsum(dim=-1) - ordered
-        # The most likely token stays even with top_p 0.
-        ordered = ordered.masked_fill((before >= sampling.top_p) & (before > 0), 0.0)
-        probabilities = torch.zeros_like(probabilities).scatter_(0, order, ordered)
-    return probabilities
+    logits.copy_(torch.where(without.max() > _NEVER, without, logits))

@@ -24,6 +24,20 @@ class TokenSpan(NamedTuple):
     block_table: Sequence[int]
 
 
+class Taken(NamedTuple):
+    """New tokens that the host does not know yet, and where they lie on the device."""
+
+    places: Sequence[int]
+    """Their indices among the new tokens of a step."""
+    rows: Sequence[int]
+    """The entry of `tokens` that belongs into each place."""
+    tokens: Tensor | None
+    """Tokens that were drawn before: int64; None if there are no places."""
+
+
+NOTHING_TAKEN = Taken((), (), None)
+
+
 class StepInput(NamedTuple):
     """All that a forward pass reads besides the weights and the cache."""
 
@@ -61,11 +75,13 @@ class StepInputs:
         spans: Sequence[Span],
         token_ids: Sequence[int],
         emitting: Sequence[int],
+        taken: Taken = NOTHING_TAKEN,
     ) -> StepInput:
-        """Return the input of a step of at least one span; it is valid until the next call.
+        """Return the input of a step of at least one span; it is valid until the next call but one.
 
         `names` tell the sequences apart, also from step to step. `token_ids` are the new tokens of
-        all spans, and `emitting` the indices of those among them whose logits are wanted.
+        all spans, and `emitting` the indices of those among them whose logits are wanted. The
+        tokens that are `taken` replace those of `token_ids` on the device.
         """
         num_new = np.array([span.num_new_tokens for span in spans])
         num_prior = np.array([span.num_prior_tokens for span in spans])
@@ -86,11 +102,13 @@ class StepInputs:
         rows_of_tables = self._tables.rows(names, spans)
         tables[:] = self._tables.gather(rows_of_tables, num_blocks, first_blocks)
 
-        long_sizes = [num_tokens, num_tokens, num_tokens, len(emitting)]
+        num_taken = len(taken.places)
+        long_sizes = [num_tokens, num_tokens, num_tokens, len(emitting), num_taken, num_taken]
         int64s = self._int64s.array(sum(long_sizes))
-        ids, positions, slots, rows = split_array(int64s, *long_sizes)
+        ids, positions, slots, rows, places_taken, rows_taken = split_array(int64s, *long_sizes)
         ids[:] = np.fromiter(token_ids, np.int64, num_tokens)
         rows[:] = emitting
+        places_taken[:], rows_taken[:] = taken.places, taken.rows
         # A token's position is its index among all new tokens, moved by a step for each sequence.
         owners = np.repeat(np.arange(num_spans), num_new)
         positions[:] = np.arange(num_tokens)
@@ -100,9 +118,11 @@ class StepInputs:
         slots += offsets
         positions += num_skipped[owners]
 
-        ids_d, positions_d, slots_d, rows_d = torch.split(
+        ids_d, positions_d, slots_d, rows_d, places_taken_d, rows_taken_d = torch.split(
             self._int64s.on_device(sum(long_sizes)), long_sizes
         )
+        if taken.tokens is not None:
+            ids_d.index_copy_(0, places_taken_d, taken.tokens.index_select(0, rows_taken_d))
         starts_d, contexts_d, lens_d, tables_d = torch.split(
             self._int32s.on_device(sum(sizes)), sizes
         )

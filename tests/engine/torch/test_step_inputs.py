@@ -94,13 +94,13 @@ def test_with_a_window_batches_begin_with_the_first_block_that_is_seen() -> None
         assert int(batch.block_tables.min()) >= 0, "a kernel might compute the address"
 
 
-def test_the_same_buffers_serve_every_step() -> None:
+def test_the_same_buffers_serve_every_other_step() -> None:
     inputs = StepInputs(16, CPU)
     places = set()
     for step in range(20):
         got = inputs.fill(["a"], [TokenSpan(1, 30 + step, [3, 1, 2, 5])], [step], [0])
         places.add((got.token_ids.data_ptr(), got.batch.block_tables.untyped_storage().data_ptr()))
-    assert len(places) == 1
+    assert len(places) == 2, "the step before may still be read"
 
 
 @pytest.mark.cost

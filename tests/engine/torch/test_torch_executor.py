@@ -9,7 +9,7 @@ import torch
 from batches import GREEDY, book, make_batch, make_chunk, make_prompt_request
 from greedy import generated
 
-from slosched.core import BlockCopy, Request, SamplingParams
+from slosched.core import PLACEHOLDER, BlockCopy, Request, SamplingParams
 from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
 
 torch.set_num_threads(1)
@@ -68,6 +68,35 @@ def test_recompute_continues_where_the_output_was(
     request.num_computed_tokens = 0
     decode(executor, request, [9, 8, 7, 6, 5], 4)
     assert request.output_token_ids == generated(tiny, PROMPT, 8)
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_last_one_are_known(
+    tiny: LoadedModel, executor: TorchExecutor
+) -> None:
+    """Each of the first ten results is looked at only when the next step has been launched."""
+    long, short = make_prompt_request("long", PROMPT), make_prompt_request("short", OTHER_PROMPT)
+    tables = {"long": list(range(6)), "short": list(range(6, 12))}
+    found: dict[str, list[int]] = {"long": [], "short": []}
+    waiting = []
+    for step in range(10):
+        # The shorter prompt starts two steps later, and the requests change places.
+        requests = [long] if step < 2 else [short, long] if step % 2 else [long, short]
+        batch = make_batch(
+            *(make_chunk(request, tables[request.request_id]) for request in requests)
+        )
+        waiting.append(executor.launch(batch))
+        for request in requests:
+            request.output_token_ids.append(PLACEHOLDER)
+            request.num_output_tokens += 1
+        if len(waiting) == 2:
+            for name, token in waiting.pop(0)().token_ids.items():
+                found[name].append(token)
+    for name, token in waiting.pop()().token_ids.items():
+        found[name].append(token)
+    assert found == {
+        "long": generated(tiny, PROMPT, 10),
+        "short": generated(tiny, OTHER_PROMPT, 8),
+    }
 
 
 @pytest.mark.parametrize("restore", [True, False])

@@ -11,11 +11,15 @@ import torch
 from batches import make_chunk, make_prompt_request
 
 from slosched.core import GrammarError, Request, SamplingParams, ScheduledChunk
-from slosched.engine.torch.sampling import Draws, Sampler, next_token_weights
+from slosched.engine.torch.draws import Draws
+from slosched.engine.torch.random_tokens import drawn_tokens, next_token_weights, random_number
+from slosched.engine.torch.sampling import Sampler
 
 torch.set_num_threads(1)
 
 LOGITS = torch.tensor([math.log(p) for p in (0.1, 0.4, 0.2, 0.3)])
+NARROW = SamplingParams(temperature=2.0, top_k=3, top_p=0.5, min_p=0.3)
+"""Limits that a row beside the one that is looked at has."""
 
 
 @pytest.mark.parametrize(
@@ -40,14 +44,34 @@ LOGITS = torch.tensor([math.log(p) for p in (0.1, 0.4, 0.2, 0.3)])
     ],
 )
 def test_probabilities(sampling: SamplingParams, expected: list[float]) -> None:
-    weights = next_token_weights(LOGITS, sampling)
-    torch.testing.assert_close(weights / weights.sum(), torch.tensor(expected, dtype=torch.float32))
+    for rows, samplings in ((1, [sampling]), (3, [NARROW, sampling, SamplingParams(1.0)])):
+        weights = next_token_weights(LOGITS.repeat(rows, 1), samplings)[rows // 2]
+        got = weights / weights.sum()
+        torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_a_number_picks_the_token_at_its_share_of_the_odds() -> None:
+    """The odds of each row add up to 1: token 1 of the whole ones has those from 0.1 to 0.5."""
+    whole, best_two = SamplingParams(1.0), SamplingParams(1.0, top_p=0.6)
+    wanted = [(whole, 0.0, 0), (whole, 0.3, 1), (best_two, 0.3, 1), (whole, 0.6, 2)]
+    wanted += [(best_two, 0.6, 3), (whole, 0.999999, 3), (best_two, 0.5, 1)]
+    samplings, numbers, tokens = (list(column) for column in zip(*wanted, strict=True))
+    assert drawn_tokens(LOGITS.repeat(len(wanted), 1), samplings, numbers).tolist() == tokens
+    spoilt = torch.full_like(LOGITS, math.nan)
+    assert drawn_tokens(torch.stack([spoilt, LOGITS]), [whole, whole], [0.6, 0.6])[1] == 2
+
+
+def test_random_numbers_are_spread_evenly_and_differ() -> None:
+    numbers = torch.tensor([random_number(seed, i) for seed in range(50) for i in range(200)])
+    assert len(numbers.unique()) > 9_900  # of 10,000 numbers in float32
+    shares = torch.histc(numbers, 10, 0.0, 1.0) / len(numbers)
+    assert float((shares - 0.1).abs().max()) < 0.015
 
 
 @pytest.mark.parametrize("temperature", [1e4, 1e39, 1e300])
 def test_what_is_forbidden_stays_so_at_any_temperature(temperature: float) -> None:
     logits = torch.tensor([3.0, -math.inf, 1e30, -1e30])
-    weights = next_token_weights(logits, SamplingParams(temperature=temperature))
+    (weights,) = next_token_weights(logits[None], [SamplingParams(temperature=temperature)])
     assert weights[1] == 0
     assert float(weights.sum()) == pytest.approx(1)
 
@@ -55,7 +79,7 @@ def test_what_is_forbidden_stays_so_at_any_temperature(temperature: float) -> No
 def draw(sampler: Sampler, rows: torch.Tensor, *requests: Request) -> Draws:
     """Draw one token for each request, and append it to the request's output."""
     chunks = [make_chunk(request, [0, 1, 2, 3]) for request in requests]
-    draws = sampler.sample(chunks, rows.clone())
+    draws = sampler.launch(chunks, rows.clone()).wait()
     for request in requests:
         if request.request_id in draws.token_ids:
             request.output_token_ids.append(draws.token_ids[request.request_id])
@@ -197,7 +221,7 @@ def with_drafts(sampler: Sampler, request: Request, drafts: list[int], rows: tor
     """Return what a decode of `request` draws that verifies `drafts`; nothing is appended."""
     num_new = 1 + len(drafts)
     chunk = ScheduledChunk(request, num_new, request.num_tokens - 1, True, [0, 1, 2, 3])
-    return sampler.sample([chunk], rows.clone(), {request.request_id: drafts})
+    return sampler.launch([chunk], rows.clone(), {request.request_id: drafts}).wait()
 
 
 def test_drafts_do_not_change_how_often_a_token_is_drawn() -> None:
