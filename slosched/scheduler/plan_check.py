@@ -92,7 +92,7 @@ class PlanCheck:
 
     def _check_start(self, request_id: str, num_blocks_left: int, num_running: int) -> None:
         watermark = self.limits.num_watermark_blocks
-        if num_blocks_left < watermark and num_running > 1:
+        if 0 <= num_blocks_left < watermark and num_running > 1:
             raise IllegalPlanError(
                 f"{request_id!r} starts and leaves {num_blocks_left} KV blocks free, the watermark "
                 f"is {watermark}"
