@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -83,11 +85,19 @@ class OperatorOptions:
             raise ValueError(f"--torch-profiler-dir records nothing: {why}")
 
     def say(self, text: str) -> None:
-        """Print what the operator is to know, or log it where all output is to be JSON."""
-        if self.log_format is LogFormat.JSON:
-            log.info("%s", text)
-        else:
-            console.print(text, markup=False)
+        """Print what the operator is to know, or log it where all output is to be JSON.
+
+        It is also logged where nothing can be printed, as on a full disk, and then nothing more is
+        printed.
+        """
+        if self.log_format is not LogFormat.JSON:
+            try:
+                console.print(text, markup=False)
+            except OSError:  # what is still in Python's buffer must not fail the end, either
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            else:
+                return
+        log.info("%s", text)
 
     def reporters(self, rule: DeadlineRule) -> tuple[Reporter, ...]:
         """Return what is to be told of requests that have ended, besides the log."""

@@ -170,8 +170,15 @@ class Engine:
             self.waits_for = None, self.clock.now_s()
 
     def _note_idle_step(self, batch: ScheduledBatch) -> None:
-        """Count an idle step; raise StalledError if requests are unfinished and nothing changes."""
+        """Count an idle step; raise StalledError if requests are unfinished and nothing changes.
+
+        A step in which a request ends is no idle one: while a server rejects all that come, it has
+        many of them in a row, and the others of a rejected group end in the next one.
+        """
         num_unfinished = self.scheduler.num_unfinished
+        if any(self.scheduler.find(request_id) is None for request_id in batch.output.rejected):
+            self._num_idle_steps = 0
+            return
         self._num_idle_steps += 1
         if num_unfinished and (
             batch.output.is_empty or self._num_idle_steps > 2 * num_unfinished + 8

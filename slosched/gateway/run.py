@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Callable
 
 from slosched.engine.server.connection import ConnectionLimits, raise_descriptor_limit
 from slosched.engine.server.log_limit import limit_log_lines
-from slosched.engine.server.run import DrainingServer, listen, make_server, run_server
+from slosched.engine.server.run import DrainingServer, listen, make_server, run_loop, run_server
 from slosched.engine.server.tls import TLSFiles
 from slosched.gateway.gateway import Gateway
 
@@ -36,7 +35,7 @@ def serve_gateway(
     server = make_server(gateway.app, gateway.generate, drain_timeout_s, limits, tls, log_level)
     limit_log_lines()
     with listener:
-        asyncio.run(_run(gateway, server, listener, lambda: on_ready(url) if on_ready else None))
+        run_loop(_run(gateway, server, listener, lambda: on_ready(url) if on_ready else None))
     return gateway.generate.num_cut_short
 
 

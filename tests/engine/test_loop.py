@@ -19,6 +19,7 @@ from slosched.core import (
     SchedulerView,
     StalledError,
     StepResult,
+    fan_out,
 )
 from slosched.engine.loop import Engine, ExecutorFaultError
 from slosched.kv import KVCache
@@ -156,6 +157,19 @@ def test_work_that_nobody_schedules_is_an_error_that_counts_it() -> None:
     with pytest.raises(StalledError, match="2 waiting, 0 running, 0 swapped"):
         engine.step()
     assert engine.scheduler.num_waiting == 2
+
+
+def test_any_number_of_steps_may_reject_the_first_of_a_group() -> None:
+    scheduler = make_scheduler(Plans())
+    engine = Engine(scheduler, Device(clock := VirtualClock()), clock)
+    plans = scheduler.policy.plans  # type: ignore[attr-defined]
+    for i in range(40):
+        first, *others = fan_out(make_request(f"r{i}"), 3)
+        scheduler.add_request(first)
+        plans.append(SchedulerOutput(rejected={first.request_id: EndReason.OVERLOAD}))
+        assert engine.step().ended[-1] is first
+    assert engine.step().ended == others
+    assert not engine.has_work
 
 
 def test_nothing_to_do_is_not_a_stall() -> None:

@@ -19,6 +19,7 @@ def test_alone_a_prompt_is_surely_in_time_or_surely_late() -> None:
     assert outlook.chance(0.1) == pytest.approx(0.5)
     assert outlook.chance(0.09) < 0.01
     assert (outlook.chance(0.0), outlook.chance(math.inf)) == (0, 1)
+    assert outlook.chance(1e-300) == 0, "its square is 0 as a float"
 
 
 def test_shorter_prompts_that_keep_coming_go_first_and_longer_ones_do_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from importlib.metadata import version
 
@@ -13,6 +14,7 @@ from starlette.routing import Route
 
 from slosched.core import Request
 from slosched.engine.grammar import GrammarCompiler, NoGrammars
+from slosched.engine.log_lines import num_missing_lines
 from slosched.engine.server.account import KeepAccounts, Reporter
 from slosched.engine.server.adapter_metrics import adapter_lines
 from slosched.engine.server.adapter_routes import adapter_routes
@@ -24,6 +26,7 @@ from slosched.engine.server.cross_origin import cross_origin
 from slosched.engine.server.cut_short import CutShort
 from slosched.engine.server.error_handlers import EXCEPTION_HANDLERS
 from slosched.engine.server.errors import not_serving
+from slosched.engine.server.event_loop import event_loop_lines
 from slosched.engine.server.fields import (
     DETOKENIZE_FIELDS,
     TOKENIZE_FIELDS,
@@ -35,7 +38,7 @@ from slosched.engine.server.model_cards import ModelCards, model_routes
 from slosched.engine.server.model_control import ModelControl
 from slosched.engine.server.operator_routes import operator_routes
 from slosched.engine.server.page import answer_page
-from slosched.engine.server.prometheus import CONTENT_TYPE, labels_of
+from slosched.engine.server.prometheus import CONTENT_TYPE, labels_of, sample
 from slosched.engine.server.prompts import PromptEncoder
 from slosched.engine.server.quote import parse_prompt_tokens, quote_of
 from slosched.engine.server.request_id import EchoRequestId
@@ -51,6 +54,11 @@ from slosched.engine.server.worker import EngineWorker
 from slosched.engine.step_lines import PATH as STEPS_PATH
 
 _NOTHING_DRAWN = NoGrammars("this server draws no tokens, so that no answer can follow a grammar")
+_MISSING_LINES = (
+    "slosched:log_lines_missing_total",
+    "counter",
+    "Log lines that could not be written.",
+)
 
 
 def build_app(
@@ -164,7 +172,12 @@ class _Api:
     async def metrics(self, _http: HTTPRequest) -> Response:
         text = self._worker.metrics.render(self._config.model_name)
         label = labels_of(model_name=self._config.model_name)
-        lines = [*self._grammars.lines(label), *self.http_metrics.lines()]
+        lines = [
+            *self._grammars.lines(label),
+            *self.http_metrics.lines(),
+            *event_loop_lines(asyncio.get_running_loop()),
+            *sample(*_MISSING_LINES, "", num_missing_lines()),
+        ]
         if self._config.changes_adapters or self._adapters.loaded:
             max_loras = self._worker.scheduler.limits.max_loras
             lines += adapter_lines(self._worker.requests, self._adapters, max_loras)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 from starlette.requests import Request as HTTPRequest
 
 from slosched.engine.server.adapters import Adapters
 from slosched.engine.server.config import ServerConfig
-from slosched.engine.server.errors import ApiError, too_large, too_slow
+from slosched.engine.server.errors import ApiError, too_large, too_many_values, too_slow
 from slosched.engine.server.fields import check_fields
-from slosched.engine.server.values import Body
+from slosched.engine.server.json_limit import exceeds_work
+from slosched.engine.server.json_text import NotTextError, parse_json
+from slosched.engine.server.values import Body, shown
 
 _MIN_BODY_BYTES = 2**20
+_MIN_VALUES = 2**18
+_LARGE_BYTES = 2**18
 _BODY_BYTES_PER_TOKEN = 32
 """Bytes that a request's body may have for each token of the model's context.  A token is about
 four bytes of text, and a token id takes eight; JSON may spell a character in up to twelve
@@ -43,14 +46,21 @@ class BodyReader:
         """
         try:
             content = await read_content(http, self._max_model_len, self._config.body_timeout_s)
-            body = json.loads(content, parse_constant=_refuse_constant)
+            if await exceeds_work(content, most := max(_MIN_VALUES, self._max_model_len)):
+                raise too_many_values(most)
+            body = parse_json(content)
+        except NotTextError as error:
+            where = error.field or "the body"
+            raise ApiError(400, f"{where} is not text: {error}", param=error.field) from error
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not JSON: {error!r:.200}") from error
         if not isinstance(body, dict):
-            raise ApiError(400, f"the body must be a JSON object, not {body!r:.100}")
+            raise ApiError(400, f"the body must be a JSON object, not {shown(body)}")
         if (model := body.get("model")) is not None:
             self.check_model(model)
         check_fields(body, fields)
+        if len(content) > _LARGE_BYTES:
+            await asyncio.sleep(0)  # parsing took a while: others first
         return body
 
     def check_model(self, model: object) -> None:
@@ -60,7 +70,7 @@ class BodyReader:
             adapters = "" if self._adapters.loaded else "; no LoRA adapters are loaded"
             raise ApiError(
                 404,
-                f"there is no model {model!r:.100} here, only {', '.join(map(repr, names))}"
+                f"there is no model {shown(model)} here, only {', '.join(map(repr, names))}"
                 f"{adapters}",
                 param="model",
                 code="model_not_found",
@@ -96,7 +106,3 @@ async def read_content(http: HTTPRequest, max_model_len: int, timeout_s: float) 
     if num_bytes > most:
         raise too_large(most, max_model_len)
     return content
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

@@ -106,6 +106,15 @@ def too_large(limit_bytes: int, limit_tokens: int) -> ApiError:
     )
 
 
+def too_many_values(most: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body has more than {most} values, where a list, an object or a member counts as "
+        "eight; send fewer in one request",
+        code="body_too_large",
+    )
+
+
 def too_many_requests(most: int) -> ApiError:
     """Return a 503 that closes the connection, so that the body is not read."""
     return ApiError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slosched.engine.server.errors import ApiError
-from slosched.engine.server.values import Body
+from slosched.engine.server.values import Body, shown
 from slosched.spelling import meant
 from slosched.workload.http_slo import BEST_EFFORT_FIELD, ON_INFEASIBLE_FIELD, PROMISES, TIER_FIELD
 
@@ -206,15 +206,17 @@ def check_fields(body: Body, obeyed: frozenset[str], where: str = "") -> None:
     for name, value in body.items():
         if name in obeyed or name in _HARMLESS or name.startswith("slo_") or value is None:
             continue
-        shown = f"{where}{name:.100}"
+        full_name = f"{where}{name:.100}"
         if name not in _NEUTRAL:
             hint = meant(name[:100], obeyed | _SLO)
             raise ApiError(
-                400, f"{shown} is not a field of this endpoint{hint}; leave it out", param=shown
+                400,
+                f"{full_name} is not a field of this endpoint{hint}; leave it out",
+                param=full_name,
             )
         if not any(_is_same(value, neutral) for neutral in _NEUTRAL[name]):
             raise ApiError(
-                400, f"{shown}={value!r:.100} is not supported; leave it out", param=shown
+                400, f"{full_name}={shown(value)} is not supported; leave it out", param=full_name
             )
 
 

@@ -11,6 +11,7 @@ from slosched.engine.server.fields import (
     TOOL_CALL_FIELDS,
     check_fields,
 )
+from slosched.engine.server.json_text import parse_json
 from slosched.engine.server.tokenizer import Message
 from slosched.engine.server.values import Body, mapping, wrong
 
@@ -87,7 +88,7 @@ def _call(where: str, call: object) -> Body:
     if not isinstance(name, str) or not name:
         raise wrong(f"{where}.function.name", name, "the name of a function")
     try:
-        given = json.loads(arguments) if isinstance(arguments, str) else None
+        given = parse_json(arguments) if isinstance(arguments, str) else None
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):

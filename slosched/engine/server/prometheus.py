@@ -34,12 +34,14 @@ class Histogram:
     def samples(self, label: str) -> Iterator[str]:
         """Yield the buckets, the sum and the count, without the lines that describe them."""
         total = 0
+        before = f"{label}," if label else ""
         for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
             total += count
             le = "+Inf" if bound == math.inf else f"{bound:g}"
-            yield f'{self.name}_bucket{{{label},le="{le}"}} {total}'
-        yield f"{self.name}_sum{{{label}}} {self._sum!r}"
-        yield f"{self.name}_count{{{label}}} {total}"
+            yield f'{self.name}_bucket{{{before}le="{le}"}} {total}'
+        labels = f"{{{label}}}" if label else ""
+        yield f"{self.name}_sum{labels} {self._sum!r}"
+        yield f"{self.name}_count{labels} {total}"
 
 
 class HistogramByTier:

@@ -62,13 +62,11 @@ class PromptEncoder:
     async def _encode(
         self, encode: Callable[[], list[int]], texts: list[str], param: str, options: PromptOptions
     ) -> list[int]:
-        """Return the ids; raise ApiError (400) if a text is not valid, not tokenizable or too long.
+        """Return the ids; raise ApiError (400) if a text is not tokenizable or too long.
 
         Texts that are surely too long are refused without encoding them.
         """
         try:
-            for text in texts:
-                text.encode()  # JSON can escape half a surrogate pair, which no tokenizer accepts
             fewest = sum(self._tokenizer.fewest_tokens(text) for text in texts)
             if fewest >= self._max_model_len and options.truncate_tokens is None:
                 raise too_long(fewest, 1, self._max_model_len, is_estimate=True)

@@ -258,7 +258,7 @@ def _prompt(value: object, prompt: object, vocab_size: int) -> str | list[int]:
     """Return one prompt of the field's `value`."""
     if isinstance(prompt, str):
         return prompt
-    if not isinstance(prompt, list) or not all(type(i) is int for i in prompt):
+    if not isinstance(prompt, list) or not set(map(type, prompt)) <= {int}:
         raise wrong("prompt", value, "a string, a list of token ids, or a list of these")
     check_vocabulary("prompt", prompt, vocab_size)
     return prompt

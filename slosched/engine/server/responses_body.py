@@ -11,7 +11,7 @@ from slosched.engine.server.fields import (
     RESPONSES_TEXT_FORMAT_FIELDS,
     check_fields,
 )
-from slosched.engine.server.values import Body, mapping, wrong
+from slosched.engine.server.values import Body, mapping, shown, wrong
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -58,7 +58,7 @@ def _message(where: str, item: object) -> Body:
     if (kind := item.get("type", "message")) != "message":
         raise ApiError(
             400,
-            f"{where}.type={kind!r:.100} is not supported, only 'message' is",
+            f"{where}.type={shown(kind)} is not supported, only 'message' is",
             param=f"{where}.type",
         )
     check_fields(item, INPUT_FIELDS, f"{where}.")

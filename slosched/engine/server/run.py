@@ -8,7 +8,7 @@ import math
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -23,6 +23,7 @@ from slosched.engine.server.connection import (
     ConnectionLimits,
     raise_descriptor_limit,
 )
+from slosched.engine.server.event_loop import TimedLoop
 from slosched.engine.server.log_limit import limit_log_lines
 from slosched.engine.server.throughput_log import ThroughputLog
 from slosched.engine.server.tls import TLSFiles
@@ -139,7 +140,7 @@ def serve(
     worker.start()
     ThroughputLog(worker).start(log_interval_s)
     try:
-        asyncio.run(run_server(server, listener, lambda: on_ready(url) if on_ready else None))
+        run_loop(run_server(server, listener, lambda: on_ready(url) if on_ready else None))
     finally:
         _stop(worker)
     if worker.why_broken is not None:
@@ -163,7 +164,7 @@ def serve_in_thread(
     server = make_server(app, worker, drain_timeout_s, limits, tls)
     ready = threading.Event()
     thread = threading.Thread(
-        target=lambda: asyncio.run(run_server(server, listener, ready.set)), name="slosched-http"
+        target=lambda: run_loop(run_server(server, listener, ready.set)), name="slosched-http"
     )
     worker.start()
     thread.start()
@@ -174,6 +175,12 @@ def serve_in_thread(
         server.drain_requested = True
         thread.join()
         _stop(worker)
+
+
+def run_loop(main: Coroutine[None, None, None]) -> None:
+    """Run a server in an event loop that measures its turns."""
+    with asyncio.Runner(loop_factory=TimedLoop) as runner:
+        runner.run(main)
 
 
 async def run_server(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from slosched.core import SLO, OnInfeasible
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.errors import ApiError
-from slosched.engine.server.values import Body, flag, wrong
+from slosched.engine.server.values import Body, flag, shown, wrong
 from slosched.workload.http_slo import (
     BEST_EFFORT_FIELD,
     ON_INFEASIBLE_FIELD,
@@ -63,7 +63,7 @@ def _tier(
     if name in _NO_TIER:
         return tiers.get("default")
     known = f"it has {', '.join(tiers)}" if tiers else "it has none (--tier)"
-    raise ApiError(400, f"{where}={name!r:.100} is no tier of this server: {known}", param=where)
+    raise ApiError(400, f"{where}={shown(name)} is no tier of this server: {known}", param=where)
 
 
 def _on_infeasible(body: Body, default: OnInfeasible) -> OnInfeasible:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.fields import FUNCTION_FIELDS, TOOL_FIELDS, check_fields
-from slosched.engine.server.values import Body, flag, mapping, wrong
+from slosched.engine.server.values import Body, flag, mapping, shown, wrong
 
 _MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -40,7 +40,7 @@ def parse_tools(body: Body) -> Tools | None:
     tools, choice = body.get("tools"), body.get("tool_choice")
     if not tools:
         if isinstance(choice, Mapping) or choice == "required":
-            raise ApiError(400, f"tool_choice={choice!r:.100} needs tools", param="tool_choice")
+            raise ApiError(400, f"tool_choice={shown(choice)} needs tools", param="tool_choice")
         _check_choice(choice)
         return None
     if not isinstance(tools, list) or len(tools) > _MAX_TOOLS:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 
 from slosched.engine.server.errors import ApiError
+
+_SHOWN_CHARS = 100
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxdict = 3, _SHOWN_CHARS // 3, _SHOWN_CHARS // 3
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 2 * _SHOWN_CHARS
 
 Body = Mapping[str, object]
 
@@ -71,11 +77,7 @@ def token_ids(
     ids = body.get(name)
     if ids is None:
         return None
-    if (
-        not isinstance(ids, list)
-        or len(ids) > at_most
-        or not all(type(token_id) is int for token_id in ids)
-    ):
+    if not isinstance(ids, list) or len(ids) > at_most or not set(map(type, ids)) <= {int}:
         limit = "" if at_most == math.inf else f"at most {at_most} "
         raise wrong(name, ids, f"a list of {limit}token ids")
     check_vocabulary(name, ids, vocab_size)
@@ -91,7 +93,15 @@ def check_vocabulary(name: str, ids: list[int], vocab_size: int) -> None:
         )
 
 
+def shown(value: object) -> str:
+    """Return the beginning of a value as Python writes it, at most 100 characters.
+
+    Unlike `repr` it does not take long for a value that is large.
+    """
+    return _SHORT.repr(value)[:_SHOWN_CHARS]
+
+
 def wrong(name: str, value: object, expected: str) -> ApiError:
     if value is None:
         return ApiError(400, f"{name} is missing; it must be {expected}", param=name)
-    return ApiError(400, f"{name} must be {expected}, not {value!r:.100}", param=name)
+    return ApiError(400, f"{name} must be {expected}, not {shown(value)}", param=name)

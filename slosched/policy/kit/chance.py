@@ -59,6 +59,8 @@ class Outlook(NamedTuple):
             return float(left_s > 0)
         spare_s = (self.speed - self.overtaking.share) * left_s - self.needed_s
         variance = _DISPERSION * self.overtaking.variance * left_s + (_NOISE * left_s) ** 2
+        if variance == 0:  # so short a time that its square is none
+            return float(spare_s > 0)
         return 0.5 * math.erfc(-spare_s / math.sqrt(2 * variance))
 
 

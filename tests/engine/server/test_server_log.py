@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import queue
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,13 @@ from live_server import Live, live, with_client
 from test_server_faults import raw_request
 
 from slosched.core import SLO
-from slosched.engine.log_lines import REQUEST_ID, JsonFormatter, TextFormatter, log_fields
+from slosched.engine.log_lines import (
+    REQUEST_ID,
+    JsonFormatter,
+    StderrHandler,
+    TextFormatter,
+    log_fields,
+)
 from slosched.policy import FCFS, Door
 from slosched.workload.service_tier import ServiceTier
 
@@ -213,3 +222,41 @@ def test_json_is_one_line_even_with_a_traceback() -> None:
     assert "request_id" not in document
     assert document["exception"].endswith("KeyError: 'a bug'")
     assert TextFormatter().format(record_of("m", {}, with_error=True)).endswith("KeyError: 'a bug'")
+
+
+@contextmanager
+def stderr_at(path: str) -> Iterator[None]:
+    """Let this process's stderr be another file until the end of the block."""
+    before, there = os.dup(2), os.open(path, os.O_WRONLY)
+    os.dup2(there, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(there)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_a_full_disk_is_told_once_and_counted(
+    formatter: logging.Formatter, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger, handler = logging.Logger("some.logger"), StderrHandler()
+    handler.setFormatter(formatter)
+    logger.addHandler(handler)
+    logger.warning("one")
+    with stderr_at("/dev/full"):
+        logger.warning("two")
+        logger.warning("three")
+    logger.warning("four")
+    logger.warning("five")
+    out, err = capfd.readouterr()
+    assert out.splitlines() == [
+        "the log cannot be written (No space left on device); serving goes on without it"
+    ]
+    first, missing, *others = err.splitlines()
+    assert "one" in first
+    assert "2 log lines are missing here" in missing
+    assert [line.count("four") + 2 * line.count("five") for line in others] == [1, 2]
+    assert handler.num_missing == 2
