@@ -86,6 +86,7 @@ RESPONSES_FIELDS = frozenset(
         "min_tokens",
         "ignore_eos",
         "chat_template_kwargs",
+        *_TOOLS,
         ON_INFEASIBLE_FIELD,
         TIER_FIELD,
     ]
@@ -93,6 +94,8 @@ RESPONSES_FIELDS = frozenset(
 RESPONSES_TEXT_FIELDS = frozenset({"format"})
 RESPONSES_TEXT_FORMAT_FIELDS = frozenset({"type", "name", "description", "schema", "strict"})
 INPUT_FIELDS = frozenset({"type", "id", "role", "content", "status"})
+INPUT_CALL_FIELDS = frozenset({"type", "id", "call_id", "name", "arguments", "status"})
+INPUT_RESULT_FIELDS = frozenset({"type", "id", "call_id", "output", "status"})
 TOKENIZE_FIELDS = (
     _TEMPLATE
     | _TOOLS

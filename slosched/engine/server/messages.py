@@ -84,13 +84,22 @@ def _call(where: str, call: object) -> Body:
     check_fields(call, TOOL_CALL_FIELDS, f"{where}.")
     function = mapping(call, "function")
     check_fields(function, CALLED_FIELDS, f"{where}.function.")
+    called = called_function(f"{where}.function", function)
+    return {**call, "type": "function", "function": called}
+
+
+def called_function(where: str, function: Body) -> Body:
+    """Return the name of a function that was called, and its arguments as an object.
+
+    Raises ApiError (400), with `where` before the name of a field that is wrong.
+    """
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
-        raise wrong(f"{where}.function.name", name, "the name of a function")
+        raise wrong(f"{where}.name", name, "the name of a function")
     try:
         given = parse_json(arguments) if isinstance(arguments, str) else None
     except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
-        raise wrong(f"{where}.function.arguments", arguments, "a JSON object as a string")
-    return {**call, "type": "function", "function": {"name": name, "arguments": given}}
+        raise wrong(f"{where}.arguments", arguments, "a JSON object as a string")
+    return {"name": name, "arguments": given}

@@ -1,7 +1,7 @@
-"""The answers of /v1/responses: an object with an output message, whole or as a stream of events.
+"""The answers of /v1/responses: a response object with its output, whole or as a stream of events.
 
-The objects and events are those of OpenAI's API reference ("Responses", streaming events), as far
-as they are about text.
+The objects are those of OpenAI's API reference ("Responses"), as far as they are about text and
+functions.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.pieces import Piece
 from slosched.engine.server.respond import Exchange, GenerationResponse, Json
-from slosched.engine.server.values import Body, mapping
-
-_AT = {"output_index": 0, "content_index": 0}
-"""The place of the only part of the only message."""
+from slosched.engine.server.responses_output import CallsOutput, Event, MessageOutput, Output
+from slosched.engine.server.values import Body, flag, mapping
 
 
 class ResponsesResponse(GenerationResponse):
@@ -27,67 +25,67 @@ class ResponsesResponse(GenerationResponse):
         super().__init__(exchange)
         self._body = body
         self._id = exchange.prompts[0].request.request_id
-        self._message_id = f"msg-{self._id.removeprefix('resp-')}"
+        tools = exchange.options.tools
+        self._output: Output = (
+            MessageOutput(f"msg-{self._id.removeprefix('resp-')}")
+            if tools is None
+            else CallsOutput(tools.named)
+        )
         self._created_s = int(time.time())
         self._num_events = 0
+        self._num_tokens = 0
 
     async def _whole(self, first: Piece, pieces: AsyncIterator[Piece]) -> Json:
-        answer = [first]
-        async for piece in pieces:
-            answer.append(piece)
-        return self._final(answer)
+        piece: Piece | None = first
+        while piece is not None:
+            self._take(piece)
+            last, piece = piece, await anext(pieces, None)
+        return self._final(_status(last))
 
     async def _events(self, first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._response("in_progress"))
-        message = self._message("in_progress", [])
-        yield self._event("response.output_item.added", output_index=0, item=message)
-        part = _part("")
-        item_id = self._message_id
-        yield self._event("response.content_part.added", item_id=item_id, part=part, **_AT)
-        answer: list[Piece] = []
+        for event in self._output.begin():
+            yield self._event(event.kind, **event.fields)
         piece: Piece | None = first
         try:
             while piece is not None:
-                answer.append(piece)
-                if piece.text:
-                    kind = "response.output_text.delta"
-                    delta = {"item_id": item_id, "delta": piece.text, "logprobs": [], **_AT}
-                    yield self._event(kind, **delta)
-                piece = await anext(pieces, None)
+                for event in self._take(piece):
+                    yield self._event(event.kind, **event.fields)
+                last, piece = piece, await anext(pieces, None)
         except ApiError as error:
-            yield self._failed(error, answer)
+            yield self._failed(error)
             return
         except Exception as error:
-            yield self._failed(self._fail(error), answer)
+            yield self._failed(self._fail(error))
             return
-        text = _text(answer)
-        done: Json = {"item_id": item_id, "text": text, "logprobs": [], **_AT}
-        yield self._event("response.output_text.done", **done)
-        yield self._event("response.content_part.done", item_id=item_id, part=_part(text), **_AT)
-        final = self._final(answer)
-        [message] = _list(final["output"])
-        yield self._event("response.output_item.done", output_index=0, item=message)
+        for event in self._output.end(_status(last)):
+            yield self._event(event.kind, **event.fields)
+        final = self._final(_status(last))
         yield self._event(f"response.{final['status']}", response=final)
+
+    def _take(self, piece: Piece) -> list[Event]:
+        """Return the events of the next token."""
+        self._num_tokens += 1
+        return list(self._output.push(piece.text))
 
     def _event(self, kind: str, **fields: object) -> bytes:
         document = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
         return f"event: {kind}\ndata: {json.dumps(document, ensure_ascii=False)}\n\n".encode()
 
-    def _failed(self, error: ApiError, answer: Sequence[Piece]) -> bytes:
+    def _failed(self, error: ApiError) -> bytes:
         """Return the last event of a stream that fails."""
-        failed = self._response("failed", output=[self._message("incomplete", answer)])
+        failed = self._response("failed", self._output.items("incomplete"))
         failed["error"] = {"code": "server_error", "message": error.message}
         return self._event("response.failed", response=failed)
 
-    def _final(self, answer: Sequence[Piece]) -> Json:
-        """Return the response with the whole answer."""
-        is_cut_off = answer[-1].finish_reason == "length"
-        status = "incomplete" if is_cut_off else "completed"
-        response = self._response(status, output=[self._message(status, answer)])
-        response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut_off else None
-        num_input_tokens, num_output_tokens = self._exchange.num_prompt_tokens, len(answer)
+    def _final(self, status: str) -> Json:
+        """Return the response with the whole output."""
+        response = self._response(status, self._output.items(status))
+        if status == "incomplete":
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        num_input_tokens, num_output_tokens = self._exchange.num_prompt_tokens, self._num_tokens
         response["usage"] = {
             "input_tokens": num_input_tokens,
             "input_tokens_details": {"cached_tokens": self._exchange.num_cached_tokens},
@@ -97,16 +95,6 @@ class ResponsesResponse(GenerationResponse):
         }
         response["completed_at"] = int(time.time())
         return response | {"metrics": self._exchange.metrics()}
-
-    def _message(self, status: str, answer: Sequence[Piece]) -> Json:
-        content = [_part(_text(answer))] if answer else []
-        return {
-            "id": self._message_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
 
     def _response(self, status: str, output: Sequence[Json] = ()) -> Json:
         body, sampling = self._body, self._exchange.options.sampling
@@ -123,28 +111,20 @@ class ResponsesResponse(GenerationResponse):
             "metadata": dict(mapping(body, "metadata")),
             "model": self._exchange.model_name,
             "output": list(output),
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": flag(body, "parallel_tool_calls", default=True),
             "previous_response_id": None,
             "service_tier": tier,
             "store": False,
             "temperature": sampling.temperature,
             "text": {"format": mapping(mapping(body, "text"), "format") or {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": body.get("tool_choice") or "none",
+            "tools": body.get("tools") or [],
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": None,
         }
 
 
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _text(answer: Sequence[Piece]) -> str:
-    return "".join(piece.text for piece in answer)
-
-
-def _list(value: object) -> list[Json]:
-    assert isinstance(value, list)
-    return value
+def _status(last: Piece) -> str:
+    """Return the status of an answer by its last token."""
+    return "incomplete" if last.finish_reason == "length" else "completed"

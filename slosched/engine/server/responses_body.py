@@ -6,11 +6,15 @@ from collections.abc import Mapping
 
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.fields import (
+    INPUT_CALL_FIELDS,
     INPUT_FIELDS,
+    INPUT_RESULT_FIELDS,
     RESPONSES_TEXT_FIELDS,
     RESPONSES_TEXT_FORMAT_FIELDS,
     check_fields,
 )
+from slosched.engine.server.messages import called_function
+from slosched.engine.server.tools import parse_function
 from slosched.engine.server.values import Body, mapping, shown, wrong
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -25,6 +29,11 @@ def as_chat(body: Body) -> Body:
     _check_metadata(mapping(body, "metadata"))
     chat = {name: value for name, value in body.items() if name not in _NOT_OF_A_CHAT}
     chat["messages"] = [*_instructions(body), *_messages(body.get("input"))]
+    if (tools := body.get("tools")) is not None:
+        chat["tools"] = _tools(tools)
+    choice = body.get("tool_choice")
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     if (limit := body.get("max_output_tokens")) is not None:
         if type(limit) is not int or limit < 1:
             raise wrong("max_output_tokens", limit, "an integer >= 1")
@@ -48,30 +57,89 @@ def _messages(value: object) -> list[Body]:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         raise wrong("input", value, "a string or a list of at least one message")
-    return [_message(f"input[{i}]", item) for i, item in enumerate(value)]
+    messages: list[Body] = []
+    for i, item in enumerate(value):
+        message = _item(f"input[{i}]", item)
+        before = messages[-1].get("tool_calls") if messages else None
+        calls = message.get("tool_calls")
+        if isinstance(before, list) and isinstance(calls, list):  # templates want them together
+            messages[-1] = {**messages[-1], "tool_calls": before + calls}
+        else:
+            messages.append(message)
+    return messages
 
 
-def _message(where: str, item: object) -> Body:
+def _item(where: str, item: object) -> Body:
     """Return a message for a chat; earlier output may stand among the input as it came."""
     if not isinstance(item, Mapping):
         raise wrong(where, item, "an object with role and content")
-    if (kind := item.get("type", "message")) != "message":
+    kind = item.get("type", "message")
+    if not isinstance(kind, str) or kind not in _ITEMS:
         raise ApiError(
             400,
-            f"{where}.type={shown(kind)} is not supported, only 'message' is",
+            f"{where}.type={shown(kind)} is not supported, only {', '.join(_ITEMS)} are",
             param=f"{where}.type",
         )
+    return _ITEMS[kind](where, item)
+
+
+def _message(where: str, item: Body) -> Body:
     check_fields(item, INPUT_FIELDS, f"{where}.")
     role, content = item.get("role"), item.get("content")
     if role not in _ROLES:
         raise wrong(f"{where}.role", role, f"one of {', '.join(_ROLES)}")
-    if isinstance(content, list):
-        parts = [_part(f"{where}.content[{i}]", part) for i, part in enumerate(content)]
-        content = "\n".join(parts)
-    if not isinstance(content, str):
-        raise wrong(f"{where}.content", content, "a string or a list of text parts")
+    content = _content(f"{where}.content", content)
     # Templates know no developer, which OpenAI's newer models have in place of the system.
     return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _call(where: str, item: Body) -> Body:
+    """Return the message of an earlier answer that called a function."""
+    check_fields(item, INPUT_CALL_FIELDS, f"{where}.")
+    called_function(where, item)  # raises here, where the name of the field is known
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    call = {"id": _call_id(where, item), "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _result(where: str, item: Body) -> Body:
+    """Return the message with what a function returned."""
+    check_fields(item, INPUT_RESULT_FIELDS, f"{where}.")
+    output = _content(f"{where}.output", item.get("output"))
+    return {"role": "tool", "tool_call_id": _call_id(where, item), "content": output}
+
+
+_ITEMS = {"message": _message, "function_call": _call, "function_call_output": _result}
+
+
+def _call_id(where: str, item: Body) -> str:
+    call_id = item.get("call_id")
+    if not isinstance(call_id, str) or not call_id:
+        raise wrong(f"{where}.call_id", call_id, "the call_id of a function_call")
+    return call_id
+
+
+def _tools(tools: object) -> list[Body]:
+    """Return the tools of a chat, in which a function is an object inside its tool."""
+    if not isinstance(tools, list):
+        raise wrong("tools", tools, "a list of functions")
+    return [_tool(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
+
+
+def _tool(where: str, tool: object) -> Body:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise wrong(where, tool, 'an object {"type": "function", "name": …}')
+    function = {name: value for name, value in tool.items() if name != "type"}
+    parse_function(where, function)
+    return {"type": "function", "function": function}
+
+
+def _content(where: str, content: object) -> str:
+    if isinstance(content, list):
+        content = "\n".join(_part(f"{where}[{i}]", part) for i, part in enumerate(content))
+    if not isinstance(content, str):
+        raise wrong(where, content, "a string or a list of text parts")
+    return content
 
 
 def _part(where: str, part: object) -> str:

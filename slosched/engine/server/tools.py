@@ -52,7 +52,7 @@ def parse_tools(body: Body) -> Tools | None:
         raise ApiError(
             400,
             "tool_choice='auto' is not supported, and it is what tools without tool_choice ask "
-            'for; send \'required\', {"type": "function", "function": {"name": …}}, or \'none\'',
+            "for; send 'required', 'none', or an object that names the function to call",
             param="tool_choice",
         )
     named = _check_choice(choice)
@@ -90,14 +90,20 @@ def _function(where: str, tool: object) -> tuple[str, Body]:
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
         raise wrong(where, tool, 'an object {"type": "function", "function": {…}}')
     check_fields(tool, TOOL_FIELDS, f"{where}.")
-    function = mapping(tool, "function")
-    check_fields(function, FUNCTION_FIELDS, f"{where}.function.")
+    return parse_function(f"{where}.function", mapping(tool, "function"))
+
+
+def parse_function(where: str, function: Body) -> tuple[str, Body]:
+    """Return the name of a function and the schema of its arguments.
+
+    Raises ApiError (400), with `where` before the name of a field that is wrong.
+    """
+    check_fields(function, FUNCTION_FIELDS, f"{where}.")
     name, schema = function.get("name"), mapping(function, "parameters") or _NOTHING
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        expected = "1 to 64 letters, digits, underscores and dashes"
-        raise wrong(f"{where}.function.name", name, expected)
+        raise wrong(f"{where}.name", name, "1 to 64 letters, digits, underscores and dashes")
     if schema.get("type", "object") != "object":
-        raise wrong(f"{where}.function.parameters", schema, "the JSON schema of an object")
+        raise wrong(f"{where}.parameters", schema, "the JSON schema of an object")
     return name, {**schema, "type": "object"}
 
 

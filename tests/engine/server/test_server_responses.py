@@ -79,6 +79,26 @@ def test_a_conversation_goes_on_with_earlier_output(client: openai.OpenAI) -> No
     assert answer.output_text.startswith(prompt)
 
 
+def test_calls_of_functions_and_their_results_are_input_like_messages(server: Live) -> None:
+    """The calls of one answer become one message, as templates want them."""
+    said = [
+        {"role": "user", "content": "hi"},
+        *(
+            {"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": "{}"}
+            for i in range(2)
+        ),
+        *(
+            {"type": "function_call_output", "call_id": f"c{i}", "output": f"found {i}"}
+            for i in range(2)
+        ),
+    ]
+    status, answer, _ = server.post(PATH, input=said, max_output_tokens=300)
+    assert status == 200, answer
+    [message] = answer["output"]
+    prompt = "user: hi\nassistant: \ntool: found 0\ntool: found 1\nassistant: "
+    assert message["content"][0]["text"].startswith(prompt)
+
+
 def test_the_events_of_a_stream_add_up_to_the_answer(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "echo", "input": "héllo", "max_output_tokens": 12}
     whole = client.responses.create(**asked)
@@ -150,7 +170,12 @@ def test_a_promise_that_cannot_be_kept_is_a_429_for_streams_too(client: openai.O
     [
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": "f"}, "tools"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["reasoning.encrypted_content"]}, "include"),
@@ -164,7 +189,10 @@ def test_a_promise_that_cannot_be_kept_is_a_429_for_streams_too(client: openai.O
         ({"input": []}, "input"),
         ({"input": ["hi"]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"type": "function_call_output"}]}, "input[0].type"),
+        ({"input": [{"type": "reasoning"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0]",

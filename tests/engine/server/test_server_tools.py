@@ -129,6 +129,74 @@ def test_the_calls_and_results_of_earlier_turns_are_messages(client: openai.Open
     assert answer.usage.completion_tokens == 4
 
 
+FLAT = [{"type": "function", **WEATHER["function"]}, {"type": "function", "name": "get_time"}]  # type: ignore[dict-item]
+"""The same functions as /v1/responses has them."""
+
+
+def respond(client: openai.OpenAI, **fields: Any) -> Any:
+    asked = {"input": "hi", "tools": FLAT, "max_output_tokens": 400, "extra_body": {"seed": 1}}
+    return client.responses.create(model="tiny", **{**asked, **fields})
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+def test_a_response_has_the_calls_as_items_whole_and_as_events(
+    client: openai.OpenAI, choice: Any
+) -> None:
+    whole = respond(client, tool_choice=choice)
+    assert (whole.status, whole.tool_choice) == ("completed", choice) or choice != "required"
+    assert whole.output_text == ""
+    for call in whole.output:
+        assert (call.type, call.status) == ("function_call", "completed")
+        check_call(call.name, call.arguments)
+    assert len({call.call_id for call in whole.output}) == len(whole.output) >= 1
+    events = list(respond(client, tool_choice=choice, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:3] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    assert kinds[-1] == "response.completed"
+    deltas: dict[str, str] = {}
+    for event in events:
+        if event.type == "response.function_call_arguments.delta":
+            deltas[event.item_id] = deltas.get(event.item_id, "") + event.delta
+    done = [e for e in events if e.type == "response.function_call_arguments.done"]
+    assert [(e.output_index, e.arguments) for e in done] == list(enumerate(deltas.values()))
+    final = events[-1].response
+    assert [call.id for call in final.output] == list(deltas)
+    called = [(call.name, call.arguments) for call in final.output]
+    assert called == [(call.name, call.arguments) for call in whole.output]
+    assert final.usage == whole.usage
+
+
+def test_the_client_library_follows_calls_and_sends_them_back(client: openai.OpenAI) -> None:
+    choice: Any = {"type": "function", "name": "get_weather"}
+    asked: dict[str, Any] = {"model": "tiny", "tools": FLAT, "max_output_tokens": 400}
+    with client.responses.stream(input="hi", tool_choice=choice, **asked) as stream:
+        for _ in stream:
+            pass
+        [call] = stream.get_final_response().output
+    assert call.type == "function_call"
+    turns: Any = [
+        {"role": "user", "content": "hi"},
+        call.model_dump(exclude_none=True, exclude={"parsed_arguments"}),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
+    ]
+    answer = client.responses.create(
+        model="tiny", input=turns, tools=FLAT, tool_choice="none", max_output_tokens=4
+    )
+    assert [item.type for item in answer.output] == ["message"]
+
+
+def test_a_call_of_a_response_that_is_cut_off_is_incomplete(client: openai.OpenAI) -> None:
+    choice = {"type": "function", "name": "get_weather"}
+    answer = respond(client, tool_choice=choice, max_output_tokens=3)
+    [call] = answer.output
+    assert (answer.status, call.status, call.name) == ("incomplete", "incomplete", "get_weather")
+    assert answer.incomplete_details.reason == "max_output_tokens"
+
+
 FUNCTION = {"name": "f"}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TIME]}, "tool_choice"),
