@@ -121,6 +121,12 @@ class BatchShape:
         self.num_draft_tokens += num_draft_tokens
         self.decode_context_tokens += num_draft_tokens
 
+    def lengthen_contexts(self) -> None:
+        """Make the next step of the same decodes of this one: each context has a token more."""
+        self.decode_context_tokens += self.num_decodes
+        self.max_decode_context_tokens += 1
+        self.max_context_tokens += 1
+
     def add_decodes(self, contexts: Sequence[int]) -> None:
         """Add decodes by their context lengths, which include the token that each computes."""
         self.num_decodes += len(contexts)

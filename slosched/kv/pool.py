@@ -14,32 +14,41 @@ class OutOfBlocksError(SloschedError):
 class BlockPool:
     """A pool of block numbers.  Those freed last are taken first, as their memory is warmest."""
 
-    __slots__ = ("_free", "num_blocks")
+    __slots__ = ("_left", "_num_used", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 0:
             raise ValueError(f"a block pool cannot have {num_blocks} blocks")
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._left: list[int] = []
+        """Free blocks that were taken before, the last freed at the end."""
+        self._num_used = 0
+        """The first blocks, which have been taken at least once.  A large pool thus costs nothing
+        before it is used, of which a fleet has a thousand."""
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._left) + self.num_blocks - self._num_used
 
     @property
     def free_blocks(self) -> frozenset[int]:
-        return frozenset(self._free)
+        return frozenset(self._left) | frozenset(range(self._num_used, self.num_blocks))
 
     def take(self, count: int) -> list[int]:
         """Return `count` blocks; raise OutOfBlocksError and take nothing if there are fewer."""
-        if count > len(self._free):
-            raise OutOfBlocksError(f"{count} KV blocks wanted, {len(self._free)} are free")
+        left, num_used = self._left, self._num_used
+        num_new = count - len(left)
+        if num_new > self.num_blocks - num_used:
+            raise OutOfBlocksError(f"{count} KV blocks wanted, {self.num_free} are free")
         if count == 0:
             return []
-        taken = self._free[-count:]
+        taken = left[-count:]
         taken.reverse()
-        del self._free[-count:]
+        del left[-count:]
+        if num_new > 0:
+            self._num_used = num_used + num_new
+            taken.extend(range(num_used, self._num_used))
         return taken
 
     def give_back(self, blocks: Iterable[int]) -> None:
-        self._free.extend(blocks)
+        self._left.extend(blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,6 +49,9 @@ class LayeredModel(FittedModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        counts = np.arange(_MAX_READY + 1, dtype=np.float64)
+        self._layers_s: list[float] = self.layers.at(counts).tolist()
+        self._requests_s: list[float] = self.requests.at(counts).tolist()
         # A closure over the tables is faster than a method that reads them from the instance.
         self.predict = self._asked()  # type: ignore[method-assign, assignment]
 
@@ -69,9 +72,7 @@ class LayeredModel(FittedModel):
         return self._asked()(shape)  # never run: `__post_init__` puts a closure in its place
 
     def _asked(self) -> Callable[[BatchShape], float]:
-        counts = np.arange(_MAX_READY + 1, dtype=np.float64)
-        layers_s: list[float] = self.layers.at(counts).tolist()
-        requests_s: list[float] = self.requests.at(counts).tolist()
+        layers_s, requests_s = self._layers_s, self._requests_s
         attention_s, block_s = self.attention.asked(), self.per_swapped_block_s
 
         def predict(shape: BatchShape) -> float:
@@ -90,6 +91,13 @@ class LayeredModel(FittedModel):
                 return float(self.column_seconds(Columns([shape]))[0])
 
         return predict
+
+    def decode_steps(self, shape: BatchShape) -> Iterator[float]:
+        num_decodes = shape.num_decodes
+        if not 0 < num_decodes <= _MAX_READY:
+            return super().decode_steps(shape)
+        other_s = self._layers_s[num_decodes] + self._requests_s[num_decodes]
+        return self.attention.decode.successive_seconds(shape, other_s)
 
     def column_seconds(self, c: Columns) -> Array:
         """Return the seconds of many shapes at once, each of which has at least one request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -70,6 +70,17 @@ class FittedModel(ABC):
     def predict_upper(self, shape: BatchShape) -> float:
         """Return the prediction, raised so far that 99 % of the held-out steps took less."""
         return self._upper * self.predict(shape)
+
+    def decode_steps(self, shape: BatchShape) -> Iterator[float]:
+        """Yield the seconds of one step after the other of the same decodes and nothing else.
+
+        `shape` is that of the first step; each step makes every context longer by a token.  The
+        seconds are those of `predict`, to the bit.  It never ends.
+        """
+        shape = shape.copy()
+        while True:
+            yield self.predict(shape)
+            shape.lengthen_contexts()
 
     def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
         if num_prior_tokens:

@@ -80,7 +80,10 @@ class GroupedDecodes:
     def leave(self, request: Request) -> None:
         """Remove a member in the middle of a step, which computes its token but emits none."""
         member = self._members[request.request_id]
-        self._ending[member.end_step].remove(member)
+        ending = self._ending[member.end_step]
+        ending.remove(member)
+        if not ending:
+            del self._ending[member.end_step]
         self._remove(member)
         request.num_computed_tokens += 1
         self._kv.grow_lent(request.request_id, request.num_computed_tokens)
@@ -112,6 +115,20 @@ class GroupedDecodes:
     def first_deadline_from(self, tpot_s: float) -> float:
         return self._due.first_s(self._times_s, tpot_s)
 
+    @property
+    def num_steps_to_end(self) -> int:
+        """Return the number of steps after which the first member finishes."""
+        return min(self._ending) - len(self._times_s)
+
+    def num_new_blocks_of(self, num_steps: int) -> int:
+        """Return the number of free KV blocks that this step and those after it take."""
+        num_rounds, num_left = divmod(num_steps, self._block_size)
+        first = len(self._times_s) % self._block_size
+        filling = self._num_filling
+        num_blocks = num_rounds * self.num_decodes + sum(filling[first : first + num_left])
+        beyond = first + num_left - self._block_size
+        return num_blocks + sum(filling[:beyond]) if beyond > 0 else num_blocks
+
     def take_blocks(self) -> bool:
         """Take the KV blocks that this step needs; return False if too few are free."""
         num_blocks = self._num_filling[len(self._times_s) % self._block_size]
@@ -121,12 +138,15 @@ class GroupedDecodes:
             self._kv.lend(num_blocks)
         return True
 
-    def advance(self, now_s: float) -> Sequence[Request]:
-        """End a step of at least one member at `now_s`; return the requests that thereby leave."""
+    def advance(self, ends_s: Sequence[float]) -> Sequence[Request]:
+        """End at least one step of at least one member; return the requests that thereby leave.
+
+        `ends_s` are the times at which the steps end.  No member finishes before the last of them.
+        """
         times_s = self._times_s
-        times_s.append(now_s)
-        self.context_tokens += self.num_decodes
-        self.max_context_tokens += 1
+        times_s += ends_s
+        self.context_tokens += self.num_decodes * len(ends_s)
+        self.max_context_tokens += len(ends_s)
         if len(times_s) not in self._ending:
             return ()
         leaving = self._ending.pop(len(times_s))

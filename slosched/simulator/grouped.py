@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 from slosched.core import (
     BatchShape,
@@ -68,6 +69,9 @@ class GroupedSteps:
             scheduler.limits.max_loras is None
             and scheduler.kv.window_tokens is None
             and (self._planner is not None or self._foreseeing is not None)
+        )
+        self._may_run_ahead = (
+            on_row is None and self._observe is None and not scheduler.kv.prefixes.copies_to_host
         )
         self._group: GroupedDecodes | None = None
         self._others: dict[str, Request] = {}
@@ -162,7 +166,7 @@ class GroupedSteps:
             predicted_s = None if model is None else model.predict(batch.shape)
         now_s = self._pass_time(batch.shape, start_s)
         self._let_clients_leave(group, now_s)
-        finished = group.advance(now_s)
+        finished = group.advance((now_s,))
         scheduler.update(batch, self._executor.result(batch, now_s - start_s), now_s)
         self._end(finished, now_s)
         self._regroup(group, batch)
@@ -182,8 +186,9 @@ class GroupedSteps:
         start_s = self._clock.now_s()
         if until_s <= start_s:
             return 0
+        if num_steps := self._run_ahead(group, until_s, arrival_s):
+            return num_steps
         shape = group_shape(group)
-        num_steps = 0
         while True:
             predicted_s = None
             if model is not None and (until_s != math.inf or on_row is not None):
@@ -198,7 +203,7 @@ class GroupedSteps:
             queued = self._queued() if on_row is not None else None
             now_s = self._pass_time(shape, start_s)
             have_left = self._let_clients_leave(group, now_s)
-            finished = group.advance(now_s)
+            finished = group.advance((now_s,))
             num_steps += 1
             if finished:
                 self._end(finished, now_s)
@@ -207,11 +212,38 @@ class GroupedSteps:
             if finished or have_left or now_s >= arrival_s:
                 break
             shape.num_swapped_blocks = 0
-            shape.decode_context_tokens += group.num_decodes
-            shape.max_decode_context_tokens += 1
-            shape.max_context_tokens += 1
+            shape.lengthen_contexts()
             start_s = now_s
         return num_steps
+
+    def _run_ahead(self, group: GroupedDecodes, until_s: float, arrival_s: float) -> int:
+        """Run steps of the group alone whose times are known beforehand, and return their number.
+
+        They end with the one after which a member has finished.  None is run if something else may
+        happen in them: blocks run out, or someone looks at each step.
+        """
+        shape, now_s = group_shape(group), self._clock.now_s()
+        num_steps = group.num_steps_to_end
+        steps_s = self._executor.decode_steps(shape) if self._may_run_ahead else None
+        if steps_s is None or group.num_new_blocks_of(num_steps) > self._kv.num_free_blocks:
+            return 0
+        if until_s != math.inf and self._scheduler.latency_model is not self._executor.model:
+            return 0
+        gone_s, ends_s = self._clients.next_s, []
+        for step_s in islice(steps_s, num_steps):
+            end_s = now_s + step_s
+            if step_s >= until_s - now_s or end_s >= gone_s:
+                break
+            now_s = end_s
+            ends_s.append(now_s)
+            if now_s >= arrival_s:
+                break
+        if ends_s:
+            if num_blocks := group.num_new_blocks_of(len(ends_s)):
+                self._kv.lend(num_blocks)
+            self._clock.advance_to(now_s)
+            self._end(group.advance(ends_s), now_s)
+        return len(ends_s)
 
     def _num_written(self) -> int:
         """Return the number of blocks that the prefix cache copies to the host in this step."""

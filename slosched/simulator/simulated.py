@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from slosched.core import (
     BatchShape,
@@ -13,6 +13,7 @@ from slosched.core import (
     ScheduledBatch,
     StepResult,
 )
+from slosched.perfmodel import FittedModel
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances, DisturbedTimes
 from slosched.simulator.drafts import AcceptedDrafts
 
@@ -52,6 +53,8 @@ class SimulatedExecutor:
         seed: int = 0,
         accepted: AcceptedDrafts | None = None,
     ) -> None:
+        self.model = model
+        """What its steps take, but for disturbances."""
         self._predict = model.predict
         self._clock = clock
         self._output_lengths = output_lengths
@@ -67,6 +70,15 @@ class SimulatedExecutor:
             elapsed_s = self._disturbed(elapsed_s, self._clock.now_s())
         self._clock.advance(elapsed_s)
         return elapsed_s
+
+    def decode_steps(self, shape: BatchShape) -> Iterator[float] | None:
+        """Return the seconds of steps to come of the same decodes, the first of this shape.
+
+        No time passes.  None if the seconds of a step are only known once it runs.
+        """
+        if self._disturbed is not None or not isinstance(self.model, FittedModel):
+            return None
+        return self.model.decode_steps(shape)
 
     def num_tokens_left(self, request: Request) -> int:
         """Return the tokens that the request has yet to emit, which only the device can know."""

@@ -6,6 +6,7 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -301,3 +302,15 @@ def test_adding_a_request_and_asking_takes_two_microseconds(
     if form.endswith("-joint") and new > 1:
         limit_s = MAX_JOINT_CHUNK_S
     assert benchmark.stats.stats.min / NUM_ADDED < slowed(limit_s)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(contexts=st.lists(st.integers(1, 16_384), min_size=1, max_size=60))
+def test_steps_of_the_same_decodes_take_what_is_predicted_for_each(
+    form: str, contexts: list[int]
+) -> None:
+    model, shape = FORMS[form], BatchShape()
+    shape.add_decodes(contexts)
+    for step_s in islice(model.decode_steps(shape), 9):
+        assert step_s == model.predict(shape)
+        shape.lengthen_contexts()

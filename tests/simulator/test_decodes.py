@@ -115,7 +115,7 @@ def test_the_group_is_the_sum_of_its_members(
             if left:
                 step_alone(kv, request, now_s, rule)
                 alone[name] = (request, left - 1)
-        finished = {request.request_id for request in group.advance(now_s)}
+        finished = {request.request_id for request in group.advance((now_s,))}
         assert finished == {r.request_id for r in members if not alone[r.request_id][1]}
         assert grouped_kv.num_free_blocks == kv.num_free_blocks
         grouped_kv.check()
@@ -144,5 +144,5 @@ def test_no_promise_is_never_due() -> None:
     request.slo = type(request.slo)(math.inf, math.inf)
     request.deadline_s = math.inf
     group.join(request, 3)
-    group.advance(1.0)
+    group.advance((1.0,))
     assert group.first_deadline_s == math.inf

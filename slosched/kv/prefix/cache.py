@@ -85,6 +85,8 @@ class PrefixCache(NoPrefixCache):
 class TieredPrefixCache(PrefixCache):
     """A prefix cache with a second tier: what the device evicts stays in host memory."""
 
+    copies_to_host = True
+
     def __init__(
         self,
         blocks: SharedBlocks,

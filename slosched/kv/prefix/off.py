@@ -40,6 +40,9 @@ class NoPrefixCache:
     ask of a prefix cache, so that neither has to know whether there is one.
     """
 
+    copies_to_host = False
+    """Whether blocks that are taken may be copied to host memory first."""
+
     def __init__(self, pool: BlockPool, tables: dict[str, list[int]]) -> None:
         """Begin with the device blocks and the block tables of the KV cache."""
         self._pool = pool

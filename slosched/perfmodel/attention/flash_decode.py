@@ -7,9 +7,8 @@ from math import sqrt
 
 import numpy as np
 
-from slosched.core import BatchShape
 from slosched.perfmodel.attention.single import DecodeAttention
-from slosched.perfmodel.attention.smooth import ROOFLINE_POWER, smooth_max, smooth_max_of_two
+from slosched.perfmodel.attention.smooth import ROOFLINE_POWER, smooth_max
 from slosched.perfmodel.columns import Array, Columns
 from slosched.perfmodel.solve import Parameter
 
@@ -38,19 +37,10 @@ class FlashDecodeAttention(DecodeAttention):
     first_whole: float
     """Number of decodes from which on keys are not split."""
 
-    def seconds(self, shape: BatchShape) -> float:
-        num_decodes = shape.num_decodes
-        longest_token_s = self.per_longest_context_token_s
-        if num_decodes >= self.first_whole:
-            longest_token_s += self.per_walked_token_s * sqrt(num_decodes)
-        return (
-            self.launch_s
-            + self.per_request_s * num_decodes
-            + smooth_max_of_two(
-                self.per_context_token_s * shape.decode_context_tokens,
-                longest_token_s * shape.max_decode_context_tokens,
-            )
-        )
+    def longest_token_s(self, num_decodes: int) -> float:
+        if num_decodes < self.first_whole:
+            return self.per_longest_context_token_s
+        return self.per_longest_context_token_s + self.per_walked_token_s * sqrt(num_decodes)
 
     def column_seconds(self, c: Columns) -> Array:
         walked_s = self.per_walked_token_s * np.sqrt(c.num_decodes)

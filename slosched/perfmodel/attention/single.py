@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import sqrt
 
 from slosched.core import BatchShape
 from slosched.perfmodel.attention.smooth import ROOFLINE_POWER, smooth_max, smooth_max_of_two
@@ -28,9 +30,36 @@ class DecodeAttention:
             + self.per_request_s * shape.num_decodes
             + smooth_max_of_two(
                 self.per_context_token_s * shape.decode_context_tokens,
-                self.per_longest_context_token_s * shape.max_decode_context_tokens,
+                self.longest_token_s(shape.num_decodes) * shape.max_decode_context_tokens,
             )
         )
+
+    def longest_token_s(self, num_decodes: int) -> float:  # noqa: ARG002  # of other kernels
+        """Return the time for each token of the longest context among so many decodes."""
+        return self.per_longest_context_token_s
+
+    def successive_seconds(self, shape: BatchShape, other_s: float) -> Iterator[float]:
+        """Yield `other_s + seconds(shape)`, each time with every context longer by a token.
+
+        A simulation asks for hundreds of thousands of such steps a second, so `smooth_max_of_two`
+        is inlined and sums are kept as floats, which hold these integers exactly.
+        """
+        num_decodes = float(shape.num_decodes)
+        fixed_s = self.launch_s + self.per_request_s * shape.num_decodes
+        token_s, longest_token_s = self.per_context_token_s, self.longest_token_s(shape.num_decodes)
+        tokens = shape.decode_context_tokens + 0.0
+        longest = shape.max_decode_context_tokens + 0.0
+        while True:
+            a, b = token_s * tokens, longest_token_s * longest
+            if a < b:
+                a, b = b, a
+            if b > 0:
+                ratio = b / a
+                ratio *= ratio
+                a *= sqrt(sqrt(1 + ratio * ratio))
+            yield other_s + (fixed_s + a)
+            tokens += num_decodes
+            longest += 1.0
 
     def column_seconds(self, c: Columns) -> Array:
         read_s = smooth_max(
