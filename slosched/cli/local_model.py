@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from slosched.cli.options import Format, KVOptions, ModelOptions
 from slosched.core import Limits, SloschedError
 from slosched.engine.profiling import ProfileLimits
 from slosched.perfmodel.device import cpu_name
+from slosched.perfmodel.graphs import GRAPH_SIZES
 
 if TYPE_CHECKING:
     from slosched.engine.grammar import GrammarCompiler
@@ -31,6 +33,8 @@ class LocalModel:
     num_blocks: int
     num_host_blocks: int
     block_size: int
+    graph_sizes: Sequence[int] = ()
+    """The sizes to which steps of decodes alone are padded."""
 
     @property
     def name(self) -> str:
@@ -61,6 +65,7 @@ class LocalModel:
             "block_size": str(self.block_size),
             **expert_facts(self.loaded.model.config.get_text_config()),
             "kv_capacity_tokens": str(self.num_blocks * self.block_size),
+            **({GRAPH_SIZES: ",".join(map(str, self.graph_sizes))} if self.graph_sizes else {}),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
@@ -96,16 +101,19 @@ def open_local(
     seed: int = 0,
     *,
     num_prefix_host_blocks: int = 0,
+    num_draft_tokens: int = 0,
 ) -> LocalModel:
     """Load the model and reserve its KV cache.
 
-    If `kv` gives no size, the cache gets what the largest step that `limits` allow leaves free: see
-    `measured_kv_size`.  Host memory gets the blocks that `kv` asks for, and
-    `num_prefix_host_blocks` more.
+    If `kv` gives no size, the cache gets what the largest step that `limits` allow leaves free, in
+    which decodes verify up to `num_draft_tokens`: see `measured_kv_size`.  Host memory gets the
+    blocks that `kv` asks for, and `num_prefix_host_blocks` more.
     """
     try:
         from slosched.engine.torch import (  # takes seconds
+            LargestStep,
             TorchExecutor,
+            graph_sizes,
             load_model,
             measured_kv_size,
         )
@@ -124,9 +132,11 @@ def open_local(
             seed=seed,
             num_threads=model.threads,
         )
+        sizes = graph_sizes(model.graph_sizes, loaded, limits.max_num_seqs)
         size = None
         if kv.kv_tokens is None:
-            size = measured_kv_size(loaded, limits, kv.block_size, seed=seed)
+            largest = LargestStep(limits, num_draft_tokens, sizes)
+            size = measured_kv_size(loaded, largest, kv.block_size, seed=seed)
         num_blocks = kv.num_blocks(0 if size is None else size.num_blocks * kv.block_size)
         executor = TorchExecutor(
             loaded,
@@ -134,15 +144,19 @@ def open_local(
             block_size=kv.block_size,
             num_host_blocks=kv.num_host_blocks + num_prefix_host_blocks,
             seed=seed,
+            graph_sizes=sizes,
         )
     dtype = str(loaded.dtype).removeprefix("torch.")
     console.print(
         f"{loaded.name} on {loaded.device} in {dtype}, attention: {loaded.backend.name}",
         markup=False,
     )
+    if sizes:
+        how = "CUDA graphs of" if loaded.device.type == "cuda" else "no CUDA graphs, but padding to"
+        console.print(f"{how} {', '.join(map(str, sizes))} decodes")
     if size is not None:
         console.print(f"{size}", markup=False)
-    return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size)
+    return LocalModel(loaded, executor, num_blocks, kv.num_host_blocks, kv.block_size, sizes)
 
 
 def make_tokenizer(local: LocalModel) -> Tokenizer:

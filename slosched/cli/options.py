@@ -597,6 +597,16 @@ class ModelOptions:
             "auto takes the best that is there; `slosched doctor` lists all.",
         ),
     ] = "auto"
+    graph_sizes: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none|NUM,…",
+            help="Numbers of decodes to which a step of decodes alone is padded, to be replayed as "
+            "a CUDA graph: 1,2,4,8, or vllm:64 (vLLM's up to 64).  auto takes those of vLLM on a "
+            "GPU whose --attention can be captured, else none.  A CPU pads to those given and "
+            "captures nothing.",
+        ),
+    ] = "auto"
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="CPU threads that torch uses: 2.  Default: torch's own choice."),

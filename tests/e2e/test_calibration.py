@@ -12,7 +12,11 @@ from command_line import Said
 from slosched.cli.calibration import calibrated_model
 from slosched.cli.local_model import LocalModel, open_local
 from slosched.cli.options import KVOptions, ModelOptions
+from slosched.cli.profile_run import ProfileRun, run_profile
 from slosched.core import Limits
+from slosched.perfmodel import fit, read_profile
+from slosched.perfmodel.graphs import PaddedLayers
+from slosched.perfmodel.layered import LayeredModel
 
 pytestmark = pytest.mark.e2e
 
@@ -78,3 +82,14 @@ def test_nothing_is_measured_anew_for_a_model_that_is_given(
     said = cli("serve", "--recalibrate", *other)
     assert said.status != 0
     assert f"--recalibrate measures nothing with {other[0]}" in said.complaint
+
+
+def test_a_profile_of_padded_decodes_says_so_to_the_fit(tmp_path: Path) -> None:
+    model = ModelOptions(model="tiny-random", device="cpu", graph_sizes="2,8", threads=1)
+    local = open_local(model, KVOptions(kv_tokens=512), SMALL)
+    path = tmp_path / "profile.csv"
+    run_profile(local, SMALL, path, ProfileRun(num_batches=24, max_passes=1, time_limit_s=0.1))
+    fitted = fit(read_profile(path), "roofline").model
+    assert isinstance(fitted, LayeredModel)
+    assert isinstance(fitted.layers, PaddedLayers)
+    assert fitted.layers.graph_sizes == (2, 8)

@@ -215,7 +215,11 @@ def serve(
         if given is not None:
             check_can_schedule(given)
         local = open_local(
-            model, kv, limits.limits(), num_prefix_host_blocks=prefix_host.num_blocks
+            model,
+            kv,
+            limits.limits(),
+            num_prefix_host_blocks=prefix_host.num_blocks,
+            num_draft_tokens=0 if speculate is None else speculate.num_draft_tokens,
         )
         adapters = http.Adapters(local.loaded.load_adapter)
         adapters.add_all(adapter_paths)  # before a minute is spent on the calibration

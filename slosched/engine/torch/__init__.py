@@ -8,15 +8,17 @@ from slosched.engine.torch.control import TorchControl
 from slosched.engine.torch.embedded import ModelUnavailableError, default_cache_dir
 from slosched.engine.torch.executor import TorchExecutor
 from slosched.engine.torch.forward import UnsupportedModelError
+from slosched.engine.torch.graphs import graph_sizes
 from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
 from slosched.engine.torch.model import LoadedModel, load_model
-from slosched.engine.torch.step_memory import KVSize, measured_kv_size
+from slosched.engine.torch.step_memory import KVSize, LargestStep, measured_kv_size
 
 __all__ = [
     "AttentionBackend",
     "BackendUnavailableError",
     "KVGeometry",
     "KVSize",
+    "LargestStep",
     "LoadedModel",
     "ModelUnavailableError",
     "PagedKVCache",
@@ -24,6 +26,7 @@ __all__ = [
     "TorchExecutor",
     "UnsupportedModelError",
     "default_cache_dir",
+    "graph_sizes",
     "load_model",
     "measured_kv_size",
 ]

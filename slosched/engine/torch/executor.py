@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from slosched.core import NO_BLOCK, PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, StepResult
+from slosched.engine.torch.block_tables import Span
 from slosched.engine.torch.draws import PendingDraws, no_draws
 from slosched.engine.torch.forward import forward
+from slosched.engine.torch.graphs import DecodeGraphs
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.launched import LaunchedStep, StepTimer
 from slosched.engine.torch.lora import AdapterRows
@@ -39,16 +42,19 @@ class TorchExecutor:
         block_size: int = 16,
         num_host_blocks: int = 0,
         seed: int = 0,
+        graph_sizes: Sequence[int] = (),
     ) -> None:
+        """Steps of decodes alone are padded to `graph_sizes`; see `DecodeGraphs`."""
         model.backend.limits.check(model.backend.name, model.geometry, block_size)
         self._model = model
         self._cache = PagedKVCache(
             model.geometry,
-            num_blocks=num_blocks,
+            num_blocks=num_blocks + bool(graph_sizes),  # idle decodes write to the last block
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             device=model.device,
         )
+        self._graphs = DecodeGraphs(graph_sizes, model, self._cache)
         self._inputs = StepInputs(block_size, model.device, model.window_tokens)
         self._sampler = Sampler(model.eos_token_ids, model.device, seed)
         self._newest = NO_TOKENS
@@ -115,13 +121,17 @@ class TorchExecutor:
         self._sampler.release(request_id)
 
     def prepare(
-        self, chunks: Sequence[ScheduledChunk], drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS
+        self,
+        chunks: Sequence[ScheduledChunk],
+        drafts: Mapping[str, Sequence[int]] = _NO_DRAFTS,
+        num_idle: int = 0,
     ) -> StepInput:
         """Return the input of the forward pass over `chunks`; the next call but one overwrites it.
 
-        The last tokens of a chunk are the `drafts` of its request, if it has any.
+        The last tokens of a chunk are the `drafts` of its request, if it has any.  Behind the
+        chunks come `num_idle` idle decodes.
         """
-        names: list[str] = []
+        names: list[Hashable] = []
         token_ids: list[int] = []
         emitting: list[int] = []
         unknown: dict[str, int] = {}
@@ -138,17 +148,20 @@ class TorchExecutor:
             for token_id in verified:
                 emitting.append(len(token_ids))
                 token_ids.append(token_id)
-        return self._inputs.fill(names, chunks, token_ids, emitting, self._newest.taken(unknown))
+        spans: Sequence[Span] = chunks
+        if num_idle:
+            spans = [*chunks, *[self._graphs.idle_span] * num_idle]
+            names += range(num_idle)
+            emitting += range(len(token_ids), len(token_ids) + num_idle)
+            token_ids += [0] * num_idle
+        return self._inputs.fill(names, spans, token_ids, emitting, self._newest.taken(unknown))
 
     def _run(self, batch: ScheduledBatch) -> PendingDraws | None:
         """Run one forward pass, if there are chunks, and draw a token for each that emits one."""
         chunks = batch.chunks
         if not chunks:
             return None
-        step_input = self.prepare(chunks, batch.drafts)
-        self._newest = NO_TOKENS
-        with self._adapted(chunks):
-            logits = forward(self._model.model, step_input, self._cache, self._model.backend)
+        logits = self._logits(batch)
         emitters = [chunk for chunk in chunks if chunk.emits_token]
         if not emitters:
             return None
@@ -158,6 +171,16 @@ class TorchExecutor:
         if not batch.drafts:
             self._newest = NewestTokens.of(emitters, draws.tokens)
         return draws
+
+    def _logits(self, batch: ScheduledBatch) -> Tensor:
+        """Run the forward pass of a batch that has chunks; return the logits of those that emit."""
+        num_idle = self._graphs.num_idle(batch)
+        step_input = self.prepare(batch.chunks, batch.drafts, num_idle or 0)
+        self._newest = NO_TOKENS
+        if num_idle is not None:
+            return self._graphs.run(step_input)[: len(batch.chunks)]
+        with self._adapted(batch.chunks):
+            return forward(self._model.model, step_input, self._cache, self._model.backend)
 
     def _adapted(self, chunks: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         """Return the context in which the model's layers apply the adapters of these chunks."""

@@ -49,6 +49,8 @@ class KernelLimits:
     dtypes: frozenset[torch.dtype] | None = None
     max_head_dim: int | None = None
     head_dim_multiple: int = 1
+    is_capturable: bool = False
+    """Whether decodes are known to run right when they are replayed as a CUDA graph."""
 
     def check(self, name: str, geometry: KVGeometry, block_size: int) -> None:
         """Raise BackendUnavailableError if kernel `name` takes not this model or block size."""

@@ -41,7 +41,11 @@ class FlashAttn:
     """A backend of the two functions of `flash-attn` that read a paged cache."""
 
     name = NAME
-    limits = KernelLimits(256, FLASH_DTYPES, max_head_dim=256, head_dim_multiple=8)
+    # Its author says that `flash_attn_with_kvcache` can be captured, paged, too: issue 896 of its
+    # repository.
+    limits = KernelLimits(
+        256, FLASH_DTYPES, max_head_dim=256, head_dim_multiple=8, is_capturable=True
+    )
 
     def __init__(self, varlen: Callable[..., Any], with_kvcache: Callable[..., Any]) -> None:
         self._varlen = varlen

@@ -44,7 +44,10 @@ class FlashAttn3:
     """A backend of FlashAttention 3's `flash_attn_with_kvcache`."""
 
     name = NAME
-    limits = KernelLimits(1, FLASH_DTYPES, max_head_dim=256, head_dim_multiple=8)
+    # vLLM's page on CUDA graphs names FlashAttention 3 as one that can be captured.
+    limits = KernelLimits(
+        1, FLASH_DTYPES, max_head_dim=256, head_dim_multiple=8, is_capturable=True
+    )
 
     def __init__(self, with_kvcache: Callable[..., Any]) -> None:
         self._with_kvcache = with_kvcache

@@ -44,11 +44,17 @@ def load(device: torch.device) -> VLLMFlashAttn:
 class VLLMFlashAttn:
     """A backend of vLLM's `flash_attn_varlen_func` in one of its versions."""
 
-    limits = KernelLimits(16, FLASH_DTYPES, max_head_dim=256, head_dim_multiple=8)
-
     def __init__(self, varlen: Callable[..., Any], fa_version: int) -> None:
         self._varlen = varlen
         self._fa_version = fa_version
+        self.limits = KernelLimits(
+            16,
+            FLASH_DTYPES,
+            max_head_dim=256,
+            head_dim_multiple=8,
+            # vLLM's page on CUDA graphs names these two versions.
+            is_capturable=fa_version in (2, 3),
+        )
 
     @property
     def name(self) -> str:
