@@ -57,7 +57,7 @@ fuzz: setup  ## Look for new scenarios that break a law: make fuzz MINUTES=5 SEE
 	$(BIN)/python tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)
 
 soak: setup  ## A server under bad clients of all kinds: make soak SECONDS=60 SEED=1
-	$(BIN)/python tests/soak.py --seconds $(SECONDS) --seed $(SEED)
+	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SECONDS) --seed $(SEED)
 
 test-vllm: $(VLLM_VENV)/.ready  ## Inside real vLLM (VLLM=0.31.0, VLLM=newest: another), 3.5 GB
 	$(VLLM_VENV)/bin/python -m pytest tests/inside_vllm

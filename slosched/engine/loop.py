@@ -172,11 +172,12 @@ class Engine:
     def _note_idle_step(self, batch: ScheduledBatch) -> None:
         """Count an idle step; raise StalledError if requests are unfinished and nothing changes.
 
-        A step in which a request ends is no idle one: while a server rejects all that come, it has
-        many of them in a row, and the others of a rejected group end in the next one.
+        A step that rejects is no idle one: it ends a request, or eases its SLO, which it does a few
+        times at most.  While a server rejects all that come, it has many such steps in a row, and
+        the others of a rejected group end in the next one.
         """
         num_unfinished = self.scheduler.num_unfinished
-        if any(self.scheduler.find(request_id) is None for request_id in batch.output.rejected):
+        if batch.output.rejected:
             self._num_idle_steps = 0
             return
         self._num_idle_steps += 1

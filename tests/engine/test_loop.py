@@ -12,6 +12,7 @@ from slosched.core import (
     BatchShape,
     EndReason,
     Limits,
+    OnInfeasible,
     Policy,
     RequestStatus,
     ScheduledBatch,
@@ -157,6 +158,17 @@ def test_work_that_nobody_schedules_is_an_error_that_counts_it() -> None:
     with pytest.raises(StalledError, match="2 waiting, 0 running, 0 swapped"):
         engine.step()
     assert engine.scheduler.num_waiting == 2
+
+
+def test_a_request_that_is_served_in_any_case_may_be_rejected_many_times_in_a_row() -> None:
+    again = SchedulerOutput(rejected={"a": EndReason.INFEASIBLE})
+    engine, _ = make_engine(Plans([*[again] * 15, SchedulerOutput({"a": 8})]))
+    request = make_request("a", 8, max_tokens=1)
+    request.on_infeasible = OnInfeasible.SERVE
+    engine.scheduler.add_request(request)
+    assert run_to_end(engine) == ["a"]
+    assert request.end_reason is EndReason.LENGTH
+    assert request.slo.ttft_s == 2**15 * make_request().slo.ttft_s
 
 
 def test_any_number_of_steps_may_reject_the_first_of_a_group() -> None:

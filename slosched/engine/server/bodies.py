@@ -15,8 +15,10 @@ from slosched.engine.server.json_text import NotTextError, parse_json
 from slosched.engine.server.values import Body, shown
 
 _MIN_BODY_BYTES = 2**20
-_MIN_VALUES = 2**18
+_MORE_VALUES = 2**17
+"""How many more values a body may have than the model's context has tokens."""
 _LARGE_BYTES = 2**18
+"""From here on parsing takes so long that others get their turn before the body is handled."""
 _BODY_BYTES_PER_TOKEN = 32
 """Bytes that a request's body may have for each token of the model's context.  A token is about
 four bytes of text, and a token id takes eight; JSON may spell a character in up to twelve
@@ -46,7 +48,7 @@ class BodyReader:
         """
         try:
             content = await read_content(http, self._max_model_len, self._config.body_timeout_s)
-            if await exceeds_work(content, most := max(_MIN_VALUES, self._max_model_len)):
+            if await exceeds_work(content, most := _MORE_VALUES + self._max_model_len):
                 raise too_many_values(most)
             body = parse_json(content)
         except NotTextError as error:

@@ -21,7 +21,7 @@ CALL = {"id": "1", "function": {"name": "f", "arguments": json.dumps({"a": HALF}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    with live(max_model_len=512) as running:
+    with live(max_model_len=512, num_blocks=128) as running:
         yield running
 
 
