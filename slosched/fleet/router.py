@@ -6,7 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from slosched.core import Request
+
+IntArray = npt.NDArray[np.int64]
 
 
 class Replica(Protocol):
@@ -64,6 +69,14 @@ class Router(ABC):
     """Whether it asks for expected times, which only replicas that give quotes can tell."""
     uses_prefixes: ClassVar[bool] = False
     """Whether it looks at the hashes of prompts (`Request.prefix_hashes`)."""
+
+    def places(self, num_requests: int, num_replicas: int) -> IntArray | None:  # noqa: ARG002
+        """Return where each request of a new run goes, if that is known before the run.
+
+        It is if it depends on nothing but the requests' order, and all replicas always run.  The
+        result is of shape (num_requests,); None if a router looks at replicas or requests.
+        """
+        return None
 
     def reset(self) -> None:  # noqa: B027  # some routers remember nothing
         """Forget everything before a new run."""

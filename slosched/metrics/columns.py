@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from slosched.core import RequestStatus
+from slosched.core import SLO, Request, RequestStatus
 from slosched.metrics.records import RequestRecord
 
 BoolArray = npt.NDArray[np.bool_]
@@ -43,7 +44,24 @@ class RequestColumns:
         """Make the columns of these records; raise ValueError if there are none."""
         if not records:
             raise ValueError("there are no records to score: the replay offered no request")
-        slos = [record.slo for record in records]
+        times_s = [np.asarray(r.token_times_s, dtype=np.float64) for r in records]
+        return cls._of(records, [record.slo for record in records], np.concatenate(times_s))
+
+    @classmethod
+    def of_requests(cls, requests: Sequence[Request]) -> RequestColumns:
+        """Make the columns of these requests, of which there is at least one, as they are now."""
+        num_tokens = sum(request.num_output_tokens for request in requests)
+        times_s = chain.from_iterable(request.token_times_s for request in requests)
+        slos = [request.judged_slo for request in requests]
+        return cls._of(requests, slos, np.fromiter(times_s, np.float64, num_tokens))
+
+    @classmethod
+    def _of(
+        cls,
+        records: Sequence[RequestRecord] | Sequence[Request],
+        slos: Sequence[SLO],
+        token_s: FloatArray,
+    ) -> RequestColumns:
         statuses = [record.status for record in records]
         num_output_tokens = np.array([r.num_output_tokens for r in records], dtype=np.int64)
         return cls(
@@ -57,9 +75,7 @@ class RequestColumns:
             ),
             is_finished=np.array([s is RequestStatus.FINISHED for s in statuses]),
             is_rejected=np.array([s is RequestStatus.REJECTED for s in statuses]),
-            token_s=np.concatenate(
-                [np.asarray(r.token_times_s, dtype=np.float64) for r in records]
-            ),
+            token_s=token_s,
             first_token=np.cumsum(num_output_tokens) - num_output_tokens,
         )
 

@@ -279,8 +279,8 @@ def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
             request_id=r.request_id,
             arrival_s=r.arrival_s,
             num_prompt_tokens=r.num_prompt_tokens,
-            max_tokens=max(
-                r.num_output_tokens, min(longest, capacity_tokens - r.num_prompt_tokens)
+            max_tokens=output_limit(
+                r.num_prompt_tokens, r.num_output_tokens, longest, capacity_tokens
             ),
             slo=r.slo,
             priority=r.priority,
@@ -297,6 +297,17 @@ def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
     for request, r in zip(requests, trace.requests, strict=True):
         fan_out(request, r.n)
     return requests
+
+
+def output_limit(
+    num_prompt_tokens: int, num_output_tokens: int, longest: int, capacity_tokens: int
+) -> int:
+    """Return the limit on output tokens with which a client sends a request.
+
+    It is the `longest` output of the whole trace, as far as the KV cache allows, and never less
+    than what the request will emit.
+    """
+    return max(num_output_tokens, min(longest, capacity_tokens - num_prompt_tokens))
 
 
 def members_of(request: Request) -> Sequence[Request]:

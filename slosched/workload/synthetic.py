@@ -30,9 +30,11 @@ from slosched.workload.lengths import (
     Lognormal,
     QuantileLengths,
 )
+from slosched.workload.long_trace import LongTrace
 from slosched.workload.request import TraceRequest
 from slosched.workload.sessions import AGENTS, Sessions
 from slosched.workload.slo import SLORule
+from slosched.workload.statistics import FloatArray, IntArray
 from slosched.workload.trace import Trace
 
 FITTED_KINDS = ("azure_conv", "azure_code", "mooncake_conv", "servegen_r1", "sharegpt")
@@ -98,16 +100,49 @@ def synthesize(
     return trace.scaled_to(rate) if size > 1 else trace
 
 
+def synthesize_long(
+    kind: str, num_requests: int, rate: float, seed: int = 0, slo: SLO = NO_SLO
+) -> LongTrace:
+    """Make the trace that `synthesize` makes of these arguments, but as columns.
+
+    It is for a kind whose requests do not depend on each other; raises ValueError for another.
+    """
+    if kind not in (*FITTED_KINDS, *INDEPENDENT_KINDS):
+        raise ValueError(
+            f"{kind!r} cannot be made as a long trace; choose one of "
+            f"{', '.join((*FITTED_KINDS, *INDEPENDENT_KINDS))}"
+        )
+    if num_requests < 2 or not 0 < rate < math.inf:
+        raise ValueError(
+            f"a long trace needs at least two requests at a positive, finite rate, not "
+            f"{num_requests} at {rate!r}/s"
+        )
+    arrivals, lengths = _arrivals(kind, rate, None), _lengths(kind, None, None)
+    assert arrivals is not None
+    assert lengths is not None
+    times_s, prompts, outputs = _drawn(num_requests, seed, arrivals, lengths)
+    times_s -= times_s[0]
+    times_s *= (num_requests - 1) / times_s[-1] / rate
+    return LongTrace(kind, np.arange(num_requests), times_s, prompts, outputs, slo)
+
+
 def _requests(size: int, seed: int, arrivals: Arrivals, lengths: LengthPairs) -> list[TraceRequest]:
-    # Two random streams, so that other arrivals do not change the lengths, nor the reverse.
-    arrival_rng, length_rng = np.random.default_rng(seed).spawn(2)
-    # Machines differ in the last bit of a logarithm; rounded to microseconds, they agree.
-    times_s = np.round(arrivals.times_s(size, arrival_rng), 6)
-    prompts, outputs = lengths.draw(size, length_rng)
+    times_s, prompts, outputs = _drawn(size, seed, arrivals, lengths)
     return [
         TraceRequest(str(i), float(times_s[i]), int(prompts[i]), int(outputs[i]))
         for i in range(size)
     ]
+
+
+def _drawn(
+    size: int, seed: int, arrivals: Arrivals, lengths: LengthPairs
+) -> tuple[FloatArray, IntArray, IntArray]:
+    """Draw arrival times, prompt lengths and output lengths."""
+    # Two random streams, so that other arrivals do not change the lengths, nor the reverse.
+    arrival_rng, length_rng = np.random.default_rng(seed).spawn(2)
+    # Machines differ in the last bit of a logarithm; rounded to microseconds, they agree.
+    times_s = np.round(arrivals.times_s(size, arrival_rng), 6)
+    return times_s, *lengths.draw(size, length_rng)
 
 
 def fitted_summary(kind: str) -> dict[str, str | float]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from slosched.core import Request
-from slosched.fleet.router import R, Router
+from slosched.fleet.router import IntArray, R, Router
 
 
 @dataclass
@@ -15,6 +17,9 @@ class RoundRobin(Router):
 
     def __post_init__(self) -> None:
         self._num_routed = 0
+
+    def places(self, num_requests: int, num_replicas: int) -> IntArray:
+        return np.arange(num_requests, dtype=np.int64) % num_replicas
 
     def reset(self) -> None:
         self._num_routed = 0
