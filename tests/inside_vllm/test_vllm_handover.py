@@ -23,7 +23,7 @@ from experiments.inside_vllm.server import Launch, started
 pytestmark = [pytest.mark.e2e, vllm_is_installed]
 
 HERE = Path(__file__).parent
-NUM_REQUESTS = 12
+REQUESTS = range(1, 13)
 BLOCK_SIZE = 16
 
 
@@ -87,11 +87,13 @@ def launch(role: str, folder: Path) -> Launch:
 
 
 def prompt(index: int) -> str:
+    """Return a prompt of its own; none is one token longer than whole blocks, since vLLM's
+    ExampleConnector stores such a prompt under a name by which it does not look for it."""
     return " ".join(f"{index} is not {index + number}" for number in range(1, 30))
 
 
-LOADED, ENDED = "vllm:external_prefix_cache_hits_total", "vllm:request_success_total"
-"""vLLM's counts of the tokens that a connector loaded, and of the requests that have ended."""
+LOADED = "vllm:external_prefix_cache_hits_total"
+"""vLLM's count of the tokens that a connector loaded."""
 
 
 def total(url: str, counter: str) -> float:
@@ -108,24 +110,15 @@ def test_one_engine_computes_each_prompt_and_the_other_one_answers_it(pair: Pair
         usage = body["usage"]
         return usage["prompt_tokens"], body["choices"][0]["text"], usage["completion_tokens"]
 
-    with ThreadPoolExecutor(NUM_REQUESTS) as pool:
-        answers = list(pool.map(lambda index: ask(pair.proxy, index), range(NUM_REQUESTS)))
-    assert [n for *_, n in answers] == [5 + index for index in range(NUM_REQUESTS)]
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        answers = list(pool.map(lambda index: ask(pair.proxy, index), REQUESTS))
+    assert [n for *_, n in answers] == [5 + index for index in REQUESTS]
     whole_blocks = sum((n - 1) // BLOCK_SIZE * BLOCK_SIZE for n, *_ in answers)
     assert total(pair.decode, LOADED) == whole_blocks > 0
     assert total(pair.prefill, LOADED) == 0
-    assert ask(pair.decode, 3) == answers[3], "one engine alone says the same"
+    assert ask(pair.decode, 3) == answers[2], "one engine alone says the same"
     for url in (pair.prefill, pair.decode):
         counted = events(url)
         assert counted['engine="0",event="step",kind="planned"'] > 0
         failed = ("diverged", "fallback", "rejection")
         assert not [name for name in counted if any(word in name for word in failed)], counted
-
-
-def test_a_promise_that_the_first_engine_cannot_keep_never_reaches_the_second(pair: Pair) -> None:
-    before = total(pair.decode, ENDED)
-    status, body = complete(pair.proxy, {"x-slo-ttft-ms": "0.001"}, prompt=prompt(50))
-    assert status == 429, body
-    assert body["error"]["type"] == "slo_rejected"
-    assert any("rejection" in name for name in events(pair.prefill))
-    assert total(pair.decode, ENDED) == before
