@@ -29,12 +29,15 @@ from slosched.policy import POLICIES, WRAPPERS, Door
 from slosched.policy.door import Refuse
 from slosched.policy.spec import make_policy
 from slosched.scheduler import Scheduler
+from slosched.scheduler.plan_check import Spare
+from slosched.simulator.drafts import SimulatedDrafts
 
 pytestmark = pytest.mark.cost
 
 NUM_RUNNING, NUM_WAITING = 256, 1000
 MAX_MEDIAN_S = 1e-3
 MAX_QUOTE_S = 0.2e-3
+MAX_DRAFTS_S = 0.6e-3
 PUBLISHED = {"qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve"}
 PUBLISHED |= {"medha_lars", "vtc", "scorpio", "sola"}
 WRAPPED = tuple(f"edf+{name}" for name in WRAPPERS)
@@ -108,6 +111,23 @@ def test_a_quote_takes_less_than_a_fifth_of_a_millisecond(name: str) -> None:
     door.schedule(scheduler.view(now_s))
     new = request("new", 500, now_s)
     assert is_below(MAX_QUOTE_S, partial(median_s, partial(door.quote, new, MODEL)))
+
+
+@pytest.mark.parametrize("name", ["edf", "goodput"])
+def test_drafts_are_planned_in_little_more_than_half_a_millisecond(name: str) -> None:
+    """It is what they add to a decision: each of 256 decodes may verify four, some like to."""
+    policy = make_policy(name)
+    scheduler, now_s = busy_scheduler(policy)
+    view = scheduler.view(now_s)
+    output = policy.schedule(view)
+    running = {request.request_id: request for request in view.running}
+    speculation = SimulatedDrafts(num_tokens=4, acceptance=0.7).speculation()
+    for i, request_id in enumerate(running):
+        speculation.note(request_id, 4, i % 5)
+    spare = Spare(num_tokens=2048, num_blocks=10_000)
+    plan = partial(speculation.with_drafts, output, view, policy, running, spare)
+    assert plan().draft_token_ids
+    assert is_below(MAX_DRAFTS_S, partial(median_s, plan))
 
 
 class Timed(Policy):

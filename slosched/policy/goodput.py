@@ -185,13 +185,13 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """Return the drafts that pay, in a step that makes no request late."""
         assert output.shape is not None
         predict, scheduled = view.model.predict, output.num_scheduled_tokens
-        plain_s = predict(output.shape)
+        now_s = view.now_s
         computed: list[Request] = list(view.running)
         if len(scheduled) > len(offers):  # it may start prompts, which are due as well
             computed += [r for r in view.waiting if r.request_id in scheduled]
-        slacks_s = [r.deadline_s - view.now_s for r in computed]
-        limit_s = min((s for s in slacks_s if s > plain_s), default=math.inf)
-        return drafts_that_pay(offers, output.shape, predict, limit_s)
+        end_s = now_s + predict(output.shape)
+        limit_s = min([r.deadline_s for r in computed if r.deadline_s > end_s], default=math.inf)
+        return drafts_that_pay(offers, output.shape, predict, limit_s - now_s)
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         """Return `margin` before the first deadline: until then all decodes fit into a step.

@@ -75,12 +75,29 @@ class Speculation:
             return output
         if output.shape is None:
             output = replace(output, shape=_shape_of(output, view))
-        num_tokens, num_blocks = spare
+        chosen = policy.choose_drafts(offers, output, view)
+        drafts = self._proposed(offers, chosen, spare, view.kv.block_size)
+        if not drafts:
+            return output
+        self.must_wait = True
+        scheduled = dict(output.num_scheduled_tokens)
+        for request_id, tokens in drafts.items():
+            scheduled[request_id] += len(tokens)
+        return replace(output, num_scheduled_tokens=scheduled, draft_token_ids=drafts, shape=None)
+
+    def _proposed(
+        self, offers: Sequence[DraftOffer], chosen: Sequence[int], spare: Spare, block_size: int
+    ) -> dict[str, Sequence[int]]:
+        """Return draft tokens of the requests, as many as are chosen and have room."""
         drafts: dict[str, Sequence[int]] = {}
-        for offer, chosen in zip(offers, policy.choose_drafts(offers, output, view), strict=True):
-            request = offer.request
-            most = min(chosen, offer.max_tokens, num_tokens)
-            most = min(most, _room_for(request, most, num_blocks, view.kv.block_size))
+        num_tokens, num_blocks = spare
+        for (request, max_tokens, _), num_chosen in zip(offers, chosen, strict=True):
+            if num_chosen <= 0:
+                continue
+            # What the plan leaves of the request's last block.
+            num_fitting = -(request.num_computed_tokens + 1) % block_size
+            room = num_fitting + num_blocks * block_size
+            most = min(num_chosen, max_tokens, num_tokens, room)
             if most <= 0:
                 continue
             if request.num_output_placeholders:  # nobody knows yet what to go on from
@@ -89,14 +106,8 @@ class Speculation:
             if tokens := self._proposer.propose(request, most):
                 drafts[request.request_id] = tokens
                 num_tokens -= len(tokens)
-                num_blocks -= _blocks_for(request, len(tokens), view.kv.block_size)
-        if not drafts:
-            return output
-        self.must_wait = True
-        scheduled = dict(output.num_scheduled_tokens)
-        for request_id, tokens in drafts.items():
-            scheduled[request_id] += len(tokens)
-        return replace(output, num_scheduled_tokens=scheduled, draft_token_ids=drafts, shape=None)
+                num_blocks -= max(0, -((num_fitting - len(tokens)) // block_size))
+        return drafts
 
     def note(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
         """Learn how many of a request's draft tokens were accepted."""
@@ -125,21 +136,6 @@ class Speculation:
             if num_left > 0:
                 offers.append(DraftOffer(request, min(most, num_left), share(request_id, guess)))
         return offers
-
-
-def _room_for(request: Request, num_drafts: int, num_free_blocks: int, block_size: int) -> int:
-    """Return how many of `num_drafts` draft tokens have room, given the free blocks."""
-    missing = _blocks_for(request, num_drafts, block_size) - num_free_blocks
-    if missing <= 0:
-        return num_drafts
-    end = -(-(request.num_computed_tokens + 1 + num_drafts) // block_size) - missing
-    return end * block_size - request.num_computed_tokens - 1
-
-
-def _blocks_for(request: Request, num_drafts: int, block_size: int) -> int:
-    """Return the blocks that draft tokens take beyond those that the plan takes."""
-    num_planned = request.num_computed_tokens + 1
-    return -(-(num_planned + num_drafts) // block_size) - -(-num_planned // block_size)
 
 
 def _shape_of(output: SchedulerOutput, view: SchedulerView) -> BatchShape:

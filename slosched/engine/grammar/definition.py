@@ -18,6 +18,10 @@ class Kind(StrEnum):
     """A JSON list of strings, of which the answer is one."""
     GRAMMAR = "grammar"
     """A context-free grammar: GBNF, which begins at `root`, or Lark, which begins at `start`."""
+    STRUCTURAL_TAGS = "structural tag"
+    """A JSON list of objects with `trigger`, `begin`, `schema` and `end`: the answer is any text,
+    but where it has written a trigger, it goes on with the rest of one of the `begin` that start
+    with it, then with an instance of the JSON schema, then with `end`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,16 +86,45 @@ class GuidanceCompiler:
         """Return the definition in llguidance's own format."""
         matcher, text = self._library.LLMatcher, definition.text
         if definition.kind is Kind.JSON_SCHEMA:
-            options: dict[str, object] = {"whitespace_flexible": definition.has_whitespace}
-            if definition.has_whitespace:
-                options["whitespace_pattern"] = definition.whitespace_pattern or _WHITESPACE
+            options = _json_options(definition)
             return str(matcher.grammar_from_json_schema(text, overrides=options))
+        if definition.kind is Kind.STRUCTURAL_TAGS:
+            return self._tagged(definition)
         if definition.kind is Kind.CHOICE:
             # As one lexeme; the parser could not look at thousands of them in a step.
             text = "|".join(_REGEX_SYNTAX.sub(r"\\\g<0>", choice) for choice in json.loads(text))
         if definition.kind is Kind.GRAMMAR:
             return str(self._library.grammar_from("grammar", text))
         return str(matcher.grammar_from_regex(text))
+
+    def _tagged(self, definition: Definition) -> str:
+        """Return the grammar of text with structural tags."""
+        options = _json_options(definition)
+        tags = [
+            self._library.StructTag(
+                trigger=tag["trigger"],
+                begin=tag["begin"],
+                grammar={**tag["schema"], "x-guidance": options},
+                end=tag["end"],
+            )
+            for tag in json.loads(definition.text)
+        ]
+        # A trigger that is one token of its own kind, as models have for calls, is no text.
+        are_special = any(self._is_special(tag.trigger) for tag in tags)
+        return str(self._library.StructTag.to_grammar(tags, assume_special=are_special))
+
+    def _is_special(self, text: str) -> bool:
+        """Tell whether a text stands for one special token of the vocabulary."""
+        ids = self._tokenizer.tokenize_str(text, parse_special=True)
+        return len(ids) == 1 and bool(self._tokenizer.is_special_token(ids[0]))
+
+
+def _json_options(definition: Definition) -> dict[str, object]:
+    """Return llguidance's options for the whitespace between the parts of JSON."""
+    if not definition.has_whitespace:
+        return {"whitespace_flexible": False}
+    pattern = definition.whitespace_pattern or _WHITESPACE
+    return {"whitespace_flexible": True, "whitespace_pattern": pattern}
 
 
 def _wrong(definition: Definition, why: str) -> str:

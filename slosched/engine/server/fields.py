@@ -119,6 +119,7 @@ STRUCTURED_OUTPUT_FIELDS = frozenset(
         "regex",
         "choice",
         "grammar",
+        "structural_tag",
         "whitespace_pattern",
         "disable_any_whitespace",
     ]
@@ -164,7 +165,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "structural_tag": (),
     "background": (False,),
     "include": ([],),
     "previous_response_id": (),

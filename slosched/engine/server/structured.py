@@ -19,6 +19,7 @@ from slosched.engine.server.fields import (
     STRUCTURED_OUTPUT_FIELDS,
     check_fields,
 )
+from slosched.engine.server.structural_tags import parse_structural_tags
 from slosched.engine.server.tools import Tools
 from slosched.engine.server.values import Body, flag, mapping, wrong
 
@@ -58,14 +59,18 @@ def parse_structured_output(body: Body, tools: Tools | None = None) -> Structure
 def _response_format(response_format: Body) -> list[StructuredOutput]:
     if not response_format:
         return []
-    check_fields(response_format, RESPONSE_FORMAT_FIELDS, "response_format.")
     kind = response_format.get("type")
+    if kind == "structural_tag":
+        tags = {name: value for name, value in response_format.items() if name != "type"}
+        return [_structural_tags(tags, "response_format")]
+    check_fields(response_format, RESPONSE_FORMAT_FIELDS, "response_format.")
     if kind == "text":
         return []
     if kind == "json_object":
         return [_json(_ANY_OBJECT, "response_format")]
     if kind != "json_schema":
-        raise wrong("response_format.type", kind, "'text', 'json_object' or 'json_schema'")
+        expected = "'text', 'json_object', 'json_schema' or 'structural_tag'"
+        raise wrong("response_format.type", kind, expected)
     where = "response_format.json_schema"
     json_schema = mapping(response_format, "json_schema")
     check_fields(json_schema, JSON_SCHEMA_FIELDS, f"{where}.")
@@ -100,6 +105,9 @@ def _definitions(wanted: Body, prefix: str, *, has_whitespace: bool) -> list[Str
     found = []
     if (schema := wanted.get("json")) is not None:
         found.append(_json(schema, f"{prefix}json", pattern, has_whitespace=has_whitespace))
+    if (tags := wanted.get("structural_tag")) is not None:
+        where = f"{prefix}structural_tag"
+        found.append(_structural_tags(tags, where, pattern, has_whitespace=has_whitespace))
     for name, read in _READERS.items():
         if (value := wanted.get(name)) is not None:
             found.append(StructuredOutput(read(value, prefix + name), prefix + name))
@@ -123,6 +131,26 @@ def _json(
         except RecursionError:
             raise ApiError(400, f"{param} is nested too deeply", param=param) from None
     definition = Definition(Kind.JSON_SCHEMA, text, has_whitespace, whitespace_pattern)
+    return StructuredOutput(definition, param)
+
+
+def _structural_tags(
+    value: object,
+    param: str,
+    whitespace_pattern: str | None = None,
+    *,
+    has_whitespace: bool = True,
+) -> StructuredOutput:
+    """Return the grammar of text with tags, which may also be a JSON text, as vLLM has it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise wrong(param, value, "an object, or one in JSON") from None
+    if not isinstance(value, dict):
+        raise wrong(param, value, "an object, or one in JSON")
+    text = parse_structural_tags(value, param)
+    definition = Definition(Kind.STRUCTURAL_TAGS, text, has_whitespace, whitespace_pattern)
     return StructuredOutput(definition, param)
 
 

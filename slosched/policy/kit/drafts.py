@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from slosched.core import BatchShape, DraftOffer
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 _LEAST_GAIN = 1.02
 """Factor by which drafts must speed up the work, since their acceptance is an estimate."""
@@ -30,37 +36,34 @@ def drafts_that_pay(
     gains less than 2 %.  No step becomes longer than `limit_s`.  O(n log n), and a prediction for
     each tried number.
     """
-    ranked = _ranked(offers)
+    chances, places = _ranked(offers)
     plain_s, saved_s = predict(shape), _saved_s(shape, predict)
-    best, most_work, num_tried, value = 0, _LEAST_GAIN, 0, 0.0
+    expected = chances.cumsum().tolist()
+    best, most_work, num_tried = 0, _LEAST_GAIN, 0
     longer = shape.copy()
-    while num_tried < len(ranked):
-        following = min(max(num_tried + 1, int(_GROWTH * num_tried)), len(ranked))
-        value += sum([chance for chance, _ in ranked[num_tried:following]])
+    while num_tried < len(expected):
+        following = min(max(num_tried + 1, int(_GROWTH * num_tried)), len(expected))
         longer.lengthen_decodes(following - num_tried)
         num_tried = following
         step_s = predict(longer)
         if step_s > limit_s:
             break
-        work = (plain_s + value * saved_s) / step_s
+        work = (plain_s + expected[num_tried - 1] * saved_s) / step_s
         if work > most_work:
             best, most_work = num_tried, work
-    chosen = [0] * len(offers)
-    for _, place in ranked[:best]:
-        chosen[place] += 1
+    chosen: list[int] = np.bincount(places[:best], minlength=len(offers)).tolist()
     return chosen
 
 
-def _ranked(offers: Sequence[DraftOffer]) -> list[tuple[float, int]]:
+def _ranked(offers: Sequence[DraftOffer]) -> tuple[Floats, Ints]:
     """Return the chance of each draft token and the place of its offer, the best first."""
-    ranked = []
-    for place, (_, max_tokens, acceptance) in enumerate(offers):
-        chance = 1.0
-        for _ in range(max_tokens):
-            chance *= acceptance
-            ranked.append((chance, place))
-    ranked.sort(key=lambda draft: -draft[0])
-    return ranked
+    _, limits, acceptances = zip(*offers, strict=True)
+    table = np.repeat(np.array(acceptances)[:, None], max(limits), axis=1)
+    chances = np.multiply.accumulate(table, axis=1)
+    is_offered = np.arange(table.shape[1]) < np.array(limits)[:, None]
+    chances, places = chances[is_offered], is_offered.nonzero()[0]
+    order = np.argsort(-chances, kind="stable")
+    return chances[order], places[order]
 
 
 def _saved_s(shape: BatchShape, predict: Callable[[BatchShape], float]) -> float:

@@ -53,6 +53,21 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
+TAGS = [
+    {
+        "trigger": "<f=",
+        "begin": f"<f={name}>",
+        "schema": {
+            "type": "object",
+            "properties": {field: {"type": kind}},
+            "required": [field],
+            "additionalProperties": False,
+        },
+        "end": "</f>",
+    }
+    for name, field, kind in (("add", "n", "integer"), ("say", "text", "string"))
+]
+
 
 @pytest.mark.parametrize(
     ("definition", "good", "bad"),
@@ -99,6 +114,22 @@ SCHEMA = {
             Definition(Kind.CHOICE, json.dumps([f"text {i}" for i in range(3000)])),
             ["text 0", "text 2999"],
             ["text 3000", "text"],
+        ),
+        (
+            Definition(Kind.STRUCTURAL_TAGS, json.dumps(TAGS)),
+            [
+                "no call",
+                "",
+                '<f=add>{"n": 1}</f>',
+                'first <f=add>{"n":1}</f> then <f=say>{"text": "x"}</f> and done',
+                "<g a tag of another kind>",
+            ],
+            ['<f=add>{"n": "1"}</f>', "<f=sub>{}</f>", '<f=add>{"n": 1}', "<f=", "so <f=add> {}"],
+        ),
+        (
+            Definition(Kind.STRUCTURAL_TAGS, json.dumps(TAGS), has_whitespace=False),
+            ['<f=add>{"n":1}</f>'],
+            ['<f=add>{"n": 1}</f>'],
         ),
         (Definition(Kind.GRAMMAR, 'root ::= "a" root | "b"'), ["b", "aab"], ["a", "ba"]),
         (Definition(Kind.GRAMMAR, 'start: "a" start | "b"'), ["b", "aab"], ["a", "ba"]),
@@ -161,6 +192,11 @@ def test_outputs_of_one_grammar_do_not_disturb_each_other(
         (Kind.REGEX, "(" * 30_000 + ")" * 30_000, "invalid regex"),
         (Kind.REGEX, "\ud800", "surrogates"),
         (Kind.CHOICE, '["\\ud800"]', "surrogates"),
+        (
+            Kind.STRUCTURAL_TAGS,
+            json.dumps([{**TAGS[0], "schema": {"type": "objekt"}}]),
+            "Invalid type: objekt",
+        ),
         (Kind.GRAMMAR, "hello", "Expected ::="),
         (Kind.GRAMMAR, "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000, "recursion"),
         (Kind.GRAMMAR, "start: nothing", "nothing"),

@@ -184,7 +184,29 @@ WRONG = [
     ({"messages": [{"role": "user", "content": "x"}]}, "messages"),
     ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex"),
     ({"structured_outputs": {"regex": 7}}, "structured_outputs.regex"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
+    ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs.structural_tag"),
+    (
+        {"structured_outputs": {"structural_tag": "{}"}},
+        "structured_outputs.structural_tag.triggers",
+    ),
+    (
+        {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+        "response_format.format",
+    ),
+    (
+        {"response_format": {"type": "structural_tag", "triggers": ["<"], "structures": []}},
+        "response_format.structures",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "structural_tag",
+                "triggers": ["<a"],
+                "structures": [{"begin": "<b>", "schema": {}, "end": "</b>"}],
+            }
+        },
+        "response_format.structures.begin",
+    ),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
     ({"structured_outputs": {"choice": ["b", ""]}}, "structured_outputs.choice"),
     ({"structured_outputs": {"json": 7}}, "structured_outputs.json"),
