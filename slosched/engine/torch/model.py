@@ -25,6 +25,7 @@ from slosched.engine.torch.forward import ATTENTION_NAME
 from slosched.engine.torch.guards import Probed, check_against_eager, probe
 from slosched.engine.torch.kv_cache import KVGeometry
 from slosched.engine.torch.lora import LoraAdapter, Targets, load_adapter, targets_of
+from slosched.engine.torch.packed_linear import pack_linears
 from slosched.engine.torch.tiny import TINY_RANDOM, tiny_config, tiny_tokenizer
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -101,6 +102,7 @@ def load_model(
         model = _model(directory, torch_dtype, torch_device, load_format == "dummy", seed)
         tokenizer = _tokenizer(directory)
     model.eval()
+    pack_linears(model)
     probed = probe(model)
     backend = choose_backend(attention, torch_device, probed.geometry, block_size)
     return _proven(name, model, tokenizer, probed, backend)
