@@ -18,6 +18,7 @@ from torch import Tensor, nn
 _ROWS = 256
 """The rows for which oneDNN is asked to choose an order; it serves fewer and more rows, too."""
 _ONEDNN: Any = torch.ops.mkldnn
+_HAS_ONEDNN: bool = torch._C._has_mkldnn
 _IS_SUPPORTED: Mapping[torch.dtype, Callable[[], bool]] = {
     torch.float32: lambda: True,
     torch.bfloat16: lambda: bool(_ONEDNN._is_mkldnn_bf16_supported()),
@@ -33,7 +34,7 @@ def pack_linears(model: nn.Module) -> None:
     only its products are computed by oneDNN.  Nothing changes on other devices, and for types that
     this processor's oneDNN does not compute.
     """
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not _HAS_ONEDNN:
         return
     parameters = model.named_parameters(remove_duplicate=False)
     num_uses = Counter(id(parameter) for _, parameter in parameters)
