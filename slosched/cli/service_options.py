@@ -124,6 +124,14 @@ class ServiceOptions:
             return policy
         return Floors(policy, tiers=tiers, tenants=tenants)
 
+    def spec_with_floors(self, spec: str) -> str:
+        """Return the spec of a policy with the floors of tiers, inside its door if it has one."""
+        tiers = _floors({tier.name: tier.min_share for tier in self.tiers().values()})
+        if tiers is None:
+            return spec
+        inner, door, rest = spec.partition("+door")
+        return f"{inner}+floors:tiers={tiers}{door}{rest}"
+
 
 _Named = TypeVar("_Named", ServiceTier, _Tenant)
 

@@ -17,11 +17,13 @@ import typer
 from slosched.cli.console import console
 from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.options import KVOptions, ModelOptions, PromiseOptions, is_given
+from slosched.cli.service_options import ServiceOptions
 from slosched.core import NO_SLO, DeadlineRule, Limits
 from slosched.engine.profiling import ProfileLimits
 from slosched.integrations.vllm.hooks import installed_version
 from slosched.integrations.vllm.settings import SECTION, SettingsError, read_settings
 from slosched.policy.spec import make_policy
+from slosched.workload.service_tier import ServiceTier
 
 if TYPE_CHECKING:
     from slosched.integrations.vllm.stepping import VLLMSteps
@@ -52,10 +54,7 @@ _OURS_ALONE = (
     "ssl_certfile",
     "ssl_keyfile",
     "step_timeout",
-    "on_infeasible",
-    "tenant",
     "threads",
-    "tier",
     "uvicorn_log_level",
 )
 """Options for slosched's own engine, which vLLM does not have."""
@@ -108,10 +107,16 @@ def check_vllm(context: typer.Context, *, force: bool) -> None:
     if given := [name for name in _OURS_ALONE if is_given(context, name)]:
         flag = "--" + given[0].replace("_", "-")
         raise ValueError(f"{flag} is for slosched's own engine; put vLLM's own options after --")
+    if is_given(context, "tenant"):
+        raise ValueError(
+            "--tenant is for slosched's own engine: vLLM's API keys have no names; put -- "
+            "--api-key KEY there, and --tier for classes of requests"
+        )
 
 
 def settings_of(
     policy: str,
+    service: ServiceOptions,
     promise: PromiseOptions,
     rule: DeadlineRule,
     latency_model: str | None,
@@ -124,8 +129,11 @@ def settings_of(
     Raise SettingsError now for what vLLM would refuse only after a minute, deep in its log.
     """
     slo = promise.slo() or NO_SLO
+    policy = service.spec_with_floors(policy)
     chosen = {
         "policy": policy,
+        "slo_tiers": {name: _tier(tier) for name, tier in service.tiers().items()} or None,
+        "on_infeasible": str(service.on_infeasible),
         "deadline_rule": str(rule),
         "profile": None if latency_model is None else _path_of(latency_model),
         "emulate": None if emulate is None else _path_of(emulate),
@@ -149,6 +157,17 @@ def settings_of(
             "--engine vllm MODEL -o vllm.csv` and `slosched fit vllm.csv -o vllm.json`"
         ) from error
     return settings
+
+
+def _tier(tier: ServiceTier) -> dict[str, Any]:
+    """Return a tier of the settings, without the times that it does not promise."""
+    parts = {
+        "slo_ttft_s": tier.slo.ttft_s if tier.slo.ttft_s < math.inf else None,
+        "slo_tpot_s": tier.slo.tpot_s if tier.slo.tpot_s < math.inf else None,
+        "slo_e2e_s": tier.slo.e2e_s,
+        "on_infeasible": None if tier.on_infeasible is None else str(tier.on_infeasible),
+    }
+    return {name: value for name, value in parts.items() if value is not None}
 
 
 def serve_command(

@@ -12,6 +12,7 @@ import pytest
 from command_line import Said
 
 from slosched.cli import vllm
+from slosched.core import NO_SLO, SLO, OnInfeasible
 from slosched.integrations.vllm.hooks import TESTED_VERSIONS, Installed
 from slosched.integrations.vllm.settings import read_settings
 from slosched.perfmodel import load_model, save_model
@@ -60,6 +61,26 @@ def test_serve_is_short_for_vllms_own_command(cli: Cli, ran: Commands, tmp_path:
     settings = read_settings(json.loads(following(command, "--additional-config")))
     assert (settings.policy, settings.slo_ttft_s, settings.slo_tpot_s) == ("edf", 1.0, 0.05)
     assert settings.profile == str(model)
+
+
+def test_tiers_and_what_becomes_of_an_slo_that_cannot_be_kept(cli: Cli, ran: Commands) -> None:
+    typed = "serve --engine vllm org/model --emulate h100/llama-3.1-8b --on-infeasible serve "
+    typed += "--tier gold=ttft:300ms,tpot:30ms,e2e:9s "
+    typed += "--tier batch=ttft:30s,best-effort,min-share:0.1"
+    assert cli(*typed.split()).status == 0
+    settings = read_settings(json.loads(following(ran[0], "--additional-config")))
+    assert settings.policy == "goodput+floors:tiers=batch=0.1+door"
+    promises = settings.make_promises()
+    assert promises.tiers == {"gold": SLO(0.3, 0.03, 9.0), "batch": SLO(30.0, NO_SLO.tpot_s)}
+    assert promises.when_infeasible({"slo_tier": "gold"}) is OnInfeasible.SERVE
+    assert promises.when_infeasible({"slo_tier": "batch"}) is OnInfeasible.RELEGATE
+
+
+def test_a_tenant_is_refused_with_what_vllm_has_instead(cli: Cli, ran: Commands) -> None:
+    said = cli("serve", "--engine", "vllm", "org/model", "-p", "fcfs", "--tenant", "acme=KEY")
+    assert said.status == 1
+    assert "vLLM's API keys have no names; put -- --api-key KEY" in said.complaint
+    assert not ran
 
 
 def test_an_emulated_device_brings_its_executor(cli: Cli, ran: Commands) -> None:

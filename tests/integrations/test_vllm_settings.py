@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slosched.core import NO_SLO, SLO, BatchShape, DeadlineRule, Limits
+from slosched.core import NO_SLO, SLO, BatchShape, DeadlineRule, Limits, OnInfeasible
 from slosched.integrations.vllm.settings import SettingsError, read_settings
 from slosched.integrations.vllm.slo import BadPromiseError, Promises
 from slosched.integrations.vllm.steps import StepTimes
@@ -54,6 +54,28 @@ def test_a_request_is_in_the_tier_that_it_names(
     asked: dict[str, object] | None, tier: str | None
 ) -> None:
     assert PROMISES.tier_of(asked) == tier
+
+
+def test_a_tier_named_default_is_for_requests_that_name_none() -> None:
+    promises = Promises(DEFAULT, {"default": SLO(9.0, 9.0), "gold": SLO(0.2, 0.02)})
+    assert promises.of(None) == promises.of({"other": 1}) == SLO(9.0, 9.0)
+    assert promises.of({"slo_ttft_ms": 300}) == SLO(0.3, 9.0)
+    assert (promises.tier_of(None), promises.tier_of({"slo_tier": "gold"})) == ("default", "gold")
+
+
+def test_what_becomes_of_an_slo_that_cannot_be_kept() -> None:
+    section = {
+        "on_infeasible": "serve",
+        "slo_tiers": {"batch": {"slo_ttft_s": 30, "on_infeasible": "relegate"}, "gold": {}},
+    }
+    promises = read_settings({"slosched": section}).make_promises()
+    assert promises.when_infeasible(None) is OnInfeasible.SERVE
+    assert promises.when_infeasible({"slo_tier": "gold"}) is OnInfeasible.SERVE
+    assert promises.when_infeasible({"slo_tier": "batch"}) is OnInfeasible.RELEGATE
+    asked = {"slo_tier": "batch", "on_infeasible": "reject"}
+    assert promises.when_infeasible(asked) is OnInfeasible.REJECT
+    with pytest.raises(BadPromiseError, match="on_infeasible 'later' is none of reject"):
+        promises.when_infeasible({"on_infeasible": "later"})
 
 
 def test_an_unknown_tier_is_refused_with_those_there_are() -> None:

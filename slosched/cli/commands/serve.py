@@ -179,7 +179,9 @@ def serve(
     if engine is vllm.Engine.VLLM:
         vllm.check_vllm(context, force=force)
         rule = limits.deadline_rule
-        settings = vllm.settings_of(policy, promise, rule, latency_model, emulate, force=force)
+        settings = vllm.settings_of(
+            policy, service, promise, rule, latency_model, emulate, force=force
+        )
         command = vllm.serve_command(context, name, (network.host, network.port), settings, rest)
         console.print(f"running {shlex.join(command)}", markup=False)
         os.execv(command[0], command)

@@ -199,9 +199,16 @@ class Driver(Link):
         return bool(theirs.num_computed_tokens >= num_prior + num_planned)
 
     def _reject(self, rejected: Mapping[str, EndReason]) -> None:
-        now_s = time.time()
-        self._end({name: self._why(name, rejected[name], now_s) for name in rejected})
-        for request_id, reason in rejected.items():
+        """End the requests that a plan rejects, but for those that are to be served all the same.
+
+        These give back their KV blocks, since the plan counts on them.
+        """
+        now_s, mirror = time.time(), self._mirror
+        eased = {name for name, reason in rejected.items() if mirror.ease(name, reason)}
+        preempt(self._host, eased & mirror.queues.running.keys())
+        ending = {name: reason for name, reason in rejected.items() if name not in eased}
+        self._end({name: self._why(name, reason, now_s) for name, reason in ending.items()})
+        for request_id, reason in ending.items():
             self.truth.note_rejection(reason)
             self._mirror.note_ends((request_id,), now_s, reason)
 

@@ -21,6 +21,7 @@ from slosched.core import (
 from slosched.integrations.vllm.kv_view import VLLMBlocks
 from slosched.integrations.vllm.limits import longest_chunk
 from slosched.integrations.vllm.slo import BadPromiseError, Promises
+from slosched.scheduler.infeasible import eased_slo
 from slosched.scheduler.queues import InOrder, Queues
 
 _NUM_MATCHED_ANEW = 32
@@ -191,6 +192,20 @@ class Mirror:
                 ours.end_s = now_s
                 self.on_end(ours, theirs)
 
+    def ease(self, request_id: str, reason: EndReason) -> bool:
+        """Give a request that a plan rejects another SLO, if it is to be served all the same.
+
+        Returns False if it is not.
+        """
+        ours = self._requests[request_id]
+        slo = eased_slo(ours, reason)
+        if slo is None:
+            return False
+        ours.asked_slo = ours.asked_slo or ours.slo
+        ours.slo = slo
+        ours.deadline_s = self._limits.deadline_rule.next_deadline_s(ours)
+        return True
+
     def _run(self, theirs: Any) -> Request | None:
         """Return the request that vLLM runs now, or None if it was refused."""
         ours = self._find(theirs)
@@ -229,6 +244,7 @@ class Mirror:
             ),
             slo=self._promises.of(extra_args),
             tier=self._promises.tier_of(extra_args),
+            on_infeasible=self._promises.when_infeasible(extra_args),
             prompt_token_ids=theirs.prompt_token_ids,
             priority=theirs.priority,
             lora_id=None if theirs.lora_request is None else theirs.lora_request.lora_name,

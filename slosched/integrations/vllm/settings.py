@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from slosched.core import (
     NO_SLO,
@@ -15,6 +15,7 @@ from slosched.core import (
     DeadlineRule,
     LatencyModel,
     Limits,
+    OnInfeasible,
     Policy,
     Request,
     RequestStatus,
@@ -31,6 +32,7 @@ from slosched.spelling import meant
 from slosched.workload import parse_duration
 
 SECTION = "slosched"
+_Choice = TypeVar("_Choice", DeadlineRule, OnInfeasible)
 _SIZE = re.compile(r"[0-9.]+[bm]")
 """A model's number of parameters, such as "8b"."""
 
@@ -53,7 +55,10 @@ class Settings:
     slo_tpot_s: float | None = None
     """The SLO of requests that bring none, together with `slo_ttft_s`; None sets no limit."""
     slo_tiers: Mapping[str, Mapping[str, Any]] | None = None
-    """Named SLOs, each with `slo_ttft_s` and `slo_tpot_s`; a request names its `slo_tier`."""
+    """Named SLOs, each with `slo_ttft_s`, `slo_tpot_s`, `slo_e2e_s` and `on_infeasible`; a request
+    names its `slo_tier`, or is in the tier `default` if there is one."""
+    on_infeasible: OnInfeasible = OnInfeasible.REJECT
+    """What becomes of a request whose SLO cannot be kept, if neither it nor its tier says."""
     deadline_rule: DeadlineRule = DeadlineRule.MEAN_TPOT
     emulate: str | None = None
     """The latency model by which an `EmulatedExecutor` takes its time.  It also serves as the
@@ -78,12 +83,18 @@ class Settings:
 
     def make_promises(self) -> Promises:
         default = _slo("slosched", self.slo_ttft_s, self.slo_tpot_s)
-        tiers = {}
+        tiers, of_tier = {}, {}
         for name, tier in (self.slo_tiers or {}).items():
             where = f"slosched.slo_tiers.{name}"
-            _check_keys(where, tier, ("slo_ttft_s", "slo_tpot_s"))
-            tiers[name] = _slo(where, tier.get("slo_ttft_s"), tier.get("slo_tpot_s"))
-        return Promises(default, tiers)
+            _check_keys(where, tier, ("slo_ttft_s", "slo_tpot_s", "slo_e2e_s", "on_infeasible"))
+            tiers[name] = _slo(
+                where, tier.get("slo_ttft_s"), tier.get("slo_tpot_s"), tier.get("slo_e2e_s")
+            )
+            if "on_infeasible" in tier:
+                of_tier[name] = _choice(
+                    f"{where}.on_infeasible", tier["on_infeasible"], OnInfeasible
+                )
+        return Promises(default, tiers, self.on_infeasible, of_tier)
 
     def make_model(
         self, device: str, model_names: Sequence[str] = (), count: int = 1
@@ -136,14 +147,13 @@ def read_settings(additional_config: object) -> Settings:
     """Return the settings in vLLM's `additional_config`; raise SettingsError if one is wrong."""
     section = additional_config.get(SECTION, {}) if isinstance(additional_config, Mapping) else {}
     _check_keys(SECTION, section, tuple(field.name for field in fields(Settings)))
-    try:
-        rule = DeadlineRule(section.get("deadline_rule", DeadlineRule.MEAN_TPOT))
-    except ValueError:
-        raise SettingsError(
-            f"slosched.deadline_rule {section['deadline_rule']!r} is none of "
-            f"{', '.join(DeadlineRule)}"
-        ) from None
-    settings = Settings(**{**section, "deadline_rule": rule})
+    rule = section.get("deadline_rule", DeadlineRule.MEAN_TPOT)
+    infeasible = section.get("on_infeasible", OnInfeasible.REJECT)
+    chosen = {
+        "deadline_rule": _choice("slosched.deadline_rule", rule, DeadlineRule),
+        "on_infeasible": _choice("slosched.on_infeasible", infeasible, OnInfeasible),
+    }
+    settings = Settings(**{**section, **chosen})
     slowdown = settings.emulate_slowdown
     if not isinstance(slowdown, int | float) or not 0 < slowdown < math.inf:
         raise SettingsError(f"slosched.emulate_slowdown must be a factor, as 4, not {slowdown!r}")
@@ -204,10 +214,18 @@ def _versions(names: Sequence[str]) -> set[str]:
     return {word for found in words for word in found if any(map(str.isdigit, word))}
 
 
-def _slo(where: str, ttft: object, tpot: object) -> SLO:
+def _choice(where: str, value: object, kind: type[_Choice]) -> _Choice:
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise SettingsError(f"{where} {value!r:.100} is none of {', '.join(kind)}") from None
+
+
+def _slo(where: str, ttft: object, tpot: object, e2e: object = None) -> SLO:
     return SLO(
         NO_SLO.ttft_s if ttft is None else _duration(f"{where}.slo_ttft_s", ttft),
         NO_SLO.tpot_s if tpot is None else _duration(f"{where}.slo_tpot_s", tpot),
+        None if e2e is None else _duration(f"{where}.slo_e2e_s", e2e),
     )
 
 

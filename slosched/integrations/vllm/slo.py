@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from slosched.core import NO_SLO, SLO, EndReason, Refusal, SloschedError
+from slosched.core import NO_SLO, SLO, EndReason, OnInfeasible, Refusal, SloschedError
 from slosched.workload import seconds_of_ms
-from slosched.workload.http_slo import PromiseNames, asked_slo, unknown_promise
+from slosched.workload.http_slo import (
+    ON_INFEASIBLE_FIELD,
+    PromiseNames,
+    asked_slo,
+    unknown_promise,
+)
 
 REJECTED = "slo_rejected"
 """The start of a rejected request's `stop_reason`; the middleware answers with HTTP 429."""
@@ -17,6 +22,8 @@ INVALID = "slo_invalid"
 """The start of the `stop_reason` if the request's SLO cannot be read (HTTP 400)."""
 
 TIER_FIELD = "slo_tier"
+_DEFAULT_TIER = "default"
+"""The tier of requests that name none, if there is one of this name."""
 
 _DETAIL = re.compile(r";(\w+)=([^;]*)")
 
@@ -54,6 +61,10 @@ class Promises:
 
     default: SLO = NO_SLO
     tiers: Mapping[str, SLO] = field(default_factory=dict)
+    on_infeasible: OnInfeasible = OnInfeasible.REJECT
+    """What becomes of a request whose SLO cannot be kept, if neither it nor its tier says."""
+    on_infeasible_of: Mapping[str, OnInfeasible] = field(default_factory=dict)
+    """The same for tiers that say."""
 
     def of(self, extra_args: Mapping[str, object] | None) -> SLO:
         """Return the SLO of a request whose `vllm_xargs` are `extra_args`.
@@ -62,16 +73,33 @@ class Promises:
         not a positive, finite number of milliseconds, for an unknown tier, and for an SLO field of
         any other name.
         """
+        default = self.tiers.get(_DEFAULT_TIER, self.default)
         if not extra_args:
-            return self.default
+            return default
         check_names(extra_args)
-        base = self._tier(extra_args[TIER_FIELD]) if TIER_FIELD in extra_args else self.default
+        base = self._tier(extra_args[TIER_FIELD]) if TIER_FIELD in extra_args else default
         return asked_slo(partial(_asked_s, extra_args), base)
 
     def tier_of(self, extra_args: Mapping[str, object] | None) -> str | None:
-        """Return the name of the tier that a request is in; None if it names none."""
-        name = (extra_args or {}).get(TIER_FIELD)
+        """Return the name of the tier that a request is in; None if it is in none."""
+        name = (extra_args or {}).get(TIER_FIELD, _DEFAULT_TIER)
         return name if isinstance(name, str) and name in self.tiers else None
+
+    def when_infeasible(self, extra_args: Mapping[str, object] | None) -> OnInfeasible:
+        """Return what becomes of a request if its SLO cannot be kept.
+
+        Raises BadPromiseError for a value that is none.
+        """
+        asked = (extra_args or {}).get(ON_INFEASIBLE_FIELD)
+        if asked is None:
+            tier = self.tier_of(extra_args)
+            return self.on_infeasible_of.get(tier or "", self.on_infeasible)
+        try:
+            return OnInfeasible(str(asked))
+        except ValueError:
+            raise BadPromiseError(
+                f"{ON_INFEASIBLE_FIELD} {asked!r:.100} is none of {', '.join(OnInfeasible)}"
+            ) from None
 
     def _tier(self, name: object) -> SLO:
         if not isinstance(name, str) or name not in self.tiers:
