@@ -89,6 +89,8 @@ class TorchExecutor:
             self._clear_spoilt(batch.chunks)
         with torch.inference_mode():
             draws = self._run(batch)
+        if batch.swap_out:
+            self._cache.hold_computation()  # they ran beside this step, and belong to its time
         timer.end()
         step = LaunchedStep(timer, partial(self._collect, timer, draws))
         self._before_last, self._last = self._last, step

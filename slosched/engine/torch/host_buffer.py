@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slosched.engine.torch.side_stream import SideStream
+
 
 class HostBuffer:
     """A flat array in host memory, with its copy on the device.
@@ -17,11 +19,12 @@ class HostBuffer:
     longer than filling it. On a CPU both are the same memory.
 
     There are two of each, which are used by turns: while the device computes a step, it may read
-    the copy of that step, and the next step is filled already. Before a third is filled, the first
-    must have ended.
+    the copy of that step, and the next step is filled and copied already, on a stream of its own.
+    Before a third is filled, the first must have ended.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, copies: SideStream) -> None:
+        self._copies = copies
         self._sides = [_Side(1024, dtype, device) for _ in range(2)]
 
     def array(self, size: int) -> npt.NDArray[Any]:
@@ -34,13 +37,18 @@ class HostBuffer:
         if size > len(side.array):
             dtype, device = side.host.dtype, side.copy.device
             side = self._sides[0] = _Side(max(size, 2 * len(side.array)), dtype, device)
+            self._copies.wait_for_computation()  # which may still use the memory just taken
         return side.array[:size]
 
     def on_device(self, size: int) -> Tensor:
-        """Return the first `size` entries on the device, as they are now on the host."""
+        """Return the first `size` entries on the device, as they are now on the host.
+
+        Between the copies and what reads them stands `SideStream.hold_computation`.
+        """
         side = self._sides[0]
         if side.copy is not side.host:
-            side.copy[:size].copy_(side.host[:size], non_blocking=True)
+            with self._copies.current():
+                side.copy[:size].copy_(side.host[:size], non_blocking=True)
         return side.copy[:size]
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from slosched.core import BlockCopy, DeviceCopy
+from slosched.engine.torch.side_stream import SideStream
+from slosched.engine.torch.transfers import uploaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,14 @@ class KVGeometry:
 class PagedKVCache:
     """Keys and values of `num_blocks` blocks on the device and `num_host_blocks` on the host.
 
-    Each place has one tensor, [layers, 2, blocks, block size, KV heads, head dim], so that a
-    layer's keys are contiguous for the kernels, and a swap is one indexed copy.  It starts as
-    zeros: attention multiplies the unused rest of a block by probability zero, and 0 * NaN is NaN.
+    On the device they are one tensor, [layers, 2, blocks, block size, KV heads, head dim], so that
+    a layer's keys are contiguous for the kernels.  It starts as zeros: attention multiplies the
+    unused rest of a block by probability zero, and 0 * NaN is NaN.  On the host the blocks come
+    first, so that each of them is one contiguous copy.
+
+    Swaps run beside the computation, on a stream of their own and in the order in which they are
+    asked for.  Blocks that leave are first gathered elsewhere on the device, so that they may be
+    overwritten at once; blocks that come are read only when they are there.
 
     Raises ValueError if the host memory is too small.
     """
@@ -58,9 +65,10 @@ class PagedKVCache:
         _check_host_memory(block_bytes * (num_host_blocks + (0 if on_device else num_blocks)))
         heads, dim = geometry.num_kv_heads, geometry.head_dim
         shape = (geometry.num_layers, 2, num_blocks, block_size, heads, dim)
-        host_shape = (geometry.num_layers, 2, num_host_blocks, block_size, heads, dim)
+        host_shape = (num_host_blocks, geometry.num_layers, 2, block_size, heads, dim)
         self._blocks = torch.zeros(shape, dtype=geometry.dtype, device=self.device)
         self._host_blocks = torch.zeros(host_shape, dtype=geometry.dtype, pin_memory=on_device)
+        self._swaps = SideStream(self.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,38 +82,50 @@ class PagedKVCache:
     def clear(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks on the device with zeros."""
         if blocks:
-            self._blocks.index_fill_(2, torch.tensor(blocks, device=self.device), 0)
+            self._blocks.index_fill_(2, self._on_device(blocks), 0)
 
     def swap_out(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks from the device to the host."""
-        if copies:
-            on_device, on_host = self._indices(copies)
-            blocks = self._blocks.index_select(2, on_device)
-            if self.device.type != "cpu":
-                # Pageable memory would halve the transfer speed.
-                pinned = torch.empty_like(blocks, device="cpu", pin_memory=True)
-                blocks = pinned.copy_(blocks)
-            self._host_blocks.index_copy_(2, on_host, blocks)
+        """Begin to copy blocks from the device to the host; see `hold_computation`."""
+        if not copies:
+            return
+        on_device = self._on_device([copy.device_block for copy in copies])
+        leaving = self._blocks.index_select(2, on_device).movedim(2, 0).contiguous()
+        self._swaps.wait_for_computation()
+        self._swaps.borrow(leaving)
+        with self._swaps.current():
+            for block, copy in zip(leaving, copies, strict=True):
+                self._host_blocks[copy.host_block].copy_(block, non_blocking=True)
 
     def copy(self, copies: Sequence[DeviceCopy]) -> None:
         """Copy blocks on the device; all are read before any is written."""
         if copies:
-            sources = torch.tensor([copy.source for copy in copies], device=self.device)
-            targets = torch.tensor([copy.target for copy in copies], device=self.device)
+            sources = self._on_device([copy.source for copy in copies])
+            targets = self._on_device([copy.target for copy in copies])
             self._blocks.index_copy_(2, targets, self._blocks.index_select(2, sources))
 
     def swap_in(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks from the host to the device."""
-        if copies:
-            on_device, on_host = self._indices(copies)
-            blocks = self._host_blocks.index_select(2, on_host)
-            if self.device.type != "cpu":
-                blocks = blocks.pin_memory().to(self.device, non_blocking=True)
-            self._blocks.index_copy_(2, on_device, blocks)
+        """Copy blocks from the host to the device.
 
-    def _indices(self, copies: Sequence[BlockCopy]) -> tuple[Tensor, Tensor]:
-        on_device = torch.tensor([copy.device_block for copy in copies], device=self.device)
-        return on_device, torch.tensor([copy.host_block for copy in copies])
+        The copies begin at once, beside a step that still runs; the computation waits for them.
+        """
+        if not copies:
+            return
+        with self._swaps.current():
+            shape = (len(copies), *self._host_blocks.shape[1:])
+            coming = torch.empty(shape, dtype=self.dtype, device=self.device)
+            for block, copy in zip(coming, copies, strict=True):
+                block.copy_(self._host_blocks[copy.host_block], non_blocking=True)
+        self._swaps.hold_computation()
+        self._swaps.lend(coming)
+        on_device = self._on_device([copy.device_block for copy in copies])
+        self._blocks.index_copy_(2, on_device, coming.movedim(0, 2))
+
+    def hold_computation(self) -> None:
+        """Let the computation go on only when all swaps so far have ended."""
+        self._swaps.hold_computation()
+
+    def _on_device(self, blocks: Sequence[int]) -> Tensor:
+        return uploaded(blocks, torch.int64, self.device)
 
 
 def _check_host_memory(num_bytes: int) -> None:

@@ -13,6 +13,7 @@ from slosched.engine.torch.attention import PagedBatch
 from slosched.engine.torch.attention.batch import Int64s
 from slosched.engine.torch.block_tables import BlockTables, Span
 from slosched.engine.torch.host_buffer import HostBuffer, split_array
+from slosched.engine.torch.side_stream import SideStream
 from slosched.kv.window import num_unseen_blocks
 
 
@@ -66,8 +67,10 @@ class StepInputs:
         self._block_size = block_size
         self._window_tokens = window_tokens
         self._tables = BlockTables()
-        self._int64s = HostBuffer(torch.int64, device)
-        self._int32s = HostBuffer(torch.int32, device)
+        self._copies = SideStream(device)
+        self._int64s = HostBuffer(torch.int64, device, self._copies)
+        self._int32s = HostBuffer(torch.int32, device, self._copies)
+        self._copies.wait_for_computation()  # which fills the buffers with zeros
 
     def fill(
         self,
@@ -121,11 +124,12 @@ class StepInputs:
         ids_d, positions_d, slots_d, rows_d, places_taken_d, rows_taken_d = torch.split(
             self._int64s.on_device(sum(long_sizes)), long_sizes
         )
-        if taken.tokens is not None:
-            ids_d.index_copy_(0, places_taken_d, taken.tokens.index_select(0, rows_taken_d))
         starts_d, contexts_d, lens_d, tables_d = torch.split(
             self._int32s.on_device(sum(sizes)), sizes
         )
+        self._copies.hold_computation()
+        if taken.tokens is not None:
+            ids_d.index_copy_(0, places_taken_d, taken.tokens.index_select(0, rows_taken_d))
         batch = PagedBatch(
             block_size=self._block_size,
             num_new_tokens=num_new,
