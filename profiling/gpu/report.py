@@ -39,8 +39,9 @@ def write_page(results: Path, bundled: Path, page: Path) -> None:
         "## Swaps",
         _table(results / "swap.csv"),
         "## Rooflines",
-        "The engine has no CUDA graphs. The rooflines are those of the peaks measured in the same "
-        "run of the stage; each run has a row:",
+        "Decodes with CUDA graphs and without, one by one (`seconds`) and with the next step "
+        "launched before one has ended (`overlapped_s`). The rooflines are those of the peaks "
+        "measured in the same run of the stage; each run has a row:",
         _table(results / "peaks.csv"),
         _table(results / "roofline.csv"),
         "## Attainment",

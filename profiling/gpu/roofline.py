@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from torch.profiler import ProfilerActivity
 
-from profiling.gpu.models import open_fastest
+from profiling.gpu.models import fastest, free_memory
 from profiling.gpu.results import Rows
 from profiling.gpu.scale import Scale
 from slosched.cli.local_model import LocalModel
@@ -23,31 +23,63 @@ from slosched.perfmodel.measurement import Chunk
 _WARM_UPS = 3
 _REPEATS = 7
 _COLUMNS = (
-    *("step", "sequences", "new_tokens", "context_tokens", "seconds"),
-    *("memory_roofline_s", "compute_roofline_s", "device_busy_share"),
+    *("step", "sequences", "new_tokens", "context_tokens", "graphs"),
+    *("seconds", "overlapped_s", "memory_roofline_s", "compute_roofline_s", "device_busy_share"),
 )
 
 
 def measure_rooflines(scale: Scale, out: Path) -> None:
-    """Measure the peaks of this device's memory and arithmetic, then steps of each kind."""
-    local, _ = open_fastest(scale, out)
+    """Measure the peaks of this device's memory and arithmetic, then steps of each kind.
+
+    Decodes are measured with CUDA graphs and without them.  Each step is measured one by one, where
+    it waits for the host, and overlapped, where the next one is launched before it has ended.
+    """
+    name, model = fastest(scale, out)
+    block_size = int(model.provenance["block_size"])
+    rows = Rows(out / "roofline.csv", _COLUMNS, num_keys=5)
+    peaks: tuple[float, float] | None = None
+    for graphs in ("none", scale.model.graph_sizes):
+        local = scale.open(name, block_size, graphs)
+        peaks = peaks or _peaks(local.loaded, scale.peak_size, out)
+        _measure(scale, local, rows, *peaks)
+        del local  # there is no room for two models
+        free_memory()
+
+
+def _measure(
+    scale: Scale, local: LocalModel, rows: Rows, bytes_per_s: float, flops_per_s: float
+) -> None:
+    """Measure the steps that are still missing with this model's graphs."""
     loaded = local.loaded
-    bytes_per_s, flops_per_s = _peaks(loaded, scale.peak_size, out)
-    rows = Rows(out / "roofline.csv", _COLUMNS, num_keys=4)
     limits = local.profile_limits(scale.limits, scale.max_context_tokens)
     for step, chunks in _steps(scale):
         new, prior = chunks[0]
-        key = (step, len(chunks), new, new + prior)
-        if key in rows or not limits.fits(chunks):
+        key = (step, len(chunks), new, new + prior, "on" if local.graph_sizes else "off")
+        if key in rows or not limits.fits(chunks) or (step == "chunk" and local.graph_sizes):
             continue
         batch = _batch(local, chunks)
         seconds = _median_s(partial(local.executor.execute, batch), loaded.device)
         rows.add(
-            *(*key, seconds),
+            *(*key, seconds, _overlapped_s(local, batch)),
             _num_bytes(loaded, chunks) / bytes_per_s,
             _num_flops(loaded, chunks) / flops_per_s,
             _busy_s(local, batch) / seconds,
         )
+
+
+def _overlapped_s(local: LocalModel, batch: ScheduledBatch) -> float:
+    """Return the seconds of a step in a row of steps, each launched before the last has ended."""
+    seconds = 0.0
+    for count in (_WARM_UPS, _REPEATS):
+        start_s = time.perf_counter()
+        waiting = local.executor.launch(batch)
+        for _ in range(count - 1):
+            following = local.executor.launch(batch)
+            waiting()
+            waiting = following
+        waiting()
+        seconds = (time.perf_counter() - start_s) / count
+    return seconds
 
 
 def _steps(scale: Scale) -> Iterator[tuple[str, tuple[Chunk, ...]]]:

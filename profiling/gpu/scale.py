@@ -59,9 +59,14 @@ class Scale:
     timeout_s: float
     """The time after which a client disconnects, which bounds the length of a replay."""
 
-    def open(self, attention: str, block_size: int) -> LocalModel:
-        """Load the model with random weights, and as large a swap space as the copies need."""
-        options = replace(self.model, attention=attention)
+    def open(self, attention: str, block_size: int, graph_sizes: str | None = None) -> LocalModel:
+        """Load the model with random weights, and as large a swap space as the copies need.
+
+        `graph_sizes` are those of the scale if none are given.
+        """
+        options = replace(
+            self.model, attention=attention, graph_sizes=graph_sizes or self.model.graph_sizes
+        )
         host_tokens = max(self.swap_blocks) * block_size
         return open_local(options, KVOptions(self.kv_tokens, host_tokens, block_size), self.limits)
 
@@ -102,7 +107,7 @@ ON_GPU = Scale(
     timeout_s=10.0,
 )
 REHEARSAL = Scale(
-    model=ModelOptions("tiny-random", "cpu", "float32", threads=1),
+    model=ModelOptions("tiny-random", "cpu", "float32", threads=1, graph_sizes="1,8,16"),
     limits=Limits(max_num_batched_tokens=128, max_num_seqs=16),
     kv_tokens=8192,
     backends=("sdpa",),

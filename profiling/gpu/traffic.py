@@ -6,16 +6,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from profiling.gpu.models import open_fastest
 from profiling.gpu.results import Rows, write_json
 from profiling.gpu.scale import Replay, Scale
 from slosched.cli.local_model import LocalModel
-from slosched.core import Executor, Request, SamplingParams, ScheduledBatch, StepResult
+from slosched.core import Request, SamplingParams, ScheduledBatch, StepResult
 from slosched.engine.background import InBackground
 from slosched.engine.loop import Engine
-from slosched.engine.overlap import OverlappedEngine
+from slosched.engine.overlap import LaunchingExecutor, OverlappedEngine
 from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.kv import KVCache
 from slosched.metrics import RequestRecord, Summary, summarize
@@ -128,13 +129,20 @@ class _ClockFromZero:
 class _EndsAtLength:
     """An executor that ends each answer at the length that its trace has."""
 
-    def __init__(self, executor: Executor, output_lengths: Mapping[str, int]) -> None:
+    def __init__(self, executor: LaunchingExecutor, output_lengths: Mapping[str, int]) -> None:
         self._executor = executor
         self._lengths = output_lengths
         self.release: Callable[[str], None] = executor.release
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        result = self._executor.execute(batch)
+        return self.launch(batch)()
+
+    def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
+        return partial(self._ended, batch, self._executor.launch(batch))
+
+    def _ended(self, batch: ScheduledBatch, wait: Callable[[], StepResult]) -> StepResult:
+        """Wait for a step, and stop the answers that have their length."""
+        result = wait()
         stopped = [
             chunk.request.request_id
             for chunk in batch.chunks

@@ -38,6 +38,9 @@ def test_the_stages_leave_results(results: Path) -> None:
     rooflines = pd.read_csv(results / "roofline.csv")
     assert set(rooflines["step"]) == {"decode", "chunk"}
     assert (rooflines["memory_roofline_s"] > 0).all()
+    assert (rooflines["overlapped_s"] > 0).all()
+    graphs = rooflines.groupby("step")["graphs"].agg(set).to_dict()
+    assert graphs == {"decode": {"on", "off"}, "chunk": {"off"}}
 
 
 def test_the_traffic_is_predicted_played_and_reported(results: Path) -> None:
