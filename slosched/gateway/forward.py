@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import aiohttp
@@ -11,32 +10,13 @@ from starlette.types import Scope, Send
 
 from slosched.engine.server.respond import last_events
 from slosched.gateway.errors import replica_failed
+from slosched.gateway.headers import SKIPPED, Headers, answered, sendable
 from slosched.gateway.questions import describe
 from slosched.gateway.replica import LiveReplica, Sent
 
-_OF_ONE_CONNECTION = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-"""Headers that are not passed on (RFC 9110, section 7.6.1)."""
-_NOT_SENT = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect"}
-_NOT_ANSWERED = _OF_ONE_CONNECTION | {b"content-length", b"date", b"server"}
-_SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
-"""Headers that aiohttp would add if the client sent none."""
 _MOVABLE = (429, 503)
 """Answers by which a replica says that it does not serve the request now."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class NotTakenError(Exception):
@@ -107,16 +87,12 @@ async def forward(
         async with session.post(
             target,
             data=content,
-            headers=_sendable(scope["headers"]),
+            headers=sendable(scope["headers"]),
             timeout=timeout,
             allow_redirects=False,
-            skip_auto_headers=_SKIPPED,
+            skip_auto_headers=SKIPPED,
         ) as response:
-            headers = [
-                (name.lower(), value)
-                for name, value in response.raw_headers
-                if name.lower() not in _NOT_ANSWERED
-            ]
+            headers = answered(response.raw_headers)
             if response.content_type != "text/event-stream":
                 return Whole(response.status, headers, await response.read())
             replica.begin(sent)
@@ -156,12 +132,3 @@ def _end_of_events(data: bytes) -> int:
     """Return the place after the last whole event, which ends with an empty line; 0 if none."""
     ends = [data.rfind(mark) + len(mark) for mark in _EVENT_ENDS if mark in data]
     return max(ends, default=0)
-
-
-def _sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Return a request's headers without those of its own connection."""
-    return [
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in headers
-        if name not in _NOT_SENT
-    ]

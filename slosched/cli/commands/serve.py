@@ -26,6 +26,7 @@ from slosched.cli.local_model import (
 from slosched.cli.network_options import NetworkOptions
 from slosched.cli.operator_options import OperatorOptions
 from slosched.cli.option_groups import grouped
+from slosched.cli.ray_serve import RayOptions
 from slosched.cli.service_options import ServiceOptions
 from slosched.cli.speculation import Speculate
 from slosched.core import NO_SLO, Executor
@@ -148,6 +149,7 @@ def serve(
     ] = None,
     operator: OperatorOptions = OperatorOptions(),
     loras: AdapterOptions = AdapterOptions(),
+    ray: RayOptions = RayOptions(),
     engine: vllm.EngineName = vllm.Engine.TORCH,
     words: vllm.Words = None,
 ) -> None:
@@ -171,10 +173,15 @@ def serve(
       gold=ttft:300ms,tpot:30ms --tier batch=ttft:30s,tpot:1s,best-effort,min-share:0.1`
     - at the speed of a GPU, without a GPU: `slosched serve --emulate rtx4090/llama-3.1-8b
       -p edf:drop=expired`
+    - four servers on a Ray cluster, behind one address: `slosched serve --ray auto --replicas 4
+      --router predicted_ttft --gpus-per-replica 1 Qwen/Qwen3-8B`
     - inside vLLM, with vLLM's own options after `--`: `slosched serve --engine vllm
       meta-llama/Llama-3.1-8B --latency-model h100/llama-3.1-8b --slo-ttft 1s --slo-tpot 50ms --
       --tensor-parallel-size 2`
     """
+    if ray.ray is not None:
+        ray.serve(network, api_key or (), drain_timeout)
+        return
     name, rest = vllm.split(words, engine, model.model)
     if engine is vllm.Engine.VLLM:
         vllm.check_vllm(context, force=force)
@@ -197,8 +204,7 @@ def serve(
         other = "--emulate" if latency_model is None else "--latency-model"
         raise ValueError(f"--recalibrate measures nothing with {other}; leave one of them out")
     chosen = service.with_floors(make_policy(policy))
-    if not isinstance(chosen, Door):
-        chosen = Door(chosen, refuse=Refuse.UNKEEPABLE)
+    door = chosen if isinstance(chosen, Door) else Door(chosen, refuse=Refuse.UNKEEPABLE)
     prefix_cache.check(prefix_cache_eviction)
     prefix_host = options.prefix_host(
         prefix_cache, prefix_host_tokens, prefix_host_writes, kv.block_size
@@ -239,11 +245,16 @@ def serve(
         prefix_host,
         device.window_tokens,
     )
-    step_limits = replace(limits.limits(), max_loras=loras.max_loras)
     speculation = None if speculate is None else speculate.speculation()
-    scheduler = Scheduler(chosen, cache, step_limits, steps, speculation)
+    scheduler = Scheduler(
+        door,
+        cache,
+        replace(limits.limits(), max_loras=loras.max_loras),
+        steps,
+        speculation,
+    )
     loop = Engine(scheduler, device.executor, MonotonicClock(), host_s=times.per_step_host_s)
-    rehearse_apart(chosen)
+    rehearse_apart(door)
     if overlap:
         background = InBackground(device.executor)
         loop = OverlappedEngine(scheduler, background, MonotonicClock())

@@ -1,0 +1,93 @@
+"""`slosched serve --ray`: several servers on a Ray cluster, behind one address."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from slosched.cli.console import console
+from slosched.cli.local_model import ExtraMissingError
+from slosched.cli.network_options import NetworkOptions
+from slosched.fleet.routers import ROUTERS
+from slosched.fleet.spec import make_router
+
+_OWN = ("--ray", "--replicas", "--router", "--gpus-per-replica", "--host", "--port")
+"""Options that are not those of a replica's own server; each takes a value."""
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Where servers run, how many there are, and who sends requests to them."""
+
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Serve with Ray Serve (extra `ray`): `local` starts a cluster on this machine, "
+            "`auto` or `host:port` uses one that runs.",
+        ),
+    ] = None
+    replicas: Annotated[int, typer.Option(min=1, help="With --ray: the number of servers.")] = 1
+    router: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:option=value,…]",
+            help=f"With --ray: what chooses the server of a request: {', '.join(ROUTERS)}.",
+        ),
+    ] = "least_requests"
+    gpus_per_replica: Annotated[
+        float, typer.Option(min=0, help="With --ray: GPUs that Ray reserves for each server.")
+    ] = 0.0
+
+    def serve(
+        self, network: NetworkOptions, api_keys: Sequence[str], drain_timeout_s: float
+    ) -> None:
+        """Serve until SIGINT or SIGTERM arrives; each server gets this command's other options.
+
+        Raises ExtraMissingError without Ray, and ValueError for options that Ray Serve has not.
+        """
+        make_router(self.router)
+        if network.ssl_certfile is not None or network.ssl_keyfile is not None:
+            raise ValueError("Ray Serve answers in HTTP; put HTTPS in front of it, not --ssl-…")
+        try:
+            from slosched.integrations.ray_serve.deploy import Application, serve_application
+        except ImportError as error:
+            raise ExtraMissingError(
+                f"--ray needs Ray Serve ({error}): pip install 'slosched[ray,serve]'"
+            ) from error
+        application = Application(
+            replica_arguments(sys.argv),
+            self.replicas,
+            self.router,
+            self.gpus_per_replica,
+            next(iter(api_keys), None),
+            drain_timeout_s,
+        )
+        assert self.ray is not None
+
+        def announce(url: str) -> None:
+            console.print(
+                f"serving at {url} with {self.replicas} replicas, routed by {self.router}; "
+                "Ctrl-C drains and stops",
+                markup=False,
+            )
+
+        serve_application(application, self.ray, network.host, network.port, announce)
+
+
+def replica_arguments(command: Sequence[str]) -> list[str]:
+    """Return the arguments after `serve` in a command, without those that are for Ray."""
+    left = list(command[command.index("serve") + 1 :])
+    kept: list[str] = []
+    while left:
+        word = left.pop(0)
+        name, _, value = word.partition("=")
+        if name not in _OWN:
+            kept.append(word)
+        elif not value:
+            left.pop(0)
+    return kept

@@ -1,0 +1,41 @@
+"""Which headers of a request reach a replica, and which of its answer reach the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_OF_ONE_CONNECTION = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""Headers that are not passed on (RFC 9110, section 7.6.1)."""
+_NOT_SENT = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect"}
+_NOT_ANSWERED = _OF_ONE_CONNECTION | {b"content-length", b"date", b"server"}
+SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+"""Headers that aiohttp would add if the client sent none."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    """Return a request's headers without those of its own connection."""
+    return [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in headers
+        if name not in _NOT_SENT
+    ]
+
+
+def answered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return an answer's headers, in lower case, without those of its own connection."""
+    lowered = ((name.lower(), value) for name, value in headers)
+    return [(name, value) for name, value in lowered if name not in _NOT_ANSWERED]

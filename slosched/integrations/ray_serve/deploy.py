@@ -1,0 +1,101 @@
+"""Start a Ray Serve application of slosched servers, and serve until a signal arrives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from slosched.integrations.ray import LOCAL
+from slosched.integrations.ray_serve.front import Front
+from slosched.integrations.ray_serve.replica import EngineReplica
+from slosched.integrations.ray_serve.request_router import FleetRouter
+from slosched.integrations.ray_serve.server_process import free_port
+
+_NAME = "slosched"
+_START_TIMEOUT_S = 120
+"""How long a new cluster may take to start; Ray's own 30 s are too short for a busy machine."""
+_MOST_REQUESTS = 100_000
+"""Requests that a replica takes at once.  The server's own policy decides what runs."""
+
+_HEALTH_PERIOD_S = 2.0
+"""How often Ray Serve looks whether a server runs; it is replaced when three looks have failed."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """What to deploy."""
+
+    arguments: Sequence[str]
+    """Those of `slosched serve`, for each replica."""
+    num_replicas: int = 1
+    router: str = "least_requests"
+    num_gpus: float = 0.0
+    """GPUs that Ray reserves for each replica."""
+    api_key: str | None = None
+    """The key with which servers are asked for their state."""
+    drain_timeout_s: float = 30.0
+    """How long a replica that is stopped may take to finish its requests."""
+
+
+def serve_application(
+    application: Application,
+    address: str,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Deploy on the cluster at `address` (`local`: a new one here) until SIGINT or SIGTERM comes.
+
+    `on_ready` is called with the base URL when all replicas are up; port 0 chooses a free port.
+    On a cluster that was there before, the application is taken away again at the end.
+    """
+    is_new = address == LOCAL
+    options = {"include_dashboard": False} if is_new else {}
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", str(_START_TIMEOUT_S))
+    ray.init(address=address, **options)
+    stopped = threading.Event()
+    try:
+        port = port or free_port(host)
+        serve.start(http_options={"host": host, "port": port})
+        serve.run(_bound(application), name=_NAME, route_prefix="/")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        on_ready(f"http://{host}:{port}")
+        stopped.wait()
+    finally:
+        serve.delete(_NAME)
+        if is_new:
+            serve.shutdown()
+        ray.shutdown()
+
+
+def _bound(application: Application) -> serve.Application:
+    routing = RequestRouterConfig(
+        request_router_class=FleetRouter,
+        request_router_kwargs={"router": application.router, "api_key": application.api_key},
+    )
+    engine = serve.deployment(
+        EngineReplica,
+        name="engine",
+        num_replicas=application.num_replicas,
+        max_ongoing_requests=_MOST_REQUESTS,
+        ray_actor_options={"num_gpus": application.num_gpus, "num_cpus": 0},
+        health_check_period_s=_HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=application.drain_timeout_s,
+        request_router_config=routing,
+    )
+    front = serve.deployment(
+        Front,
+        name="front",
+        max_ongoing_requests=_MOST_REQUESTS,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=application.drain_timeout_s,
+    )
+    return front.bind(engine.bind(list(application.arguments)))

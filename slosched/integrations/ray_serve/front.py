@@ -1,0 +1,88 @@
+"""The deployment that clients reach."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import ray.exceptions
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response, StreamingResponse
+
+from slosched.engine.server.bodies import read_content
+from slosched.engine.server.errors import ApiError
+from slosched.engine.server.respond import last_events
+from slosched.gateway.errors import replica_failed
+from slosched.gateway.headers import sendable
+from slosched.integrations.ray_serve.call import Call, Head
+
+_MOST_TRIED = 2
+"""Replicas that may fail at a request before its client is told so."""
+_MOVABLE = (502, 503)
+"""Answers after which another replica is asked."""
+_ADDED_BY_RAY = b"x-request-id"
+_BODY_TIMEOUT_S = 60.0
+_MAX_MODEL_LEN = 131_072
+"""The context that limits bodies; replicas check them against their own."""
+
+
+class Front:
+    """Hands each request to a replica, and its answer back as it comes.
+
+    A request goes on to another replica if the first one breaks off before it answers, or answers
+    503.
+    """
+
+    def __init__(self, replicas: Any) -> None:
+        """Take the handle of the deployment of `EngineReplica`."""
+        self._replicas = replicas.options(stream=True)
+
+    async def __call__(self, http: HTTPRequest) -> Response:
+        """Answer one request."""
+        try:
+            content = await read_content(http, _MAX_MODEL_LEN, _BODY_TIMEOUT_S)
+            return await self._answer(_call(http, bytes(content)))
+        except ApiError as error:
+            return error.response()
+
+    async def _answer(self, call: Call) -> Response:
+        for is_last in [False] * (_MOST_TRIED - 1) + [True]:
+            answer = self._replicas.answer.remote(call)
+            try:
+                head = await anext(answer)
+            except (ray.exceptions.RayError, OSError) as error:
+                if is_last:
+                    raise replica_failed(f"no replica answered: {error}") from error
+                continue
+            if head.status in _MOVABLE and not is_last:
+                call = call.after(head.url)
+                continue
+            break
+        return _passed_on(head, answer)
+
+
+def _call(http: HTTPRequest, content: bytes) -> Call:
+    query = http.url.query
+    target = http.url.path + (f"?{query}" if query else "")
+    return Call(http.method, target, sendable(http.scope["headers"]), content)
+
+
+def _passed_on(head: Head, answer: AsyncIterator[bytes]) -> Response:
+    streams = any(
+        name == b"content-type" and value.startswith(b"text/event-stream")
+        for name, value in head.headers
+    )
+    body = _until_it_breaks(answer) if streams else answer
+    response = StreamingResponse(body, head.status)
+    response.raw_headers = [each for each in head.headers if each[0] != _ADDED_BY_RAY]
+    return response
+
+
+async def _until_it_breaks(answer: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the events of a stream; an error is the last one if the replica breaks off."""
+    try:
+        async for piece in answer:
+            yield piece
+    except (ray.exceptions.RayError, OSError) as error:
+        why = f"the replica broke off in the middle of its answer: {error}"
+        yield last_events(replica_failed(why))

@@ -1,0 +1,74 @@
+"""A `slosched serve` in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+
+from slosched.core import SloschedError
+
+_LOOK_EVERY_S = 0.2
+_STOP_TIMEOUT_S = 60.0
+"""How long a server may take to drain before it is killed; its own --drain-timeout is shorter."""
+
+
+class ServerProcessError(SloschedError):
+    """A server ended before it answered."""
+
+
+class ServerProcess:
+    """A server on this machine, from its start to its end."""
+
+    def __init__(self, arguments: Sequence[str], host: str) -> None:
+        """Start `slosched serve` with these arguments at a free port of `host`."""
+        port = free_port(host)
+        self.url = f"http://{host}:{port}"
+        command = [sys.executable, "-m", "slosched", "serve", *arguments]
+        self._process = subprocess.Popen([*command, "--host", host, "--port", str(port)])
+
+    def wait_until_ready(self) -> None:
+        """Return when /health answers 200, however long the model takes to load.
+
+        Raises ServerProcessError if the server ends before.
+        """
+        while not self._is_ready():
+            self.check_runs()
+            time.sleep(_LOOK_EVERY_S)
+
+    def check_runs(self) -> None:
+        """Raise ServerProcessError if the server has ended."""
+        status = self._process.poll()
+        if status is not None:
+            raise ServerProcessError(
+                f"the server at {self.url} ended with status {status}; its log says why"
+            )
+
+    def stop(self) -> None:
+        """Let the server drain and end; kill it if it does not."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def free_port(host: str) -> int:
+    """Return a port of `host` that nobody listens at now."""
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,106 @@
+"""`slosched serve --ray`: real servers on a Ray cluster of this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+from command_line import Server, serving
+
+from slosched.cli.ray_serve import replica_arguments
+
+GPU = "l40s/llama-3.1-8b"
+_PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Server]:
+    pytest.importorskip("ray.serve")
+    with serving(
+        "--ray", "local", "--replicas", "2", "--router", "predicted_ttft", "--emulate", GPU
+    ) as server:
+        yield server
+
+
+def replica_processes() -> list[psutil.Process]:
+    """Return the servers behind the front."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "serve" in words and "--emulate" in words and "--ray" not in words:
+            found.append(process)
+    return found
+
+
+def url_of(process: psutil.Process) -> str:
+    words = process.cmdline()
+    return f"http://{words[words.index('--host') + 1]}:{words[words.index('--port') + 1]}"
+
+
+def served(process: psutil.Process) -> float:
+    """Return the requests that a server has ended."""
+    page = Server(None, url_of(process), "", None).get("/metrics")[1]  # type: ignore[arg-type]
+    counts = re.findall(r"^vllm:request_success_total\{[^}]*\} (\S+)$", page, flags=re.MULTILINE)
+    return sum(map(float, counts))
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + _PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up_s, "waited in vain"
+        time.sleep(0.2)
+
+
+def ask(front: Server, number: int) -> tuple[int, int]:
+    """Return the status of one stream, and the number of its events."""
+    body = {"prompt": f"{number} times", "max_tokens": 10, "ignore_eos": True, "stream": True}
+    status, text = front.post_raw(json.dumps(body).encode())
+    return status, text.count("data: ")
+
+
+@pytest.mark.slow
+def test_requests_are_spread_over_the_replicas(front: Server) -> None:
+    assert front.get("/v1/models")[0] == 200
+    with ThreadPoolExecutor(8) as clients:
+        answers = [*clients.map(lambda number: ask(front, number), range(32))]
+    assert answers == [(200, 11)] * 32
+    counts = [served(each) for each in replica_processes()]
+    assert len(counts) == 2
+    assert min(counts) >= 5
+    assert sum(counts) == 32
+
+
+@pytest.mark.slow
+def test_the_errors_of_a_replica_are_passed_on(front: Server) -> None:
+    status, answer = front.post(prompt="hello", max_tokens="many")
+    assert status == 400
+    assert "max_tokens" in answer["error"]["message"]
+    status, answer = front.post(model="another", prompt="hello")
+    assert status == 404
+    assert front.post_raw(b"{no JSON")[0] == 400
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_is_replaced_and_its_requests_go_elsewhere(front: Server) -> None:
+    dead, alive = replica_processes()
+    dead.send_signal(signal.SIGKILL)
+    assert [ask(front, number) for number in range(6)] == [(200, 11)] * 6
+    wait_until(lambda: len({url_of(each) for each in replica_processes()} - {url_of(alive)}) == 1)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_all_of_it(front: Server) -> None:
+    status, _ = front.terminate()
+    assert status == 0
+    wait_until(lambda: not replica_processes())
+
+
+def test_each_server_gets_the_options_that_are_not_for_ray() -> None:
+    command = "slosched serve --ray auto --replicas=4 --port 80 --host=:: -p fcfs Qwen/Qwen3-8B"
+    assert replica_arguments(command.split()) == ["-p", "fcfs", "Qwen/Qwen3-8B"]
