@@ -14,6 +14,7 @@ from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.network_options import NetworkOptions
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.spec import make_router
+from slosched.integrations.ray import LOCAL
 
 _OWN = ("--ray", "--replicas", "--router", "--gpus-per-replica", "--host", "--port")
 """Options that are not those of a replica's own server; each takes a value."""
@@ -54,7 +55,7 @@ class RayOptions:
         if network.ssl_certfile is not None or network.ssl_keyfile is not None:
             raise ValueError("Ray Serve answers in HTTP; put HTTPS in front of it, not --ssl-…")
         try:
-            from slosched.integrations.ray_serve.deploy import Application, serve_application
+            from slosched.gateway.ray_serve.deploy import Application, serve_application
         except ImportError as error:
             raise ExtraMissingError(
                 f"--ray needs Ray Serve ({error}): pip install 'slosched[ray,serve]'"
@@ -67,7 +68,6 @@ class RayOptions:
             next(iter(api_keys), None),
             drain_timeout_s,
         )
-        assert self.ray is not None
 
         def announce(url: str) -> None:
             console.print(
@@ -76,7 +76,8 @@ class RayOptions:
                 markup=False,
             )
 
-        serve_application(application, self.ray, network.host, network.port, announce)
+        address = None if self.ray == LOCAL else self.ray
+        serve_application(application, address, network.host, network.port, announce)
 
 
 def replica_arguments(command: Sequence[str]) -> list[str]:

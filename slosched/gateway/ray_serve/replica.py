@@ -10,8 +10,8 @@ import ray
 from slosched.gateway.errors import replica_failed
 from slosched.gateway.headers import SKIPPED, answered
 from slosched.gateway.questions import describe
-from slosched.integrations.ray_serve.call import Call, Head
-from slosched.integrations.ray_serve.server_process import ServerProcess
+from slosched.gateway.ray_serve.call import Call, Head
+from slosched.gateway.ray_serve.server_process import ServerProcess
 
 URL = "url"
 """The key of the server's address in a replica's metadata."""

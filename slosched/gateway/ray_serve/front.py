@@ -14,7 +14,7 @@ from slosched.engine.server.errors import ApiError
 from slosched.engine.server.respond import last_events
 from slosched.gateway.errors import replica_failed
 from slosched.gateway.headers import sendable
-from slosched.integrations.ray_serve.call import Call, Head
+from slosched.gateway.ray_serve.call import Call, Head
 
 _MOST_TRIED = 2
 """Replicas that may fail at a request before its client is told so."""

@@ -16,10 +16,10 @@ from slosched.fleet.spec import make_router
 from slosched.gateway.asked import read
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.questions import Questions
+from slosched.gateway.ray_serve.call import Call
+from slosched.gateway.ray_serve.replica import URL
 from slosched.gateway.replica import LiveReplica, Sent
 from slosched.gateway.watch import Watch
-from slosched.integrations.ray_serve.call import Call
-from slosched.integrations.ray_serve.replica import URL
 
 _NOTHING = Request("", 0.0, 1, max_tokens=1)
 """What is asked for by a request without a prompt: for the list of models, say."""

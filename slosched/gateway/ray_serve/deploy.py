@@ -12,11 +12,10 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from slosched.integrations.ray import LOCAL
-from slosched.integrations.ray_serve.front import Front
-from slosched.integrations.ray_serve.replica import EngineReplica
-from slosched.integrations.ray_serve.request_router import FleetRouter
-from slosched.integrations.ray_serve.server_process import free_port
+from slosched.gateway.ray_serve.front import Front
+from slosched.gateway.ray_serve.replica import EngineReplica
+from slosched.gateway.ray_serve.request_router import FleetRouter
+from slosched.gateway.ray_serve.server_process import free_port
 
 _NAME = "slosched"
 _START_TIMEOUT_S = 120
@@ -46,20 +45,20 @@ class Application:
 
 def serve_application(
     application: Application,
-    address: str,
+    address: str | None,
     host: str,
     port: int,
     on_ready: Callable[[str], None],
 ) -> None:
-    """Deploy on the cluster at `address` (`local`: a new one here) until SIGINT or SIGTERM comes.
+    """Deploy on the cluster at `address`, None for a new one here, until SIGINT or SIGTERM comes.
 
     `on_ready` is called with the base URL when all replicas are up; port 0 chooses a free port.
     On a cluster that was there before, the application is taken away again at the end.
     """
-    is_new = address == LOCAL
+    is_new = address is None
     options = {"include_dashboard": False} if is_new else {}
     os.environ.setdefault("RAY_raylet_start_wait_time_s", str(_START_TIMEOUT_S))
-    ray.init(address=address, **options)
+    ray.init(address=address or "local", **options)
     stopped = threading.Event()
     try:
         port = port or free_port(host)
