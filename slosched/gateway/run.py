@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 from slosched.engine.server.connection import ConnectionLimits, raise_descriptor_limit
 from slosched.engine.server.log_limit import limit_log_lines
-from slosched.engine.server.run import DrainingServer, listen, make_server, run_loop, run_server
+from slosched.engine.server.run import (
+    DrainingServer,
+    freeze_start_up,
+    listen,
+    make_server,
+    run_loop,
+    run_server,
+)
 from slosched.engine.server.tls import TLSFiles
 from slosched.gateway.gateway import Gateway
 
@@ -34,6 +41,7 @@ def serve_gateway(
     limits = ConnectionLimits(max_connections=raise_descriptor_limit())
     server = make_server(gateway.app, gateway.generate, drain_timeout_s, limits, tls, log_level)
     limit_log_lines()
+    freeze_start_up()
     with listener:
         run_loop(_run(gateway, server, listener, lambda: on_ready(url) if on_ready else None))
     return gateway.generate.num_cut_short

@@ -23,6 +23,11 @@ from soak.wire import Wire
 SERVE = ("--emulate", "h100/llama-3.1-8b", "--slo-ttft", "2s")
 _CONNECTIONS = 2000
 _MAX_MORE_MIB = 192.0
+_NEEDS_A_THREAD = (
+    Sent("/tokenize", b'{"prompt": "%b"}' % (b"warm up " * 1000)),
+    Sent("/v1/completions", b'{"prompt": "x", "max_tokens": 1, "guided_choice": ["yes", "no"]}'),
+)
+"""Long texts are tokenized in a thread, and grammars compiled in another."""
 
 
 async def _max_model_len(url: str) -> int:
@@ -33,15 +38,19 @@ async def _max_model_len(url: str) -> int:
     return found
 
 
+async def _warm_up(url: str) -> None:
+    """Let the server start the threads that it starts when they are needed for the first time."""
+    for sent in _NEEDS_A_THREAD:
+        wire = await Wire.connect(url)
+        await wire.ask(sent)
+        wire.close()
+
+
 async def _play(
     server: Program, nuisances: Nuisances, seconds: float, seed: int
 ) -> tuple[Crowd, Held, Held]:
     """Play all clients, let the server settle; return what they saw, and what it held."""
-    wire = await Wire.connect(
-        server.url
-    )  # so that the threads are there that it starts when needed
-    await wire.ask(Sent("/tokenize", b'{"prompt": "%b"}' % (b"warm up " * 1000)))
-    wire.close()
+    await _warm_up(server.url)
     before = await held(server.url, server.pid)
     rng = random.Random(seed)
     bodies = list(heavy(await _max_model_len(server.url)))

@@ -122,3 +122,15 @@ def test_a_device_that_hangs_for_long_ends_the_process() -> None:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "a step was given up" in err.splitlines()[-1]
+
+
+@pytest.mark.e2e
+def test_the_garbage_collector_does_not_look_at_what_the_start_has_left() -> None:
+    tell = "print(url, flush=True), print(len(gc.get_objects()), gc.get_freeze_count(), flush=True)"
+    program = "import gc\n" + SERVER_PROGRAM.replace("print(url, flush=True)", f"({tell})")
+    with server_process(program) as (process, _):
+        assert process.stdout is not None
+        num_looked_at, num_spared = map(int, process.stdout.readline().split())
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert num_spared > 10 * num_looked_at
