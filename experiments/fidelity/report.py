@@ -385,12 +385,14 @@ _RTX_PRO = (
     "-1.4 % "
     "(`python -m benchmarks.rtx_decodes PERF`). The table's last column has a latency model that "
     "was fitted to these measurements, too ([how](latency-model.md#unequal-contexts)). For decodes "
-    "alone of unequal context it errs by 1.2 and 1.1 % instead of 2.2 and 1.7 % (RTX PRO 6000, RTX "
-    "4090), and on both runs TPOT is within 5 %. It is not bundled, as results of the arena were "
-    "played with the bundled ones. What is left on the RTX PRO 6000 is the form, which is 2 % "
-    "short for 128 unequal decodes, and whatever a step takes beside its kernels. On the RTX "
-    "4090 the same correction makes the steps too long: the kernels were measured with one or a "
-    "few contexts four times as long as all others, and the contexts of a server lie between."
+    "alone of unequal context it errs by 0.7 and 0.9 % instead of 2.2 and 1.7 % (RTX PRO 6000, RTX "
+    "4090). On the RTX PRO 6000 mean TTFT is off by -5.4 % and mean TPOT by -1.7 % with it, after "
+    "-14.3 and -5.9 % with the bundled model. The measured times leave about as much, so "
+    "that the rest is not in the decodes' kernel: gaps between kernels and the server's own time "
+    "are in no table. On the RTX 4090 the steps come out too long by the same correction, and the "
+    "run is further off than with the bundled model: the kernels were measured with one or a few "
+    "contexts four times as long as all others, and the contexts of a server lie between. The "
+    "model is not bundled, as results of the arena were played with the bundled ones."
 )
 
 

@@ -15,7 +15,7 @@ from slosched.perfmodel.attention import (
     JointAttention,
     JointKernel,
 )
-from slosched.perfmodel.attention.flash_decode import first_whole_decodes, walked_parameter
+from slosched.perfmodel.attention.flash_decode import first_whole_decodes, flash_parameters
 from slosched.perfmodel.attention.joint import joint_parameters
 from slosched.perfmodel.columns import Array
 from slosched.perfmodel.fit_layered import (
@@ -97,6 +97,7 @@ class _Grid:
 
     tiles_per_wave: float
     group_size: float
+    num_kv_heads: float
     first_whole: float
     """Decodes from which on their kernel splits no keys."""
 
@@ -106,7 +107,8 @@ class _Grid:
             fact(provenance, name, "a joint kernel's waves depend on")
             for name in ("num_sms", "num_query_heads", "num_kv_heads")
         )
-        return cls(sms / heads, heads / kv_heads, first_whole_decodes(sms, kv_heads))
+        first_whole = first_whole_decodes(sms, kv_heads)
+        return cls(sms / heads, heads / kv_heads, kv_heads, first_whole)
 
     def kernel(self, parameters: Sequence[Parameter], values: Array) -> JointKernel:
         fitted = {p.name: v for p, v in zip(parameters, values.tolist(), strict=True)}
@@ -142,8 +144,9 @@ class _Decodes:
         telling = [m for m in steps if _is_unequal(m.shape, grid.first_whole)]
         if len(telling) < _MIN_PURE:
             return cls(parameters, None)
-        [read] = (p for p in parameters if p.name == "per_context_token_s")
-        return cls((*parameters, walked_parameter(read.start)), grid.first_whole)
+        [launch] = (p for p in parameters if p.name == "launch_s")
+        flash = flash_parameters(launch.start, grid.num_kv_heads, grid.first_whole)
+        return cls((*parameters, *flash), grid.first_whole)
 
     def kernel(self, values: Array) -> DecodeAttention:
         if self.first_whole is None:

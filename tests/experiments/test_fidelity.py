@@ -141,6 +141,18 @@ def test_the_simulator_serves_sharegpt_on_an_rtx_4090_as_vllm_does() -> None:
         assert simulated[f"{latency}_sim"] == pytest.approx(simulated[latency], rel=0.02), latency
 
 
+@pytest.mark.slow
+def test_a_model_of_unequal_contexts_serves_sharegpt_on_an_rtx_pro_6000_as_vllm_does() -> None:
+    """The bundled model, of equal contexts, errs by more than twice as much."""
+    run = sharegpt.RUNS[1]
+    simulated = sharegpt.simulate_run(run, run.with_unequal_contexts)
+    bundled = sharegpt.simulate_run(run)
+    for latency, limit in (("ttft_mean_s", 0.06), ("tpot_mean_s", 0.03), ("e2e_mean_s", 0.04)):
+        error, before = (abs(s[f"{latency}_sim"] / s[latency] - 1) for s in (simulated, bundled))
+        assert error < limit, latency
+        assert before > 2 * error, latency
+
+
 def test_stages_are_collected_from_clones(tmp_path: Path) -> None:
     """Make three small repositories of the same shape as the real ones."""
     run = "20260101-000000-some-model-tp2-chat"

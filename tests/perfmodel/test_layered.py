@@ -36,6 +36,7 @@ from slosched.perfmodel.attention import (
     SeparateAttention,
     joint_parameters,
 )
+from slosched.perfmodel.attention.flash_decode import flash_parameters
 from slosched.perfmodel.attention.smooth import (
     ROOFLINE_POWER,
     one_plus_to_two_thirds,
@@ -60,7 +61,10 @@ FACTS = {"tiles_per_wave": 4.0, "group_size": 4.0}
 JOINT = JointAttention(
     JointKernel(**FACTS, **{p.name: p.start for p in joint_parameters(DECODE, 4.0)}), DECODE
 )
-FLASH = JointAttention(JOINT.kernel, FlashDecodeAttention(3e-4, 6e-6, 1.5e-7, 1e-8, 3e-7, 25.6))
+FLASH = JointAttention(
+    JOINT.kernel,
+    FlashDecodeAttention(3e-4, 6e-6, 1.5e-7, 1e-8, 6.4, 0.4, 2e-3, 4e4, 25.6),
+)
 TREES = Trees(0.01, ((0, 512.0, 1.0, 1.5), (8, 1e3, (2, 9.0, 0.9, 1.1), (2, 9.0, 1.2, 1.4)), 1.01))
 FORMS: dict[str, FittedModel] = {
     "linear": make_model(),
@@ -91,8 +95,10 @@ def kernels(draw: st.DrawFn) -> JointAttention:
     tiles_per_wave = draw(st.floats(0.5, 32))
     decode = DecodeAttention(3e-4, 6e-6, draw(st.floats(1e-9, 1e-6)), 1e-8)
     if draw(st.booleans()):
-        walked_s, first_whole = draw(st.floats(1e-9, 1e-5)), draw(st.floats(1, 300))
-        decode = FlashDecodeAttention(*vars(decode).values(), walked_s, first_whole)
+        first_whole = draw(st.floats(1, 300))
+        flash = flash_parameters(3e-4, 8, first_whole)
+        drawn = [p.low + draw(st.floats(0, 1)) * (p.high - p.low) for p in flash]
+        decode = FlashDecodeAttention(*vars(decode).values(), *drawn, first_whole)
     values = {
         p.name: p.low * (p.high / p.low) ** draw(st.floats(0, 1))
         for p in joint_parameters(decode, tiles_per_wave)
@@ -252,6 +258,27 @@ def test_no_joint_kernel_gets_faster_by_more_work(
     ask = kernel.asked()
     base_s, more_s = ask(make_shape(*batch)), ask(make_shape(*CHANGES[change](batch, n)))
     assert more_s >= base_s * (1 - 1e-9)
+
+
+@given(
+    kernel=kernels(),
+    alike=st.tuples(one_decode, st.integers(1, 256)),
+    others=st.lists(one_decode, max_size=4),
+    more=one_decode,
+)
+def test_decodes_alone_never_get_faster_by_more_work(
+    kernel: JointAttention,
+    alike: tuple[tuple[int, int], int],
+    others: Chunks,
+    more: tuple[int, int],
+) -> None:
+    """Neither by a decode more nor by a longer context, also where keys are no longer split."""
+    decode, count = alike
+    ask = kernel.asked()
+    base_s = ask(make_shape(*[decode] * count, *others))
+    longer = (1, decode[1] + more[1])
+    assert ask(make_shape(*[decode] * count, *others, more)) >= base_s * (1 - 1e-9)
+    assert ask(make_shape(*[decode] * (count - 1), longer, *others)) >= base_s * (1 - 1e-9)
 
 
 def test_every_field_of_a_joint_kernel_is_fitted_or_known() -> None:

@@ -30,13 +30,9 @@ class DecodeAttention:
             + self.per_request_s * shape.num_decodes
             + smooth_max_of_two(
                 self.per_context_token_s * shape.decode_context_tokens,
-                self.longest_token_s(shape.num_decodes) * shape.max_decode_context_tokens,
+                self.per_longest_context_token_s * shape.max_decode_context_tokens,
             )
         )
-
-    def longest_token_s(self, num_decodes: int) -> float:  # noqa: ARG002  # of other kernels
-        """Return the time for each token of the longest context among so many decodes."""
-        return self.per_longest_context_token_s
 
     def successive_seconds(self, shape: BatchShape, other_s: float) -> Iterator[float]:
         """Yield `other_s + seconds(shape)`, each time with every context longer by a token.
@@ -46,7 +42,7 @@ class DecodeAttention:
         """
         num_decodes = float(shape.num_decodes)
         fixed_s = self.launch_s + self.per_request_s * shape.num_decodes
-        token_s, longest_token_s = self.per_context_token_s, self.longest_token_s(shape.num_decodes)
+        token_s, longest_token_s = self.per_context_token_s, self.per_longest_context_token_s
         tokens = shape.decode_context_tokens + 0.0
         longest = shape.max_decode_context_tokens + 0.0
         while True:
