@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from slosched.cli.console import console, table
 from slosched.cli.demo.setup import BASELINE, LABELS, LIVE, REPLICA, RULE, SPECS, DemoError, Files
@@ -26,6 +25,9 @@ from slosched.simulator.measured_speed import (
 )
 from slosched.workload import Trace, read_trace
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _SIMULATIONS = 9
 """Simulations from whose attainments the mean is told; one request of 60 is 1.7 points."""
 
@@ -39,6 +41,8 @@ def compare_with_simulator(
     served the same policy, and under the policies that were not served as it was under the
     baseline.
     """
+    import pandas as pd  # slow to import
+
     now = load_model(files.model_now)
     trace = read_trace(files.trace)
     served = {
