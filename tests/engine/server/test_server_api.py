@@ -453,7 +453,7 @@ def test_a_promise_of_no_known_name_is_refused(
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"prompt": NaN}', b"[" * 100_000, b"1" * 5000],
+    [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"prompt": NaN}', b"[" * 10_000, b"1" * 5000],
 )
 def test_what_is_not_a_json_object(server: Live, body: bytes) -> None:
     status, answer = raw_post(server.url, body)
