@@ -9,11 +9,11 @@ from slosched.engine.server.connection import ConnectionLimits, raise_descriptor
 from slosched.engine.server.log_limit import limit_log_lines
 from slosched.engine.server.run import (
     DrainingServer,
-    freeze_start_up,
     listen,
     make_server,
     run_loop,
     run_server,
+    start_up_frozen,
 )
 from slosched.engine.server.tls import TLSFiles
 from slosched.gateway.gateway import Gateway
@@ -41,8 +41,7 @@ def serve_gateway(
     limits = ConnectionLimits(max_connections=raise_descriptor_limit())
     server = make_server(gateway.app, gateway.generate, drain_timeout_s, limits, tls, log_level)
     limit_log_lines()
-    freeze_start_up()
-    with listener:
+    with listener, start_up_frozen():
         run_loop(_run(gateway, server, listener, lambda: on_ready(url) if on_ready else None))
     return gateway.generate.num_cut_short
 

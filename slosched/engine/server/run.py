@@ -140,9 +140,9 @@ def serve(
     sys.setswitchinterval(_GIL_SWITCH_S)
     worker.start()
     ThroughputLog(worker).start(log_interval_s)
-    freeze_start_up()
     try:
-        run_loop(run_server(server, listener, lambda: on_ready(url) if on_ready else None))
+        with start_up_frozen():
+            run_loop(run_server(server, listener, lambda: on_ready(url) if on_ready else None))
     finally:
         _stop(worker)
     if worker.why_broken is not None:
@@ -179,14 +179,20 @@ def serve_in_thread(
         _stop(worker)
 
 
-def freeze_start_up() -> None:
-    """Spare the garbage collector all objects that are there before the first request.
+@contextmanager
+def start_up_frozen() -> Iterator[None]:
+    """Spare the garbage collector, until the end, all objects that are there at the beginning.
 
     With torch they are 400,000.  A full collection goes through all of them, for a quarter of a
-    second, and no thread answers or decodes meanwhile.
+    second, and no thread answers or decodes meanwhile.  At the end they are given back, since
+    libraries complain of what is never collected before the process ends.
     """
     gc.collect()
     gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def run_loop(main: Coroutine[None, None, None]) -> None:
