@@ -26,27 +26,38 @@ class LiveFleet:
 
     def __init__(self, urls: Sequence[str], router: str, config: GatewayConfig) -> None:
         """Take base URLs, and the router's spec; raise RouterSpecError if it is wrong."""
-        self.replicas = [LiveReplica(index, url) for index, url in enumerate(urls)]
+        self.replicas: list[LiveReplica] = []
+        self._num_added = 0
+        for url in urls:
+            self.add(url)
         self._router, self._router_name = make_router(router), router
         self._config = config
         self._fresh_s = config.poll_interval_s + _FRESH_S
         self._watching: list[asyncio.Task[None]] = []
+
+    def add(self, url: str) -> LiveReplica:
+        """Take one more replica, which is down until it has been asked."""
+        replica = LiveReplica(self._num_added, url)
+        self._num_added += 1
+        self.replicas.append(replica)
+        return replica
+
+    def watch(self, replica: LiveReplica, session: aiohttp.ClientSession) -> Watch:
+        """Return what asks a replica for its state, as far as the router needs it."""
+        return Watch(
+            replica,
+            Questions(session, replica.url, self._config),
+            self._config,
+            self._router_name,
+            needs_forecasts=self._router.needs_forecasts,
+        )
 
     async def start(self, session: aiohttp.ClientSession) -> None:
         """Ask each replica once, and go on asking in the background.
 
         Raises RouterNeedsError if one answers, but does not tell what the router needs.
         """
-        watches = [
-            Watch(
-                replica,
-                Questions(session, replica.url, self._config),
-                self._config,
-                self._router_name,
-                needs_forecasts=self._router.needs_forecasts,
-            )
-            for replica in self.replicas
-        ]
+        watches = [self.watch(replica, session) for replica in self.replicas]
         found = await asyncio.gather(*(each.look() for each in watches), return_exceptions=True)
         for error in found:
             if error is not None and not isinstance(error, ReplicaDownError):

@@ -46,18 +46,17 @@ class Front:
             return error.response()
 
     async def _answer(self, call: Call) -> Response:
-        for is_last in [False] * (_MOST_TRIED - 1) + [True]:
+        for num_left in reversed(range(_MOST_TRIED)):
             answer = self._replicas.answer.remote(call)
             try:
                 head = await anext(answer)
             except (ray.exceptions.RayError, OSError) as error:
-                if is_last:
+                if not num_left:
                     raise replica_failed(f"no replica answered: {error}") from error
                 continue
-            if head.status in _MOVABLE and not is_last:
-                call = call.after(head.url)
-                continue
-            break
+            if head.status not in _MOVABLE:
+                break
+            call = call.after(head.url)
         return _passed_on(head, answer)
 
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import aiohttp
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 from starlette.datastructures import Headers
 
-from slosched.core import NO_SLO, Request
+from slosched.core import Request
 from slosched.engine.server.errors import ApiError
-from slosched.fleet.spec import make_router
 from slosched.gateway.asked import read
 from slosched.gateway.config import GatewayConfig
-from slosched.gateway.questions import Questions
+from slosched.gateway.fleet import LiveFleet
 from slosched.gateway.ray_serve.call import Call
 from slosched.gateway.ray_serve.replica import URL
 from slosched.gateway.replica import LiveReplica, Sent
-from slosched.gateway.watch import Watch
 
 _NOTHING = Request("", 0.0, 1, max_tokens=1)
 """What is asked for by a request without a prompt: for the list of models, say."""
@@ -43,13 +41,10 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
 
     def initialize_state(self, router: str, api_key: str | None = None) -> None:
         """Take the router's spec, and the key with which servers are asked for quotes."""
-        self._router, self._spec = make_router(router), router
         self._config = GatewayConfig(api_key=api_key)
+        self._fleet = LiveFleet((), router, self._config)
         self._session: aiohttp.ClientSession | None = None
         self._watched: dict[ReplicaID, _Watched] = {}
-        self._num_seen = 0
-        self._asked: dict[str, Request] = {}
-        """What was asked for, by internal request id, until the request is sent."""
         self._sent: dict[str, tuple[LiveReplica, Sent]] = {}
 
     async def choose_replicas(
@@ -57,19 +52,21 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return one replica, which the fleet's router chooses; none if there is none."""
-        if not candidate_replicas:
-            return []
+        """Return the replica that the fleet's router chooses.
+
+        If none is up that has not been tried, return all: each says itself why it does not serve.
+        """
+        if pending_request is None or not candidate_replicas:
+            return [candidate_replicas]
         await self._watch(candidate_replicas)
         by_view = {self._watched[each.replica_id].view: each for each in candidate_replicas}
-        call = None if pending_request is None else pending_request.args[0]
-        if not isinstance(call, Call):
+        call: Call = pending_request.args[0]
+        able = [view for view in by_view if view.is_up and view.url not in call.tried]
+        if not able:
             return [candidate_replicas]
-        request = self._read(call, list(by_view))
-        assert pending_request is not None
-        self._asked[pending_request.metadata.internal_request_id] = request
-        chosen = self._router.route(request, _able(by_view, call.tried))
-        return [[by_view[chosen]]]
+        # It goes with the pending request, which may be cancelled before it is routed.
+        pending_request.asked = self._read(call)
+        return [[by_view[self._fleet.choose(pending_request.asked, able)]]]
 
     def on_request_routed(
         self,
@@ -78,9 +75,10 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         result: object,  # noqa: ARG002  # Ray Serve's interface
     ) -> None:
         """Count the request as one that its replica has."""
-        name = pending_request.metadata.internal_request_id
-        request, watched = self._asked.pop(name, None), self._watched.get(replica_id)
+        request = getattr(pending_request, "asked", None)
+        watched = self._watched.get(replica_id)
         if request is not None and watched is not None:
+            name = pending_request.metadata.internal_request_id
             self._sent[name] = watched.view, watched.view.send(request)
 
     def on_request_completed(
@@ -97,7 +95,9 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         """Begin to ask new replicas for their state, and leave those alone that are gone."""
         present = {each.replica_id for each in self.curr_replicas.values()}
         for gone in [known for known in self._watched if known not in present]:
-            self._watched.pop(gone).task.cancel()
+            watched = self._watched.pop(gone)
+            watched.task.cancel()
+            self._fleet.replicas.remove(watched.view)
         new = [each for each in replicas if each.replica_id not in self._watched]
         if not new:
             return
@@ -108,16 +108,8 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         await asyncio.gather(*(self._first_state(each) for each in new))
 
     def _begin(self, url: str, session: aiohttp.ClientSession) -> _Watched:
-        view = LiveReplica(self._num_seen, url)
-        self._num_seen += 1
-        watch = Watch(
-            view,
-            Questions(session, url, self._config),
-            self._config,
-            self._spec,
-            needs_forecasts=self._router.needs_forecasts,
-        )
-        return _Watched(view, asyncio.create_task(watch.run()))
+        view = self._fleet.add(url)
+        return _Watched(view, asyncio.create_task(self._fleet.watch(view, session).run()))
 
     async def _first_state(self, replica: RunningReplica) -> None:
         """Wait until a replica has told its state for the first time, or could have done so."""
@@ -126,26 +118,21 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         while not view.is_up and asyncio.get_running_loop().time() < until_s:
             await asyncio.sleep(self._config.poll_interval_s / 10)
 
-    def _read(self, call: Call, views: Sequence[LiveReplica]) -> Request:
+    def _read(self, call: Call) -> Request:
         """Return what the router has to know; for a body that cannot be read, what costs least.
 
         Its replica refuses such a body, with the reason.
         """
         if call.method != "POST":
             return _NOTHING
-        told = [view.forecast for view in views if view.forecast is not None]
+        fleet = self._fleet
         try:
             return read(
                 call.content,
                 Headers(dict(call.headers)),
-                told[0].default_slo if told else NO_SLO,
-                views[0].bytes_per_token,
-                with_prefixes=self._router.uses_prefixes,
+                fleet.default_slo,
+                fleet.bytes_per_token,
+                with_prefixes=fleet.uses_prefixes,
             ).request
         except ApiError:
             return _NOTHING
-
-
-def _able(views: Collection[LiveReplica], tried: Collection[str]) -> list[LiveReplica]:
-    """Return the replicas that are up and have not been tried; all if there is none."""
-    return [each for each in views if each.is_up and each.url not in tried] or list(views)
