@@ -8,13 +8,14 @@ with `max_tokens` 1 and `do_remote_decode`, and the second one gets the request 
 from __future__ import annotations
 
 import json
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import NamedTuple
+
+from small_server import answering
 
 _LIMIT_S = 300.0
 
@@ -49,17 +50,8 @@ def proxy(prefill_url: str, decode_url: str) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(answer.body)
 
-        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-            """Print nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Handler) as url:
+        yield url
 
 
 def _post(url: str, body: object, headers: dict[str, str]) -> Answer:

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from live_server import Live, live
+from small_server import answering
 
 from slosched.core import Limits
 from slosched.engine.step_lines import StepLinesError, head_line
@@ -51,17 +52,8 @@ def other_server(
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(Handler) as url:
+        yield url
 
 
 def quietly(recording: Recording, elapsed_s: float) -> None:

@@ -7,7 +7,6 @@ import json
 import random
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 from soak.clients import CLIENTS, Crowd, again
@@ -17,7 +16,7 @@ from soak.heavy import heavy
 from soak.held import Held, held, judge_held, settled
 from soak.nuisances import Nuisances
 from soak.program import Program, program
-from soak.verdicts import Verdicts, machine, say
+from soak.verdicts import Verdicts, judge_odd, machine, say
 from soak.wire import Wire
 
 SERVE = ("--emulate", "h100/llama-3.1-8b", "--slo-ttft", "2s")
@@ -74,11 +73,9 @@ def play(seconds: float, seed: int, health_limit_s: float) -> int:
             nuisances.judge(verdicts, _CONNECTIONS)
     for kind, number in sorted(crowd.answers.items()):
         say(f"{kind:32} {number:8}")
-    for odd, number in Counter(crowd.odd).most_common(20):
-        say(f"odd ({number} times): {odd}")
     say(f"{before}\n{after}\n{machine()}")
-    verdicts.at_most("answers that no client should have seen", len(crowd.odd), 0)
-    judge_held(verdicts, before, after, _MAX_MORE_MIB)
     health.but_in(nuisances.pauses_s).judge(verdicts, health_limit_s, "everything")
-    verdicts.judge("the server ends with status 0", f"{server.status}", server.status == 0)
+    judge_odd(verdicts, crowd.odd, "client should have seen")
+    judge_held(verdicts, before, after, _MAX_MORE_MIB)
+    server.judge_end(verdicts)
     return verdicts.report()

@@ -13,7 +13,7 @@ from soak.fuzzer import Fuzzer, Sent
 from soak.health import judge_turns, watched
 from soak.held import Held, held, judge_held, metrics, settled
 from soak.program import Program, program
-from soak.verdicts import Verdicts, machine, say
+from soak.verdicts import Verdicts, judge_odd, machine, say
 from soak.wire import Answer, Wire
 
 SERVE = (
@@ -103,12 +103,10 @@ def play(num_bodies: int, seconds: float, seed: int, health_limit_s: float) -> i
         page = asyncio.run(metrics(server.url))
     for name, number in sorted(seen.statuses.items()):
         say(f"{name:40} {number:8}")
-    for odd, number in Counter(seen.odd).most_common(20):
-        say(f"odd ({number} times): {odd}")
     say(f"{seen.num_sent} bodies in {took_s:.0f} s; {machine()}")
-    verdicts.at_most("answers that no body should cause", len(seen.odd), 0)
-    judge_held(verdicts, before, after, _MAX_MORE_MIB)
     health.judge(verdicts, health_limit_s, "every body")
     judge_turns(verdicts, page, health_limit_s)
-    verdicts.judge("the server ends with status 0", f"{server.status}", server.status == 0)
+    judge_odd(verdicts, seen.odd, "body should cause")
+    judge_held(verdicts, before, after, _MAX_MORE_MIB)
+    server.judge_end(verdicts)
     return verdicts.report()

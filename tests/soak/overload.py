@@ -11,17 +11,16 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from experiments.quotes.replica import Cell
 from slosched.core import DeadlineRule, EndReason, RequestStatus
+from slosched.evaluate.capacity import Contender, Plan, Study, Sweep, local_pool
 from slosched.metrics import RequestRecord, is_good
-from slosched.policy.spec import make_policy
 from slosched.replay.client import replay
-from slosched.simulator.simulate import simulate
 from slosched.workload import Proportional, Trace, read_trace, synthesize
 from soak.program import program
 from soak.verdicts import Verdicts, machine, say
@@ -34,11 +33,11 @@ _ON_ARRIVAL = (EndReason.OVERLOAD, EndReason.UNKEEPABLE)
 
 @dataclass(frozen=True)
 class Stage:
-    """An emulated device, and the requests that are sent to it."""
+    """An emulated device, the requests that are sent to it, and the rate that it can keep."""
 
     cell: Cell
     conversations: Trace
-    capacity: float = 0.0
+    capacity: float
 
     @classmethod
     def on(cls, device: str, num_requests: int) -> Stage:
@@ -48,26 +47,17 @@ class Stage:
             trace = read_trace(_CONVERSATIONS, num_requests=num_requests)
         else:
             trace = synthesize(cell.kind, num_requests=num_requests, rate=1.0, seed=7)
-        stage = cls(cell, trace)
-        return replace(stage, capacity=stage._capacity())
+        rule = Proportional(cell.model.predict_prefill, 2.0, cell.tpot_s, cell.ttft_s)
+        trace = trace.with_slo(rule)
+        contender = Contender(_DEFAULT, _DEFAULT, cell.model, str(cell), cell.config)
+        sweep = Sweep([contender], [trace], Plan((_IN_TIME,)))
+        sweep.run(local_pool(1))
+        study = Study(list(sweep.measured.values()), [trace])
+        return cls(cell, trace, study.capacity(_DEFAULT, _IN_TIME).requests_per_s)
 
     def trace(self, load: float) -> Trace:
-        """Return the conversations at a load, with their SLOs."""
-        rule = Proportional(
-            self.cell.model.predict_prefill, 2.0, self.cell.tpot_s, self.cell.ttft_s
-        )
-        return self.conversations.scaled_to(load * (self.capacity or 1.0)).with_slo(rule)
-
-    def _capacity(self) -> float:
-        low, high = 0.1, 100.0
-        while high / low > 1.03:
-            middle = (low * high) ** 0.5
-            done = simulate(
-                self.trace(middle), make_policy(_DEFAULT), self.cell.model, self.cell.config
-            )
-            is_kept = share_good([RequestRecord.from_request(each) for each in done]) >= _IN_TIME
-            low, high = (middle, high) if is_kept else (low, middle)
-        return low
+        """Return the conversations at a load."""
+        return self.conversations.scaled_to(load * self.capacity)
 
     @contextlib.contextmanager
     def served(self, policy: str) -> Iterator[str]:
@@ -103,6 +93,9 @@ def judge_rejections(stage: Stage, verdicts: Verdicts) -> None:
     rejected = [r for r in records if r.status is RequestStatus.REJECTED]
     admitted = [r for r in records if r.end_reason not in _ON_ARRIVAL]
     waits_ms = [1000 * ((r.end_s or 0.0) - r.arrival_s) for r in rejected]
+    verdicts.at_least("requests that are rejected", len(rejected), 1)
+    if not rejected:
+        return
     say(f"{len(rejected)} were rejected, {len(admitted)} were not refused on arrival")
     for share, goal_ms in ((50, 20), (99, 100)):
         wait_ms = float(np.percentile(waits_ms, share))

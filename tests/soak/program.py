@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from soak.verdicts import Verdicts
+
 _STOPPED_WITHIN_S = 60
 
 
@@ -27,6 +29,9 @@ class Program:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    def judge_end(self, verdicts: Verdicts) -> None:
+        verdicts.judge("the server ends with status 0", f"{self.status}", self.status == 0)
 
 
 @contextmanager

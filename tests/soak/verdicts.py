@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -37,6 +39,13 @@ class Verdicts:
             word = "kept  " if each.is_kept else "BROKEN"
             say(f"{word}  {each.promise:78} {each.found}")
         return 0 if all(each.is_kept for each in self.judged) else 1
+
+
+def judge_odd(verdicts: Verdicts, odd: Sequence[str], whose: str) -> None:
+    """Judge that there are no odd answers, and print the most frequent ones."""
+    for text, number in Counter(odd).most_common(20):
+        say(f"odd ({number} times): {text}")
+    verdicts.at_most(f"answers that no {whose}", len(odd), 0)
 
 
 def say(line: str) -> None:

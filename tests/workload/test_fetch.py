@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from small_server import answering
 
 from slosched.workload import PUBLIC_TRACES, FetchError, cached_trace, fetch_trace, read_trace
 from slosched.workload.fetch import download
@@ -33,16 +33,11 @@ class Publisher(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(TRACE[:100_000] if self.path == "/cut.csv" else TRACE)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Publisher) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with answering(Publisher) as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)

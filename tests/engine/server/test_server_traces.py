@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import grpc
@@ -26,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from small_server import answering
 
 from slosched.core import SLO, DeadlineRule
 from slosched.engine.server import Traces
@@ -84,15 +84,8 @@ def over_http(collector: Collector) -> Iterator[str]:
             self.send_header("content-type", "application/x-protobuf")
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces"
-        server.shutdown()
-        thread.join()
+    with answering(Handler) as url:
+        yield f"{url}/v1/traces"
 
 
 @pytest.fixture(params=["grpc", "http/protobuf"])
