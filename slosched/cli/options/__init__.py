@@ -1,0 +1,49 @@
+"""Options that several commands share; each command takes those that it needs."""
+
+from slosched.cli.options.memory import (
+    KVOptions,
+    PrefixCache,
+    PrefixCacheEviction,
+    PrefixHostTokens,
+    PrefixHostWrites,
+    prefix_host,
+)
+from slosched.cli.options.model import Format, ModelOptions
+from slosched.cli.options.promises import PromiseOptions, TracePromiseOptions
+from slosched.cli.options.scheduling import LatencyModelName, LimitOptions, PolicyName
+from slosched.cli.options.traces import Seed, TraceOptions, TraceSource
+from slosched.cli.options.values import (
+    OutDir,
+    Seconds,
+    duration,
+    is_given,
+    out_file,
+    share,
+    writable,
+)
+
+__all__ = [
+    "Format",
+    "KVOptions",
+    "LatencyModelName",
+    "LimitOptions",
+    "ModelOptions",
+    "OutDir",
+    "PolicyName",
+    "PrefixCache",
+    "PrefixCacheEviction",
+    "PrefixHostTokens",
+    "PrefixHostWrites",
+    "PromiseOptions",
+    "Seconds",
+    "Seed",
+    "TraceOptions",
+    "TracePromiseOptions",
+    "TraceSource",
+    "duration",
+    "is_given",
+    "out_file",
+    "prefix_host",
+    "share",
+    "writable",
+]

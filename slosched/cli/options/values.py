@@ -1,0 +1,83 @@
+"""The values of options: how texts are read, and what help texts show."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slosched.workload import Adapters, TTFTPromise, parse_adapters, parse_duration, parse_ttft
+
+
+def duration(text: str) -> float:
+    """Return seconds; raise BadParameter, which typer shows with the option's name."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def ttft(text: str) -> TTFTPromise:
+    """Return a TTFT promise; raise BadParameter, which typer shows with the option's name."""
+    try:
+        return parse_ttft(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def adapters(text: str) -> Adapters:
+    """Return LoRA adapters; raise BadParameter, which typer shows with the option's name."""
+    try:
+        return parse_adapters(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+class Seconds(float):
+    """A default value in seconds that help texts show with its unit."""
+
+    def __str__(self) -> str:
+        return f"{self:g}s"
+
+
+def share(text: str) -> float:
+    """Return a share in (0, 1]; raise BadParameter for anything else, such as percent."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise typer.BadParameter(f"{text!r} is no share in (0, 1], as 0.9 for 90 %")
+    return value
+
+
+def writable(path: Path | None) -> Path | None:
+    """Return the path; raise BadParameter if it cannot be written, before any work is done."""
+    if path is None:
+        return None
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if not nearest.is_dir():
+        raise typer.BadParameter(f"{str(path)!r} is in no folder: {nearest} exists and is a file")
+    if not os.access(path if path.exists() else nearest, os.W_OK):
+        raise typer.BadParameter(f"{str(path)!r} cannot be written: no permission in {nearest}")
+    return path
+
+
+def out_file(what: str) -> Any:
+    """Return the option --out for the file that a command writes; `what` is its help text."""
+    return typer.Option("--out", "-o", dir_okay=False, callback=writable, help=what)
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Tell whether the user gave this option on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+OutDir = Annotated[
+    Path,
+    typer.Option("--out", "-o", file_okay=False, callback=writable, help="Folder for the results."),
+]
