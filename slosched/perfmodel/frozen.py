@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
+from typing import TypeGuard
 
 from slosched.core import BatchShape, LatencyModel
+from slosched.perfmodel.model import FittedModel
 from slosched.perfmodel.online import OnlineModel
 
 
@@ -19,6 +22,22 @@ class FrozenModel(OnlineModel):
 
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """Do nothing."""
+
+    def decode_steps(self, shape: BatchShape) -> Iterator[float]:
+        """Yield the seconds of one step after the other of the same decodes and nothing else.
+
+        `shape` is that of the first step.  The seconds are those of `predict`, to the bit.
+        """
+        base, bias = self.base, self._decode.bias
+        assert isinstance(base, FittedModel), f"{type(base).__name__} may learn"
+        return (seconds * bias for seconds in base.decode_steps(shape))
+
+
+def is_unchanging(model: LatencyModel) -> TypeGuard[FittedModel | FrozenModel]:
+    """Tell whether the model never learns, so that the times of steps to come are known."""
+    if isinstance(model, FrozenModel):
+        return isinstance(model.base, FittedModel)
+    return isinstance(model, FittedModel)
 
 
 def frozen(model: LatencyModel) -> LatencyModel:

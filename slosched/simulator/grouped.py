@@ -24,7 +24,7 @@ from slosched.core import (
 )
 from slosched.engine.loop import Engine
 from slosched.metrics import StepRow
-from slosched.perfmodel import FittedModel
+from slosched.perfmodel.frozen import is_unchanging
 from slosched.simulator.clients import Clients
 from slosched.simulator.decodes import GroupedDecodes
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
@@ -59,7 +59,7 @@ class GroupedSteps:
         self._clients = clients
         self._on_row = on_row
         model = scheduler.latency_model
-        learns = model is not None and not isinstance(model, FittedModel)
+        learns = model is not None and not is_unchanging(model)
         self._observe = model.observe if model is not None and learns else None
         policy = scheduler.policy
         self._planner = policy if isinstance(policy, PlansBesideDecodes) else None

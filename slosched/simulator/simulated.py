@@ -13,7 +13,7 @@ from slosched.core import (
     ScheduledBatch,
     StepResult,
 )
-from slosched.perfmodel import FittedModel
+from slosched.perfmodel.frozen import is_unchanging
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances, DisturbedTimes
 from slosched.simulator.drafts import AcceptedDrafts
 
@@ -76,7 +76,7 @@ class SimulatedExecutor:
 
         No time passes.  None if the seconds of a step are only known once it runs.
         """
-        if self._disturbed is not None or not isinstance(self.model, FittedModel):
+        if self._disturbed is not None or not is_unchanging(self.model):
             return None
         return self.model.decode_steps(shape)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from factories import make_model
 from slosched.core import SLO, BatchShape, DeadlineRule, Limits, Request
 from slosched.metrics import RequestRecord, is_good
 from slosched.perfmodel import OnlineModel, load_model
-from slosched.perfmodel.frozen import frozen
+from slosched.perfmodel.frozen import frozen, is_unchanging
 from slosched.policy.fcfs import FCFS
 from slosched.policy.portfolio.policy import Portfolio, portfolio_in
 from slosched.policy.portfolio.question import PastRequest, Question
@@ -196,6 +197,18 @@ class TestFrozenModel:
     def test_a_model_that_never_learns_is_its_own_copy(self) -> None:
         model = make_model()
         assert frozen(model) is model
+
+    def test_its_steps_to_come_are_those_that_it_predicts(self) -> None:
+        model = OnlineModel(make_model())
+        shape = BatchShape()
+        shape.add_decodes([100, 900, 2000])
+        model.observe(shape, 1.3 * model.base.predict(shape))
+        copy = frozen(model)
+        assert is_unchanging(copy)
+        assert not is_unchanging(model)
+        for seconds in islice(copy.decode_steps(shape), 40):
+            assert seconds == copy.predict(shape)
+            shape.lengthen_contexts()
 
 
 def hurried(num_requests: int, rate: float) -> Trace:
