@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 # torch or transformers may do in any test.
 if not Path("/dev/nvidia0").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Hundreds of Python processes take part.  Where PYTHONDONTWRITEBYTECODE is set, each of them would
+# compile torch, scipy and whatever else it imports again, which takes up to 15 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # No time limits, as the machine may be busy; the benchmarks have them.  Every run draws the same
 # examples, so hypothesis must not mix in constants of whichever modules are imported.
