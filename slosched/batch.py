@@ -193,6 +193,15 @@ class BatchBuilder:
         tokens = self._num_prior_tokens(request) + num_new_tokens
         return -(-tokens // self._block_size) - self._num_ready_blocks(request.request_id)
 
+    def blocks_missing_at_most(self, request: Request) -> int:
+        """Return the free device blocks that computing all known tokens takes at one time.
+
+        `request` does not run yet.
+        """
+        prior, num_tokens = self._num_prior_tokens(request), request.num_tokens
+        num_spared = self._ledger.num_spared_blocks(request.request_id, num_tokens)
+        return self.blocks_missing(request, num_tokens - prior) - num_spared
+
     def add(
         self, request: Request, max_new_tokens: int | None = None, *, min_new_tokens: int = 1
     ) -> int:
@@ -250,10 +259,8 @@ class BatchBuilder:
 
     def fits_whole(self, request: Request, reserved_blocks: int = 0) -> bool:
         """Tell whether the free blocks hold all known tokens of `request` and the reserved ones."""
-        num_left = request.num_tokens - self._num_prior_tokens(request)
-        missing = self.blocks_missing(request, num_left)
         kept_free = reserved_blocks + self.blocks_kept_free(request)
-        return missing <= self.num_free_blocks - kept_free
+        return self.blocks_missing_at_most(request) <= self.num_free_blocks - kept_free
 
     def blocks_kept_free(self, request: Request) -> int:
         """Return the free blocks that `request` leaves to others if it starts now: the watermark.

@@ -49,6 +49,13 @@ class BlockLedger(Protocol):
         cached blocks that another request holds: a cached block without a holder counts as free.
         """
 
+    def num_spared_blocks(self, request_id: str, num_tokens: int) -> int:
+        """Return how many blocks fewer a waiting request takes than one for each `block_size`.
+
+        That is until `num_tokens` are computed: where layers have a sliding window, the request
+        gives back first blocks before it takes the last ones.
+        """
+
     def num_blocks_to_load(self, request_id: str) -> int:
         """Return the blocks that are copied from the host when this waiting request starts.
 

@@ -10,7 +10,17 @@ from slosched.kv.prefix.keys import Key
 from slosched.kv.prefix.sharing import SharedBlocks
 
 
-class FoundBefore:
+class HoldsAll:
+    """The part of a `core.BlockLedger` where a request holds all its blocks until it ends."""
+
+    __slots__ = ()
+
+    def num_spared_blocks(self, request_id: str, num_tokens: int) -> int:  # noqa: ARG002
+        """Return 0: all blocks are held at once."""
+        return 0
+
+
+class FoundBefore(HoldsAll):
     """The part of a `core.BlockLedger` where what is cached is known before the plan is made."""
 
     __slots__ = ()
@@ -47,7 +57,7 @@ class OwnBlocks(FoundBefore):
         """Note that a request starts, which finds nothing in a cache."""
 
 
-class SharedLedger:
+class SharedLedger(HoldsAll):
     """A `core.BlockLedger` with a prefix cache: a block is free once its last holder leaves.
 
     A request that holds a block holds all blocks before it.  So the part of a prefix that requests

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slosched.core import BlockLedger
+from slosched.kv.ledger import HoldsAll
 
 
 def num_unseen_blocks(num_prior_tokens: int, window_tokens: int, block_size: int) -> int:
@@ -16,7 +17,7 @@ def num_unseen_blocks(num_prior_tokens: int, window_tokens: int, block_size: int
     return max(0, num_prior_tokens - window_tokens + 1) // block_size
 
 
-class WindowedLedger:
+class WindowedLedger(HoldsAll):
     """A `core.BlockLedger` of requests that have given back their first blocks.
 
     The blocks that were given back need not be taken again for what is computed later.

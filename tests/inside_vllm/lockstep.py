@@ -30,18 +30,27 @@ class Compared(NamedTuple):
 
 
 def check_lockstep(
-    workload: Workload, config: Callable[..., Any], *, is_async: bool, policy: str = "fcfs"
+    workload: Workload,
+    config: Callable[..., Any],
+    *,
+    is_async: bool,
+    policy: str = "fcfs",
+    make: Callable[[Any, Any], Any] = make_scheduler,
+    changed_by: tuple[type, ...] = (),
 ) -> Compared:
     """Run the workload under both schedulers; raise AssertionError where they differ.
 
     They differ if a call of one has another plan, other queues, free blocks or outputs than that of
     the other, or if vLLM did not carry out a plan of slosched's.  `config` returns vLLM's
-    configuration with slosched's `settings`, or without any for vLLM's own side.
+    configuration with slosched's `settings`, or without any for vLLM's own side; `make` returns a
+    scheduler of a class and a configuration.  Methods of `changed_by` go before those of vLLM's
+    class.
     """
     configs = config(settings=None), config(settings={"policy": policy})
     plans_ahead = configs[0].scheduler_config.async_scheduling
-    theirs = make_scheduler(AsyncScheduler if plans_ahead else Scheduler, configs[0])
-    ours = make_scheduler(SLOScheduler, configs[1])
+    base = AsyncScheduler if plans_ahead else Scheduler
+    theirs = make(type(base.__name__, (*changed_by, base), {}), configs[0])
+    ours = make(SLOScheduler, configs[1])
     assert isinstance(ours, AsyncScheduler) is plans_ahead
     expected, found = (Loop(each, workload, is_async).run() for each in (theirs, ours))
     for call, (left, right) in enumerate(zip(expected, found, strict=True)):

@@ -23,7 +23,13 @@ from vllm.config import (
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -143,20 +149,66 @@ def make_config(
     return config
 
 
-def make_scheduler(scheduler_class: Any, config: VllmConfig) -> Any:
-    block_size, num_blocks = config.cache_config.block_size, config.cache_config.num_gpu_blocks
-    spec = FullAttentionSpec(
-        block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32
-    )
+@dataclass(frozen=True)
+class Layers:
+    """A model's groups of layers, which take blocks from one pool."""
+
+    num_full: int = 1
+    windows: tuple[int, ...] = ()
+    """The sliding windows, in tokens, of further groups."""
+    num_states: int = 0
+    """The number of further groups that keep a state of one size, as Mamba does."""
+    num_blocks_more: int = 0
+    """Blocks that the groups share beside their own."""
+
+    def specs(self, block_size: int, max_model_len: int) -> list[Any]:
+        """Return vLLM's descriptions of the groups."""
+        shape = {
+            "block_size": block_size,
+            "num_kv_heads": 1,
+            "head_size": 1,
+            "dtype": torch.float32,
+        }
+        state = MambaSpec(
+            block_size=-(-max_model_len // block_size) * block_size,
+            shapes=((1, 1),),
+            dtypes=(torch.float32,),
+        )
+        return [
+            *[FullAttentionSpec(**shape)] * self.num_full,
+            *(SlidingWindowSpec(**shape, sliding_window=window) for window in self.windows),
+            *[state] * self.num_states,
+        ]
+
+
+def make_scheduler(scheduler_class: Any, config: VllmConfig, layers: Layers = Layers()) -> Any:
+    """Return a scheduler whose pool has the workload's blocks for each group of full attention.
+
+    For a group with a window it has as many as one request holds at once, and four for a state.
+    """
+    specs = layers.specs(config.cache_config.block_size, config.model_config.max_model_len)
+    num_blocks = layers.num_blocks_more
+    for spec in specs:
+        most = config.cache_config.num_gpu_blocks
+        if isinstance(spec, SlidingWindowSpec):
+            most = min(
+                most,
+                spec.max_admission_blocks_per_request(
+                    config.max_in_flight_tokens, config.model_config.max_model_len
+                ),
+            )
+        num_blocks += min(most, 4) if isinstance(spec, MambaSpec) else most
     return scheduler_class(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=num_blocks,
             kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            kv_cache_groups=[
+                KVCacheGroupSpec([f"layer{index}"], spec) for index, spec in enumerate(specs)
+            ],
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=block_size,
+        block_size=max(spec.block_size for spec in specs),
         log_stats=True,
     )
 

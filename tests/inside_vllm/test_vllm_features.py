@@ -1,4 +1,4 @@
-"""LoRA, structured output and speculation give the same answers with slosched's scheduler as
+"""LoRA, structured output, speculation and windows: the same answers with slosched's scheduler as
 without.
 
 vLLM runs in this process, with a small model of random weights and a real tokenizer.
@@ -131,6 +131,8 @@ class Run:
     """The truth of slosched's scheduler, if it was used."""
     num_drafts: int
     """Draft tokens that vLLM scheduled."""
+    num_groups: int
+    """Groups of layers with blocks of their own."""
 
 
 def run(model: Path, asks: Sequence[Ask], policy: str | None, **options: Any) -> Run:
@@ -170,6 +172,7 @@ def run(model: Path, asks: Sequence[Ask], policy: str | None, **options: Any) ->
         [answer.outputs[0].text for answer in answers],
         getattr(scheduler, "truth", None),
         sum(drafts),
+        len(scheduler.kv_cache_config.kv_cache_groups),
     )
 
 
@@ -230,3 +233,11 @@ def test_speculation(model: Path) -> None:
     found = check(model, asks, speculative_config=ngram)
     assert found.num_drafts
     assert found.tokens == run(model, asks, None).tokens, "drafts do not change what is said"
+
+
+def test_sliding_windows_in_some_layers(model: Path) -> None:
+    asks = [Ask(prompt, greedy(ignore_eos=True)) for prompt in PROMPTS]
+    windows = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
+    found = check(model, asks, hf_overrides=windows)
+    assert found.num_groups == 2
+    assert found.tokens != run(model, asks, None).tokens, "the window hides something"

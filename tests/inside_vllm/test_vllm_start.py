@@ -11,7 +11,15 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-vllm`")
 
-from real_vllm import Loop, Workload, make_config, make_request, make_scheduler, random_workload
+from real_vllm import (
+    Arrival,
+    Loop,
+    Workload,
+    make_config,
+    make_request,
+    make_scheduler,
+    random_workload,
+)
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
 
@@ -32,6 +40,7 @@ from slosched.integrations.vllm.hooks import (
 )
 from slosched.integrations.vllm.settings import Settings, SettingsError
 from slosched.integrations.vllm.truth import Fallback
+from slosched.integrations.vllm.warp import warped
 from slosched.perfmodel import load_model
 from slosched.policy import FCFS
 
@@ -219,6 +228,33 @@ def test_a_policy_that_never_runs_anything_cannot_stop_the_server() -> None:
         loop.step()
     assert not scheduler.requests
     assert scheduler.truth.fallbacks[Fallback.STALLED] >= 1
+
+
+@dataclass
+class RejectsNew(FCFS):
+    """fcfs that starts the first request only, and rejects all others at once."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        if new := [r.request_id for r in view.waiting if r.request_id != "r0"]:
+            return SchedulerOutput({}, rejected=dict.fromkeys(new, EndReason.OVERLOAD))
+        return super().schedule(view)
+
+
+def test_after_a_pause_the_policy_still_decides() -> None:
+    """A server without requests does not stand still, however long the pause is."""
+    workload = replace(random_workload(SEED), arrivals=())
+    with warped() as clock:
+        scheduler = start({"policy": f"{__name__}:RejectsNew"}, workload)
+        loop, ends = Loop(scheduler, workload, is_async=False), {}
+        for name in ("r0", "r1"):
+            arrival = Arrival(0, name, tuple(range(5)), max_tokens=3)
+            scheduler.add_request(make_request(arrival, workload.block_size, clock.now_s()))
+            while name not in ends:
+                ends |= finished([loop.step()])
+            clock.sleep(60)
+    assert not scheduler.truth.fallbacks
+    assert ends["r0"] == (FinishReason.LENGTH, None)
+    assert ends["r1"][0] is FinishReason.ABORT
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from slosched.batch import BatchBuilder
 from slosched.core import Request, ScheduledBatch, SchedulerOutput, SchedulerView
 from slosched.kv import KVCache
+from slosched.kv.ledger import HoldsAll
 from slosched.kv.prefix.off import NoPrefixCache
 from slosched.kv.prefix.radix import Node, RadixTree
 from slosched.policy.engines.sglang.adder import AddResult, PrefillAdder
@@ -36,7 +37,7 @@ class Step(NamedTuple):
     wasted: list[int]
 
 
-class RadixKV(KVCache):
+class RadixKV(HoldsAll, KVCache):
     """A KV cache whose blocks are pages; `SGLangHere` and `settle` tell it when SGLang would act."""
 
     def __init__(self, num_tokens: int, page_size: int = 1) -> None:

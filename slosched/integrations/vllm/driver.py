@@ -38,7 +38,8 @@ class Driver(Link):
         rehearse_apart(self._policy)
         self._loads = None if host.connector is None else Loads(host, self._kv, self._mirror.queues)
         self._ended: list[tuple[int, EngineCoreOutput]] = []
-        self._busy_s = time.monotonic()
+        self._stands_since_s: float | None = None
+        """When the policy began to let requests wait for nothing; None if it does not."""
 
     def returned(self, scheduler_output: Any, outputs: dict[int, Any]) -> None:
         """Handle a step whose results vLLM has just processed.
@@ -56,6 +57,7 @@ class Driver(Link):
         self, begins_s: float, vllm_schedule: Callable[[], Any]
     ) -> tuple[Any, BatchShape | None]:
         self._end_refused()
+        self._kv.groups.drop_unseen(self._host.running)
         if self._loads is not None:
             self._loads.begin_step()
         plan = self._plan(begins_s)
@@ -71,10 +73,13 @@ class Driver(Link):
         except Exception as error:
             self.truth.note_fallback(Fallback.RAISED, error)
             return None
-        if plan.num_scheduled_tokens or self._steps.num_in_flight or self._is_idle:
-            self._busy_s = time.monotonic()
-        elif time.monotonic() - self._busy_s > _PATIENCE_S:
-            self._busy_s = time.monotonic()
+        does_something = plan.num_scheduled_tokens or plan.rejected or plan.preempted
+        if does_something or self._steps.num_in_flight or self._is_idle:
+            self._stands_since_s = None
+        elif self._stands_since_s is None:
+            self._stands_since_s = time.monotonic()
+        elif time.monotonic() - self._stands_since_s > _PATIENCE_S:
+            self._stands_since_s = None
             self.truth.note_fallback(Fallback.STALLED)
             return None
         return plan

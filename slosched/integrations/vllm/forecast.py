@@ -71,7 +71,7 @@ class Forecast(VLLMLedger):
         `loads` begin in this step, in this order.
         """
         [group] = manager.coordinator.single_type_managers
-        super().__init__((group.req_to_blocks,), matched, caches_prefixes=True)
+        super().__init__(group.req_to_blocks, matched, caches_prefixes=True)
         self._requests = requests
         self._block_size = block_size
         self._num_loaded_of = num_loaded_tokens

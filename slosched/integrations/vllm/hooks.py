@@ -39,6 +39,8 @@ _ATTRIBUTES = (
     "kv_cache_manager.coordinator.single_type_managers",
     "kv_cache_manager.enable_caching",
     "kv_cache_manager.get_computed_blocks",
+    "kv_cache_manager.max_model_len",
+    "kv_cache_manager.remove_skipped_blocks",
     "kv_cache_manager.watermark_blocks",
     "block_size",
     "current_step",

@@ -6,32 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slosched.integrations.vllm.forecast import Forecast, Load, can_forecast
-from slosched.integrations.vllm.ledger import VLLMLedger, num_held_blocks
+from slosched.integrations.vllm.group_ledger import GroupLedger
+from slosched.integrations.vllm.groups import Groups
+from slosched.integrations.vllm.ledger import VLLMLedger
 
 
 class VLLMBlocks:
     """A `KVView` of vLLM's `KVCacheManager`: counts, read when asked for.
 
     Some models have several groups of layers that take blocks from one pool (sliding-window and
-    full attention).  For these, a block here means one block of each group, and a request holds as
-    many as in the group with the most. vLLM has no blocks in host memory to which a scheduler could
-    swap.
+    full attention).  For these, a block here is a row of `groups`.  vLLM has no blocks in host
+    memory to which a scheduler could swap.
     """
 
     num_free_host_blocks = 0
 
-    def __init__(self, kv_cache_manager: Any, block_size: int, requests: Mapping[str, Any]) -> None:
-        """Read from vLLM's manager; `block_size` is in tokens, `requests` are vLLM's by id."""
+    def __init__(self, kv_cache_manager: Any, requests: Mapping[str, Any]) -> None:
+        """Read from vLLM's manager; `requests` are vLLM's by id."""
         self._manager = kv_cache_manager
         self._requests = requests
         self._pool = kv_cache_manager.block_pool
-        self._tables = [
-            manager.req_to_blocks for manager in kv_cache_manager.coordinator.single_type_managers
-        ]
-        self.num_groups = len(self._tables)
+        self.groups = Groups(kv_cache_manager)
         self._forecasts = can_forecast(kv_cache_manager)
         self._matched: dict[str, Sequence[Any]] = {}
-        self.block_size = block_size
+        self._hits: dict[str, Sequence[Sequence[Any]]] = {}
+        """The same for each group, if there are several."""
+        self.block_size = self.groups.block_size
         self.num_loaded_tokens: dict[str, int] = {}
         """Tokens that a waiting request has once a KV connector has loaded its part, by id; those
         that are cached anyway are among them."""
@@ -41,15 +41,17 @@ class VLLMBlocks:
     @property
     def num_blocks(self) -> int:
         """Return the number of blocks without the null block, which vLLM keeps for itself."""
-        return int(self._pool.num_gpu_blocks - 1) // self.num_groups
+        return int(self._pool.num_gpu_blocks - 1) // self.groups.num_blocks_per_row
 
     @property
     def num_free_blocks(self) -> int:
-        num_free = int(self._pool.get_num_free_blocks()) // self.num_groups
+        num_free = int(self._pool.get_num_free_blocks()) // self.groups.num_blocks_per_row
         return num_free - sum(load.num_blocks for load in self.loads)
 
     def num_held_blocks(self, request_id: str) -> int:
-        return num_held_blocks(self._tables, request_id)
+        if self.groups.are_plain:
+            return self.groups.num_rows(request_id)
+        return len(self.groups.held(request_id)) // self.groups.num_blocks_per_row
 
     def num_held_host_blocks(self, request_id: str) -> int:  # noqa: ARG002  # there are none
         return 0
@@ -65,7 +67,15 @@ class VLLMBlocks:
                 self.num_loaded_tokens,
                 self.loads,
             )
-        return VLLMLedger(self._tables, self._matched, caches_prefixes=self.caches_prefixes)
+        if self.groups.are_plain:
+            [table] = self.groups.tables
+            return VLLMLedger(table, self._matched, caches_prefixes=self.caches_prefixes)
+        return GroupLedger(
+            self.groups,
+            self._hits,
+            int(self._pool.get_num_free_blocks()),
+            caches_prefixes=self.caches_prefixes,
+        )
 
     @property
     def caches_prefixes(self) -> bool:
@@ -75,6 +85,8 @@ class VLLMBlocks:
         """Return how many tokens of vLLM's waiting `request` are in the prefix cache now."""
         blocks, num_tokens, *_ = self._manager.get_computed_blocks(request)
         self._matched[request.request_id] = blocks.blocks[0]
+        if not self.groups.are_plain:
+            self._hits[request.request_id] = blocks.blocks
         return int(num_tokens)
 
     def has_matched(self, request_id: str) -> bool:
@@ -83,3 +95,4 @@ class VLLMBlocks:
     def forget(self, request_id: str) -> None:
         """Forget the matched blocks of a request that no longer waits."""
         self._matched.pop(request_id, None)
+        self._hits.pop(request_id, None)

@@ -8,17 +8,10 @@ from typing import Any
 
 from slosched.kv.ledger import FoundBefore
 
-Tables = Sequence[Mapping[str, Sequence[Any]]]
-"""vLLM's blocks by request, for each group of layers."""
+Table = Mapping[str, Sequence[Any]]
+"""vLLM's blocks by request, in one group of layers."""
 Matched = Mapping[str, Sequence[Any]]
 """vLLM's cached blocks that a waiting request could use, from its first group."""
-
-
-def num_held_blocks(tables: Tables, request_id: str) -> int:
-    """Return how many blocks the request holds in the group with the most."""
-    if len(tables) == 1:
-        return len(tables[0].get(request_id, ()))
-    return max(len(table.get(request_id, ())) for table in tables)
 
 
 class VLLMLedger(FoundBefore):
@@ -27,25 +20,24 @@ class VLLMLedger(FoundBefore):
     vLLM counts a cached block without a holder as free, so using it takes one of the free blocks.
     """
 
-    def __init__(self, tables: Tables, matched: Matched, *, caches_prefixes: bool) -> None:
-        self._tables = tables
-        self._table = tables[0]
+    def __init__(self, table: Table, matched: Matched, *, caches_prefixes: bool) -> None:
+        self._table = table
         self._matched = matched
         self._caches_prefixes = caches_prefixes
         self._more: Counter[int] = Counter()
         """The change in holders that the plan makes, by block id."""
 
     def num_ready_blocks(self, request_id: str) -> int:
-        held = num_held_blocks(self._tables, request_id)
+        held = len(self._table.get(request_id, ()))
         return held or sum(map(self._is_held, self._found_by(request_id)))
 
     def start(self, request_id: str) -> None:
         self._more.update(block.block_id for block in self._found_by(request_id))
 
     def leave(self, request_id: str) -> int:
-        if not self._caches_prefixes:
-            return num_held_blocks(self._tables, request_id)
         blocks = self._table.get(request_id, ())
+        if not self._caches_prefixes:
+            return len(blocks)
         self._more.subtract(block.block_id for block in blocks)
         return len(blocks) - sum(map(self._is_held, blocks))
 

@@ -7,14 +7,17 @@ from typing import Any
 from slosched.core import DeadlineRule, Limits
 
 
-def limits_of(host: Any, deadline_rule: DeadlineRule, num_groups: int = 1) -> Limits:
-    """Return the limits of `host`, vLLM's scheduler, whose blocks are of `num_groups` groups."""
+def limits_of(host: Any, deadline_rule: DeadlineRule, num_blocks_per_row: int = 1) -> Limits:
+    """Return the limits of `host`, vLLM's scheduler.
+
+    A block of the limits stands for `num_blocks_per_row` of vLLM's.
+    """
     return Limits(
         max_num_batched_tokens=host.max_num_scheduled_tokens,
         max_num_seqs=host.max_num_active_reqs,
         max_loras=None if host.lora_config is None else host.lora_config.max_loras,
         max_chunk_tokens=host.scheduler_config.long_prefill_token_threshold or None,
-        num_watermark_blocks=-(-host.kv_cache_manager.watermark_blocks // num_groups),
+        num_watermark_blocks=-(-host.kv_cache_manager.watermark_blocks // num_blocks_per_row),
         deadline_rule=deadline_rule,
     )
 

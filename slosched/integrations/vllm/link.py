@@ -32,8 +32,8 @@ class Link(ABC):
         self, host: Any, settings: Settings, device: str, record: Record | None = None
     ) -> None:
         self._host = host
-        self._kv = VLLMBlocks(host.kv_cache_manager, host.block_size, host.requests)
-        self._limits = limits_of(host, settings.deadline_rule, self._kv.num_groups)
+        self._kv = VLLMBlocks(host.kv_cache_manager, host.requests)
+        self._limits = limits_of(host, settings.deadline_rule, self._kv.groups.num_blocks_per_row)
         parallel = host.vllm_config.parallel_config
         names = _names(host.vllm_config.model_config)
         fitted = settings.make_model(device, names, parallel.world_size)

@@ -33,7 +33,7 @@ def admit(
         if not batch.has_lora_slot(request):
             passed_over.append(request.request_id)
             continue
-        num_left = n = batch.find(request)
+        n = batch.find(request)
         if max_chunk_tokens is not None:
             n = min(n, max_chunk_tokens)
         # vLLM refuses a configuration in which a prompt is longer than any step, since it would
@@ -42,11 +42,14 @@ def admit(
         if not may_chunk and whole > batch.num_free_tokens:
             break
         n = min(n, batch.num_free_tokens)
-        must_fit = num_left if must_fit_whole else n
         is_first = batch.num_free_seqs == view.limits.max_num_seqs
         left_free = 0 if is_first else num_watermark_blocks
         left_free = max(left_free, batch.blocks_kept_free(request))
-        if batch.blocks_missing(request, must_fit) > batch.num_free_blocks - left_free:
+        if must_fit_whole:
+            missing = batch.blocks_missing_at_most(request)
+        else:
+            missing = batch.blocks_missing(request, n)
+        if missing > batch.num_free_blocks - left_free:
             break
         batch.add(request, n)
     return passed_over
