@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from slosched.engine.torch.attention.batch import Int32s, Int64s
-
-
-class Span(Protocol):
-    """Tokens [prior, prior + new) of a sequence, and the blocks that hold at least these."""
-
-    @property
-    def num_new_tokens(self) -> int: ...
-
-    @property
-    def num_prior_tokens(self) -> int: ...
-
-    @property
-    def block_table(self) -> Sequence[int]: ...
 
 
 class BlockTables:
@@ -36,30 +22,31 @@ class BlockTables:
         self._known: dict[Hashable, tuple[int, list[int]]] = {}
         """The row of each sequence, and the table that is written there."""
 
-    def rows(self, names: Iterable[Hashable], spans: Iterable[Span]) -> list[int]:
+    def rows(self, names: Iterable[Hashable], tables: Iterable[Sequence[int]]) -> list[int]:
         """Write the tables that have changed, and return the row of each sequence."""
         found = []
         known = self._known
-        for name, span in zip(names, spans, strict=True):
+        for name, table in zip(names, tables, strict=True):
             entry = known.get(name)
-            if entry is None or entry[1] != span.block_table:
-                entry = self._write(name, span.block_table)
+            if entry is None or entry[1] != table:
+                entry = self._write(name, table)
             found.append(entry[0])
         return found
 
-    def gather(self, rows: Sequence[int], num_blocks: int, first_blocks: Int64s) -> Int32s:
-        """Return `num_blocks` entries of each row, from its first block on: [rows, num_blocks].
+    def gather(self, rows: Sequence[int], first_blocks: Int64s, out: Int32s) -> None:
+        """Fill `out` [rows, entries] with entries of these rows, each from its first block on.
 
         Entries behind the end of a table are blocks that it, or a sequence that has ended, had.
         """
+        num_blocks = out.shape[1]
         if not first_blocks.any():
-            tables: Int32s = self._array[rows, :num_blocks]
-            return tables
+            # Other modes than "raise" write to `out` without a copy; all rows are there.
+            self._array[:, :num_blocks].take(rows, axis=0, out=out, mode="clip")
+            return
         # A shorter table ends with its last entries again, in place of those behind the array.
         places = first_blocks[:, None] + np.arange(num_blocks)
         np.minimum(places, self._array.shape[1] - 1, out=places)
-        moved: Int32s = self._array[np.asarray(rows)[:, None], places]
-        return moved
+        out[:] = self._array[np.asarray(rows)[:, None], places]
 
     def release(self, name: Hashable) -> None:
         """Forget a sequence that has ended."""
@@ -71,11 +58,16 @@ class BlockTables:
         if name not in self._known and not self._free_rows:
             self._free_rows = list(range(num_rows, 2 * num_rows))
             self._array = np.concatenate([self._array, np.zeros_like(self._array)])
-        if len(table) > width:
-            more = max(len(table) - width, width)
+        row, written = entry = self._known.get(name) or (self._free_rows.pop(), [])
+        kept = len(written)
+        written += table[kept:]
+        if written != table:  # it did not only grow
+            kept, written[:] = 0, table
+        # From here on `table`, which may be growing in another thread, is not looked at.
+        if len(written) > width:
+            more = max(len(written) - width, width)
             self._array = np.pad(self._array, ((0, 0), (0, more)))
-        row = self._known[name][0] if name in self._known else self._free_rows.pop()
         # Nobody reads an entry without a block, but kernels may compute its address.
-        np.maximum(table, 0, out=self._array[row, : len(table)], casting="unsafe")
-        entry = self._known[name] = row, list(table)
+        self._array[row, kept : len(written)] = [max(block, 0) for block in written[kept:]]
+        self._known[name] = entry
         return entry

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slosched.engine.torch.attention import AttentionBackend, PagedBatch, Scoring
 from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
-from slosched.engine.torch.step_inputs import StepInputs, TokenSpan
+from slosched.engine.torch.step_inputs import Spans, StepInputs
 
 SCALE = 0.3
 LARGEST_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -25,7 +25,7 @@ class Case:
     query: Tensor
     k_cache: Tensor
     v_cache: Tensor
-    spans: list[TokenSpan]
+    spans: Spans
 
     def expected(self, scoring: Scoring) -> Tensor:
         """Return the attention in float32, computed token by token from its definition."""
@@ -33,7 +33,7 @@ class Case:
         keys, values = (c.flatten(0, 1).float() for c in (self.k_cache, self.v_cache))
         group = self.query.shape[1] // self.k_cache.shape[2]
         size, row = self.batch.block_size, 0
-        for num_new, num_prior, table in self.spans:
+        for num_new, num_prior, table in zip(*self.spans, strict=True):
             for position in range(num_prior, num_prior + num_new):
                 first = 0 if scoring.window is None else max(0, position + 1 - scoring.window)
                 slots = [table[p // size] * size + p % size for p in range(first, position + 1)]
@@ -66,7 +66,7 @@ def make_case(
     blocks = rng.sample(range(sum(held) + 3), sum(held))
     spans = []
     for (new, prior), num_blocks in zip(shape.tokens, held, strict=True):
-        spans.append(TokenSpan(new, prior, blocks[:num_blocks]))
+        spans.append((new, prior, blocks[:num_blocks]))
         blocks = blocks[num_blocks:]
     geometry = KVGeometry(2, shape.num_kv_heads, shape.head_dim, dtype)
     place = torch.device(device)
@@ -83,8 +83,8 @@ def make_case(
     query = torch.randn(shape.num_heads, num_tokens, shape.head_dim, generator=generator)
     query = query.to(place, dtype).transpose(0, 1)
     ids = [0] * num_tokens
-    batch = StepInputs(size, place).fill(range(len(spans)), spans, ids, []).batch
-    return Case(batch, query, k_cache, v_cache, spans)
+    batch = StepInputs(size, place).fill(range(len(spans)), Spans.of(spans), ids, []).batch
+    return Case(batch, query, k_cache, v_cache, Spans.of(spans))
 
 
 def relative_error(backend: AttentionBackend, case: Case, window: int | None) -> float:

@@ -24,7 +24,7 @@ from slosched.engine.torch.attention.batch import Int32s, Int64s
 from slosched.engine.torch.forward import UnsupportedModelError, forward
 from slosched.engine.torch.kv_cache import PagedKVCache
 from slosched.engine.torch.model import LoadedModel
-from slosched.engine.torch.step_inputs import StepInput, TokenSpan
+from slosched.engine.torch.step_inputs import StepInput
 from slosched.perfmodel.graphs import parse_graph_sizes, vllm_graph_sizes
 
 AUTO = "auto"
@@ -84,9 +84,9 @@ class DecodeGraphs:
         return None if at == len(self._sizes) else self._sizes[at] - len(batch.chunks)
 
     @property
-    def idle_span(self) -> TokenSpan:
-        """Return an idle decode, the same for all."""
-        return TokenSpan(1, 0, [self._cache.num_blocks - 1])
+    def idle_block(self) -> int:
+        """Return the block that idle decodes write to."""
+        return self._cache.num_blocks - 1
 
     def run(self, step_input: StepInput) -> Tensor:
         """Return the logits of a step that is padded; the next run overwrites them."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from slosched.engine.torch.attention import AttentionBackend, Scoring
 from slosched.engine.torch.forward import ATTENTION_NAME, UnsupportedModelError, forward
 from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
-from slosched.engine.torch.step_inputs import StepInputs, TokenSpan
+from slosched.engine.torch.step_inputs import Spans, StepInputs
 
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _SLIDING = "sliding_attention"
@@ -144,11 +144,11 @@ def _run_in_chunks(
             prior = sum(len(part) for part in logits[owner])
             new = int(len(ids) * end) - prior
             if new > 0:
-                spans.append(TokenSpan(new, prior, tables[owner]))
+                spans.append((new, prior, tables[owner]))
                 new_ids.append(ids[prior : prior + new])
                 owners.append(owner)
         flat_ids = torch.cat(new_ids).tolist()
-        step_input = inputs.fill(owners, spans, flat_ids, range(len(flat_ids)))
+        step_input = inputs.fill(owners, Spans.of(spans), flat_ids, range(len(flat_ids)))
         lengths = [len(ids) for ids in new_ids]
         parts = torch.split(forward(model, step_input, cache, backend), lengths)
         for owner, part in zip(owners, parts, strict=True):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -64,4 +64,5 @@ class _Side:
 
 def split_array(array: npt.NDArray[Any], *sizes: int) -> list[npt.NDArray[Any]]:
     """Return consecutive parts of a flat array, of the given sizes."""
-    return np.split(array, np.cumsum(sizes)[:-1])
+    stops = [*accumulate(sizes)]
+    return [array[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -11,18 +12,34 @@ from torch import Tensor
 
 from slosched.engine.torch.attention import PagedBatch
 from slosched.engine.torch.attention.batch import Int64s
-from slosched.engine.torch.block_tables import BlockTables, Span
+from slosched.engine.torch.block_tables import BlockTables
 from slosched.engine.torch.host_buffer import HostBuffer, split_array
 from slosched.engine.torch.side_stream import SideStream
 from slosched.kv.window import num_unseen_blocks
 
 
-class TokenSpan(NamedTuple):
-    """A `Span` that stands for itself; a `ScheduledChunk` is one, too."""
+class Spans(NamedTuple):
+    """The tokens [prior, prior + new) of some sequences, and the blocks that hold at least these.
 
-    num_new_tokens: int
-    num_prior_tokens: int
-    block_table: Sequence[int]
+    It has a column for each property, as that is what whole arrays are made of.
+    """
+
+    num_new_tokens: Sequence[int]
+    num_prior_tokens: Sequence[int]
+    block_tables: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, int, Sequence[int]]]) -> Spans:
+        """Return the spans of which each row has the new tokens, the prior ones and the blocks."""
+        return cls(*zip(*rows, strict=True))
+
+    def padded(self, num_more: int, block: int) -> Spans:
+        """Return these and `num_more` sequences of one new token each, all in one block."""
+        return Spans(
+            (*self.num_new_tokens, *[1] * num_more),
+            (*self.num_prior_tokens, *[0] * num_more),
+            (*self.block_tables, *[[block]] * num_more),
+        )
 
 
 class Taken(NamedTuple):
@@ -75,7 +92,7 @@ class StepInputs:
     def fill(
         self,
         names: Iterable[Hashable],
-        spans: Sequence[Span],
+        spans: Spans,
         token_ids: Sequence[int],
         emitting: Sequence[int],
         taken: Taken = NOTHING_TAKEN,
@@ -86,13 +103,12 @@ class StepInputs:
         all spans, and `emitting` the indices of those among them whose logits are wanted. The
         tokens that are `taken` replace those of `token_ids` on the device.
         """
-        num_new = np.array([span.num_new_tokens for span in spans])
-        num_prior = np.array([span.num_prior_tokens for span in spans])
+        num_new, num_prior = np.array(spans.num_new_tokens), np.array(spans.num_prior_tokens)
         first_blocks = self._num_unseen_blocks(num_prior)
         num_skipped = first_blocks * self._block_size
         num_context = num_new + num_prior - num_skipped
         num_blocks = -(-int(num_context.max()) // self._block_size)
-        num_tokens, num_spans = len(token_ids), len(spans)
+        num_tokens, num_spans = len(token_ids), len(num_new)
 
         sizes = [num_spans + 1, num_spans + 1, num_spans, num_spans * num_blocks]
         int32s = self._int32s.array(sum(sizes))
@@ -102,14 +118,14 @@ class StepInputs:
         np.cumsum(num_context, out=context_starts[1:])
         context_lens[:] = num_context
         tables = flat_tables.reshape(num_spans, num_blocks)
-        rows_of_tables = self._tables.rows(names, spans)
-        tables[:] = self._tables.gather(rows_of_tables, num_blocks, first_blocks)
+        self._tables.gather(self._tables.rows(names, spans.block_tables), first_blocks, out=tables)
 
         num_taken = len(taken.places)
         long_sizes = [num_tokens, num_tokens, num_tokens, len(emitting), num_taken, num_taken]
         int64s = self._int64s.array(sum(long_sizes))
         ids, positions, slots, rows, places_taken, rows_taken = split_array(int64s, *long_sizes)
-        ids[:] = np.fromiter(token_ids, np.int64, num_tokens)
+        # Numpy would take twice the time to convert a list.
+        struct.pack_into(f"{num_tokens}q", ids.data, 0, *token_ids)
         rows[:] = emitting
         places_taken[:], rows_taken[:] = taken.places, taken.rows
         # A token's position is its index among all new tokens, moved by a step for each sequence.

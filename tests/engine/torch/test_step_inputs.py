@@ -1,4 +1,4 @@
-"""The input of a step is right however the steps before it were, and is prepared in no time."""
+"""The input of a step is right however the steps before it were, and is prepared quickly."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from machine import slowed
 from benchmarks.step_inputs import steps
 from slosched.core import NO_BLOCK
 from slosched.engine.torch import TorchExecutor, load_model
-from slosched.engine.torch.step_inputs import StepInput, StepInputs, TokenSpan
+from slosched.engine.torch.step_inputs import Spans, StepInput, StepInputs
 
 torch.set_num_threads(1)
 
 CPU = torch.device("cpu")
 
 
-def check(got: StepInput, spans: list[TokenSpan], block_size: int) -> None:
+def check(got: StepInput, spans: Spans, block_size: int) -> None:
     """Compare everything that kernels read with what follows from the spans one by one."""
     batch = got.batch
-    new = [span.num_new_tokens for span in spans]
-    contexts = [span.num_prior_tokens + span.num_new_tokens for span in spans]
+    new, tables = list(spans.num_new_tokens), spans.block_tables
+    contexts = [a + b for a, b in zip(new, spans.num_prior_tokens, strict=True)]
     positions = [
-        (span, span.num_prior_tokens + i) for span in spans for i in range(span.num_new_tokens)
+        (table, context - num + i)
+        for num, context, table in zip(new, contexts, tables, strict=True)
+        for i in range(num)
     ]
     assert batch.positions.tolist() == [position for _, position in positions]
     assert batch.slots.tolist() == [
-        span.block_table[p // block_size] * block_size + p % block_size for span, p in positions
+        table[p // block_size] * block_size + p % block_size for table, p in positions
     ]
     assert batch.query_starts.tolist() == [sum(new[:i]) for i in range(len(new) + 1)]
     assert batch.context_starts.tolist() == [sum(contexts[:i]) for i in range(len(new) + 1)]
     assert batch.context_lens.tolist() == batch.num_context_tokens.tolist() == contexts
     assert batch.num_new_tokens.tolist() == new
     assert (batch.max_new_tokens, batch.max_context_tokens) == (max(new), max(contexts))
-    for tables in (batch.block_tables.tolist(), batch.host_block_tables.tolist()):
-        for row, span, context in zip(tables, spans, contexts, strict=True):
+    for rows in (batch.block_tables.tolist(), batch.host_block_tables.tolist()):
+        for row, table, context in zip(rows, tables, contexts, strict=True):
             num_blocks = -(-context // block_size)
-            assert row[:num_blocks] == list(span.block_table[:num_blocks])
+            assert row[:num_blocks] == list(table[:num_blocks])
     assert {batch.positions.dtype, batch.slots.dtype} == {torch.int64}
     for tensor in (batch.query_starts, batch.context_starts, batch.context_lens):
         assert tensor.dtype == torch.int32
@@ -70,21 +72,21 @@ def test_tables_that_grow_move_and_change_in_place() -> None:
             table = tables.setdefault(name, [])
             while len(table) * block_size < prior + new:
                 table.append(rng.randrange(1000))
-            spans.append(TokenSpan(new, prior, table))
+            spans.append((new, prior, table))
             ids += [step] * new
             emitting.append(len(ids) - 1)
             tokens[name] += new
-        got = inputs.fill(names, spans, ids, emitting)
+        got = inputs.fill(names, Spans.of(spans), ids, emitting)
         assert got.token_ids.tolist() == ids
         assert got.emitting.tolist() == emitting
-        check(got, spans, block_size)
+        check(got, Spans.of(spans), block_size)
 
 
 def test_with_a_window_batches_begin_with_the_first_block_that_is_seen() -> None:
     """Blocks of 4 tokens and a window of 6: after 30 tokens position 25 is the first one seen."""
     inputs = StepInputs(4, CPU, window_tokens=6)
     gone = [NO_BLOCK] * 6
-    spans = [TokenSpan(3, 30, [*gone, 7, 8, 9]), TokenSpan(1, 2, [5]), TokenSpan(2, 0, [4])]
+    spans = Spans((3, 1, 2), (30, 2, 0), ([*gone, 7, 8, 9], [5], [4]))
     for _ in range(2):
         batch = inputs.fill(["a", "b", "c"], spans, range(6), []).batch
         assert batch.num_context_tokens.tolist() == [9, 3, 2]
@@ -99,14 +101,14 @@ def test_the_same_buffers_serve_every_other_step() -> None:
     inputs = StepInputs(16, CPU)
     places = set()
     for step in range(20):
-        got = inputs.fill(["a"], [TokenSpan(1, 30 + step, [3, 1, 2, 5])], [step], [0])
+        got = inputs.fill(["a"], Spans([1], [30 + step], [[3, 1, 2, 5]]), [step], [0])
         places.add((got.token_ids.data_ptr(), got.batch.block_tables.untyped_storage().data_ptr()))
     assert len(places) == 2, "the step before may still be read"
 
 
 @pytest.mark.slow  # its time differs twofold between machines of one kind
 @pytest.mark.cost
-def test_a_large_step_is_prepared_in_less_than_a_millisecond() -> None:
+def test_a_large_step_is_prepared_in_half_a_millisecond() -> None:
     model = load_model("tiny-random", device="cpu", dtype="float32")
     executor = TorchExecutor(model, num_blocks=8)
     seconds = []
@@ -115,4 +117,4 @@ def test_a_large_step_is_prepared_in_less_than_a_millisecond() -> None:
         executor.prepare(chunks)
         seconds.append(time.perf_counter() - start_s)
         executor.release(chunks[-1].request.request_id)
-    assert min(seconds) <= slowed(1e-3)
+    assert min(seconds) <= slowed(0.5e-3)

@@ -18,7 +18,7 @@ from slosched.engine.torch.attention.sdpa import SdpaBackend
 from slosched.engine.torch.forward import ATTENTION_NAME, UnsupportedModelError, forward
 from slosched.engine.torch.guards import check_against_eager, probe
 from slosched.engine.torch.kv_cache import PagedKVCache
-from slosched.engine.torch.step_inputs import StepInputs, TokenSpan
+from slosched.engine.torch.step_inputs import Spans, StepInputs
 
 torch.set_num_threads(1)
 
@@ -102,13 +102,13 @@ def paged_logits(
             left = len(sequences[i]) - done[i]
             if left and rng.random() < 0.8:
                 n = 1 if rng.random() < 0.5 else rng.randint(1, left)
-                spans.append(TokenSpan(n, done[i], tables[i]))
+                spans.append((n, done[i], tables[i]))
                 new_ids.append(sequences[i][done[i] : done[i] + n])
                 owners.append(i)
                 done[i] += n
         if spans:
             flat = torch.cat(new_ids).tolist()
-            step_input = inputs.fill(owners, spans, flat, range(len(flat)))
+            step_input = inputs.fill(owners, Spans.of(spans), flat, range(len(flat)))
             rows = forward(model, step_input, cache, SdpaBackend())
             for i, part in zip(owners, rows.split([len(ids) for ids in new_ids]), strict=True):
                 logits[i].append(part)
