@@ -12,6 +12,7 @@ import typer
 
 from experiments.command import make_app, start
 from experiments.fleet import truth as truth_study
+from experiments.fleet.ceilings import CEILINGS, bound_all
 from experiments.fleet.pools import PAGE as POOLS_PAGE
 from experiments.fleet.pools import page, play
 from experiments.fleet.questions import POLICIES, QUESTIONS, Question
@@ -67,8 +68,18 @@ def report() -> None:
 
     Example: `python -m experiments.fleet report`.
     """
-    PAGE.write_text(tables(pd.read_csv(RESULTS)), encoding="utf-8")
+    PAGE.write_text(tables(pd.read_csv(RESULTS), pd.read_csv(CEILINGS)), encoding="utf-8")
     console.print(f"wrote {PAGE}")
+
+
+@app.command()
+def ceilings() -> None:
+    """Bound the windows that ceilings.csv does not have (two minutes), and make results.md.
+
+    Example: `python -m experiments.fleet ceilings`.
+    """
+    bound_all()
+    report()
 
 
 @app.command()

@@ -13,6 +13,8 @@ from slosched.cli import options
 from slosched.cli.console import console
 from slosched.core import LatencyModel
 from slosched.evaluate.comparison import Replica
+from slosched.fleet.split_setup import AnyFleet
+from slosched.fleet.view import ReplicaKind
 from slosched.kv import PrefixCaching
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import KINDS, Trace
@@ -112,6 +114,18 @@ def windows_of(
         part = window(whole, size, seed)
         cut.append(part if rule is None else part.with_slo(rule))
     return cut
+
+
+def loosest_fleet(fleets: Sequence[AnyFleet]) -> AnyFleet:
+    """Return the first fleet, of which each replica is the `loosest` one on its place."""
+    places = zip(*(fleet.replicas for fleet in fleets), strict=True)
+    return replace(
+        fleets[0],
+        replicas=tuple(
+            ReplicaKind(place[0].model, loosest([kind.config for kind in place]))
+            for place in places
+        ),
+    )
 
 
 def loosest(configs: Sequence[SimulationConfig]) -> SimulationConfig:

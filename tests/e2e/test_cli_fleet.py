@@ -35,7 +35,8 @@ def test_compare_plays_each_policy_behind_each_router(cli: Cli) -> None:
     assert said.status == 0, said.err
     assert "fcfs behind round_robin" in said.out
     assert "fcfs behind power_of_two:seed=1" in said.out
-    assert "for one replica alone" in said.out
+    assert "on these replicas" in said.out
+    assert "bound" in said.out.split("on these replicas")[0], "the table has a column for the share"
 
 
 def test_compare_scales_a_fleet_by_each_scaler(cli: Cli, tmp_path: Path) -> None:

@@ -29,7 +29,13 @@ def test_the_table_has_means_with_intervals_and_paired_gains() -> None:
         for window, share in enumerate(each)
     ]
     columns = ["question", "rate", "policy", "router", "window", "in_time"]
-    text = tables(pd.DataFrame(rows, columns=columns))
+    bounds = [
+        ("conversations", 90.0, window, most, 200.0) for window, most in ((0, 0.98), (1, 1.0))
+    ]
+    ceilings = pd.DataFrame(
+        bounds, columns=["question", "rate", "window", "most_in_time", "most_per_s"]
+    )
+    text = tables(pd.DataFrame(rows, columns=columns), ceilings)
     assert "## conversations, 90 requests/s" in text
     assert "| `round_robin` | 55.0 ± 63.5 % | 95.0 ± 63.5 % |" in text
     assert (
@@ -37,6 +43,9 @@ def test_the_table_has_means_with_intervals_and_paired_gains() -> None:
         in text
     )
     assert "both behind `round_robin`: +40.0 ± 0.0 points" in text
+    assert "| any (bound) | ≤ 99.0 ± 12.7 % | ≤ 99.0 ± 12.7 % |" in text
+    assert "more than 200 ± 0 such requests/s" in text
+    assert "(bound)" not in tables(pd.DataFrame(rows, columns=columns), ceilings[:0])
 
 
 def test_the_interval_of_one_window_is_without_end() -> None:

@@ -36,10 +36,12 @@ from slosched.cli.search_options import (
     TunedFiles,
     check_no_tuned,
     loosest,
+    loosest_fleet,
     pool_of,
     windows_of,
 )
 from slosched.cli.simulation import ReplicaOptions
+from slosched.fleet.view import ReplicaKind
 from slosched.perfmodel import load_model
 from slosched.workload.slo import TTFTPromise
 
@@ -212,21 +214,25 @@ def _bounds(
     targets: Sequence[float],
     make_pool: MakePool,
 ) -> dict[float, float]:
-    """Return the bound on the capacity by target; none if no bound holds for this device."""
-    from slosched.evaluate.bounds import why_no_bound_holds
+    """Return the bound on the capacity by target; none if no bound holds for these devices."""
+    from slosched.evaluate.bounds import why_no_bound_holds, why_no_fleet_bound_holds
     from slosched.evaluate.capacity.bound import bound_windows
 
-    config = loosest([contender.config for contender in contenders])
-    if contenders[0].fleet is not None:
-        console.print("[yellow]note:[/] the bound on every scheduler is for one replica alone")
-        return {}
-    if why := why_no_bound_holds(windows[0], config):
+    fleets = [contender.fleet for contender in contenders if contender.fleet is not None]
+    if fleets:
+        fleet = loosest_fleet(fleets)
+        replicas, why = fleet.replicas, why_no_fleet_bound_holds(windows[0], fleet)
+    else:
+        config = loosest([contender.config for contender in contenders])
+        replicas = (ReplicaKind(contenders[0].model, config),)
+        why = why_no_bound_holds(windows[0], config)
+    if why:
         console.print(f"[yellow]note:[/] no bound on every scheduler is given: {why}")
         return {}
     best = max(study.capacity(name, targets[-1]).requests_per_s for name in study.contenders)
     with console.status("bounding what any scheduler could do (--no-bound leaves it out)"):
         guess = max(1.3 * best, windows[0].rate)
-        return bound_windows(windows, contenders[0].model, config, targets, guess, make_pool)
+        return bound_windows(windows, replicas, targets, guess, make_pool)
 
 
 def _run(sweep: Sweep, make_pool: MakePool) -> bool:

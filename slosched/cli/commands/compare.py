@@ -22,7 +22,7 @@ from slosched.cli.like import (
 )
 from slosched.cli.option_groups import grouped
 from slosched.cli.outcome_table import outcome_table
-from slosched.cli.search_options import TunedFiles, check_no_tuned, loosest
+from slosched.cli.search_options import TunedFiles, check_no_tuned, loosest, loosest_fleet
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.core import NO_SLO, DeadlineRule
 from slosched.evaluate.comparison import Comparison, Outcome, Replica, all_gpu_s, summarize_all
@@ -30,7 +30,6 @@ from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.replay.benchmark_results import is_benchmark_result, read_benchmark_result
 from slosched.replay.files import read_records
-from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace, TTFTPromise
 
 if TYPE_CHECKING:
@@ -117,12 +116,11 @@ def compare(
     outcomes = simulated.outcomes | recorded
     _note_other_promises(outcomes, recorded)
     title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
-    replicas = [replica.config for _, replica in contenders.values()]
-    bounds = _bounds(requests, device, loosest(replicas))
+    bounds = _bounds(requests, device, [replica for _, replica in contenders.values()])
     shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
     gpu_s = all_gpu_s(outcomes)
     console.print(outcome_table(title, summarize_all(outcomes, rule), shares, gpu_s))
-    console.print(_about(bounds))
+    console.print(_about(bounds, device))
     for tuning in tunings:
         console.print(f"[yellow]note:[/] tuned: {escape(str(tuning))}")
     missing = _missing(simulated)
@@ -133,7 +131,7 @@ def compare(
     text = (
         f"{title}, judged by the deadline rule {rule}, on a simulated "
         f"{device.model_name}. Every policy gets the same {_what_is_shared(settings)}; rejected "
-        f"and unfinished requests count as misses.\n\n{_about(bounds)}"
+        f"and unfinished requests count as misses.\n\n{_about(bounds, device)}"
     )
     replica_facts = device if tunings else common_replica(entrants, device)
     provenance = {"trace": requests.name, **requests.provenance, **replica_facts.provenance()}
@@ -152,14 +150,15 @@ def _what_is_shared(engines: Mapping[str, str]) -> str:
     return "arrivals, lengths and latency model (an engine as it ships has its own KV cache)"
 
 
-def _bounds(trace: Trace, device: Replica, config: SimulationConfig) -> Bounds:
-    from slosched.evaluate.bounds import Bounds, bounds_of  # slow to import
+def _bounds(trace: Trace, device: Replica, replicas: Sequence[Replica]) -> Bounds:
+    """Return what bounds every contender; all have the devices of `device`, with other limits."""
+    from slosched.evaluate.bounds import bounds_of, fleet_bounds  # slow to import
 
-    if device.fleet is not None:
-        return Bounds((), "it is for one replica alone")
-
+    fleets = [replica.fleet for replica in replicas if replica.fleet is not None]
     with console.status("bounding what any scheduler could do"):
-        return bounds_of(trace, device.model, config)
+        if fleets:
+            return fleet_bounds(trace, loosest_fleet(fleets))
+        return bounds_of(trace, device.model, loosest([replica.config for replica in replicas]))
 
 
 def _shares(
@@ -173,13 +172,13 @@ def _shares(
     return {name: bounds.ratio(o.summary(rule).num_good) for name, o in simulated.items()}
 
 
-def _about(bounds: Bounds) -> str:
+def _about(bounds: Bounds, device: Replica) -> str:
     if bounds.why_none_holds:
         return f"No bound on every scheduler is given: {bounds.why_none_holds}."
     best = bounds.tightest
     return (
         f"No scheduler serves more than {best.num_good} of the {best.num_offered} requests well "
-        f"on this device ({best.name} bound)."
+        f"on {'this device' if device.fleet is None else 'these replicas'} ({best.name} bound)."
     )
 
 

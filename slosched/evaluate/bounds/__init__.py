@@ -5,7 +5,10 @@ from slosched.evaluate.bounds.bounds import (
     CapacityBound,
     bounds_of,
     capacity_bound,
+    fleet_bounds,
+    fleet_demand,
     why_no_bound_holds,
+    why_no_fleet_bound_holds,
 )
 from slosched.evaluate.bounds.demand import Demand, demand_of
 from slosched.evaluate.bounds.hindsight import hindsight_bound
@@ -26,10 +29,13 @@ __all__ = [
     "bounds_of",
     "capacity_bound",
     "demand_of",
+    "fleet_bounds",
+    "fleet_demand",
     "fluid_bound",
     "hindsight_bound",
     "on_time_bound",
     "roofline_bound",
     "roofline_of",
     "why_no_bound_holds",
+    "why_no_fleet_bound_holds",
 ]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slosched.core import LatencyModel
-from slosched.evaluate.bounds.demand import demand_of
+from slosched.evaluate.bounds.demand import Demand, demand_of
 from slosched.evaluate.bounds.hindsight import hindsight_bound
 from slosched.evaluate.bounds.on_time import Bound, fluid_bound, on_time_bound
+from slosched.evaluate.bounds.pool import pooled
 from slosched.evaluate.bounds.roofline import roofline_bound, roofline_of
+from slosched.fleet.split_setup import AnyFleet, SplitSetup
+from slosched.fleet.view import ReplicaKind
 from slosched.kv import PrefixCaching
 from slosched.perfmodel import FittedModel
 from slosched.simulator.simulate import SimulationConfig
@@ -70,6 +74,35 @@ def bounds_of(
     if roofline is not None:
         each.append(roofline_bound(trace, roofline, limits, kv_tokens))
     return Bounds(tuple(each), why_no_bound_holds(trace, config))
+
+
+def fleet_bounds(trace: Trace, fleet: AnyFleet) -> Bounds:
+    """Return L1 and L2 of all replicas of a fleet together, behind any router.
+
+    That replicas fail, start late, or hand requests over only takes from what the fleet can do.
+    """
+    demand = fleet_demand(trace, fleet.replicas)
+    each = fluid_bound(demand), on_time_bound(demand)
+    return Bounds(each, why_no_fleet_bound_holds(trace, fleet))
+
+
+def why_no_fleet_bound_holds(trace: Trace, fleet: AnyFleet) -> str | None:
+    """Return None if good requests may be divided by a bound; else the reason, in words."""
+    kinds = dict.fromkeys(fleet.replicas)
+    if isinstance(fleet, SplitSetup) and len(kinds) > 1:
+        return "it takes a request as served by one kind of replica, and the pools are of several"
+    reasons = (why_no_bound_holds(trace, kind.config) for kind in kinds)
+    return next((reason for reason in reasons if reason), None)
+
+
+def fleet_demand(trace: Trace, replicas: Sequence[ReplicaKind]) -> Demand:
+    """Return what the trace needs of these replicas together."""
+    return pooled(
+        [
+            (demand_of(trace, kind.model, kind.config.limits, kind.config.kv_tokens), number)
+            for kind, number in Counter(replicas).items()
+        ]
+    )
 
 
 def why_no_bound_holds(trace: Trace, config: SimulationConfig) -> str | None:

@@ -33,7 +33,8 @@ class Demand:
     """Device time for all later tokens, due with the last one."""
     index: IntArray
     """The index of each of these requests in the trace."""
-    prices: StepPrices
+    num_devices: float = 1.0
+    """The device time that there is in each second, in seconds."""
 
     def at_speed(self, factor: float) -> Demand:
         """Return the same requests arriving `factor` times as fast, as by `Trace.scaled_to`."""
@@ -112,7 +113,6 @@ def demand_at(
         first_work_s=first_work_s[possible],
         rest_work_s=rest_work_s[possible],
         index=np.flatnonzero(possible),
-        prices=prices,
     )
 
 

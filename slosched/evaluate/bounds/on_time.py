@@ -19,7 +19,7 @@ _MOST_VARIABLES = 40_000
 """The size of one linear program with its neighbours' requests, which takes a second or so."""
 
 _ASSUMPTIONS = (
-    "one replica, steps one after another, each taking what the latency model says",
+    "on each replica one step after another, each taking what the latency model says",
     "a latency model that is monotone in every field of the batch shape",
     "no more context in a step than the KV cache holds, and no prefix cache",
 )
@@ -52,7 +52,8 @@ def fluid_bound(demand: Demand) -> Bound:
     fluid limit of Ao, Luo, Simchi-Levi and Wang (arXiv 2504.11320), on a finite trace.
     """
     work_s = (demand.first_work_s + demand.rest_work_s).sum()
-    sustained_per_s = len(demand.release_s) / work_s if work_s else math.nan
+    room = demand.num_devices * len(demand.release_s)
+    sustained_per_s = room / work_s if work_s else math.nan
     bound = bound_of("L1 fluid", _fluid(demand), demand)
     return replace(bound, sustained_per_s=float(sustained_per_s))
 
@@ -67,10 +68,10 @@ def on_time_bound(demand: Demand, *, num_slots: int = 15) -> Bound:
 
         integral of p  +  sum over requests of max(0, 1 - work * (least p while it may run))
 
-    requests are good.  The prices come from the primal.  HiGHS solves it for a thousand requests or
-    so at a time, together with their neighbours, on slots of which a job sees on average at most
-    `num_slots`.  Wide slots, and prices that do not match where two programs meet, make the bound
-    looser, never wrong.  L2 <= L1.
+    requests are good; on a fleet the integral counts once for each device (`pooled`).  The prices
+    come from the primal.  HiGHS solves it for a thousand requests or so at a time, together with
+    their neighbours, on slots of which a job sees on average at most `num_slots`.  Wide slots, and
+    prices that do not match where two programs meet, make the bound looser, never wrong.  L2 <= L1.
     """
     if num_slots < 1:
         raise ValueError(f"num_slots must be at least 1, not {num_slots}")
@@ -109,7 +110,7 @@ def _horizon_s(demand: Demand) -> float:
 def _fluid(demand: Demand) -> float:
     """Return the fluid bound without rounding."""
     work_s = np.sort(_total_work_s(demand))
-    left_s = _horizon_s(demand) - np.cumsum(work_s)
+    left_s = demand.num_devices * _horizon_s(demand) - np.cumsum(work_s)
     num_whole = int(np.searchsorted(-left_s, 0.0, side="right"))
     if num_whole == len(work_s):
         return float(num_whole)
@@ -128,6 +129,7 @@ class _OnTime:
             horizon_s / max(fine_s, float(spans_s.mean()) / num_slots, horizon_s / _MOST_SLOTS)
         )
         self._width_s = horizon_s / self._num_slots
+        self._room_s = demand.num_devices * self._width_s
         self._first = self._slot(demand.release_s)
         self._lasts = [self._slot(due_s) for due_s in dues_s]
 
@@ -141,7 +143,7 @@ class _OnTime:
         cost = np.zeros(len(self._first))
         for work_s, last in zip(self._works, self._lasts, strict=True):
             cost += work_s * _least_within(prices, self._first, last)
-        return float(prices.sum() * self._width_s + np.maximum(0.0, 1 - cost).sum())
+        return float(prices.sum() * self._room_s + np.maximum(0.0, 1 - cost).sum())
 
     def _prices(self) -> FloatArray:
         """Return the price of each slot, from the program of the requests released around it."""
@@ -183,7 +185,7 @@ class _OnTime:
         is_shared = program.rows(len(blocks), 0.0)
         program.add(is_shared[at_block], rest, 1.0)
         program.add(np.repeat(is_shared, _BLOCK), share, -1.0)
-        is_free = program.rows(len(slots), self._width_s)
+        is_free = program.rows(len(slots), self._room_s)
         program.add(is_free[at], np.concatenate([prompt, share]), 1.0)
         return slots, program.solve().prices[is_free]
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from slosched.evaluate.bounds import Demand, demand_of, fluid_bound, on_time_bound
+from slosched.evaluate.bounds import Demand, fleet_demand, fluid_bound, on_time_bound
 from slosched.evaluate.capacity.pool import MakePool, give, given
 from slosched.evaluate.capacity.rates import Lattice, Search
-from slosched.perfmodel import FittedModel
-from slosched.simulator.simulate import SimulationConfig
+from slosched.fleet.view import ReplicaKind
 from slosched.workload.trace import Trace
 
 _PRECISION = 0.03
@@ -20,13 +19,12 @@ _HIGHEST = 1000.0
 
 def bound_windows(
     windows: Sequence[Trace],
-    model: FittedModel,
-    config: SimulationConfig,
+    replicas: Sequence[ReplicaKind],
     targets: Sequence[float],
     guess: float,
     make_pool: MakePool,
 ) -> dict[float, float]:
-    """Return for each target a rate at which the bounds L1 and L2 no longer leave it possible.
+    """Return for each target a rate at which L1 and L2 no longer leave it possible to `replicas`.
 
     The rate is inf if there is none.  The windows are pooled as for attainment, and the search
     begins at `guess` (requests/s).  A bound counts all requests of a window, while a capacity
@@ -37,7 +35,7 @@ def bound_windows(
     searches = {t: Search(lattice, t, lattice.nearest(guess), margin=0) for t in targets}
     offered = sum(len(window) for window in windows)
     known: dict[int, float] = {}
-    with make_pool(partial(give, _Windows(windows, model, config))) as pool:
+    with make_pool(partial(give, _Windows(windows, replicas))) as pool:
         while places := {k for search in searches.values() for k in search.next_places(known)}:
             asked = {
                 k: [pool.submit(_num_possible, i, lattice.rate(k)) for i in range(len(windows))]
@@ -55,21 +53,17 @@ def bound_windows(
 
 @dataclass
 class _Windows:
-    """The windows of a sweep in a worker process, and the device that serves them."""
+    """The windows of a sweep in a worker process, and the replicas that serve them."""
 
     windows: Sequence[Trace]
-    model: FittedModel
-    config: SimulationConfig
+    replicas: Sequence[ReplicaKind]
     demands: dict[int, Demand] = field(default_factory=dict)
     """Demands of windows at their own rates, kept because they take longer than a bound."""
 
     def demand(self, index: int) -> Demand:
         """Return the demand of a window at its own rate."""
         if index not in self.demands:
-            config = self.config
-            num_tokens = config.num_blocks * config.block_size
-            window = self.windows[index]
-            self.demands[index] = demand_of(window, self.model, config.limits, num_tokens)
+            self.demands[index] = fleet_demand(self.windows[index], self.replicas)
         return self.demands[index]
 
 
