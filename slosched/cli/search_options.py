@@ -1,4 +1,4 @@
-"""Options of `capacity`, `tune` and `compare`: processes, tuned files, windows of a trace."""
+"""Options of `capacity`, `tune`, `plan` and `compare`: processes, tuned files, windows of a trace."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from slosched.cli import options
 from slosched.cli.console import console
+from slosched.cli.trace_source import has_slos, note_own_slos
 from slosched.core import LatencyModel
 from slosched.evaluate.comparison import Replica
 from slosched.fleet.split_setup import AnyFleet
@@ -83,11 +84,14 @@ def windows_of(
     model: LatencyModel | None,
     seeds: Sequence[int],
     default_size: int,
+    *,
+    keeps_slos: bool,
 ) -> list[Trace]:
     """Return one trace for each seed: consecutive windows of a file, or made-up traces.
 
     Negative seeds count from the end of the file: -1 is its last window.  The model is needed only
-    for promises in prefill times.
+    for promises in prefill times.  With `keeps_slos` a file that has SLOs of its own keeps them,
+    and a note says so.
     """
     if arrivals.rate is not None:
         raise ValueError(
@@ -108,9 +112,12 @@ def windows_of(
             f"[yellow]note:[/] {len(seeds)} windows of {size} requests overlap, as {whole.name} "
             f"has {len(whole)}: intervals will be too narrow"
         )
+    has_own = keeps_slos and has_slos(whole)
+    if has_own:
+        note_own_slos(whole)
     cut = []
     for seed in seeds:
-        rule = promise.rule(model, abs(seed))
+        rule = None if has_own else promise.rule(model, abs(seed))
         part = window(whole, size, seed)
         cut.append(part if rule is None else part.with_slo(rule))
     return cut

@@ -51,6 +51,18 @@ def test_the_bound_is_above_every_policy(cli: Cli, tmp_path: Path) -> None:
     assert (found.requests_per_s < found.bound).all()
 
 
+def test_a_trace_is_judged_by_its_own_slos_unless_others_are_asked_for(cli: Cli) -> None:
+    hopeless = ("--slo-ttft", "0.1ms", "--slo-tpot", "0.1ms", "-o", "hopeless.jsonl")
+    assert cli("trace", "make", "poisson", "-n", "6", "--rate", "1", *hopeless).status == 0
+    search = ("capacity", "--trace", "hopeless.jsonl", "--seeds", "1", *QUICK[-9:], "-p", "fcfs")
+    own = cli(*search, "--max-rate", "2")
+    assert "each request is judged by its own SLO" in own.out
+    assert "0 %, so its capacity is 0" in own.out
+    other = cli(*search, "--max-rate", "2", "--slo-ttft", "1m", "--slo-tpot", "1m")
+    assert "judged by its own SLO" not in other.out
+    assert "so its capacity is 0" not in other.out
+
+
 @pytest.mark.parametrize(
     ("promise", "noted"),
     [

@@ -147,10 +147,13 @@ def capacity(
         num_shared_rates=shared_rates,
     )
     numbers = range(seed, seed + seeds)
+    keeps_slos = not promise.is_given(context)
     if live.url is not None:
         check_not_simulated(context)
         model = None if replica.latency_model is None else load_model(replica.latency_model)
-        windows = windows_of(trace, arrivals, promise, model, numbers, LIVE_REQUESTS)
+        windows = windows_of(
+            trace, arrivals, promise, model, numbers, LIVE_REQUESTS, keeps_slos=keeps_slos
+        )
         if not options.is_given(context, "precision"):
             plan = replace(plan, precision=LIVE_PRECISION)
         measure_live(live, windows, plan, limits.deadline_rule, replica.client_timeout, out)
@@ -175,7 +178,9 @@ def capacity(
     found = [Tuned.read(path) for path in tuned or ()]
     base = Contender("", "", device.model, device.model_name, device.config)
     contenders += [one.contender(base) for one in found]
-    windows = windows_of(trace, arrivals, promise, device.model, numbers, _DEFAULT_REQUESTS)
+    windows = windows_of(
+        trace, arrivals, promise, device.model, numbers, _DEFAULT_REQUESTS, keeps_slos=keeps_slos
+    )
     note_settings(settings)
     policies = {entrant.name: entrant.policy for entrant in entrants}
     note_inert(windows[0], policies, [entrant.replica for entrant in entrants])

@@ -136,7 +136,10 @@ def plan(
         numbers = range(seed, seed + seeds)
         first_model, unscaled = offers[0].kind.model, replace(arrivals, rate=None)
         size = max(_DEFAULT_REQUESTS, round(_DEFAULT_WINDOW_S * (rate or 0.0)))
-        windows = windows_of(trace, unscaled, promise, first_model, numbers, size)
+        keeps_slos = not promise.is_given(context)
+        windows = windows_of(
+            trace, unscaled, promise, first_model, numbers, size, keeps_slos=keeps_slos
+        )
         offers, beyond = _within_reach(offers, windows, attainment)
         with Store(out / "points.sqlite") as store:
             trials = Trials(offers, windows, policy, router, rate, store)

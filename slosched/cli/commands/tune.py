@@ -29,6 +29,7 @@ _MAX_ROWS = 12
 
 @grouped
 def tune(
+    context: typer.Context,
     policy: options.PolicyName = "sarathi",
     grid: Annotated[
         list[str] | None,
@@ -90,7 +91,10 @@ def tune(
     device = replica.open(limits.limits(), kv, seed)
     base = Contender(policy, policy, device.model, device.model_name, device.config)
     numbers = [*range(seed, seed + seeds), *range(-1 - seed, -1 - seed - seeds, -1)]
-    windows = windows_of(trace, arrivals, promise, device.model, numbers, _DEFAULT_REQUESTS)
+    keeps_slos = not promise.is_given(context)
+    windows = windows_of(
+        trace, arrivals, promise, device.model, numbers, _DEFAULT_REQUESTS, keeps_slos=keeps_slos
+    )
     note_inert(windows[0], {policy: make_policy(policy)}, [device])
     with Store(out / "points.sqlite") as store:
         tuner = Tuner(base, values, windows[seeds:], objective, precision=precision, store=store)
