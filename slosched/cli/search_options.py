@@ -1,4 +1,4 @@
-"""Options of `capacity`, `tune`, `plan` and `compare`: processes, tuned files, windows of a trace."""
+"""Options of the commands that search: processes, tuned files, windows of a trace."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from soak.held import figure
 from soak.verdicts import Verdicts, say
 
 _PERIOD_S = 0.05
+LONGEST_TURN = "slosched:event_loop_longest_turn_cpu_seconds"
 
 
 class Probe(NamedTuple):
@@ -124,6 +125,6 @@ def _is_well(address: str) -> bool:
 
 def judge_turns(verdicts: Verdicts, page: str, limit_s: float) -> None:
     """Judge how long one round of the server's event loop may keep others waiting."""
-    longest_s = figure(page, "slosched:event_loop_longest_turn_cpu_seconds")
+    longest_s = figure(page, LONGEST_TURN)
     promise = "processor time of one round of the server's event loop"
     verdicts.at_most(promise, 1000 * longest_s, 1000 * limit_s, " ms")

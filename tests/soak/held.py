@@ -57,9 +57,13 @@ async def held(url: str, pid: int) -> Held:
         kv_fraction=figure(page, "vllm:kv_cache_usage_perc"),
         tasks=figure(page, "slosched:event_loop_tasks"),
         files=figure(page, "process_open_fds"),
-        threads=len(os.listdir(f"/proc/{pid}/task")),
+        threads=num_threads(pid),
         memory_mib=pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
     )
+
+
+def num_threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
 
 
 async def settled(url: str, pid: int, before: Held) -> Held:

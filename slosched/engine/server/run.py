@@ -15,6 +15,7 @@ from functools import partial
 from types import FrameType
 from typing import Protocol
 
+import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -26,17 +27,16 @@ from slosched.engine.server.connection import (
 )
 from slosched.engine.server.event_loop import TimedLoop
 from slosched.engine.server.log_limit import limit_log_lines
+from slosched.engine.server.newest_first import NewestFirst
 from slosched.engine.server.throughput_log import ThroughputLog
 from slosched.engine.server.tls import TLSFiles
 from slosched.engine.server.worker import EngineWorker
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 2048
-"""Connections that the kernel keeps until they are accepted."""
-_ACCEPTED_AT_ONCE = 8
-"""Connections that are accepted in a turn of the event loop; asyncio takes some turns until it
-hands them over, and only then others can be closed to make room."""
+_BACKLOG = 65_535
+"""Connections that the kernel keeps until they are accepted; it lowers the number to its own limit.
+Those beyond it come again after a second."""
 _LAST_BYTES_S = 5
 """Seconds after the drain in which complete answers may still reach their clients."""
 
@@ -86,11 +86,19 @@ class DrainingServer(uvicorn.Server):
         self._worker = worker
         self._drain_timeout_s = drain_timeout_s
         self.drain_requested = False
+        self._accepting: list[NewestFirst] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(_BACKLOG)  # asyncio has set it to the number that it accepts at once
+        protocol_class: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        state, app_state = self.server_state, self.lifespan.state
+        new = partial(protocol_class, config=self.config, server_state=state, app_state=app_state)
+        self._accepting = [NewestFirst(each, new, self.config.ssl) for each in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for accepting in self._accepting:
+            accepting.close()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
         """Only set flags, since a signal may come while this thread holds the worker's lock."""
@@ -205,6 +213,10 @@ async def run_server(
     server: DrainingServer, listener: socket.socket, on_ready: Callable[[], None]
 ) -> None:
     """Serve until the server has drained; `on_ready` is called once it accepts connections."""
+    # Starlette's streams use anyio, which imports a large part of itself when it is first used: the
+    # first stream, and everybody beside it, would wait for a tenth of a second.
+    async with anyio.create_task_group():
+        pass
     # The kernel queues connections as soon as `listen` returns; uvicorn accepts them a moment
     # later.
     asyncio.get_running_loop().call_soon(on_ready)
@@ -224,7 +236,7 @@ def make_server(
         app,
         http=partial(Connection, limits=limits, idle={}),  # type: ignore[arg-type]  # only called
         ws="none",
-        backlog=_ACCEPTED_AT_ONCE,
+        backlog=_BACKLOG,
         log_level=log_level,
         log_config=None,  # its lines go where those of slosched go
         access_log=False,

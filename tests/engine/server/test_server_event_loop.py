@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
+import subprocess
+import sys
 import time
 
+import pytest
 from live_server import live
+from scripts import ROOT
 
 from slosched.engine.server.event_loop import TimedLoop
 
@@ -41,3 +47,33 @@ def test_metrics_tell_turns_and_tasks() -> None:
     assert counts[0] is not None
     assert counts[1] is not None
     assert 0 < int(counts[0][1]) < int(counts[1][1])
+
+
+IMPORTS_PROGRAM = """
+import http.client, json, sys
+from live_server import live
+
+with live() as server:
+    before = set(sys.modules)
+    for is_stream in (False, True):
+        client = http.client.HTTPConnection(server.url.removeprefix("http://"))
+        body = json.dumps({"prompt": "abc", "stream": is_stream})
+        client.request("POST", "/v1/completions", body)
+        assert client.getresponse().read()
+    print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+@pytest.mark.e2e
+def test_the_first_requests_wait_for_no_large_import() -> None:
+    """The event loop stands still meanwhile; the parts of anyio that streams use take 0.1 s."""
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    found = subprocess.run(
+        [sys.executable, "-c", IMPORTS_PROGRAM],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    late = json.loads(found.stdout)
+    assert [name for name in late if name.startswith(("anyio", "starlette", "slosched"))] == []

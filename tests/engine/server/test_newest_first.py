@@ -1,0 +1,67 @@
+"""The order in which connections are served that have waited for the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from contextlib import ExitStack
+
+from slosched.engine.server.newest_first import NewestFirst
+
+NUM_CLIENTS = 40
+
+
+class Noting(asyncio.Protocol):
+    """Notes whose connection it gets, and calls back when it has as many as there are clients."""
+
+    def __init__(self, ports: list[int], done: asyncio.Event) -> None:
+        self._ports, self._done = ports, done
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._ports.append(transport.get_extra_info("peername")[1])
+        transport.close()
+        if len(self._ports) == NUM_CLIENTS:
+            self._done.set()
+
+
+async def served_in_order(listener: socket.socket) -> list[int]:
+    """Return the clients' ports in the order in which they are served."""
+    ports: list[int] = []
+    done = asyncio.Event()
+    listener.setblocking(False)
+    accepting = NewestFirst(listener, lambda: Noting(ports, done), None)
+    await asyncio.wait_for(done.wait(), 20)
+    accepting.close()
+    return ports
+
+
+def test_who_comes_last_does_not_wait_for_a_crowd() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener, ExitStack() as stack:
+        address = listener.getsockname()
+        crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(NUM_CLIENTS)]
+        came = [client.getsockname()[1] for client in crowd]
+        served = asyncio.run(served_in_order(listener))
+    assert served[:8] == came[-8:]
+    assert sorted(served) == sorted(came)
+
+
+def test_those_that_still_wait_are_closed_at_the_end() -> None:
+    async def close_at_once(listener: socket.socket) -> None:
+        listener.setblocking(False)
+        accepting = NewestFirst(listener, asyncio.Protocol, None)
+        await asyncio.sleep(0)  # a turn, in which all are accepted and eight are served
+        await asyncio.sleep(0)
+        accepting.close()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener, ExitStack() as stack:
+        address = listener.getsockname()
+        crowd = [
+            stack.enter_context(socket.create_connection(address, timeout=20))
+            for _ in range(NUM_CLIENTS)
+        ]
+        asyncio.run(close_at_once(listener))
+        listener.close()
+        for client in crowd:
+            with contextlib.suppress(ConnectionResetError):  # the kernel still held it
+                assert client.recv(1) == b""
