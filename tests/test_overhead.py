@@ -37,7 +37,7 @@ pytestmark = pytest.mark.cost
 NUM_RUNNING, NUM_WAITING = 256, 1000
 MAX_MEDIAN_S = 1e-3
 MAX_QUOTE_S = 0.2e-3
-MAX_DRAFTS_S = 0.6e-3
+MAX_DRAFTS_S = 0.5e-3
 PUBLISHED = {"qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve"}
 PUBLISHED |= {"medha_lars", "vtc", "scorpio", "sola"}
 WRAPPED = tuple(f"edf+{name}" for name in WRAPPERS)
@@ -123,7 +123,7 @@ def test_a_quote_takes_less_than_a_fifth_of_a_millisecond(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["edf", "goodput"])
-def test_drafts_are_planned_in_little_more_than_half_a_millisecond(name: str) -> None:
+def test_drafts_are_planned_in_less_than_half_a_millisecond(name: str) -> None:
     """It is what they add to a decision: each of 256 decodes may verify four, some like to."""
     policy = make_policy(name)
     scheduler, now_s = busy_scheduler(policy)
@@ -136,7 +136,7 @@ def test_drafts_are_planned_in_little_more_than_half_a_millisecond(name: str) ->
     spare = Spare(num_tokens=2048, num_blocks=10_000)
     plan = partial(speculation.with_drafts, output, view, policy, running, spare)
     assert plan().draft_token_ids
-    assert is_below(MAX_DRAFTS_S, partial(median_s, plan))
+    assert is_below(MAX_DRAFTS_S, partial(undisturbed_s, plan))
 
 
 class Timed(Policy):

@@ -148,20 +148,19 @@ def test_every_request_ends_once_and_no_block_leaks(
 
 def test_acceptance_is_learnt_by_request_and_from_all() -> None:
     acceptance = Acceptance()
-    assert acceptance.of("new", acceptance.of_all()) == 0.5
+    assert acceptance.of(["new"]) == [0.5]
     for _ in range(50):
         acceptance.begin_step()
         acceptance.note("good", 4, 4)
         acceptance.note("bad", 4, 0)
-    guess = acceptance.of_all()
-    assert acceptance.of("good", guess) > 0.9
-    assert acceptance.of("bad", guess) < 0.3
+    good, bad, new = acceptance.of(["good", "bad", "new"])
+    assert good > 0.9
+    assert bad < 0.3
     # 4 of 5 verified tokens were accepted: of a request whose first draft is wrong, one counts.
-    assert guess == pytest.approx(0.8, abs=0.03)
-    assert acceptance.of("new", guess) == guess
+    assert new == pytest.approx(0.8, abs=0.03)
     for _ in range(1000):
         acceptance.begin_step()
-    assert acceptance.of("bad", acceptance.of_all()) == pytest.approx(0.5, abs=0.01)
+    assert acceptance.of(["bad"]) == [pytest.approx(0.5, abs=0.01)]
 
 
 def decodes(count: int, context: int = 1000) -> BatchShape:

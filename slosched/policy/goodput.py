@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
@@ -186,11 +187,12 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         assert output.shape is not None
         predict, scheduled = view.model.predict, output.num_scheduled_tokens
         now_s = view.now_s
-        computed: list[Request] = list(view.running)
-        if len(scheduled) > len(offers):  # it may start prompts, which are due as well
-            computed += [r for r in view.waiting if r.request_id in scheduled]
+        due_s = [request.deadline_s for request in view.running]
+        # It may start prompts, which are due as well.
+        started = (r.deadline_s for r in view.waiting if r.request_id in scheduled)
+        due_s += islice(started, len(scheduled) - len(offers))
         end_s = now_s + predict(output.shape)
-        limit_s = min([r.deadline_s for r in computed if r.deadline_s > end_s], default=math.inf)
+        limit_s = min([deadline_s for deadline_s in due_s if deadline_s > end_s], default=math.inf)
         return drafts_that_pay(offers, output.shape, predict, limit_s - now_s)
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _FIRST_GUESS = 0.5
@@ -55,14 +56,12 @@ class Acceptance:
         """Let what is known count a little less."""
         self._step += 1
 
-    def of_all(self) -> float:
-        """Return the acceptance that is expected of a request of which nothing is known."""
-        return self._all.share(_FIRST_GUESS, self._step)
-
-    def of(self, request_id: str, guess: float) -> float:
-        """Return the acceptance of a request's drafts, given that `of_all` returned `guess`."""
-        counts = self._of.get(request_id)
-        return guess if counts is None else counts.share(guess, self._step)
+    def of(self, request_ids: Iterable[str]) -> list[float]:
+        """Return the acceptance that is expected of each request's drafts."""
+        step = self._step
+        guess = self._all.share(_FIRST_GUESS, step)
+        each = map(self._of.get, request_ids)
+        return [guess if counts is None else counts.share(guess, step) for counts in each]
 
     def note(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
         """Learn that the first `num_accepted` of a request's drafts were accepted.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Protocol
 
 from slosched.core import (
@@ -126,16 +127,22 @@ class Speculation:
         """Return the decodes of a plan that may verify drafts, in its order."""
         if not spare.num_tokens:
             return []
-        most, guess, share = self._num_draft_tokens, self.acceptance.of_all(), self.acceptance.of
-        offers = []
+        most = self._num_draft_tokens
+        decodes: dict[str, Request] = {}
+        limits: list[int] = []
         for request_id, n in output.num_scheduled_tokens.items():
-            request = running.get(request_id)
-            if n != 1 or request is None or not request.num_output_tokens or not request.is_decode:
+            if n != 1 or (request := running.get(request_id)) is None:
                 continue
-            num_left = request.max_tokens - request.num_output_tokens - 1
-            if num_left > 0:
-                offers.append(DraftOffer(request, min(most, num_left), share(request_id, guess)))
-        return offers
+            num_outputs = request.num_output_tokens
+            num_left = request.max_tokens - num_outputs - 1
+            # There are hundreds, for which calling `is_decode` would take its time.
+            known = request.num_prompt_tokens + num_outputs
+            if num_outputs and num_left > 0 and known - request.num_computed_tokens == 1:
+                decodes[request_id] = request
+                limits.append(most if num_left > most else num_left)
+        offers = zip(decodes.values(), limits, self.acceptance.of(decodes), strict=True)
+        # The named tuple's own constructor is a Python function; this one is not.
+        return list(map(tuple.__new__, repeat(DraftOffer), offers))
 
 
 def _shape_of(output: SchedulerOutput, view: SchedulerView) -> BatchShape:
