@@ -109,8 +109,8 @@ def check_vllm(context: typer.Context, *, force: bool) -> None:
         raise ValueError(f"{flag} is for slosched's own engine; put vLLM's own options after --")
     if is_given(context, "tenant"):
         raise ValueError(
-            "--tenant is for slosched's own engine: vLLM's API keys have no names; put -- "
-            "--api-key KEY there, and --tier for classes of requests"
+            "--tenant is for slosched's own engine; in vLLM the setting `tenants` of the long form "
+            "names tenants by the digests of their keys (docs/vllm.md)"
         )
 
 

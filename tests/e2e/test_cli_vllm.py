@@ -79,7 +79,7 @@ def test_tiers_and_what_becomes_of_an_slo_that_cannot_be_kept(cli: Cli, ran: Com
 def test_a_tenant_is_refused_with_what_vllm_has_instead(cli: Cli, ran: Commands) -> None:
     said = cli("serve", "--engine", "vllm", "org/model", "-p", "fcfs", "--tenant", "acme=KEY")
     assert said.status == 1
-    assert "vLLM's API keys have no names; put -- --api-key KEY" in said.complaint
+    assert "in vLLM the setting `tenants` of the long form names tenants" in said.complaint
     assert not ran
 
 

@@ -59,14 +59,15 @@ def test_each_request_ends_as_it_or_the_settings_ask(default: str, is_async: boo
     }
 
 
+@pytest.mark.parametrize("of", ["tier", "tenant"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_floor_brings_a_tier_forward(is_async: bool) -> None:
+def test_a_floor_brings_a_request_forward(is_async: bool, of: str) -> None:
     """Behind three long prompts, the tier's request waits for its turn and not for their end."""
 
     def first_step_of_batch(policy: str) -> int:
         arrivals = [Arrival(0, f"r{i}", tuple(range(i * 500, i * 500 + 200)), 2) for i in range(3)]
-        tier = (("slo_tier", "batch"),)
-        arrivals.append(Arrival(0, "batch", tuple(range(9000, 9020)), 2, extra_args=tier))
+        said = ((f"slo_{of}", "batch"),)
+        arrivals.append(Arrival(0, "batch", tuple(range(9000, 9020)), 2, extra_args=said))
         given = Workload(1, tuple(arrivals), 128, 8, 32, 8, 256, stop_chance=0.0)
         chosen = {"policy": policy, "slo_tiers": {"batch": {}}}
         config = make_config(given, is_async=is_async, settings=chosen)
@@ -77,4 +78,4 @@ def test_a_floor_brings_a_tier_forward(is_async: bool) -> None:
         return next(i for i, step in enumerate(steps) if "batch" in dict(step.scheduled))
 
     alone = first_step_of_batch("fcfs")
-    assert first_step_of_batch("fcfs+floors:tiers=batch=0.5") < alone / 2
+    assert first_step_of_batch(f"fcfs+floors:{of}s=batch=0.5") < alone / 2

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ SETTINGS = {
     "emulate": "h100/llama-3.1-8b",
     "slo_ttft_s": 20,
     "slo_tpot_s": "1s",
+    "slo_tiers": {"never": {"slo_ttft_s": 1e-6}},
+    "tenants": {"acme": {"key_sha256": sha256(b"sk-acme").hexdigest(), "slo_tier": "never"}},
 }
 
 
@@ -91,6 +94,11 @@ def test_a_promise_that_cannot_be_kept_is_a_429_at_once(url: str) -> None:
         assert status == 429, body
         assert body["error"]["type"] == "slo_rejected"
     assert any("rejection" in name for name in events(url))
+
+
+def test_a_key_brings_its_tenants_tier(url: str) -> None:
+    assert complete(url, {"authorization": "Bearer sk-acme"})[0] == 429
+    assert complete(url, {"authorization": "Bearer sk-other"})[0] == 200
 
 
 def test_the_dashboard_and_the_alerts_ask_for_metrics_that_vllm_has(url: str) -> None:

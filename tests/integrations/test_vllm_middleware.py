@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,8 +42,13 @@ class App:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def ask(app: App, document: dict[str, Any], **headers: str) -> list[dict[str, Any]]:
-    """Return the messages sent to the client; the request comes in two pieces."""
+def ask(
+    app: App, document: dict[str, Any], settings: Any = None, **headers: str
+) -> list[dict[str, Any]]:
+    """Return the messages sent to the client; the request comes in two pieces.
+
+    `settings` are slosched's in the vLLM that the app belongs to.
+    """
     body = json.dumps(document).encode()
     pieces = [
         {"type": "http.request", "body": body[:5], "more_body": True},
@@ -57,7 +64,9 @@ def ask(app: App, document: dict[str, Any], **headers: str) -> list[dict[str, An
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "path": PATH, "headers": pairs}
+    config = SimpleNamespace(additional_config={"slosched": settings or {}})
+    server = SimpleNamespace(state=SimpleNamespace(vllm_config=config))
+    scope = {"type": "http", "path": PATH, "headers": pairs, "app": server}
     asyncio.run(SLOMiddleware(app)(scope, receive, send))
     return sent
 
@@ -96,6 +105,46 @@ def test_without_headers_a_request_is_left_as_it_is() -> None:
     app = App(TOKEN)
     ask(app, {"prompt": "x", "vllm_xargs": {"slo_tpot_ms": "30"}})
     assert app.document == {"prompt": "x", "vllm_xargs": {"slo_tpot_ms": "30"}}
+
+
+TENANTS = {
+    "tenants": {
+        "acme": {"key_sha256": sha256(b"sk-acme").hexdigest(), "slo_tier": "gold"},
+        "beta": {"key_sha256": sha256(b"sk-beta").hexdigest()},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("authorization", "fields"),
+    [
+        ("Bearer sk-acme", {"slo_tenant": "acme", "slo_tier": "gold"}),
+        ("bearer  sk-beta", {"slo_tenant": "beta"}),
+        ("Basic sk-acme", {}),
+        ("Bearer sk-unknown", {}),
+    ],
+)
+def test_a_key_says_who_asks_and_nothing_else_does(
+    authorization: str, fields: dict[str, str]
+) -> None:
+    app = App(TOKEN)
+    claimed = {"vllm_xargs": {"slo_tenant": "other", "x": 1}}
+    ask(app, claimed, TENANTS, authorization=authorization, x_llm_d_inference_fairness_id="other")
+    assert app.document["vllm_xargs"] == {"x": 1, **fields}
+    assert "sk-" not in json.dumps(app.document)
+
+
+def test_a_request_of_a_tenant_may_name_another_tier() -> None:
+    app = App(TOKEN)
+    asked = {"vllm_xargs": {"slo_tier": "batch"}}
+    ask(app, asked, TENANTS, authorization="Bearer sk-acme")
+    assert app.document["vllm_xargs"] == {"slo_tier": "batch", "slo_tenant": "acme"}
+
+
+def test_without_keys_the_header_of_llm_d_says_who_asks() -> None:
+    app = App(TOKEN)
+    ask(app, {}, x_llm_d_inference_fairness_id="acme", authorization="Bearer sk-acme")
+    assert app.document["vllm_xargs"] == {"slo_tenant": "acme"}
 
 
 @pytest.mark.parametrize("value", ["-5", "soon", "inf"])

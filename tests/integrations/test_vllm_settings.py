@@ -183,3 +183,19 @@ def test_policies_and_emulated_devices_take_the_servers_time_for_each_step(tmp_p
     assert emulated is not None
     assert (policies.predict(step), emulated.predict(step)) == (0.625, 1.25)
     assert policies.server_time.per_request_s == emulated.server_time.per_request_s == 0.25
+
+
+@pytest.mark.parametrize(
+    ("tenant", "complaint"),
+    [
+        ({"key_sha256": "sk-acme"}, "and not the key itself"),
+        ({"key_sha256": "0" * 64, "slo_tier": "gold"}, "none of slosched.slo_tiers: silver"),
+        ({"key": "sk-acme"}, "acme must be an object with key_sha256"),
+    ],
+)
+def test_a_tenant_that_is_not_one_is_an_error_at_start(
+    tenant: dict[str, str], complaint: str
+) -> None:
+    section = {"slo_tiers": {"silver": {}}, "tenants": {"acme": tenant}}
+    with pytest.raises(SettingsError, match=complaint):
+        read_settings({"slosched": section})

@@ -1,4 +1,4 @@
-"""Middleware that passes SLO headers on to vLLM, and turns early rejections into HTTP 429.
+"""Middleware that passes on SLO headers and tenants, and turns early rejections into HTTP 429.
 
     vllm serve MODEL --middleware slosched.integrations.vllm.SLOMiddleware …
 
@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+from slosched.integrations.vllm.settings import SECTION
 from slosched.integrations.vllm.slo import (
     INVALID,
     REJECTED,
+    TENANT_FIELD,
+    TIER_FIELD,
     BadPromiseError,
     check_names,
     rejection_times_ms,
     seconds_of,
 )
+from slosched.integrations.vllm.tenants import Tenants, read_tenants, tenant_of
 from slosched.workload.http_slo import PROMISES
 
 Message = MutableMapping[str, Any]
@@ -45,6 +49,7 @@ class SLOMiddleware:
 
     def __init__(self, app: App) -> None:
         self._app = app
+        self._tenants: Tenants | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in _PATHS:
@@ -52,7 +57,9 @@ class SLOMiddleware:
             return
         body = await _body(receive)
         try:
-            scope, body = _with_promises(scope, body)
+            if self._tenants is None:  # vLLM knows its configuration before its first request
+                self._tenants = _tenants_of(scope)
+            scope, body = _with_promises(scope, body, self._tenants)
         except BadPromiseError as error:
             await _send_error(send, 400, "invalid_request_error", str(error))
             return
@@ -137,32 +144,50 @@ def _retry_after_s(times_ms: Mapping[str, float]) -> int | None:
     return None if "expected_ms" in times_ms else _RETRY_AFTER_S
 
 
-def _with_promises(scope: Message, body: bytes) -> tuple[Message, bytes]:
-    """Return the request with its SLO headers as `vllm_xargs`; times in its body come first."""
-    found = _promised_in_headers(scope["headers"])
+def _tenants_of(scope: Message) -> Tenants:
+    """Return the tenants in the configuration of the vLLM that a request comes to."""
+    state = getattr(scope.get("app"), "state", None)
+    chosen = getattr(getattr(state, "vllm_config", None), "additional_config", None)
+    section = chosen.get(SECTION, {}) if isinstance(chosen, Mapping) else {}
+    return read_tenants(section.get("tenants") or {})
+
+
+def _with_promises(scope: Message, body: bytes, tenants: Tenants) -> tuple[Message, bytes]:
+    """Return the request with its SLO headers and its tenant as `vllm_xargs`.
+
+    Times and tier in its body come first.  Where tenants have keys, the body cannot name one.
+    """
+    headers = {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+    }
     try:
         document = json.loads(body)
         said = document.get("vllm_xargs") or {}
-        wanted = {**found, **said}
+        wanted = {**_promised_in(headers), **said}
     except (ValueError, AttributeError, TypeError):
         return scope, body  # vLLM reports what is wrong with the body
+    if tenants:
+        wanted.pop(TENANT_FIELD, None)
+    if (tenant := tenant_of(headers, tenants)) is not None:
+        wanted[TENANT_FIELD] = tenant.name
+        if tenant.slo_tier is not None:
+            wanted.setdefault(TIER_FIELD, tenant.slo_tier)
     check_names(wanted)
     promises = {
         names.field: 1000 * seconds_of(names.field, wanted[names.field])
         for names in PROMISES
         if names.field in wanted
     }
-    if not found:
+    if wanted == said:
         return scope, body
     document["vllm_xargs"] = {**wanted, **promises}
     body = json.dumps(document).encode()
-    headers = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
-    return {**scope, "headers": [*headers, (b"content-length", b"%d" % len(body))]}, body
+    pairs = [pair for pair in scope["headers"] if pair[0].lower() != b"content-length"]
+    return {**scope, "headers": [*pairs, (b"content-length", b"%d" % len(body))]}, body
 
 
-def _promised_in_headers(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def _promised_in(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the SLO times in a request's headers, as written, by the name of their field."""
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in pairs}
     return {
         names.field: headers[header]
         for names in PROMISES

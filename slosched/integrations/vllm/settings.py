@@ -23,6 +23,7 @@ from slosched.core import (
     SloschedError,
 )
 from slosched.integrations.vllm.slo import Promises
+from slosched.integrations.vllm.tenants import read_tenants
 from slosched.kv import KVCache
 from slosched.perfmodel import FittedModel, load_model, scaled, with_longer_steps
 from slosched.perfmodel.device import OtherDeviceError, check_device
@@ -57,6 +58,9 @@ class Settings:
     slo_tiers: Mapping[str, Mapping[str, Any]] | None = None
     """Named SLOs, each with `slo_ttft_s`, `slo_tpot_s`, `slo_e2e_s` and `on_infeasible`; a request
     names its `slo_tier`, or is in the tier `default` if there is one."""
+    tenants: Mapping[str, Mapping[str, Any]] | None = None
+    """Tenants by name, each with `key_sha256`, the digest of its API key, and perhaps `slo_tier`,
+    the tier of its requests that name none."""
     on_infeasible: OnInfeasible = OnInfeasible.REJECT
     """What becomes of a request whose SLO cannot be kept, if neither it nor its tier says."""
     deadline_rule: DeadlineRule = DeadlineRule.MEAN_TPOT
@@ -166,12 +170,27 @@ def read_settings(additional_config: object) -> Settings:
             "slosched.shadow writes the steps into its own folder: leave out slosched.record"
         )
     settings.make_promises()
+    _check_tenants(settings)
     return settings
 
 
 def _with_steps_in_vllm(model: FittedModel) -> FittedModel:
     """Return a model of the steps that vLLM times: with all that planning ahead cannot hide."""
     return with_longer_steps(model, model.server_time.per_step_device_s)
+
+
+def _check_tenants(settings: Settings) -> None:
+    try:
+        tenants = read_tenants(settings.tenants or {})
+    except ValueError as error:
+        raise SettingsError(f"slosched.tenants: {error}") from error
+    tiers = settings.slo_tiers or {}
+    for tenant in tenants.values():
+        if tenant.slo_tier is not None and tenant.slo_tier not in tiers:
+            raise SettingsError(
+                f"slosched.tenants.{tenant.name}.slo_tier {tenant.slo_tier!r:.100} is none of "
+                f"slosched.slo_tiers: {', '.join(tiers) or 'there are none'}"
+            )
 
 
 def _check_keys(where: str, section: object, known: tuple[str, ...]) -> None:

@@ -22,6 +22,8 @@ INVALID = "slo_invalid"
 """The start of the `stop_reason` if the request's SLO cannot be read (HTTP 400)."""
 
 TIER_FIELD = "slo_tier"
+TENANT_FIELD = "slo_tenant"
+"""The field with the name of the tenant, which the middleware sets."""
 _DEFAULT_TIER = "default"
 """The tier of requests that name none, if there is one of this name."""
 
@@ -110,9 +112,15 @@ class Promises:
         return self.tiers[name]
 
 
+def tenant_in(extra_args: Mapping[str, object] | None) -> str | None:
+    """Return the name of the tenant that a request comes from, if its `vllm_xargs` say so."""
+    name = (extra_args or {}).get(TENANT_FIELD)
+    return None if name is None else str(name)
+
+
 def check_names(extra_args: Mapping[str, object]) -> None:
     """Raise BadPromiseError if a field is spelt like an SLO field but is none."""
-    if unknown := unknown_promise(extra_args, TIER_FIELD):
+    if unknown := unknown_promise(extra_args, TIER_FIELD, TENANT_FIELD):
         raise BadPromiseError(unknown[1])
 
 
