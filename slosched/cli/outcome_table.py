@@ -9,12 +9,15 @@ from rich.table import Table
 
 from slosched.cli.console import table
 from slosched.metrics import Summary
+from slosched.metrics.rows import RequestRows
+from slosched.metrics.summary import percentiles
 
+WORST_COLUMN = "worst\ntenth"
 COLUMNS = (
     "policy",
     "good/s",
     "good",
-    "worst\ntenth",
+    WORST_COLUMN,
     "rejected",
     "TTFT\np50",
     "TTFT\np99",
@@ -41,6 +44,20 @@ def outcome_table(
     """
     heads = columns(summaries, shares, gpu_s)
     return table(title, heads, outcome_rows(summaries, shares, gpu_s))
+
+
+def rows_table(title: str, name: str, rows: RequestRows, offered_per_s: float) -> Table:
+    """Return the same table where only a row is known of each request."""
+    heads = [head for head in COLUMNS if head != WORST_COLUMN]
+    ttft_s, tpot_s = percentiles(rows.ttft_s), percentiles(rows.tpot_s)
+    row = (
+        name,
+        _rate(rows.attainment * offered_per_s),
+        _share(rows.attainment),
+        _share(float(rows.is_rejected.mean())),
+        *(_time(seconds) for each in (ttft_s, tpot_s) for seconds in (each.p50, each.p99)),
+    )
+    return table(title, heads, [row])
 
 
 def columns(

@@ -93,6 +93,14 @@ def note_own_slos(trace: Trace) -> None:
     )
 
 
+def note_nothing_promised() -> None:
+    """Print a note that every finished request is good, as no request has an SLO."""
+    console.print(
+        "[yellow]note:[/] nothing was promised, so every finished request is good: "
+        "promise something, for example with --slo-ttft 1s --slo-tpot 50ms"
+    )
+
+
 def _oddities(trace: Trace) -> list[str]:
     """Return a text for each way in which rows were changed or left out while reading."""
     noted = trace.provenance

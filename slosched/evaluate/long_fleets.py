@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 from functools import partial
 
 import numpy as np
@@ -15,6 +15,9 @@ from slosched.fleet.router import Router
 from slosched.fleet.view import ReplicaKind
 from slosched.metrics.rows import RequestRows
 from slosched.workload.long_trace import LongTrace
+
+_MOST_SENT = 64
+"""Replicas whose requests wait in a worker's queue, or whose rows wait to be kept, at most."""
 
 
 def play_long(
@@ -39,16 +42,22 @@ def play_long(
         np.argsort(places, kind="stable"),
         np.cumsum(np.bincount(places, minlength=len(replicas)))[:-1],
     )
+    sent: dict[Future[RequestRows], int] = {}
+
+    def take(future: Future[RequestRows]) -> None:
+        index = sent.pop(future)
+        rows.put(by_replica[index], future.result())
+        on_replica(index)
+
     with (make_pool or local_pool(1))(partial(give, fleet)) as pool:
-        sent = {
-            pool.submit(_play, index, trace.at(own)): index
-            for index, own in enumerate(by_replica)
-            if len(own)
-        }
-        for future in as_completed(sent):
-            index = sent.pop(future)
-            rows.put(by_replica[index], future.result())
-            on_replica(index)
+        for index, own in enumerate(by_replica):
+            if len(own):
+                sent[pool.submit(_play, index, trace.at(own))] = index
+                patience_s = None if len(sent) >= _MOST_SENT else 0
+                for future in wait(sent, patience_s, FIRST_COMPLETED).done:
+                    take(future)
+        for future in as_completed(tuple(sent)):
+            take(future)
     return rows
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from command_line import Said
@@ -50,6 +51,42 @@ def test_compare_scales_a_fleet_by_each_scaler(cli: Cli, tmp_path: Path) -> None
     assert "gpu_s" in report
     assert "fewest replicas" in report
     assert (tmp_path / "out" / "replicas.png").exists()
+
+
+SUMMARIZED = ("--replicas", "3", "--summary", "--jobs", "1")
+
+
+def test_a_summary_says_what_the_whole_replay_says(cli: Cli, tmp_path: Path) -> None:
+    device = ["--latency-model", "h100/llama-3.1-8b", "-p", "fcfs"]
+    load = [*SHORT, "--rate", "60", *device, "--slo-ttft", "25ms", "--slo-tpot", "20ms"]
+    whole = cli("replay", *load, "--replicas", "3", "-o", "whole")
+    said = cli("replay", *load, *SUMMARIZED, "-o", "rows")
+    assert said.status == whole.status == 0, said.err + whole.err
+    records = read_records(tmp_path / "whole" / "records.jsonl").records
+    rows = np.load(tmp_path / "rows" / "requests.npz")
+    assert rows["ttft_s"].tolist() == [record.ttft_s for record in records]
+    assert 0 < rows["is_good"].mean() < 1
+    assert f"{rows['is_good'].mean():.1%}" in said.out
+    assert f"{rows['is_good'].mean():.1%}" in whole.out
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--replicas", "2", "--jobs", "2"], "--jobs is for --summary"),
+        (["--summary"], "give --replicas 100"),
+        ([*SUMMARIZED, "--fail", "0@1s"], "without a scaler, failures"),
+        ([*SUMMARIZED, "--router", "power_of_two"], "looks at replicas"),
+        ([*SUMMARIZED, "--perfetto", "a.json"], "--perfetto shows every step"),
+        ([*SUMMARIZED, "--priority", "0.5:-1"], "differs from the others"),
+    ],
+)
+def test_a_summary_needs_replicas_that_do_not_depend_on_each_other(
+    cli: Cli, given: list[str], why: str
+) -> None:
+    said = cli("replay", *SHORT, *given)
+    assert said.status == 1
+    assert why in " ".join(said.err.split())
 
 
 def test_a_fleet_of_a_fixed_size_says_what_it_costs(cli: Cli, tmp_path: Path) -> None:

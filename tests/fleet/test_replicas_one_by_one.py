@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from slosched.policy.spec import make_policy
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
+from slosched.workload.long_trace import LongTrace
 from slosched.workload.synthetic import synthesize_long
 
 SLO_OF_ALL = SLO(ttft_s=1.0, tpot_s=0.05)
@@ -65,6 +67,29 @@ def test_replicas_fare_alike_alone_and_in_the_fleet(policy: str, rule: DeadlineR
     whole = rows_of_whole_fleet(policy, kind, 2)
     assert 0 < whole.attainment < 1
     check_equal(rows_one_by_one(policy, kind, 2, jobs=1), whole)
+
+
+def test_more_replicas_than_wait_at_once_each_end_once() -> None:
+    trace = synthesize_long("azure_conv", 150, 30.0, slo=SLO_OF_ALL)
+    ended: list[int] = []
+    rows = play_long(
+        trace,
+        make_policy("fcfs"),
+        (KIND,) * 75,
+        make_router("round_robin"),
+        on_replica=ended.append,
+    )
+    assert sorted(ended) == list(range(75))
+    assert not np.isnan(rows.ttft_s).any()
+
+
+@pytest.mark.parametrize("change", [{"priority": 1}, {"slo": SLO(2.0, 0.05)}])
+def test_a_trace_whose_requests_differ_is_no_long_one(change: dict[str, Any]) -> None:
+    trace = synthesize("azure_conv", num_requests=3, rate=1.0, slo=SLO_OF_ALL)
+    requests = (*trace.requests[:2], replace(trace.requests[2], **change))
+    assert len(LongTrace.of(trace)) == 3
+    with pytest.raises(ValueError, match="request '2' of 'azure_conv' differs"):
+        LongTrace.of(replace(trace, requests=requests))
 
 
 @pytest.mark.slow

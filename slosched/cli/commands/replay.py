@@ -14,9 +14,11 @@ from slosched.cli.console import console, progress_bar
 from slosched.cli.fleet import FleetOptions
 from slosched.cli.like import Entry, Like, note_settings, settings_of
 from slosched.cli.local_model import ExtraMissingError
+from slosched.cli.long_replay import LongOptions, open_long, replay_long
 from slosched.cli.option_groups import grouped
 from slosched.cli.outcome_table import outcome_table
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
+from slosched.cli.trace_source import note_nothing_promised
 from slosched.core import NO_SLO, DeadlineRule, RequestStatus
 from slosched.evaluate.comparison import Outcome, all_gpu_s, summarize_all
 from slosched.evaluate.perfetto import write_perfetto
@@ -51,6 +53,7 @@ def replay(
     kv: options.KVOptions = options.KVOptions(),
     replica: ReplicaOptions = ReplicaOptions(),
     fleet: FleetOptions = FleetOptions(),
+    long: LongOptions = LongOptions(),
     seed: options.Seed = 0,
     out: Annotated[
         Path | None,
@@ -91,10 +94,15 @@ def replay(
       --trace agents -n 400 --rate 1 --slo-ttft 2s --slo-tpot 50ms --slo-program 1x --prefix-cache
       hash --latency-model h100/llama-3.1-8b`
 
+    - an hour of 100 replicas, 1.8 million requests, of which a row each is kept: `slosched replay
+      --replicas 100 --summary --rate 500 --duration 1h -p fcfs --slo-ttft 1s --slo-tpot 50ms
+      --latency-model h100/llama-3.1-8b -o runs/hour`
+
     With --url, the server has its own policy and limits; the options for these are for the
     simulator.  Clients wait for their answers, however long, or disconnect after --client-timeout.
     Ctrl-C ends a replay against a server early and keeps what was measured.
     """
+    long.check(url, perfetto)
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"--url {url!r} is no address of a server; write http://host:port")
@@ -119,6 +127,11 @@ def replay(
             raise ValueError("replay takes one --scaler; `slosched compare` takes several")
         entrant = entry.entrants(specs, entry.device(like), like)[-1]
         device, name = entrant.replica, entrant.name
+        if long.summary:
+            note_settings(settings_of([entrant]))
+            columns = open_long(trace, promise, arrivals, device.model, seed)
+            replay_long(columns, name, entrant.policy, device, long.jobs, out)
+            return
         requests = arrivals.open(trace, promise.rule(device.model, seed), seed)
         settings = settings_of([entrant])
         note_settings(settings)
@@ -155,10 +168,7 @@ def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
             said = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
             console.print(f"{status}: {said}")
     if all(record.slo == NO_SLO for record in outcome.records):
-        console.print(
-            "[yellow]note:[/] nothing was promised, so every finished request is good: "
-            "promise something, for example with --slo-ttft 1s --slo-tpot 50ms"
-        )
+        note_nothing_promised()
 
 
 def _leave(
