@@ -1,7 +1,7 @@
 """`python -m profiling.gpu`: measure the torch engine on a GPU, in stages of less than ten minutes.
 
-Each stage goes on where an earlier run of it ended; `profile` comes before `fit`, and `fit` before
-`roofline` and `traffic`.
+Each stage goes on where an earlier run of it ended.  `profile` comes before `fit`, `fit` before
+`predict` and `roofline`, and `predict` before `traffic`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from profiling.gpu.results import noted, write_json
 from profiling.gpu.roofline import measure_rooflines
 from profiling.gpu.scale import HERE, ON_GPU, REHEARSAL, Scale
 from profiling.gpu.swaps import measure_swaps
-from profiling.gpu.traffic import predictions, replay_all
+from profiling.gpu.traffic import predict_all, predictions, replay_all
 from slosched.cli.console import complain, console
 from slosched.core import SloschedError
 from slosched.perfmodel import load_model
@@ -33,6 +33,7 @@ STAGES: dict[str, Callable[[Scale, Path], None]] = {
     "conformance": check_conformance,
     "profile": profile,
     "fit": fit_all,
+    "predict": predict_all,
     "swap": measure_swaps,
     "roofline": measure_rooflines,
     "traffic": replay_all,

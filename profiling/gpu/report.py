@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.markdown import table
 from profiling.gpu.results import ResultsError
 from profiling.gpu.scale import HERE
-from profiling.gpu.traffic import replay_of
+from profiling.gpu.traffic import PREDICTED, replay_of
 
 PAGE = HERE.parents[1] / "docs" / "gpu.md"
 _WITHIN = 0.05
@@ -90,11 +90,12 @@ def _table(path: Path) -> str:
 
 def _traffic(results: Path, bundled: Path) -> str:
     path = results / "traffic.csv"
-    if not path.exists():
-        return _missing(path)
+    for needed in (results / PREDICTED, path):
+        if not needed.exists():
+            return _missing(needed)
     predicted: Predictions = {
         **json.loads(bundled.read_text(encoding="utf-8")),
-        "fitted": json.loads((results / "predictions.json").read_text(encoding="utf-8")),
+        "fitted": json.loads((results / PREDICTED).read_text(encoding="utf-8")),
     }
     by_model = {
         name: {replay_of(row): float(str(row["attainment"])) for row in rows}

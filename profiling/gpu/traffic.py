@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from profiling.gpu.models import open_fastest
-from profiling.gpu.results import Rows, write_json
+from profiling.gpu.models import fastest, open_fastest
+from profiling.gpu.results import ResultsError, Rows, write_json
 from profiling.gpu.scale import Replay, Scale
 from slosched.cli.local_model import LocalModel
 from slosched.core import Request, SamplingParams, ScheduledBatch, StepResult
@@ -27,21 +27,33 @@ from slosched.simulator.clients import Clients
 from slosched.simulator.simulate import SimulationConfig, make_requests, simulate
 from slosched.workload import Trace
 
+PREDICTED = "predictions.json"
+"""The attainments that the fitted model predicts, in the folder of results."""
 _COLUMNS = (
     *("trace", "rate", "policy", "overlap", "requests", "attainment"),
     *("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "output_tokens_per_s"),
 )
 
 
-def replay_all(scale: Scale, out: Path) -> None:
-    """Predict every attainment with the fitted model, then replay on the engine.
+def predict_all(scale: Scale, out: Path) -> None:
+    """Predict every attainment with the fitted model; none is predicted twice."""
+    path = out / PREDICTED
+    if not path.exists():
+        _, model = fastest(scale, out)
+        write_json(path, predictions(scale, model))
 
-    One replay of each trace runs a second time with planning overlapped.
+
+def replay_all(scale: Scale, out: Path) -> None:
+    """Replay on the engine what was predicted.
+
+    One replay of each trace runs a second time with planning overlapped.  Raises ResultsError if
+    nothing was predicted.
     """
+    if not (out / PREDICTED).exists():
+        raise ResultsError(
+            f"{out} holds no {PREDICTED}, and predictions come first: run the stage `predict`"
+        )
     local, model = open_fastest(scale, out)
-    predicted = out / "predictions.json"
-    if not predicted.exists():  # none is made again once an engine has run
-        write_json(predicted, predictions(scale, model))
     rows = Rows(out / "traffic.csv", _COLUMNS, num_keys=4)
     # The first steps compile kernels.
     first = scale.replays()[0]

@@ -14,7 +14,7 @@ from profiling.gpu.report import write_page
 from profiling.gpu.results import ResultsError, Rows, noted
 from profiling.gpu.scale import ON_GPU, REHEARSAL
 from profiling.gpu.swaps import measure_swaps
-from profiling.gpu.traffic import replay_all, replay_of
+from profiling.gpu.traffic import PREDICTED, predict_all, replay_all, replay_of
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,14 @@ def test_the_stages_leave_results(results: Path) -> None:
 
 def test_the_traffic_is_predicted_played_and_reported(results: Path) -> None:
     scale = replace(REHEARSAL, rates={"azure_conv": (20.0,)})
+    (results / PREDICTED).unlink()
+    with pytest.raises(ResultsError, match="run the stage `predict`"):
+        replay_all(scale, results)
+    predict_all(scale, results)
     with noted(results, "traffic", scale):
         replay_all(scale, results)
     played = pd.read_csv(results / "traffic.csv").to_dict("records")
-    predicted = json.loads((results / "predictions.json").read_text("utf-8"))
+    predicted = json.loads((results / PREDICTED).read_text("utf-8"))
     assert {replay_of(row) for row in played} == {replay_of(row) for row in predicted}
     assert {row["policy"] for row in played if row["overlap"]} == {"goodput"}
     write_page(results, PREDICTIONS, results / "gpu.md")
