@@ -13,7 +13,7 @@ from soak.clients import CLIENTS, Crowd, again
 from soak.fuzzer import Fuzzer, Sent
 from soak.health import watched
 from soak.heavy import heavy
-from soak.held import Held, held, judge_held, settled
+from soak.held import Held, held, judge_held, settled, warm_up
 from soak.nuisances import Nuisances
 from soak.program import Program, program
 from soak.verdicts import Verdicts, judge_odd, machine, say
@@ -22,11 +22,6 @@ from soak.wire import Wire
 SERVE = ("--emulate", "h100/llama-3.1-8b", "--slo-ttft", "2s")
 _CONNECTIONS = 2000
 _MAX_MORE_MIB = 192.0
-_NEEDS_A_THREAD = (
-    Sent("/tokenize", b'{"prompt": "%b"}' % (b"warm up " * 1000)),
-    Sent("/v1/completions", b'{"prompt": "x", "max_tokens": 1, "guided_choice": ["yes", "no"]}'),
-)
-"""Long texts are tokenized in a thread, and grammars compiled in another."""
 
 
 async def _max_model_len(url: str) -> int:
@@ -37,19 +32,11 @@ async def _max_model_len(url: str) -> int:
     return found
 
 
-async def _warm_up(url: str) -> None:
-    """Let the server start the threads that it starts when they are needed for the first time."""
-    for sent in _NEEDS_A_THREAD:
-        wire = await Wire.connect(url)
-        await wire.ask(sent)
-        wire.close()
-
-
 async def _play(
     server: Program, nuisances: Nuisances, seconds: float, seed: int
 ) -> tuple[Crowd, Held, Held]:
     """Play all clients, let the server settle; return what they saw, and what it held."""
-    await _warm_up(server.url)
+    await warm_up(server.url)
     before = await held(server.url, server.pid)
     rng = random.Random(seed)
     bodies = list(heavy(await _max_model_len(server.url)))

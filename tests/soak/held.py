@@ -16,6 +16,12 @@ from soak.wire import Wire
 _SETTLE_S = 30.0
 """How long connections may take to be gone: longer than the server waits for headers."""
 
+_NEEDS_A_THREAD = (
+    Sent("/tokenize", b'{"prompt": "%b"}' % (b"warm up " * 1000)),
+    Sent("/v1/completions", b'{"prompt": "x", "max_tokens": 1, "guided_choice": ["yes", "no"]}'),
+)
+"""Long texts are tokenized in a thread, and grammars compiled in another."""
+
 
 @dataclass(frozen=True)
 class Held:
@@ -64,6 +70,14 @@ async def held(url: str, pid: int) -> Held:
 
 def num_threads(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
+
+
+async def warm_up(url: str) -> None:
+    """Let the server start the threads that it starts when they are needed for the first time."""
+    for sent in _NEEDS_A_THREAD:
+        wire = await Wire.connect(url)
+        await wire.ask(sent)
+        wire.close()
 
 
 async def settled(url: str, pid: int, before: Held) -> Held:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from soak.clients import DELIBERATE
 from soak.fuzzer import Fuzzer, Sent
 from soak.health import LONGEST_TURN, Health, judge_turns, watched
-from soak.held import Held, figure, held, judge_held, metrics, num_threads, settled
+from soak.held import Held, figure, held, judge_held, metrics, num_threads, settled, warm_up
 from soak.program import Program, program
 from soak.verdicts import Verdicts, judge_odd, machine, say
 from soak.wire import Answer, Wire
@@ -105,6 +105,7 @@ async def _play(
     until_s = time.monotonic() + seconds
     fuzzer = Fuzzer(random.Random(seed))
     telling = asyncio.create_task(_tell(server, seen, num_bodies))
+    await warm_up(server.url)
     first = await held(server.url, server.pid)
     for share in (_WARM_UP, 1.0):
         most = int(share * num_bodies)
