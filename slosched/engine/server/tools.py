@@ -38,6 +38,7 @@ class Tools:
 def parse_tools(body: Body) -> Tools | None:
     """Return the functions to call, or None; raise ApiError (400) for what is wrong."""
     tools, choice = body.get("tools"), body.get("tool_choice")
+    is_parallel = flag(body, "parallel_tool_calls", default=True)
     if not tools:
         if isinstance(choice, Mapping) or choice == "required":
             raise ApiError(400, f"tool_choice={shown(choice)} needs tools", param="tool_choice")
@@ -66,7 +67,6 @@ def parse_tools(body: Body) -> Tools | None:
         if named is not None:
             schema = schemas[named]
         else:
-            is_parallel = flag(body, "parallel_tool_calls", default=True)
             schema = _list_of_calls(schemas, is_parallel=is_parallel)
         return Tools(tools, named, json.dumps(schema))
     except RecursionError:

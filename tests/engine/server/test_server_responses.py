@@ -176,6 +176,7 @@ def test_a_promise_that_cannot_be_kept_is_a_429_for_streams_too(client: openai.O
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "name": "f"}]}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"parallel_tool_calls": ["yes"], "stream": True}, "parallel_tool_calls"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["reasoning.encrypted_content"]}, "include"),
