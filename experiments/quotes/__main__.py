@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -25,7 +25,6 @@ from slosched.policy import Door
 from slosched.policy.door import Refuse
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import make_requests
-from slosched.workload import Trace
 
 _RESULTS = Path(__file__).parent / "results.md"
 _POLICY = "goodput"
@@ -33,6 +32,7 @@ _POLICY = "goodput"
 _BY_ARRIVAL = "sarathi:drop=infeasible"
 _DROPPING = (_BY_ARRIVAL, "edf:drop=infeasible", _POLICY)
 _LOADS = (0.8, 1.0, 1.3, 2.0)
+_LEVELS = (0.3, 0.5)
 _NUM_REQUESTS = 1500
 _SEED = 7
 _SEEDS = (101, 102, 103)
@@ -86,14 +86,29 @@ def refusal_rows() -> Iterator[str]:
             yield f"| `{spec}` | {cell} | {load:g} | {refusals(cell, spec, load)}"
 
 
-def refusals(cell: Cell, spec: str, load: float) -> str:
-    num_waited = num_good = num_let_in = num_rejected = 0
+def level_rows() -> Iterator[str]:
+    yield (
+        "| level | cell | good, of those by waiting | rejected | within 20 ms | within 100 ms "
+        "| would have been in time | in time of those let in |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    for cell, level in product((*CELLS, *HELD_OUT), _LEVELS):
+        yield f"| {level:g} | {cell} | {refusals(cell, _POLICY, 3.0, level)}"
+
+
+@cache
+def num_good_by_waiting(cell: Cell, spec: str, load: float) -> int:
+    return sum(good(cell.play(make_policy(spec), load, _NUM_REQUESTS, seed)) for seed in _SEEDS)
+
+
+def refusals(cell: Cell, spec: str, load: float, level: float = Door.level) -> str:
+    num_waited = num_good_by_waiting(cell, spec, load)
+    num_good = num_let_in = num_rejected = 0
     soon: list[bool] = []
     at_once: list[bool] = []
     tries: list[bool] = []
     for seed in _SEEDS:
-        num_waited += good(cell.play(make_policy(spec), load, _NUM_REQUESTS, seed))
-        door = LettingIn(make_policy(spec))
+        door = LettingIn(make_policy(spec), level=level)
         requests = cell.play(door, load, _NUM_REQUESTS, seed)
         tried = [r for r in requests if r.request_id in door.promised]
         served = [r for r in requests if r.request_id not in door.promised]
@@ -153,14 +168,7 @@ def second_try_rows() -> Iterator[str]:
 
 
 def second_tries(cell: Cell, burst_s: float) -> str:
-    """Play a burst at a load of 3, then 60 s at a load of 0.6."""
-    burst = cell.trace(3.0, int(3 * cell.rate * burst_s), _SEED).requests
-    calm = cell.trace(0.6, int(0.6 * cell.rate * 60), _SEED + 1).requests
-    end_s = burst[-1].arrival_s
-    moved = [
-        replace(r, request_id=f"calm-{r.request_id}", arrival_s=end_s + r.arrival_s) for r in calm
-    ]
-    trace = Trace.of([*burst, *moved], "burst")
+    trace = cell.burst(burst_s, _SEED)
     lengths = {r.request_id: r.num_output_tokens for r in trace.requests}
     clients = ObedientClients(Door(make_policy(_POLICY)), cell.model, cell.config, lengths)
     clients.play(make_requests(trace, cell.config.kv_tokens))
@@ -176,6 +184,10 @@ _SECTIONS = {
         coverage_rows,
     ),
     "refusals": ("## Refused on arrival (`+door`)", refusal_rows),
+    "levels": (
+        "## Around `goodput`, with other values of `level`, at a load of 3",
+        level_rows,
+    ),
     "otherwise": (
         "## What else might have become of those whom `goodput+door` refuses for overload",
         otherwise_rows,

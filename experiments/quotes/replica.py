@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 from slosched.core import NO_SLO, SLO, EndReason, LatencyModel, Policy, Refusal, Request
@@ -52,6 +52,17 @@ class Cell:
         return trace.with_slo(
             Proportional(self.model.predict_prefill, 2.0, self.tpot_s, self.ttft_s)
         )
+
+    def burst(self, burst_s: float, seed: int) -> Trace:
+        """Return a burst at a load of 3, then 60 s at a load of 0.6."""
+        burst = self.trace(3.0, int(3 * self.rate * burst_s), seed).requests
+        calm = self.trace(0.6, int(0.6 * self.rate * 60), seed + 1).requests
+        end_s = burst[-1].arrival_s
+        moved = [
+            replace(r, request_id=f"calm-{r.request_id}", arrival_s=end_s + r.arrival_s)
+            for r in calm
+        ]
+        return Trace.of([*burst, *moved], "burst")
 
     def play(self, policy: Policy, load: float, num_requests: int, seed: int) -> list[Request]:
         trace = self.trace(load, num_requests, seed)

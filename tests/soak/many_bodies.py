@@ -28,7 +28,7 @@ _TELL_S = 20.0
 _ANSWER_S = 120.0
 _NUM_NAMED = 3
 """Slow answers of /health whose bodies are printed."""
-_MAX_MORE_MIB = 48.0
+_MAX_MORE_MIB = 128.0
 
 
 @dataclass

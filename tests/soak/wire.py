@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -38,23 +39,26 @@ class Wire:
 
     async def answer(self) -> Answer:
         """Return the next answer; raise EOFError if the connection ends before its end."""
-        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        first, *lines = head.split("\r\n")
-        pairs = (line.partition(":") for line in lines if line)
-        headers = {name.lower(): value.strip() for name, _, value in pairs}
+        status, headers = await self.head()
         if headers.get("transfer-encoding") == "chunked":
-            body = await self._chunks()
+            body = b"".join([chunk async for chunk in self.chunks()])
         else:
             body = await self.reader.readexactly(int(headers.get("content-length", 0)))
         closes = headers.get("connection", "") == "close"
-        return Answer(int(first.split()[1]), body.decode(errors="replace"), closes, headers)
+        return Answer(status, body.decode(errors="replace"), closes, headers)
 
-    async def _chunks(self) -> bytes:
-        found = bytearray()
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Return the status and the headers of the next answer, whose body is still to come."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        first, *lines = head.split("\r\n")
+        pairs = (line.partition(":") for line in lines if line)
+        return int(first.split()[1]), {name.lower(): text.strip() for name, _, text in pairs}
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the parts of a body of unknown length as they come."""
         while size := int(await self.reader.readuntil(b"\r\n"), 16):
-            found += (await self.reader.readexactly(size + 2))[:-2]
+            yield (await self.reader.readexactly(size + 2))[:-2]
         await self.reader.readexactly(2)
-        return bytes(found)
 
     def close(self) -> None:
         self.writer.close()

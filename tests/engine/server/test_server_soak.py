@@ -10,6 +10,7 @@ import sys
 import pytest
 from scripts import ROOT
 from soak.fuzzer import ENDPOINTS, Fuzzer
+from soak.verdicts import Verdicts
 
 PATHS = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
 
@@ -26,6 +27,14 @@ def test_bad_clients_leave_nothing_behind(arguments: tuple[str, ...]) -> None:
     assert found.returncode == 0, found.stdout
     assert "BROKEN" not in found.stdout
     assert "kept    the server ends with status 0" in found.stdout
+
+
+@pytest.mark.parametrize(("found", "status"), [(98.0, 0), (97.9, 1)])
+def test_a_goal_that_is_missed_is_the_exit_status(found: float, status: int) -> None:
+    verdicts = Verdicts()
+    verdicts.at_most("late", 1, 1)
+    verdicts.at_least("in time", found, 98, " %")
+    assert verdicts.report() == status
 
 
 def test_the_same_seed_makes_the_same_bodies_for_every_endpoint() -> None:
