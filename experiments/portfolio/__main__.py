@@ -12,8 +12,9 @@ import pandas as pd
 import typer
 
 from experiments.command import add_report, make_app, provenance, start
-from experiments.portfolio import report
+from experiments.portfolio import drawn_report, report
 from experiments.portfolio.cells import CELLS, DESIGN, REPORT
+from experiments.portfolio.drawn import rows_of
 from experiments.portfolio.play import played
 from slosched.cli.console import console
 from slosched.policy.portfolio.policy import default_candidates
@@ -48,12 +49,41 @@ def run(
             for spec in (*default_candidates(), PORTFOLIO):
                 row = {"kind": kind, "cell": name, "window": index, **played(play, spec)}
                 rows.append(row)
-        report.replace_cell(pd.DataFrame(rows), provenance("portfolio"))
+        report.replace_cell(pd.DataFrame(rows).assign(**stamp()))
         console.print(f"{name}: done")
     make_report()
 
 
+@app.command()
+def drawn(
+    seed: Annotated[int, typer.Option(min=0, help="What the cells are drawn from.")] = 3,
+    cells: Annotated[int, typer.Option(min=1, help="Cells to draw.")] = 60,
+    only: Annotated[
+        list[int] | None, typer.Option(metavar="CELL", help="Only the cells of these numbers.")
+    ] = None,
+) -> None:
+    """Play cells of the random arena and make the page: half a minute to minutes of a core each.
+
+    Example: `python -m experiments.portfolio drawn --seed 2 --only 3 --only 9`.
+
+    The results of each cell are written when it is done, in place of those that it had.
+    """
+    for number in only or range(cells):
+        rows = pd.DataFrame(rows_of(seed, number))
+        if len(rows):
+            drawn_report.replace_cell(rows.assign(**stamp()))
+        console.print(f"{seed}.{number}: {'done' if len(rows) else 'no rate can be served'}")
+    make_report()
+
+
 make_report = add_report(app, "portfolio", report.PAGE, report.write)
+
+
+def stamp() -> dict[str, str]:
+    """Return which code, command and date a result is of."""
+    made = provenance("portfolio")
+    return {fact: str(made[fact]) for fact in ("code_digest", "command", "made")}
+
 
 if __name__ == "__main__":
     start(app)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from experiments.markdown import table
 from experiments.paired import against, blocks_of
+from experiments.portfolio import drawn_report
 from experiments.portfolio.cells import CELLS, REPORT, SETTLING_S
 from slosched.policy.portfolio.policy import default_candidates
 
@@ -18,10 +18,8 @@ RESULTS = _FOLDER / "results.csv"
 _PORTFOLIO = "portfolio"
 
 
-def replace_cell(rows: pd.DataFrame, made: Mapping[str, object]) -> None:
+def replace_cell(rows: pd.DataFrame) -> None:
     """Write the results of one cell, in place of those of the same cell and kind."""
-    for fact in ("code_digest", "command", "made"):
-        rows[fact] = str(made[fact])
     kept = read() if RESULTS.exists() else pd.DataFrame()
     if len(kept):
         same = (kept["cell"] == rows["cell"].iloc[0]) & (kept["kind"] == rows["kind"].iloc[0])
@@ -55,6 +53,7 @@ def write() -> None:
                 f"Judged are the arrivals from {SETTLING_S:g} s after the turn on. The best "
                 "candidate is the one that is best there, having served all of the window.",
                 _attained(results, turning),
+                drawn_report.text(),
                 "## What it costs",
                 _COST,
                 _costs(results),
@@ -68,7 +67,8 @@ _ABOUT = """Made by `python -m experiments.portfolio run`, cell by cell. One sim
 5 % noise on every step, latency model corrected online, KV cache of the device, 2,048 tokens and \
 256 requests a step. The tables have the share of good requests in percent, of those that arrive \
 in the last three quarters of a window. Requests are Azure's of 2023; the windows lie behind those \
-on which the policy was designed. The candidates are those that `portfolio` has by default.
+on which the policy was designed. The candidates are those that `portfolio` had by default when a \
+cell was played; a dash marks those that it did not have.
 
 "Against the best" is the difference to the candidate that is best in hindsight, with the 95 % \
 interval of Student's t over eight blocks of consecutive requests a window, paired. Rates are \
@@ -79,19 +79,21 @@ device's clock, on a machine that others used as well."""
 
 
 def _attained(results: pd.DataFrame, names: list[str]) -> str:
-    candidates = list(default_candidates())
+    every = dict.fromkeys([*default_candidates(), *results["policy"]])
+    candidates = [spec for spec in every if spec != _PORTFOLIO]
     rows = []
     for name in names:
         cell = results[results["cell"] == name]
         if not len(cell):
             continue
-        blocks = {spec: blocks_of(cell, spec) for spec in (*candidates, _PORTFOLIO)}
+        played = set(cell["policy"])
+        blocks = {spec: blocks_of(cell, spec) for spec in every if spec in played}
         means = {spec: 100 * float(each.mean()) for spec, each in blocks.items()}
-        best = max(candidates, key=lambda spec: means[spec])
+        best = max((s for s in candidates if s in played), key=lambda spec: means[spec])
         rows.append(
             [
                 name,
-                *(f"{means[spec]:.1f}" for spec in candidates),
+                *(f"{means[spec]:.1f}" if spec in played else "–" for spec in candidates),
                 f"**{means[_PORTFOLIO]:.1f}**",
                 against(100 * (blocks[_PORTFOLIO] - blocks[best])),
                 cell["window"].nunique(),

@@ -124,7 +124,7 @@ class Match:
     def _why_void(self) -> str:
         if self._tuning.is_empty or self._final.is_empty:
             return "an idle device keeps no promise of some window"
-        if not self._tuning_rate:
+        if not self.tuning_rate:
             return f"no reference serves {REFERENCE_TARGET:.0%} in time at any rate"
         if not self._top_rate:
             return f"nobody serves {TARGETS[0]:.0%} in time at any rate"
@@ -133,7 +133,7 @@ class Match:
     def _found(self) -> Row:
         return {
             "share_judged": self._final.share_judged,
-            "tuning_rate": self._tuning_rate,
+            "tuning_rate": self.tuning_rate,
             "settings": {one.contender.name: one.tuned.policy for one in self._finalists},
             "capacity": list(self._capacities()),
             "overload": self._overload.frame().to_dict("records"),
@@ -159,12 +159,14 @@ class Match:
         return Stage.of(windows, self._device, self._config)
 
     @cached_property
-    def _tuning_rate(self) -> float:
+    def tuning_rate(self) -> float:
         """Return the highest rate tried at which a reference, at its defaults, serves 95 % in time.
 
         It is 0 if there is none.  Rates are tried from the highest down, since replays at low rates
         take longest.
         """
+        if self._tuning.is_empty:
+            return 0.0
         references = [self._contender(e) for e in self.entries if e.name in REFERENCES]
         rate = _HIGHEST_OF_BUSY * busy_rate(references[0], self._tuning.windows[0])
         for tried in (rate * _RATE_RATIO**i for i in range(_NUM_RATES)):
@@ -193,7 +195,7 @@ class Match:
             self._contender(entry),
             entry.values,
             self._tuning.windows,
-            Objective(rate=self._tuning_rate),
+            Objective(rate=self.tuning_rate),
             max_trials=self.effort.num_trials,
         )
         return tuner.run(_IN_LINE)
@@ -208,7 +210,7 @@ class Match:
 
     @cached_property
     def _study(self) -> Study:
-        rate = self._tuning_rate
+        rate = self.tuning_rate
         plan = Plan(TARGETS, _PRECISION, min_rate=LOWEST * rate, max_rate=HIGHEST * rate)
         return self._final.played(self._playing, plan)
 

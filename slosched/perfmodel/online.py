@@ -26,6 +26,8 @@ _CLIP = 3.0
 """Limit on one step's error in multiples of the spread, however long the step stalled."""
 _SPREAD_STEP = 1.1
 _SPREAD_START, _SPREAD_MIN, _SPREAD_MAX = 0.04, 0.005, 0.3
+_MEDIAN_OF_NORMAL = 0.6745
+"""Median size of a standard normal variable."""
 _MAX_LOG_BIAS = math.log(8.0)
 
 _MARGIN_GAIN, _FIRST_MARGIN_GAIN = 0.1, 0.5
@@ -130,6 +132,15 @@ class OnlineModel:
     def regimes(self) -> dict[Regime, RegimeState]:
         """Return what was learnt of each regime, for reports and metrics."""
         return {Regime.DECODE: self._decode, Regime.PREFILL: self._prefill}
+
+    @property
+    def noise(self) -> float:
+        """Return the sigma of a lognormal factor that spreads as steps do around the prediction.
+
+        It is that of the regime that has had more steps.
+        """
+        states = self.regimes.values()
+        return max(states, key=lambda state: state.num_steps).spread / _MEDIAN_OF_NORMAL
 
     @property
     def coverage(self) -> float | None:

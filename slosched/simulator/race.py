@@ -39,6 +39,7 @@ def answer(question: Question, after_each: Callable[[float], None] = lambda _cpu
     good: dict[str, tuple[float, ...]] = {}
     failed = {}
     replays: dict[str, Rehearsal] = {}
+    behind: dict[str, tuple[float, ...]] = {}
     racing = [*question.candidates, *(question.eliminated if has_turned else ())]
     for num_judged in _looks(question.requests[first:], passes):
         for spec in tuple(racing):
@@ -54,8 +55,11 @@ def answer(question: Question, after_each: Callable[[float], None] = lambda _cpu
             after_each(time.process_time() - part_s)
         losers = _losers({spec: good[spec] for spec in racing}, question)
         racing = [spec for spec in racing if spec not in losers]
+        behind |= {spec: _difference(good[spec], good[question.current]) for spec in losers}
         if racing == [question.current]:
             break
+    if question.current in good:
+        good |= {spec: _sum(good[question.current], lag) for spec, lag in behind.items()}
     return Answer(good, first, has_turned, failed, time.process_time() - began_s)
 
 
@@ -83,6 +87,19 @@ def _losers(good: Mapping[str, Sequence[float]], question: Question) -> Sequence
     scores.add(good)
     losers = scores.losers(scores.best(question.current), question.min_gain)
     return [spec for spec in losers if spec != question.current]
+
+
+def _difference(good: Sequence[float], of_current: Sequence[float]) -> tuple[float, ...]:
+    """Return by how much better each request was served when the candidate dropped out."""
+    return tuple(mine - its for mine, its in zip(good, of_current, strict=False))
+
+
+def _sum(of_current: Sequence[float], differences: Sequence[float]) -> tuple[float, ...]:
+    """Return the shares of a candidate that dropped out, as if it had replayed all passes.
+
+    The later passes are harder, and the others have replayed them.
+    """
+    return tuple(its + more for its, more in zip(of_current, differences, strict=False))
 
 
 def _repeated(question: Question, first: int) -> Passes:

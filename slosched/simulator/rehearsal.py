@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slosched.core import Policy, Request
+from slosched.core import DeadlineRule, Policy, Request
 from slosched.engine.loop import Engine
 from slosched.kv import KVCache
 from slosched.metrics import RequestRecord
 from slosched.metrics.columns import RequestColumns
 from slosched.metrics.promises import good_requests
+from slosched.perfmodel.frozen import FrozenModel
 from slosched.policy.portfolio.question import PastRequest, Question
 from slosched.scheduler import Scheduler
 from slosched.simulator.clients import Clients
+from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.grouped import GroupedSteps
+from slosched.simulator.lengths import Lengths
 from slosched.simulator.open_loop import OpenLoop
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 
@@ -39,7 +42,8 @@ class Rehearsal:
     """A replay that goes on for as long as the verdicts on more requests are asked for.
 
     It begins with the decodes that ran when the window began.  The device takes as long as the
-    question's latency model says, and request i emits `lengths[i]` tokens.
+    question's latency model says, and request i emits `lengths[i]` tokens.  Where every gap between
+    tokens counts, steps are as irregular as the model has found them to be.
     """
 
     def __init__(
@@ -62,7 +66,11 @@ class Rehearsal:
         ]
         emitted = dict(zip((r.request_id for r in window), lengths, strict=True))
         emitted |= {r.request_id: emitted[r.request_id.partition(".")[0]] for r in again}
-        executor = SimulatedExecutor(model, clock, emitted)
+        is_strict = question.limits.deadline_rule is DeadlineRule.TBT
+        noise = model.noise if is_strict and isinstance(model, FrozenModel) else 0.0
+        executor = SimulatedExecutor(
+            model, clock, emitted, Disturbances(noise=noise), question.seed
+        )
         engine = Engine(scheduler, executor, clock)
         clients = Clients(scheduler)
         grouped = GroupedSteps(engine, executor, clock, clients)
@@ -96,20 +104,18 @@ class Rehearsal:
 
 
 def draw_lengths(question: Question) -> list[int]:
-    """Return how many tokens each request emits.
+    """Return how many tokens each request emits; one that has ended emits what it emitted.
 
-    A request that has ended emits what it emitted.  For any other a length is drawn from the
-    finished requests that were longer than it is already; if there is none, it emits one token
-    more than so far.
+    The others' lengths are drawn on the condition that they are longer than they are already.
     """
     rng = np.random.default_rng(question.seed)
-    known = np.sort(np.array(question.output_lengths, dtype=np.int64))
+    unended = [past.num_output_tokens for past in question.requests if not past.has_ended]
+    lengths = Lengths(question.output_lengths, unended)
     drawn = []
     for past in question.requests:
         length, place = past.num_output_tokens, float(rng.random())
         if not past.has_ended:
-            longer = known[np.searchsorted(known, length, side="right") :]
-            length = int(longer[int(place * len(longer))]) if len(longer) else length + 1
+            length = lengths.longer_than(length, place)
         drawn.append(min(max(length, past.num_emitted_before + 1), past.max_tokens))
     return drawn
 

@@ -13,8 +13,9 @@ from slosched.kv import KVCache
 from slosched.policy.edf import EDF
 from slosched.policy.fcfs import FCFS
 from slosched.policy.portfolio.evaluation import Evaluation, Reason
+from slosched.policy.portfolio.occasion import Occasions
 from slosched.policy.portfolio.policy import Portfolio
-from slosched.policy.portfolio.question import Answer, Question
+from slosched.policy.portfolio.question import Answer, PastRequest, Question
 from slosched.policy.portfolio.scores import Scores
 from slosched.policy.portfolio.seen import Seen, Trouble
 from slosched.policy.spec import PolicySpecError, make_policy, policy_classes, with_options
@@ -239,6 +240,62 @@ def test_an_evaluation_survives_a_file() -> None:
         assert Evaluation.from_json(evaluation.as_json()) == evaluation
 
 
+def described(seen: Seen, now_s: float, most: int) -> list[PastRequest]:
+    """Return the requests of a window, described one at a time."""
+    gathering = seen.gather(now_s, most, MODEL)
+    while not gathering.describe(1):
+        pass
+    assert len(gathering) == len(gathering.requests)
+    return gathering.requests
+
+
+def test_no_step_describes_all_requests_of_a_question() -> None:
+    """Describing a request takes microseconds: hundreds of them would delay a step."""
+    forecaster = Scripted(shares(0.5, 0.9))
+    portfolio = portfolio_of_two(forecaster)
+    requests = [overdue(i / 1000) for i in range(300)]
+    steps = 0
+    while not forecaster.questions:
+        portfolio.schedule(view(1.0 + steps / 1000, *requests))
+        steps += 1
+    assert len(forecaster.questions[0].requests) == 300
+    assert steps > 4
+
+
+def test_the_best_of_many_has_to_be_ahead_by_more() -> None:
+    scores = Scores()
+    uneven = {"fcfs": (False,) * 300 + (True,) * 500, "edf": (True,) * 700 + (False,) * 100}
+    scores.add(uneven)
+    of_two, of_nine = scores.lead("edf", "fcfs"), scores.lead("edf", "fcfs", 8)
+    assert of_two.mean == of_nine.mean
+    assert of_nine.low < of_two.low
+
+
+class TestOccasions:
+    TROUBLE = Trouble(num_bad=50, num_requests=100)
+
+    def test_less_may_be_replayed_where_less_is_at_stake(self) -> None:
+        few = Trouble(num_bad=1, num_requests=100)
+        occasions = Occasions(every_s=1.0, effort=1.0)
+        much = occasions.num_affordable(self.TROUBLE, 100, 0.0, is_surprise=False)
+        assert occasions.num_affordable(few, 100, 0.0, is_surprise=False) == much / 5
+
+    def test_without_a_limit_a_question_still_needs_a_new_arrival(self) -> None:
+        occasions = Occasions(every_s=1.0, effort=math.inf)
+        assert occasions.num_affordable(self.TROUBLE, 1, 0.0, is_surprise=True) == math.inf
+        assert occasions.num_affordable(self.TROUBLE, 0, 0.0, is_surprise=True) == 0
+
+    def test_what_was_paid_for_is_spent_unless_nothing_was_learnt(self) -> None:
+        occasions = Occasions(every_s=1.0, effort=1.0)
+        known = {"is_in_doubt": False, "has_changed": False}
+        occasions.conclude(0.0, 100, is_blank=True, **known)
+        assert occasions.num_affordable(self.TROUBLE, 150, 9.0, is_surprise=False) == 8 * 150
+        occasions.conclude(9.0, 150, is_blank=False, **known)
+        assert occasions.num_affordable(self.TROUBLE, 180, 9.5, is_surprise=False) == 0
+        assert occasions.num_affordable(self.TROUBLE, 180, 99.0, is_surprise=False) == 30
+        assert occasions.num_affordable(self.TROUBLE, 180, 9.5, is_surprise=True) == 4 * 30
+
+
 class TestWhatWasSeen:
     def test_late_rejected_and_overdue_requests_are_in_trouble(self) -> None:
         seen = Seen(window_s=10.0)
@@ -260,7 +317,7 @@ class TestWhatWasSeen:
         running.num_output_tokens = 3
         over.status, over.end_s = RequestStatus.REJECTED, 2.0
         seen.update((), 15.0, RULE)
-        first, second = seen.requests(15.0, 100, MODEL)
+        first, second = described(seen, 15.0, 100)
         assert (first.arrival_s, first.num_emitted_before, first.num_output_tokens) == (-12, 3, 3)
         assert (first.first_token_s, first.last_token_s) == (-11.0, -1.0)
         assert (second.arrival_s, second.num_emitted_before) == (0.0, 0)
@@ -272,7 +329,7 @@ class TestWhatWasSeen:
             seen.note([request])
             request.status, request.end_s = RequestStatus.REJECTED, request.arrival_s
         seen.update((), 4.0, RULE)
-        assert [past.arrival_s for past in seen.requests(4.0, 2, MODEL)] == [0.0, 1.0]
+        assert [past.arrival_s for past in described(seen, 4.0, 2)] == [0.0, 1.0]
 
     def test_a_cached_prefix_shortens_the_prompt(self) -> None:
         seen = Seen(window_s=10.0)
@@ -281,7 +338,7 @@ class TestWhatWasSeen:
         started.num_computed_tokens = 8
         waiting.num_computed_tokens = 5
         seen.note([started, waiting])
-        assert [past.num_prompt_tokens for past in seen.requests(1.0, 2, MODEL)] == [5, 3]
+        assert [past.num_prompt_tokens for past in described(seen, 1.0, 2)] == [5, 3]
 
 
 class TestItsSpec:

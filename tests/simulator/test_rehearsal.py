@@ -18,6 +18,7 @@ from slosched.policy.portfolio.policy import Portfolio, portfolio_in
 from slosched.policy.portfolio.question import PastRequest, Question
 from slosched.policy.spec import make_policy
 from slosched.simulator.disturbances import Disturbances
+from slosched.simulator.lengths import Lengths
 from slosched.simulator.race import answer
 from slosched.simulator.rehearsal import Passes, Rehearsal, draw_lengths
 from slosched.simulator.simulate import SimulationConfig, simulate
@@ -67,13 +68,26 @@ class TestLengths:
         running = [past(float(i), output=15, has_ended=False) for i in range(50)]
         assert set(draw_lengths(question(*running))) == {20, 30}
 
-    def test_a_request_longer_than_all_finished_ones_ends_with_the_next_token(self) -> None:
-        assert draw_lengths(question(past(0.0, output=99, has_ended=False))) == [100]
+    def test_a_request_longer_than_all_finished_ones_ends_at_the_mean_rate(self) -> None:
+        """Three ended in 60 + 40 × 99 tokens, so the forty have 1,340 tokens to go in the mean."""
+        running = [past(float(i), output=99, has_ended=False) for i in range(40)]
+        more = [length - 99 for length in draw_lengths(question(*running))]
+        assert min(more) > 0
+        assert 0.6 * 901 < np.mean(more) < 901  # cut off at the limit of 1,000 tokens
+
+    def test_who_still_runs_counts_among_the_long_ones(self) -> None:
+        """Of a hundred with 10 to 1,000 tokens that began together, those up to 300 have ended."""
+        true = range(10, 1010, 10)
+        ended = [length for length in true if length <= 300]
+        lengths = Lengths(ended, [300] * (len(true) - len(ended)))
+        drawn = [lengths.longer_than(0, place) for place in np.linspace(0, 1, 1000, endpoint=False)]
+        assert np.mean(np.array(drawn) <= 300) == pytest.approx(0.3, abs=0.01)
+        assert np.mean(drawn) > 2 * np.mean(ended)
 
     def test_a_length_does_not_depend_on_how_many_others_have_ended(self) -> None:
         first, second = past(0.0, output=0, has_ended=False), past(1.0, output=5)
         both = draw_lengths(question(second, first))
-        alone = draw_lengths(question(replace(second, has_ended=False), first))
+        alone = draw_lengths(question(second._replace(has_ended=False), first))
         assert both[1] == alone[1]
 
 
@@ -121,6 +135,28 @@ class TestRehearsal:
         assert sum(repeated.good["fcfs"]) < sum(once.good["fcfs"])
         few = answer(replace(asked, max_requests=len(burst)))
         assert few.good == once.good, "no more than max_requests arrivals are replayed"
+
+    def test_a_candidate_that_dropped_out_keeps_its_distance(self) -> None:
+        """The later passes are harder for all: it must not look better for having left."""
+        burst = [past(i / 16, prompt=4_000, slo=SLO(1.5, 1.0)) for i in range(36)]
+        candidates = ("fcfs:drop=infeasible", "fcfs", "edf:drop=infeasible")
+        asked = question(*burst, candidates=candidates)
+        asked = replace(asked, num_blocks=10_000, horizon_s=20.0)
+        raced, together = answer(asked).good, answer(replace(asked, min_gain=-1.0)).good
+        assert raced["edf:drop=infeasible"] == together["edf:drop=infeasible"]
+        assert raced["fcfs"] != together["fcfs"], "it dropped out"
+        assert sum(raced["fcfs"]) < sum(raced["fcfs:drop=infeasible"])
+
+    def test_steps_are_irregular_only_where_every_gap_counts(self) -> None:
+        model = OnlineModel(make_model())
+        shape = BatchShape()
+        shape.add(512, 0)
+        for i in range(200):
+            model.observe(shape, (1.5 if i % 2 else 0.7) * model.base.predict(shape))
+        asked = question(*(past(i / 5, slo=SLO(1.0, 0.021)) for i in range(40)))
+        asked = replace(asked, latency_model=frozen(model))
+        strict = replace(asked, limits=replace(asked.limits, deadline_rule=DeadlineRule.TBT))
+        assert sum(verdicts(strict)) < sum(verdicts(asked))
 
     def test_too_few_requests_are_not_replayed(self) -> None:
         found = answer(question(*(past(float(i)) for i in range(10))))
@@ -236,7 +272,7 @@ class TestInTheSimulator:
     def test_it_leaves_a_candidate_that_overload_paralyses(self) -> None:
         """First come, first served keeps everybody waiting once more arrive than can be served."""
         model = load_model("h100/llama-3.1-8b")
-        trace = hurried(400, rate=40)
+        trace = hurried(400, rate=50)
         config = SimulationConfig(disturbances=Disturbances(noise=0.05), online=True)
         alone = good_share(simulate(trace, FCFS(), model, config))
         portfolio = make_policy("portfolio:every_s=2,delay_s=0.5|fcfs|edf:drop=infeasible")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 from slosched.core import (
     DecodeGroup,
@@ -22,11 +24,13 @@ from slosched.core import (
 )
 from slosched.perfmodel.frozen import frozen
 from slosched.policy.edf import EDF
+from slosched.policy.fcfs import FCFS
 from slosched.policy.goodput import Goodput
 from slosched.policy.kit.checks import check_at_least, check_positive, check_share
 from slosched.policy.kit.deadlines import Deadlines
 from slosched.policy.kit.drop import Drop
 from slosched.policy.portfolio.evaluation import Evaluation, Reason, Score
+from slosched.policy.portfolio.occasion import Occasions
 from slosched.policy.portfolio.question import (
     Answer,
     AsksForecaster,
@@ -35,19 +39,20 @@ from slosched.policy.portfolio.question import (
     asking_in,
 )
 from slosched.policy.portfolio.scores import LEAST_JUDGED, Scores
-from slosched.policy.portfolio.seen import Seen, Trouble
+from slosched.policy.portfolio.seen import Gathering, Seen, Trouble
 from slosched.policy.published.qoserve import QoServe
 from slosched.policy.published.slidebatching import SlideBatching
+from slosched.policy.sjf import SJF
 from slosched.policy.slo_aware import LateRule, SLOAware
 
 _ASK_AGAIN_S = 0.1
 """Time between two looks for an answer that is overdue."""
 _ALL_AGAIN = 4
 """One evaluation in so many replays all candidates, the eliminated ones included."""
-_LONGEST_INTERVAL = 8
-"""Longest time between evaluations that change nothing, as a multiple of `every_s`."""
-_HASTE = 4.0
-"""Factor on the effort when the next question is urgent."""
+_DESCRIBED = 64
+"""Most requests that are described for a question in one step."""
+_LEAST_IN_HASTE = 4 * LEAST_JUDGED
+"""Least number of requests that are worth a question about fewer than the window has."""
 _MOST_EVALUATIONS = 10_000
 """Evaluations whose records are kept."""
 
@@ -56,9 +61,10 @@ def default_candidates() -> dict[str, Policy]:
     """Return the candidates of a portfolio that names none, by their specs."""
     return {
         "goodput": Goodput(),
-        "goodput:margin=0.1": Goodput(margin=0.1),
         "edf:token_budget=512,drop=infeasible": EDF(token_budget=512, drop=Drop.INFEASIBLE),
         "edf:token_budget=2048,drop=infeasible": EDF(token_budget=2048, drop=Drop.INFEASIBLE),
+        "sjf:drop=infeasible": SJF(drop=Drop.INFEASIBLE),
+        "fcfs:drop=infeasible": FCFS(drop=Drop.INFEASIBLE),
         "slidebatching:deadlines=run,drop=infeasible": SlideBatching(
             deadlines=Deadlines.RUN, drop=Drop.INFEASIBLE
         ),
@@ -76,16 +82,17 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
        `trouble` of them were rejected, late or overdue though their promise could be kept, it asks
        the simulator: how would each candidate have served these requests, on this replica,
        beginning with the decodes that ran then?  Lengths of outputs that are still to come are
-       drawn from finished requests, and arrivals that span less than half of `window_s` are
-       repeated, since what they bring about may take that long to show.
+       estimated from the requests that have ended and from those that run (`simulator.lengths`).
+       Arrivals that span less than half of `window_s` are repeated, since what they bring about may
+       take that long to show.
     3. Candidates replay side by side.  One that surely gains less than `min_gain` against the best
        drops out, and the replays end when only the candidate that plans is left.
     4. `delay_s` later the answer counts.  The candidate that is ahead takes over if its lead is
-       surely above zero (`scores`) and at least `min_gain`.
-    5. The time to the next question doubles while nothing is gained, up to eight times `every_s`.
-       More requests in trouble than the last answer foretold end it.  And a question has to be
-       paid for: `effort` replayed arrivals for each one since the last question, and four times
-       as many while there is more trouble than foretold or a lead that is not sure.
+       surely above zero (`scores`), as the best of so many, and at least `min_gain`.
+    5. A question has to be due and paid for (`occasion`): the time to the next one doubles while
+       nothing is gained, and it may replay `effort` arrivals for each one since the question
+       before, fewer if little is at stake.  More requests in trouble than the last answer foretold
+       are followed up at once, by a shorter window if a whole one is not paid for.
     6. A candidate that dropped out is left out of three evaluations in four, and a lead that is not
        sure is followed up with these two alone.  If the simulator finds that the traffic has turned
        within the window (prompt lengths or promises), only what arrived since is judged, former
@@ -102,7 +109,7 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
     turns are ours.
     """
 
-    every_s: float = tunable(5.0, 10.0)
+    every_s: float = tunable(2.0, 5.0)
     """Time between two evaluations."""
     window_s: float = tunable(40.0, 20.0, 80.0)
     """Time over which arrivals are replayed."""
@@ -115,7 +122,7 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
     min_gain: float = tunable(0.005, 0.02)
     """Least lead, as a share of the requests, for which another candidate takes over.  One that
     surely gains less drops out of the replays."""
-    effort: float = 2.0
+    effort: float = 1.5
     """Arrivals that may be replayed for each one that arrives; repetitions do not count."""
     seed: int = 0
     """Seed of the drawn output lengths."""
@@ -157,22 +164,12 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         """Processor time of all evaluations."""
         self._planner = self.candidates[self.current]
         self._seen = Seen(self.window_s)
-        self._is_urgent = True
-        """Whether nothing was evaluated yet, or the latest evaluation saw a candidate ahead by
-        `min_gain`, but not surely, or saw no trouble at all though there is some."""
-        self._num_seen_before = 0
-        """Number of requests that had arrived at the latest question that was not in vain."""
+        self._occasions = Occasions(self.every_s, self.effort)
         self._scores = Scores()
         self._losers: tuple[str, ...] = ()
+        self._planned: _Planned | None = None
+        """A question whose requests are being described."""
         self._asked: _Asked | None = None
-        self._asked_s = -math.inf
-        """Time of the latest question."""
-        self._again_s = -math.inf
-        """Time from which the next question is asked even if nothing is worse than expected."""
-        self._interval_s = self.every_s
-        """Time from an evaluation until then."""
-        self._expected = 0.0
-        """Share of requests in trouble that the latest evaluation expects."""
         self._begin_s = math.nan
         self._next_s = -math.inf if self._forecaster is not None else math.inf
         """Time of the next evaluation, or at which the answer to a question counts."""
@@ -222,55 +219,67 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
             self._conclude(self._asked, answer, now_s)
             self._asked = None
         else:
-            self._asked = self._ask(view, forecaster)
+            self._planned = self._planned or self._plan(view)
+        if self._planned is not None:
+            if not self._planned.gathering.describe(_DESCRIBED):
+                self._next_s = now_s
+                return
+            self._asked = self._ask(self._planned, view, forecaster)
+            self._planned = None
         if self._asked is not None:
             self._next_s = now_s + self.delay_s
         else:
             periods = math.floor((now_s - self._begin_s) / self.every_s) + 1
             self._next_s = self._begin_s + periods * self.every_s
 
-    def _ask(self, view: SchedulerView, forecaster: Forecaster) -> _Asked | None:
-        """Ask the simulator if something went wrong; return what was asked."""
-        now_s, seen = view.now_s, self._seen
+    def _plan(self, view: SchedulerView) -> _Planned | None:
+        """Return what to ask if something went wrong and replays are paid for."""
+        now_s, seen, model, occasions = view.now_s, self._seen, view.model, self._occasions
         shown = chain(view.waiting, view.running, view.swapped)
         seen.update(shown, now_s, view.limits.deadline_rule)
-        model = view.model
         trouble = seen.trouble(now_s - self.window_s, now_s, model)
         if trouble.share <= self.trouble:
             return None
-        is_surprise = seen.trouble(self._asked_s, now_s, model).exceeds(self._expected)
-        if now_s < self._again_s and not is_surprise:
-            return None
+        is_surprise = occasions.is_surprise(seen.trouble(occasions.asked_s, now_s, model))
         left_out = tuple(n for n in self._losers if n != self.current)
-        if self.num_evaluations % _ALL_AGAIN == 0 or len(left_out) == len(self.candidates) - 1:
+        is_field_empty = len(left_out) == len(self.candidates) - 1
+        if is_surprise or is_field_empty or self.num_evaluations % _ALL_AGAIN == 0:
             left_out = ()
-        requests = seen.requests(now_s, self.max_requests, model)
-        num_replayed = len(requests) * (len(self.candidates) - len(left_out))
-        effort = self.effort * (_HASTE if is_surprise or self._is_urgent else 1.0)
-        if num_replayed / effort > seen.num_seen - self._num_seen_before:
-            return None
+        num_affordable = occasions.num_affordable(
+            trouble, seen.num_seen, now_s, is_surprise=is_surprise
+        )
+        num_each = int(min(num_affordable / (len(self.candidates) - len(left_out)), sys.maxsize))
+        gathering, horizon_s = seen.gather(now_s, self.max_requests, model), self.window_s
+        if len(gathering) > num_each:
+            if not is_surprise or num_each < _LEAST_IN_HASTE:
+                return None
+            gathering, horizon_s = seen.gather(now_s, num_each, model), 0.0
+        return _Planned(gathering, left_out, horizon_s, now_s, trouble, seen.num_seen)
+
+    def _ask(self, planned: _Planned, view: SchedulerView, forecaster: Forecaster) -> _Asked | None:
+        """Ask the simulator; return what was asked, or None if it refuses."""
         kv = view.kv
         question = Question(
-            requests=requests,
-            output_lengths=seen.output_lengths,
+            requests=tuple(planned.gathering.requests),
+            output_lengths=self._seen.output_lengths,
             current=self.current,
-            candidates=tuple(name for name in self.candidates if name not in left_out),
-            eliminated=left_out,
+            candidates=tuple(n for n in self.candidates if n not in planned.left_out),
+            eliminated=planned.left_out,
             limits=view.limits,
             num_blocks=kv.num_blocks,
             block_size=kv.block_size,
             num_host_blocks=kv.num_free_host_blocks
             + sum(kv.num_held_host_blocks(request.request_id) for request in view.swapped),
-            latency_model=frozen(model),
-            horizon_s=self.window_s,
+            latency_model=frozen(view.model),
+            horizon_s=planned.horizon_s,
             max_requests=self.max_requests,
             min_gain=self.min_gain,
             seed=self.seed,
         )
         if not forecaster.ask(question):
             return None
-        self._asked_s = now_s
-        return _Asked(question, now_s, trouble, seen.num_seen)
+        self._occasions.asked_s = planned.at_s
+        return _Asked(question, planned.at_s, planned.trouble, planned.num_seen)
 
     def _conclude(self, asked: _Asked, answer: Answer | None, now_s: float) -> None:
         """Learn from an answer, go over to a better candidate, and leave a record."""
@@ -289,34 +298,31 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
             self._losers = ()
         scores.add(answer.good)
         best = scores.best(before)
-        gain = scores.lead(best, before)
-        is_better = best != before and gain.low > 0 and gain.mean >= self.min_gain
-        is_in_doubt = best != before and not is_better and gain.mean >= self.min_gain
-        self._plan_next(asked, best, is_in_doubt)
+        gain = scores.lead(best, before, max(1, len(scores.latest) - 1))
+        is_ahead = best != before and gain.mean >= self.min_gain
+        is_better = is_ahead and gain.low > 0
+        is_in_doubt = is_ahead and not is_better
+        self._leave_out_losers(best, is_in_doubt=is_in_doubt)
         if is_better:
             self._go_over_to(best)
-        if is_better or answer.has_turned:
-            self._interval_s = self.every_s
-        self._again_s = asked.at_s + self._interval_s
-        self._expected = max(0.0, 1 - scores.share(self.current).mean - asked.unkeepable_share)
+        self._occasions.conclude(
+            asked.at_s,
+            asked.num_seen,
+            is_blank=all(scores.share(name).mean == 1 for name in (best, before)),
+            is_in_doubt=is_in_doubt,
+            has_changed=is_better or answer.has_turned,
+        )
+        expected = 1 - scores.share(self.current).mean - asked.unkeepable_share
+        self._occasions.expected = max(0.0, expected)
         reason = Reason.BETTER if is_better else Reason.UNSURE if best != before else Reason.BEST
         self._leave(asked, answer, now_s, before, reason)
 
-    def _plan_next(self, asked: _Asked, best: str, is_in_doubt: bool) -> None:
-        """Decide which candidates the next question leaves out, how urgent it is, and its time."""
-        scores, replayed = self._scores, self._scores.latest
-        kept = (name for name in self._losers if name not in replayed)
-        self._losers = (*kept, *scores.losers(best, self.min_gain))
-        if is_in_doubt:  # the next question is about these two
+    def _leave_out_losers(self, best: str, *, is_in_doubt: bool) -> None:
+        """Decide which candidates the next question leaves out; in doubt it is about two alone."""
+        kept = (name for name in self._losers if name not in self._scores.latest)
+        self._losers = (*kept, *self._scores.losers(best, self.min_gain))
+        if is_in_doubt:
             self._losers = tuple(n for n in self.candidates if n not in (best, self.current))
-        is_blank = all(scores.share(name).mean == 1 for name in (best, self.current))
-        self._is_urgent = is_in_doubt or is_blank
-        if not is_blank:
-            self._num_seen_before = asked.num_seen
-        if self._is_urgent:
-            self._interval_s = 2 * self.every_s
-        else:
-            self._interval_s = min(2 * self._interval_s, _LONGEST_INTERVAL * self.every_s)
 
     def _go_over_to(self, candidate: str) -> None:
         self.current, self._planner = candidate, self.candidates[candidate]
@@ -356,6 +362,17 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
         share, lead = self._scores.share(candidate), self._scores.lead(candidate, before)
         shift = self._scores.share(before).mean + lead.mean - share.mean
         return Score(share.mean + shift, share.low + shift, share.high + shift, *lead)
+
+
+class _Planned(NamedTuple):
+    """A question that will be asked as soon as all of its requests are described."""
+
+    gathering: Gathering
+    left_out: tuple[str, ...]
+    horizon_s: float
+    at_s: float
+    trouble: Trouble
+    num_seen: int
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from slosched.core import SLO, LatencyModel, Limits, Policy
 from slosched.policy.kit.wrapper import Wrapper
 
 
-@dataclass(frozen=True, slots=True)
-class PastRequest:
+class PastRequest(NamedTuple):
     """A request that arrived in the window, or was being served when the window began."""
 
     arrival_s: float

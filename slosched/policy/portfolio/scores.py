@@ -71,10 +71,11 @@ class Scores:
         """Return the share of good requests under a candidate, of those that it was judged by."""
         return _estimate([blocks.get(candidate) for blocks in self._evaluations])
 
-    def lead(self, candidate: str, over: str) -> Estimate:
+    def lead(self, candidate: str, over: str, num_rivals: int = 1) -> Estimate:
         """Return by how much the share of good requests is higher than under another candidate.
 
-        Only evaluations with both of them count.
+        Only evaluations with both of them count.  The candidate that is ahead of `num_rivals` may
+        be so by chance: its interval is the wider, the more there are (Bonferroni).
         """
         return _estimate(
             [
@@ -82,7 +83,8 @@ class Scores:
                 if {candidate, over} <= blocks.keys()
                 else None
                 for blocks in self._evaluations
-            ]
+            ],
+            num_rivals,
         )
 
     def best(self, current: str) -> str:
@@ -117,7 +119,7 @@ def _difference(blocks: FloatArray, others: FloatArray) -> FloatArray:
     return blocks[:num] - others[:num]
 
 
-def _estimate(evaluations: Sequence[FloatArray | None]) -> Estimate:
+def _estimate(evaluations: Sequence[FloatArray | None], num_rivals: int = 1) -> Estimate:
     """Return the mean over evaluations, the latest last, with its interval."""
     weights, means, variances, num_blocks = [], [], [], NUM_BLOCKS
     for age, blocks in enumerate(reversed(evaluations)):
@@ -130,13 +132,13 @@ def _estimate(evaluations: Sequence[FloatArray | None]) -> Estimate:
         return Estimate(math.nan, -math.inf, math.inf)
     share = np.array(weights) / sum(weights)
     mean = float(share @ means)
-    margin = _quantile(num_blocks) * math.sqrt(float(share**2 @ variances))
+    margin = _quantile(num_blocks, num_rivals) * math.sqrt(float(share**2 @ variances))
     return Estimate(mean, mean - margin, mean + margin)
 
 
 @cache
-def _quantile(num_blocks: int) -> float:
+def _quantile(num_blocks: int, num_rivals: int) -> float:
     """Return the quantile of Student's t for the mean of so many blocks."""
     from scipy import stats  # slow to import
 
-    return float(stats.t.ppf(_SURE, num_blocks - 1))
+    return float(stats.t.ppf(1 - (1 - _SURE) / num_rivals, num_blocks - 1))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Reversible
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Reversible, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -125,16 +125,14 @@ class Seen:
         num_unkeepable = sum(not _is_keepable(entry, model) for entry in bad)
         return Trouble(len(bad) - num_unkeepable, len(entries), num_unkeepable)
 
-    def requests(
-        self, now_s: float, max_requests: int, model: LatencyModel
-    ) -> tuple[PastRequest, ...]:
+    def gather(self, now_s: float, max_requests: int, model: LatencyModel) -> Gathering:
         """Return the window's requests, at most `max_requests`, and those in service at its begin.
 
         They are in order of arrival.
         """
         window = self._window(now_s)[-max_requests:]
         if not window:
-            return ()
+            return Gathering((), now_s, now_s, model)
         begin_s = window[0].request.arrival_s
         before = [
             entry
@@ -143,10 +141,7 @@ class Seen:
             and (not entry.request.status.is_ended or _end_s(entry.request) > begin_s)
         ]
         before.sort(key=attrgetter("request.arrival_s"))
-        return tuple(
-            _past(entry.request, begin_s, entry.is_bad(now_s) and _is_keepable(entry, model))
-            for entry in (*before, *window)
-        )
+        return Gathering((*before, *window), begin_s, now_s, model)
 
     @property
     def output_lengths(self) -> tuple[int, ...]:
@@ -158,6 +153,32 @@ class Seen:
         inside = [e for e in self._entries.values() if e.request.arrival_s >= begin_s]
         inside.sort(key=attrgetter("request.arrival_s"))
         return inside
+
+
+class Gathering:
+    """Requests that are described for a question a few at a time, so that no step waits for all."""
+
+    def __init__(
+        self, entries: Sequence[_Entry], begin_s: float, now_s: float, model: LatencyModel
+    ) -> None:
+        self._entries = entries
+        self._begin_s = begin_s
+        self._now_s = now_s
+        self._model = model
+        self.requests: list[PastRequest] = []
+        """Those that have been described so far."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def describe(self, most: int) -> bool:
+        """Describe at most so many more requests; tell whether that were all."""
+        num, begin_s, now_s = len(self.requests), self._begin_s, self._now_s
+        self.requests += [
+            _past(entry.request, begin_s, entry.is_bad(now_s) and _is_keepable(entry, self._model))
+            for entry in self._entries[num : num + most]
+        ]
+        return len(self.requests) == len(self._entries)
 
 
 def _end_s(request: Request) -> float:
@@ -198,8 +219,7 @@ def _past(request: Request, begin_s: float, in_trouble: bool) -> PastRequest:
     num_before = bisect_right(times_s, begin_s)
     if not num_before:
         return past
-    return replace(
-        past,
+    return past._replace(
         num_emitted_before=num_before,
         first_token_s=times_s[0] - begin_s,
         last_token_s=times_s[num_before - 1] - begin_s,
