@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -73,6 +74,16 @@ def row(table: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
+TRACED = ("--perfetto", "trace.json")
+"""A replay that leaves a trace says there how it was made, as in records.jsonl, but draws nothing."""
+
+
+def facts_of_trace() -> dict[str, Any]:
+    """Return how the last replay with `TRACED` was made."""
+    facts: dict[str, Any] = json.loads(Path("trace.json").read_text())["otherData"]
+    return facts
+
+
 def test_the_installed_script_starts_and_knows_its_version() -> None:
     run = subprocess.run([SLOSCHED, "--version"], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == f"slosched {slosched.__version__}"
@@ -133,17 +144,25 @@ def test_profile_lists_every_bundled_model_with_its_origin_and_error(cli: Cli) -
     assert "4 × H200" in lines["h200/llama-3.1-70b-tp4"]
 
 
-@pytest.mark.parametrize("name", ["h200/llama-3.1-8b", "A100/Llama-3.1-70B-TP4"])
-def test_replay_and_compare_take_a_bundled_model_by_its_name(cli: Cli, name: str) -> None:
-    replay = ("--latency-model", name, "-n", "20", "--rate", "4", "-o", "out")
-    said = cli("replay", "--policy", "fcfs", *replay)
+BUNDLED = ["h200/llama-3.1-8b", "A100/Llama-3.1-70B-TP4"]
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_replay_takes_a_bundled_model_by_its_name(cli: Cli, name: str) -> None:
+    said = cli("replay", "--latency-model", name, "-n", "20", "--rate", "4", *TRACED)
     assert said.status == 0, said.err
-    provenance = read_records(Path("out/records.jsonl")).provenance
+    provenance = facts_of_trace()
     assert provenance["latency model"] == name
     assert provenance["measured origin"] == "AIConfigurator, additive"
     capacity = int(load_model(name).provenance["kv_capacity_tokens"])
     assert capacity - 16 < int(str(provenance["kv_tokens"])) <= capacity
-    assert cli("compare", "-p", "fcfs", "-p", "edf", *replay).status == 0
+
+
+def test_compare_takes_a_bundled_model_by_its_name(cli: Cli) -> None:
+    load = ("-n", "20", "--rate", "4", "-o", "out")
+    said = cli("compare", "-p", "fcfs", "-p", "edf", "--latency-model", BUNDLED[1], *load)
+    assert said.status == 0, said.err
+    assert f"<dd>{BUNDLED[1]}</dd>" in Path("out/report.html").read_text()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -262,32 +281,42 @@ def test_the_same_seed_replays_the_same(cli: Cli) -> None:
     assert first == again != other
 
 
-def test_a_drifting_device_is_told_in_the_records_and_changes_what_is_seen(cli: Cli) -> None:
-    said = [
-        cli("replay", "-n", "30", "--seed", "1", *more, "-o", f"run{i}")
-        for i, more in enumerate(([], ["--drift", "0.3"], ["--drift", "0.3", "--online"]))
-    ]
-    assert [s.status for s in said] == [0, 0, 0]
-    found = [read_records(Path(f"run{i}/records.jsonl")) for i in range(3)]
-    assert [f.provenance["drift"] for f in found] == [0.0, 0.3, 0.3]
-    assert [f.provenance["online"] for f in found] == [False, False, True]
-    assert found[0].records != found[1].records
+def test_a_drifting_device_changes_what_is_seen(cli: Cli) -> None:
+    steady, drifting = (
+        row(cli("replay", "-n", "30", "--seed", "1", *more).out, "goodput")
+        for more in ([], ["--drift", "0.3"])
+    )
+    assert steady != drifting
 
 
-def test_a_stalling_device_with_a_wrong_model_is_told_in_the_records(cli: Cli) -> None:
-    disturbed = ("--tail", "0.05", "--stall", "300ms/2s", "--bias", "1.2")
-    said = cli("replay", "-n", "30", "--policy", "slo_aware", *disturbed, "-o", "run")
+def test_how_a_replica_differs_from_its_latency_model_is_told_in_the_records(cli: Cli) -> None:
+    """So is the time of a decision, and whether it is hidden."""
+    disturbed = ("--drift", "0.3", "--tail", "0.05", "--stall", "300ms/2s", "--bias", "1.2")
+    host = ("--online", "--schedule-time", "5ms", "--overlap")
+    said = cli("replay", "-n", "30", "--policy", "slo_aware", *disturbed, *host, *TRACED)
     assert said.status == 0, said.err
-    found = read_records(Path("run/records.jsonl")).provenance
-    names = ("tail", "stall_s", "stall_every_s", "bias")
-    assert [found[name] for name in names] == [0.05, 0.3, 2.0, 1.2]
+    found = facts_of_trace()
+    assert found["stall_every_s"] == 2.0
+    names = ("drift", "tail", "stall_s", "bias")
+    assert [found[name] for name in names] == [0.3, 0.05, 0.3, 1.2]
+    assert [found[name] for name in ("online", "schedule_s", "overlap")] == [True, 0.005, True]
+    assert cli("replay", "-n", "5", *TRACED).status == 0
+    found = facts_of_trace()
+    assert [found[name] for name in names] == [0.0, 0.0, 0.0, 1.0]
+    assert [found[name] for name in ("online", "schedule_s", "overlap")] == [False, 0.0, False]
+
+
+def cached_percent(said: Said) -> float:
+    """Return the share of the prompt tokens that were cached, from the last column of the table."""
+    assert "cached" in said.out
+    return float(row(said.out, "goodput")[-1].removesuffix("%"))
 
 
 def test_what_the_prefix_cache_found_is_told(cli: Cli) -> None:
     shared = ("--trace", "sessions", "-n", "40", "--prefix-cache", "radix", "-o", "run")
     said = cli("replay", *shared)
     assert said.status == 0, said.err
-    assert "cached" in said.out
+    assert cached_percent(said) > 0
     run = read_records(Path("run/records.jsonl"))
     assert run.provenance["prefix_cache"] == "radix"
     assert sum(record.num_cached_tokens for record in run.records) > 0
@@ -299,11 +328,10 @@ def test_what_the_prefix_cache_found_is_told(cli: Cli) -> None:
 def test_the_prefix_cache_evicts_in_the_order_that_is_asked_for(cli: Cli) -> None:
     agents = ("--trace", "agents", "-n", "40", "--length-scale", "0.1", "--kv-tokens", "24000")
     order = "--prefix-cache-eviction"
-    said = cli("replay", *agents, "--prefix-cache", "hash", order, "belady", "-o", "run")
+    said = cli("replay", *agents, "--prefix-cache", "hash", order, "belady", *TRACED)
     assert said.status == 0, said.err
-    run = read_records(Path("run/records.jsonl"))
-    assert run.provenance["prefix_cache_eviction"] == "belady"
-    assert sum(record.num_cached_tokens for record in run.records) > 0
+    assert facts_of_trace()["prefix_cache_eviction"] == "belady"
+    assert cached_percent(said) > 0
     said = cli("replay", *agents, "--prefix-cache", "radix", order, "ttl")
     assert said.status == 1
     assert "only the prefix cache hash evicts in the order ttl" in said.err
@@ -317,25 +345,14 @@ def test_the_prefix_cache_evicts_in_the_order_that_is_asked_for(cli: Cli) -> Non
 def test_what_the_device_evicts_is_found_in_host_memory(cli: Cli) -> None:
     short = ("--trace", "sessions", "-n", "40", "--prefix-cache", "radix", "--kv-tokens", "12288")
     host = ("--prefix-host-tokens", "200000", "--prefix-host-writes", "write_through")
-    found = {}
-    for out, more in (("device", ()), ("both", host)):
-        said = cli("replay", *short, *more, "-o", out)
-        assert said.status == 0, said.err
-        run = read_records(Path(out) / "records.jsonl")
-        found[out] = sum(record.num_cached_tokens for record in run.records)
-    assert run.provenance["prefix_host_tokens"] == 200_000
-    assert run.provenance["prefix_host_writes"] == "write_through"
-    assert found["both"] > 1.2 * found["device"] > 0
+    device, both = cli("replay", *short), cli("replay", *short, *host, *TRACED)
+    assert (device.status, both.status) == (0, 0), both.err
+    assert facts_of_trace()["prefix_host_tokens"] == 200_000
+    assert facts_of_trace()["prefix_host_writes"] == "write_through"
+    assert cached_percent(both) > 1.2 * cached_percent(device) > 0
     said = cli("replay", "-n", "10", *host)
     assert said.status == 1
     assert "--prefix-cache hash, merged or radix" in said.err
-
-
-def test_the_time_of_a_decision_and_overlap_are_told_in_the_records(cli: Cli) -> None:
-    said = cli("replay", "-n", "10", "--schedule-time", "5ms", "--overlap", "-o", "run")
-    assert said.status == 0, said.err
-    found = read_records(Path("run/records.jsonl")).provenance
-    assert (found["schedule_s"], found["overlap"]) == (0.005, True)
 
 
 def test_a_prompt_that_the_kv_cache_cannot_hold_is_rejected(cli: Cli) -> None:
@@ -520,9 +537,9 @@ def test_a_servers_times_are_the_models_unless_they_are_typed(cli: Cli) -> None:
     names = ("per_request_s", "per_step_device_s", "per_step_host_s", "schedule_s", "noise")
 
     def used(*typed: str) -> list[object]:
-        said = cli("replay", "-n", "5", "--latency-model", "model.json", *typed, "-o", "run")
+        said = cli("replay", "-n", "5", "--latency-model", "model.json", *typed, *TRACED)
         assert said.status == 0, said.err
-        provenance = read_records(Path("run/records.jsonl")).provenance
+        provenance = facts_of_trace()
         return [provenance[name] for name in names]
 
     assert used() == [0.009, 0.0003, 0.001, 0.0, 0.05]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 Cli = Callable[..., Said]
 
 TRACE = ("--trace", "azure_conv", "-n", "60", "--rate", "12", "--max-num-seqs", "8")
-TWO = ("compare", "-p", "vllm_v0", "-p", "vllm_v0:policy=priority", *TRACE, "-o", "out")
+POLICIES = ("vllm_v0", "vllm_v0:policy=priority")
 
 
 def rows(said: Said) -> list[list[str]]:
@@ -25,15 +25,16 @@ def rows(said: Said) -> list[list[str]]:
 
 
 def test_priority_orders_what_has_priorities_and_says_where_nothing_has(cli: Cli) -> None:
-    without = cli(*TWO)
+    without = cli("compare", "-p", POLICIES[0], "-p", POLICIES[1], *TRACE, "-o", "out")
     assert without.status == 0
     assert rows(without)[0] == rows(without)[1]
     assert without.out.count("policy=priority has nothing to go by") == 1
     assert "all requests of azure_conv have the same priority" in " ".join(without.out.split())
-    mixed = cli(*TWO, "--priority", "0.2:-1", "--priority", "0.3:4")
-    assert mixed.status == 0
-    assert rows(mixed)[0] != rows(mixed)[1]
-    assert "nothing to go by" not in mixed.out
+    marks = ("--priority", "0.2:-1", "--priority", "0.3:4")
+    mixed = [cli("replay", "-p", policy, *TRACE, *marks) for policy in POLICIES]
+    assert [said.status for said in mixed] == [0, 0]
+    assert rows(mixed[0]) != rows(mixed[1])
+    assert not any("nothing to go by" in said.out for said in mixed)
 
 
 def test_a_limit_on_adapters_matters_where_the_trace_has_more(cli: Cli) -> None:

@@ -164,16 +164,23 @@ def patterns(draw: st.DrawFn) -> tuple[Replica, list[Ask]]:
     return replica, asks
 
 
-@settings(
-    max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
-@given(patterns())
-def test_tiny_model_on_random_patterns(pattern: tuple[Replica, list[Ask]]) -> None:
-    replica, asks = pattern
-    requests = serve(tiny(), replica, asks).requests
-    for request, ask in zip(requests, asks, strict=True):
-        refused = was_refused(request, replica.policy)
-        assert request.output_token_ids == ([] if refused else tiny_output(tuple(ask.prompt)))
+@pytest.mark.parametrize("num_patterns", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_tiny_model_on_random_patterns(num_patterns: int) -> None:
+    @settings(
+        max_examples=num_patterns,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(patterns())
+    def tokens_are_those_of_generate(pattern: tuple[Replica, list[Ask]]) -> None:
+        replica, asks = pattern
+        requests = serve(tiny(), replica, asks).requests
+        for request, ask in zip(requests, asks, strict=True):
+            refused = was_refused(request, replica.policy)
+            assert request.output_token_ids == ([] if refused else tiny_output(tuple(ask.prompt)))
+
+    tokens_are_those_of_generate()
 
 
 @pytest.mark.parametrize("overlap", [False, True])

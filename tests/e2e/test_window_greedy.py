@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,15 +64,24 @@ def expected(model: LoadedModel) -> list[list[int]]:
     return [generated(model, ask.prompt, MAX_TOKENS) for ask in asks()]
 
 
-OFTEN_USED = ("fcfs", "goodput", "vllm_v0", "trtllm")
-OTHERS = [name for name in POLICIES if name not in OFTEN_USED]
+RECOMPUTE, SWAP = PreemptionMode
+REPLICAS = [
+    ("fcfs", False, SWAP),
+    ("goodput", True, SWAP),
+    ("vllm_v0", False, RECOMPUTE),
+    ("trtllm", True, RECOMPUTE),
+    ("vllm_v0", True, SWAP),
+    ("goodput", False, RECOMPUTE),
+]
+"""Loops and preemption modes in all combinations, each with a policy that is often used."""
+REST = [each for each in product(POLICIES, (False, True), PreemptionMode) if each not in REPLICAS]
+"""The rest of the product, which `make test-slow` runs."""
 
 
 @pytest.mark.parametrize(
-    "policy", [*OFTEN_USED, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+    ("policy", "overlap", "mode"),
+    [*REPLICAS, *(pytest.param(*replica, marks=pytest.mark.slow) for replica in REST)],
 )
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("mode", PreemptionMode)
 def test_greedy_tokens_are_those_of_generate(
     model: LoadedModel,
     expected: list[list[int]],
