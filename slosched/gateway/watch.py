@@ -110,7 +110,8 @@ class Watch:
             if self._needs_forecasts:
                 raise RouterNeedsError(
                     f"the router {self._router_name} needs quotes, and this server gives none "
-                    f"({error}); take least_requests, or a server that gives them: `slosched serve`"
+                    f"({error}); take least_requests, or a server that gives "
+                    "them: `slosched serve`, or vLLM with slosched's scheduler and middleware"
                 ) from error
         if await ask.load() is not None:
             self._poll = self._poll_load

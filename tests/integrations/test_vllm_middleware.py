@@ -223,3 +223,83 @@ def test_an_invalid_promise_found_by_the_scheduler_is_a_bad_request() -> None:
     start, body = ask(App(answer), {"prompt": "x"})
     assert start["status"] == 400
     assert json.loads(body["body"])["error"]["message"] == "slo_tier is bad"
+
+
+QUOTE = {"object": "quote", "prompt_tokens": 7}
+
+
+class EngineCore:
+    """What vLLM's client of an engine core is to the middleware: calls, and their answers."""
+
+    def __init__(self, answer: object = QUOTE, num_engines: int = 1) -> None:
+        self.answer, self.core_engines = answer, [b"engine"] * num_engines
+        self.asked: list[object] = []
+
+    async def call_utility_async(self, method: str, *arguments: object) -> str:
+        self.asked.append((method, *arguments))
+        return json.dumps(self.answer)
+
+
+def ask_quotes(
+    core: EngineCore, query: str, *, status: int = 404, scheduler: str | None = "SLOScheduler"
+) -> tuple[int, Any]:
+    """Ask for quotes where vLLM itself answers `status`; return what the client gets."""
+    sent: list[Any] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"detail": "of vLLM"}'})
+
+    async def receive() -> Any:
+        raise AssertionError("a question has no body")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=4096),
+        scheduler_config=SimpleNamespace(scheduler_cls=scheduler),
+    )
+    client = SimpleNamespace(engine_core=core)
+    server = SimpleNamespace(state=SimpleNamespace(vllm_config=config, engine_client=client))
+    scope = {"type": "http", "path": "/v1/quote", "headers": [], "app": server}
+    asyncio.run(SLOMiddleware(app)({**scope, "query_string": query.encode()}, receive, send))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_a_question_for_quotes_is_answered_by_the_engine_core() -> None:
+    core = EngineCore()
+    assert ask_quotes(core, "prompt_tokens=7,4095") == (200, QUOTE)
+    assert core.asked == [("slosched_quotes", [7, 4095])]
+
+
+def test_whom_vllm_does_not_let_in_gets_no_quote() -> None:
+    core = EngineCore()
+    assert ask_quotes(core, "prompt_tokens=7", status=401) == (401, {"detail": "of vLLM"})
+    assert not core.asked
+
+
+@pytest.mark.parametrize(
+    ("query", "why"),
+    [
+        ("", "say how long the prompt is"),
+        ("prompt_tokens=4096", "must be an integer from 1 to 4095"),
+        ("prompt_tokens=" + "1," * 20, "at most 16 lengths"),
+    ],
+)
+def test_a_wrong_question_for_quotes_is_a_bad_request(query: str, why: str) -> None:
+    status, document = ask_quotes(EngineCore(), query)
+    assert status == 400
+    assert why in document["error"]["message"]
+
+
+def test_where_nobody_can_quote_the_answer_says_why() -> None:
+    for core, scheduler, why in (
+        (EngineCore({"error": "no door"}), "SLOScheduler", "no door"),
+        (EngineCore(num_engines=2), "SLOScheduler", "data parallelism"),
+        (EngineCore(), None, "vLLM's own scheduler"),
+    ):
+        status, document = ask_quotes(core, "prompt_tokens=7", scheduler=scheduler)
+        assert status == 501
+        assert why in document["error"]["message"]

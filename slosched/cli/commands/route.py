@@ -67,7 +67,8 @@ def route(
 
     The replicas are `slosched serve`, vLLM, or any other OpenAI-compatible servers.  The routers
     are those of `slosched replay --replicas`.  `predicted_ttft`, `slo_bins` and `cheapest_in_time`
-    need quotes, which `slosched serve` gives; the others work with every server.
+    need quotes, which `slosched serve` and vLLM with slosched's scheduler give; the others work
+    with every server.
 
     Streams are passed on as they come.  When a client goes away, its replica aborts the request.
     As long as a client has seen nothing of its answer, its request goes to another replica if one

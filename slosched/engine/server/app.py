@@ -40,7 +40,7 @@ from slosched.engine.server.operator_routes import operator_routes
 from slosched.engine.server.page import answer_page
 from slosched.engine.server.prometheus import CONTENT_TYPE, labels_of, sample
 from slosched.engine.server.prompts import PromptEncoder
-from slosched.engine.server.quote import parse_prompt_tokens, quote_of
+from slosched.engine.server.quote import parse_prompt_tokens, quotes_of
 from slosched.engine.server.request_id import EchoRequestId
 from slosched.engine.server.request_log import RequestLog
 from slosched.engine.server.root_path import UnderRootPath
@@ -52,6 +52,7 @@ from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.values import token_ids, wrong
 from slosched.engine.server.worker import EngineWorker
 from slosched.engine.step_lines import PATH as STEPS_PATH
+from slosched.workload.http_quote import QUOTE_PATH
 
 _NOTHING_DRAWN = NoGrammars("this server draws no tokens, so that no answer can follow a grammar")
 _MISSING_LINES = (
@@ -97,7 +98,7 @@ def build_app(
             Route("/v1/completions", api.text.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.text.chat_completions, methods=["POST"]),
             Route("/v1/responses", api.text.responses, methods=["POST"]),
-            Route("/v1/quote", api.quote),
+            Route(QUOTE_PATH, api.quote),
             Route("/tokenize", api.tokenize, methods=["POST"]),
             Route("/detokenize", api.detokenize, methods=["POST"]),
             Route("/metrics", api.metrics),
@@ -209,12 +210,12 @@ class _Api:
         service = parse_service(http.headers, http.query_params, self._config)
         slo = parse_slo(http.headers, http.query_params, service.default_slo)
         arrival_s = self._worker.now_s() - self._config.per_request_s  # as those to be served
-        quotes = []
+        requests = []
         for num_tokens in parse_prompt_tokens(http.query_params, self._max_model_len):
             request = Request("quote", arrival_s, num_tokens, max_tokens=2, slo=slo)
             request.server_s = self._config.per_request_s
-            quotes.append(quote_of(self._worker, request, self._config.model_name))
-        return JSONResponse(quotes[0] if len(quotes) == 1 else {"object": "list", "data": quotes})
+            requests.append(request)
+        return JSONResponse(quotes_of(self._worker, requests, self._config.model_name))
 
     async def tokenize(self, http: HTTPRequest) -> Response:
         body = await self.bodies.read(http, TOKENIZE_FIELDS)

@@ -30,7 +30,7 @@ from slosched.engine.server.steps import StepFeed
 from slosched.engine.server.watchdog import StepLimit, Watchdog
 from slosched.metrics import RequestRecord, worst
 from slosched.policy.door import Door
-from slosched.policy.kit.quote import Quote, decode_s, prompt_s
+from slosched.policy.offer import Offer, offer_of
 from slosched.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -49,18 +49,6 @@ class NotServingError(SloschedError):
 
 class NoQuoteError(SloschedError):
     """The policy cannot say what a request would be promised."""
-
-
-class Offer(NamedTuple):
-    """What a request would be promised if it came now."""
-
-    quote: Quote
-    refusal: EndReason | None
-    """Why it would be refused; None if it would be let in."""
-    alone_ttft_s: float
-    """Its TTFT if the device had nothing else to do."""
-    alone_tpot_s: float
-    """Its TPOT then."""
 
 
 class _Abort(NamedTuple):
@@ -199,12 +187,7 @@ class EngineWorker:
     def quote(self, request: Request) -> Offer:
         """Return what a request would be promised now; raise NoQuoteError without a door."""
         door, model = self._door()
-        return Offer(
-            door.quote(request, model),
-            door.would_refuse(request, model),
-            request.server_s + prompt_s(request, model),
-            decode_s(request, model),
-        )
+        return offer_of(door, request, model)
 
     def retry_after_s(self, request: Request) -> float | None:
         """Return when a rejected request should come again; None if the policy has no door."""

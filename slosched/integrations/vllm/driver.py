@@ -11,7 +11,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus as Status
 
-from slosched.core import BatchShape, EndReason, SchedulerOutput
+from slosched.core import BatchShape, EndReason, Policy, SchedulerOutput
 from slosched.integrations.vllm.enact import narrowed, preempt
 from slosched.integrations.vllm.link import Link
 from slosched.integrations.vllm.loads import Loads
@@ -52,6 +52,10 @@ class Driver(Link):
                 outputs[client] = EngineCoreOutputs()
             outputs[client].outputs.append(ended)
         self._ended.clear()
+
+    @property
+    def _deciding(self) -> Policy:
+        return self._policy
 
     def _run(
         self, begins_s: float, vllm_schedule: Callable[[], Any]

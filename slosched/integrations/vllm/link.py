@@ -5,22 +5,24 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
 
-from slosched.core import BatchShape, LatencyModel
+from slosched.core import BatchShape, LatencyModel, Policy
 from slosched.integrations.vllm.enact import Caps
 from slosched.integrations.vllm.kv_view import VLLMBlocks
 from slosched.integrations.vllm.limits import limits_of
 from slosched.integrations.vllm.metrics import counter
 from slosched.integrations.vllm.mirror import Mirror
+from slosched.integrations.vllm.quotes import Teller
 from slosched.integrations.vllm.settings import Settings
 from slosched.integrations.vllm.steps import Record, StepTimes
 from slosched.integrations.vllm.truth import Truth
 from slosched.perfmodel import OnlineModel
 from slosched.perfmodel.measurement import Chunk
+from slosched.policy.offer import Occupancy
 
 logger = logging.getLogger("vllm.slosched")
 
@@ -40,6 +42,7 @@ class Link(ABC):
         self._model: LatencyModel | None = None if fitted is None else OnlineModel(fitted)
         per_request_s = 0.0 if fitted is None else fitted.server_time.per_request_s
         promises = settings.make_promises()
+        self._teller = Teller(self._model, names[0], promises.of(None), per_request_s)
         self._mirror = Mirror(host, self._kv, promises, self._limits, per_request_s)
         self._steps = StepTimes(self._model, record)
         self.caps = Caps()
@@ -72,6 +75,20 @@ class Link(ABC):
         now_s = time.time()
         self._steps.returned(now_s)
         self._mirror.note_tokens(scheduler_output.num_scheduled_tokens, now_s)
+
+    def quotes(self, lengths_tokens: Sequence[int]) -> dict[str, object]:
+        """Return what prompts of these lengths would be promised now, as GET /v1/quote does.
+
+        It is an `error` if nobody can say, as where vLLM itself decides.
+        """
+        num_running, num_waiting = self._host.get_request_counts()
+        occupancy = Occupancy(num_running, num_waiting, self._host.kv_cache_manager.usage)
+        return self._teller.quotes(self._deciding, lengths_tokens, occupancy)
+
+    @property
+    def _deciding(self) -> Policy | None:
+        """Return the policy whose plans vLLM carries out; None if vLLM decides."""
+        return None
 
     @abstractmethod
     def _run(

@@ -1,4 +1,4 @@
-"""Middleware that passes on SLO headers and tenants, and turns early rejections into HTTP 429.
+"""Middleware: SLO headers and tenants are passed on, early rejections are HTTP 429, quotes told.
 
     vllm serve MODEL --middleware slosched.integrations.vllm.SLOMiddleware …
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
+from slosched.integrations.vllm.quotes import answer_of
 from slosched.integrations.vllm.settings import SECTION
 from slosched.integrations.vllm.slo import (
     INVALID,
@@ -25,6 +27,7 @@ from slosched.integrations.vllm.slo import (
     seconds_of,
 )
 from slosched.integrations.vllm.tenants import Tenants, read_tenants, tenant_of
+from slosched.workload.http_quote import QUOTE_PATH
 from slosched.workload.http_slo import PROMISES
 
 Message = MutableMapping[str, Any]
@@ -52,6 +55,9 @@ class SLOMiddleware:
         self._tenants: Tenants | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == QUOTE_PATH:
+            await self._quote(scope, receive, send)
+            return
         if scope["type"] != "http" or scope["path"] not in _PATHS:
             await self._app(scope, receive, send)
             return
@@ -64,6 +70,24 @@ class SLOMiddleware:
             await _send_error(send, 400, "invalid_request_error", str(error))
             return
         await self._app(scope, _once(body, receive), _Answer(send))
+
+    async def _quote(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a question for quotes, which vLLM does not know, if vLLM lets it in.
+
+        vLLM's own middleware is asked first: it refuses who has no key.
+        """
+        is_unknown = False
+
+        async def unless_unknown(message: Message) -> None:
+            nonlocal is_unknown
+            is_unknown |= message.get("status") == HTTPStatus.NOT_FOUND
+            if not is_unknown:
+                await send(message)
+
+        await self._app(scope, receive, unless_unknown)
+        if is_unknown:
+            status, document = await answer_of(scope["app"].state, scope["query_string"])
+            await _send_json(send, status, document)
 
 
 class _Answer:
@@ -129,11 +153,19 @@ async def _send_error(
     times_ms: Mapping[str, float] = _NO_TIMES,
 ) -> None:
     error = {"message": message, "type": kind, "code": status, **times_ms}
-    body = json.dumps({"error": error}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers = []
     if status == 429 and (retry_after_s := _retry_after_s(times_ms)) is not None:
         headers.append((b"retry-after", b"%d" % retry_after_s))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await _send_json(send, status, {"error": error}, headers)
+
+
+async def _send_json(
+    send: Send, status: int, document: object, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    body = json.dumps(document).encode()
+    kind, length = (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))
+    start = {"type": "http.response.start", "status": status, "headers": [kind, length, *headers]}
+    await send(start)
     await send({"type": "http.response.body", "body": body})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -10,6 +11,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from slosched.integrations.vllm.driver import Driver
 from slosched.integrations.vllm.hooks import check_class, check_config, check_instance
 from slosched.integrations.vllm.link import Link
+from slosched.integrations.vllm.quotes import answer_calls
 from slosched.integrations.vllm.record import device_name, provenance, recorder
 from slosched.integrations.vllm.settings import read_settings
 from slosched.integrations.vllm.shadow import Shadow
@@ -41,11 +43,16 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
             self._link = Shadow(self, settings, device, facts, engine)
         else:
             self._link = Driver(self, settings, device, recorder(settings, facts, engine))
+        answer_calls()
 
     @property
     def truth(self) -> Truth:
         """Return the counts of what was executed as planned and what was not, so far."""
         return self._link.truth
+
+    def quotes(self, lengths_tokens: Sequence[int]) -> dict[str, object]:
+        """Return what prompts of these lengths would be promised if they came now."""
+        return self._link.quotes(lengths_tokens)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         vllm_schedule = super().schedule
