@@ -63,7 +63,7 @@ def _odd(fields: Mapping[str, Any], max_model_len: int) -> Sent:
 async def _play(
     url: str, trace: Trace, odd: Mapping[str, Sent]
 ) -> tuple[float, dict[str, Outcome]]:
-    """Return the share of the trace's requests that were good, and what became of the odd ones."""
+    """Return the share of the trace's requests that were good, and what became of odd ones."""
     start_s = asyncio.get_running_loop().time() + 1
     gap_s = trace.duration_s / (len(odd) + 1)
     others = [asyncio.create_task(ask_at(url, each, start_s)) for each in trace.requests]
@@ -73,7 +73,11 @@ async def _play(
         found[name] = asyncio.create_task(ask(url, sent, _TOKENS))
     outcomes = await asyncio.gather(*others)
     good = [each.is_good(r.slo) for each, r in zip(outcomes, trace.requests, strict=True)]
-    return sum(good) / len(good), {name: await task for name, task in found.items()}
+    for task in found.values():
+        task.cancel()
+    ended = await asyncio.gather(*found.values(), return_exceptions=True)
+    odds = zip(found, ended, strict=True)
+    return sum(good) / len(good), {n: o for n, o in odds if isinstance(o, Outcome)}
 
 
 async def _beside(url: str, trace: Trace, names: list[str]) -> tuple[float, dict[str, Outcome]]:
@@ -97,6 +101,8 @@ def main() -> int:
         say(f"{len(names)} odd requests: {100 * share:.2f} % of {len(trace)} others are good")
     for name, outcome in odd.items():
         say(f"{name:32} {outcome.status}, TTFT {outcome.ttft_s:.3g} s, TPOT {outcome.tpot_s:.3g} s")
+    left = [name for name in names if name not in odd]
+    say(f"not ended when all others had: {', '.join(left) or 'none'}")
     lost = shares[0] - shares[1]
     verdicts.at_most("what others lose by all odd requests together", lost, 1, " points")
     say(machine())
