@@ -37,7 +37,7 @@ class Prometheus:
         return [[v for v in some if not math.isnan(v)] for some in values]
 
     def wait_until_scraped(self) -> None:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 300
         while not any(map(any, self.series("up", 5))):
             assert time.monotonic() < deadline_s, "Prometheus reads nothing from the server"
             time.sleep(SCRAPE_S)
@@ -115,7 +115,7 @@ def _free_port() -> int:
 
 
 def _ready(process: subprocess.Popen[bytes], started: Prometheus, log: Path) -> Prometheus:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 300
     while time.monotonic() < deadline_s:
         assert process.poll() is None, log.read_text()
         try:

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 
 from experiments.command import add_report, make_app, start
-from experiments.inside_vllm import report
+from experiments.inside_vllm import report, shadow_tries
 from experiments.inside_vllm.heats import heats_to_run, heats_to_tune
 from experiments.inside_vllm.results import RUNS, TUNING, Book
 from experiments.inside_vllm.session import Session, seconds_of
@@ -134,6 +135,19 @@ def simulate(
         VirtualSession().simulate(with_finalists(setup))
     else:
         Session().simulate(setup, refit=refit)
+
+
+@app.command()
+def shadow() -> None:
+    """Say in ten set-ups what a policy would gain, in shadow mode, then switch and see.
+
+    Example: `.venv-vllm/bin/python -m experiments.inside_vllm shadow` (some minutes).
+    """
+    rows = []
+    for row in shadow_tries.rows():
+        rows.append(row)
+        console.print(shadow_tries.line(row), highlight=False, soft_wrap=True)
+        pd.DataFrame(rows).to_csv(VIRTUAL_RESULTS / "shadow.csv", index=False, float_format="%.5g")
 
 
 add_report(app, "inside_vllm", report.PAGE, report.write)

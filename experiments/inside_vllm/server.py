@@ -20,7 +20,7 @@ from slosched.core import SloschedError
 
 VLLM_PYTHON = Path(sys.executable if find_spec("vllm") else ".venv-vllm/bin/python")
 """The Python that has vLLM: this one, or that of .venv-vllm."""
-_START_LIMIT_S = 600.0
+_START_LIMIT_S = 1800.0
 
 
 class ServerError(SloschedError):
@@ -113,7 +113,7 @@ def started(launch: Launch, log: Path) -> Iterator[Server]:
     finally:
         process.terminate()
         try:
-            process.wait(30)
+            process.wait(300)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

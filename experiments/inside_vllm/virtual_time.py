@@ -91,7 +91,7 @@ class VirtualSession:
         if not left:
             return
         setup = left[0][0].setup
-        with _workers(self.num_workers, setup) as pool, progress_bar() as progress:
+        with workers(self.num_workers, setup) as pool, progress_bar() as progress:
             for heat, missing in progress.track(left, description=f"{setup.name}, {table}"):
                 trace = heat.setup.load(heat.rate, heat.window)
                 tasks = [(heat, system, trace, is_virtual) for system in missing]
@@ -114,7 +114,7 @@ class VirtualSession:
 
 
 @contextmanager
-def _workers(number: int, setup: Setup) -> Iterator[Pool]:
+def workers(number: int, setup: Setup) -> Iterator[Pool]:
     """Yield a pool in which each task gets a new process, forked from one that knows vLLM."""
     if find_spec("vllm") is None:
         raise NoVllmError(

@@ -98,7 +98,7 @@ LOADED = "vllm:external_prefix_cache_hits_total"
 
 def total(url: str, counter: str) -> float:
     """Return a count of vLLM's metrics page."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=300) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(counter + "{"))
 

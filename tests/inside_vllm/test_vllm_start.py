@@ -223,7 +223,7 @@ def test_a_policy_that_never_runs_anything_cannot_stop_the_server() -> None:
     scheduler = start({"policy": f"{__name__}:Idle"}, workload)
     loop = Loop(scheduler, replace(workload, arrivals=()), is_async=False)
     scheduler.add_request(make_request(workload.arrivals[0], workload.block_size, 0.0))
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 300
     while scheduler.requests and time.monotonic() < deadline_s:
         loop.step()
     assert not scheduler.requests

@@ -12,6 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: run `make test-v
 
 from experiments.inside_vllm.results import PREDICTIONS, RUNS, SAMPLE, SAMPLE_VIRTUAL, TUNING, Book
 from experiments.inside_vllm.setups import TRACES, smoke
+from experiments.inside_vllm.shadow_tries import Try, line, rows
 from experiments.inside_vllm.virtual_setups import VIRTUAL_SETUPS, with_finalists
 from experiments.inside_vllm.virtual_time import VirtualSession
 
@@ -53,3 +54,12 @@ def test_in_real_time_a_part_takes_as_long_as_on_the_device(tmp_path: Path) -> N
     assert real["num_good"] == warped["num_good"]
     assert real["device_s"] > 0.9 * warped["device_s"]
     assert took_s > 8.0 * real["device_s"], "it is no virtual time that passes"
+
+
+def test_what_shadow_mode_says_is_compared_with_what_is_gained() -> None:
+    [row] = rows((Try(smoke(VIRTUAL_SETUPS["conv-h100"]), 40.0),))
+    assert row["num_requests"] == 10
+    shares = [float(str(row[name])) for name in ("recorded", "replayed", "said", "live")]
+    assert all(0.5 < share <= 1 for share in shares)
+    assert abs(shares[2] - shares[3]) <= 0.1
+    assert line(row).count("|") == 9

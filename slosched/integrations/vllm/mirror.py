@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from vllm.v1.request import RequestStatus as Status
@@ -148,7 +148,7 @@ class Mirror:
                 finishing[ours.request_id] = ours
         if not is_same or finishing or self.queues.finishing:
             self._show_all_but(finishing)
-        self.queues.waiting = self._read_waiting(begins_s)
+        self._read_waiting(begins_s)
 
     def note_tokens(self, request_ids: Iterable[str], now_s: float) -> None:
         """Stamp the tokens that may have come out for these requests.
@@ -279,19 +279,39 @@ class Mirror:
             or self._host.current_step + 1 < theirs.next_decode_eligible_step
         )
 
-    def _read_waiting(self, begins_s: float) -> OrderedDict[str, Request]:
+    def _read_waiting(self, begins_s: float) -> None:
         theirs_now = list(self._host.waiting)
         if self._host.connector is not None:  # vLLM turns to those with loaded blocks first
             theirs_now = [*self._host.kv_holding_waiting, *theirs_now]
-        is_same = theirs_now == self._waiting and len(self.queues.waiting) == len(theirs_now)
-        if is_same:
-            waiting = self.queues.waiting  # a long queue in which nothing has changed
-        else:
-            self._waiting = theirs_now
-            waiting = self._shown_of(theirs_now, begins_s)
+        num_known = self._forget_gone(theirs_now)
+        if num_known is None:
+            new = self.queues.waiting = self._shown_of(theirs_now, begins_s)
+        else:  # often none is new, and the queue may be long
+            new = self._shown_of(islice(theirs_now, num_known, None), begins_s)
+            self.queues.waiting.update(new)
+        self._waiting = theirs_now
         if self._kv.caches_prefixes:
-            self._match(waiting, _NUM_MATCHED_ANEW if is_same else None)
-        return waiting
+            self._match(new)
+
+    def _forget_gone(self, theirs_now: list[Any]) -> int | None:
+        """Take out of the view what has left vLLM's queue, which is now `theirs_now`.
+
+        Returns how many requests at the front of the queue are in the view as they were; None if
+        all have to be read anew.
+        """
+        waiting, before = self.queues.waiting, self._waiting
+        if len(waiting) != len(before):  # some are hidden, which may be about to change
+            return None
+        if theirs_now[: len(before)] == before:
+            return len(before)
+        gone = set(before).difference(theirs_now)
+        kept = [theirs for theirs in before if theirs not in gone]
+        # Some may have come back to the front, and what a KV connector has loaded changes in place.
+        if theirs_now[: len(kept)] != kept or self._host.connector is not None:
+            return None
+        for theirs in gone:
+            del waiting[theirs.request_id]
+        return len(kept)
 
     def _shown_of(self, theirs_now: Iterable[Any], begins_s: float) -> OrderedDict[str, Request]:
         """Return the requests of vLLM's queue that it would start."""
@@ -311,10 +331,11 @@ class Mirror:
                 ours.num_computed_tokens = 0
         return shown
 
-    def _match(self, waiting: Mapping[str, Request], num_read: int | None) -> None:
-        """Look up cached tokens of the next requests, and of new ones in the first `num_read`."""
-        for place, (request_id, ours) in enumerate(islice(waiting.items(), num_read)):
-            if place < _NUM_MATCHED_ANEW or not self._kv.has_matched(request_id):
+    def _match(self, new: Mapping[str, Request]) -> None:
+        """Look up cached tokens of the next requests, and of `new` ones."""
+        front = dict(islice(self.queues.waiting.items(), _NUM_MATCHED_ANEW))
+        for request_id, ours in chain(front.items(), new.items()):
+            if request_id in front or not self._kv.has_matched(request_id):
                 theirs = self._theirs[request_id]
                 if not theirs.num_computed_tokens:
                     ours.num_computed_tokens = self._kv.match(theirs)

@@ -71,11 +71,12 @@ def why_late(request: Request, now_s: float) -> EndReason:
 
 def without_rejected(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
     """Return the view without the requests that the step rejects."""
-    if not batch.rejected:
+    rejected = batch.rejected
+    if not rejected:
         return view
 
     def remaining(requests: Sequence[Request]) -> tuple[Request, ...]:
-        return tuple(r for r in requests if r.request_id not in batch.rejected)
+        return tuple([r for r in requests if r.request_id not in rejected])
 
     return replace(
         view,
