@@ -20,6 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from slosched.core import SloschedError
+from slosched.engine.server.accepting import FromBothEnds
 from slosched.engine.server.connection import (
     Connection,
     ConnectionLimits,
@@ -27,7 +28,6 @@ from slosched.engine.server.connection import (
 )
 from slosched.engine.server.event_loop import TimedLoop
 from slosched.engine.server.log_limit import limit_log_lines
-from slosched.engine.server.newest_first import NewestFirst
 from slosched.engine.server.throughput_log import ThroughputLog
 from slosched.engine.server.tls import TLSFiles
 from slosched.engine.server.worker import EngineWorker
@@ -86,14 +86,14 @@ class DrainingServer(uvicorn.Server):
         self._worker = worker
         self._drain_timeout_s = drain_timeout_s
         self.drain_requested = False
-        self._accepting: list[NewestFirst] = []
+        self._accepting: list[FromBothEnds] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         protocol_class: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         state, app_state = self.server_state, self.lifespan.state
         new = partial(protocol_class, config=self.config, server_state=state, app_state=app_state)
-        self._accepting = [NewestFirst(each, new, self.config.ssl) for each in sockets or ()]
+        self._accepting = [FromBothEnds(each, new, self.config.ssl) for each in sockets or ()]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for accepting in self._accepting:
