@@ -211,6 +211,37 @@ def test_tail_lru_takes_a_tail_of_everything_before_all_of_anything() -> None:
     assert found[0] >= 150 - 81
 
 
+def test_saga_keeps_sessions_that_go_on_where_lru_keeps_what_is_asked_once() -> None:
+    """Two sessions take turns, and what is asked once in between is more than fits beside them."""
+
+    def found(eviction: Eviction) -> list[int]:
+        kv = cache(eviction, 48)
+        blocks, at_s = [], 0.0
+        for turn in range(25):
+            for number in (1, 2):
+                at_s += 1.0
+                blocks.append(serve(kv, prompt(number, 15), f"{number}-{turn}", at_s))
+            for once in range(2):
+                at_s += 1.0
+                serve(kv, prompt(100 + 2 * turn + once, 10), f"once-{turn}-{once}", at_s)
+        return blocks[-10:]
+
+    assert found(Eviction.SAGA) == [15] * 10
+    assert max(found(Eviction.LRU)) < 15
+
+
+def test_saga_lets_go_first_what_stays_away_longer_than_others_do() -> None:
+    kv = cache(Eviction.SAGA, 60)
+    at_s = 0.0
+    for turn in range(40):  # pauses of a second
+        serve(kv, prompt(1, 10), f"a{turn}", at_s)
+        at_s += 1.0
+    serve(kv, prompt(3, 30), "large and new", at_s + 50.0)
+    serve(kv, prompt(4, 25), "other", at_s + 50.5)
+    assert serve(kv, prompt(3, 30), "again", at_s + 50.6) == 30
+    assert serve(kv, prompt(1, 10), "old again", at_s + 51.0) < 10
+
+
 def test_saved_time_learns_that_what_is_asked_once_does_not_come_back() -> None:
     """Two prompts take turns while more than the cache holds is asked once in between."""
 

@@ -22,9 +22,9 @@ PrefixCacheEviction = Annotated[
     typer.Option(
         help="What --prefix-cache hash evicts first when it needs room.  lru: what was left "
         "longest ago, as in vLLM; ttl: what has outlived the time for which it was worth its "
-        "memory, as in Continuum; tail_lru: tails that a turn can do without; saved_time: what is "
-        "likely to save the least device time; belady: what is used again last, in the simulator "
-        "alone."
+        "memory, as in Continuum; tail_lru: tails that a turn can do without; saga: what is idle "
+        "for long, unlikely to come back and large, as in SAGA; saved_time: what is likely to save "
+        "the least device time; belady: what is used again last, in the simulator alone."
     ),
 ]
 PrefixHostTokens = Annotated[

@@ -8,6 +8,7 @@ from enum import StrEnum
 from slosched.kv.eviction.belady import Belady
 from slosched.kv.eviction.order import EvictionOrder, Known
 from slosched.kv.eviction.ranked_index import RankedIndex
+from slosched.kv.eviction.saga import Saga
 from slosched.kv.eviction.saved_time import SavedTime
 from slosched.kv.eviction.tail_lru import TailLRU
 from slosched.kv.eviction.ttl import TimeToLive
@@ -20,6 +21,7 @@ class Eviction(StrEnum):
     LRU = "lru"
     TTL = "ttl"
     TAIL_LRU = "tail_lru"
+    SAGA = "saga"
     SAVED_TIME = "saved_time"
     BELADY = "belady"
 
@@ -35,6 +37,7 @@ class Eviction(StrEnum):
 _ORDERS: dict[Eviction, Callable[[Known], EvictionOrder]] = {
     Eviction.TTL: TimeToLive,
     Eviction.TAIL_LRU: TailLRU,
+    Eviction.SAGA: Saga,
     Eviction.SAVED_TIME: SavedTime,
     Eviction.BELADY: Belady,
 }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,9 +10,8 @@ import numpy as np
 from slosched.core import Request
 from slosched.kv.eviction.lines import Line
 from slosched.kv.eviction.order import EvictionOrder, Known, PrefillCost, Rank, awaited
+from slosched.kv.eviction.pauses import Pauses
 
-_MOST_PAUSES = 512
-"""Pauses that are remembered."""
 _FEW_PAUSES = 32
 """Below this number of pauses they count as exponentially distributed."""
 _FIRST_MEAN_S = 5.0
@@ -43,18 +40,11 @@ class TimeToLive(EvictionOrder):
         """Begin without knowledge of pauses; raise ValueError without a latency model."""
         self._cost = PrefillCost(known, "ttl")
         self._num_blocks = known.num_blocks
-        self._pauses_s: list[float] = []
-        """In order of length."""
-        self._by_age: deque[float] = deque()
+        self._pauses = Pauses()
         self._queueing_s = 0.0
 
     def note_arrived(self, path: Sequence[Line], now_s: float) -> None:
-        if path and not path[-1].users and path[-1].left_number:
-            pause_s = now_s - path[-1].left_s
-            insort(self._pauses_s, pause_s)
-            self._by_age.append(pause_s)
-            if len(self._by_age) > _MOST_PAUSES:
-                del self._pauses_s[bisect_left(self._pauses_s, self._by_age.popleft())]
+        self._pauses.note_arrived(path, now_s)
 
     def note_ended(self, request: Request, path: Sequence[Line], now_s: float) -> None:  # noqa: ARG002
         if request.started_s is not None:
@@ -74,11 +64,11 @@ class TimeToLive(EvictionOrder):
         num_blocks = line.stop - line.start
         saved_s = num_blocks * self._cost.per_block_s(line.start, line.stop) + self._queueing_s
         share = num_blocks / self._num_blocks
-        if len(self._pauses_s) < _FEW_PAUSES:
-            seen = len(self._pauses_s)
-            mean_s = (_FIRST_MEAN_S + sum(self._pauses_s)) / (1 + seen)
+        in_order_s = self._pauses.in_order_s
+        if len(in_order_s) < _FEW_PAUSES:
+            mean_s = (_FIRST_MEAN_S + sum(in_order_s)) / (1 + len(in_order_s))
             return mean_s * max(0.0, math.log(saved_s / (share * mean_s)))
-        pauses_s = np.asarray(self._pauses_s)
+        pauses_s = np.asarray(in_order_s)
         chance = np.arange(1, len(pauses_s) + 1) / len(pauses_s)
         gain_s = chance * saved_s - pauses_s * share
         best = int(np.argmax(gain_s))
