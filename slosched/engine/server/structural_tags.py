@@ -1,8 +1,9 @@
-"""Structural tags: free text in which JSON follows where a tag begins, in vLLM's form.
+"""Structural tags: free text in which JSON follows where a tag begins, in vLLM's two forms.
 
-The form is {"structures": [{"begin": …, "schema": …, "end": …}], "triggers": […]}: once the answer
-has written a trigger, it goes on with one of the `begin` that start with it, then with an instance
-of the schema, then with `end`.
+The older form is {"structures": [{"begin": …, "schema": …, "end": …}], "triggers": […]}: once the
+answer has written a trigger, it goes on with one of the `begin` that start with it, then with an
+instance of the schema, then with `end`.  The newer one has a `format`; of its types the one that
+says the same is taken, `triggered_tags`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from collections.abc import Sequence
 
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.fields import check_fields
-from slosched.engine.server.values import Body, strings, wrong
+from slosched.engine.server.values import Body, flag, strings, wrong
 
-FIELDS = frozenset({"structures", "triggers"})
+_OLDER_FIELDS = frozenset({"type", "structures", "triggers"})
+_NEWER_FIELDS = frozenset({"type", "format"})
 _STRUCTURE_FIELDS = frozenset({"begin", "schema", "end"})
+_TRIGGERED_FIELDS = frozenset({"type", "triggers", "tags", "at_least_one", "stop_after_first"})
+_TAG_FIELDS = frozenset({"type", "begin", "content", "end"})
+_CONTENT_FIELDS = frozenset({"type", "json_schema"})
 _MAX_TRIGGERS = 64
 _MAX_TRIGGER_CHARS = 256
 
@@ -26,20 +31,65 @@ def parse_structural_tags(value: Body, where: str) -> str:
     `where` is the path of `value` in the body, for messages.
     """
     if value.get("format") is not None:
+        return _parse_format(value, where)
+    check_fields(value, _OLDER_FIELDS, f"{where}.")
+    triggers = _triggers(value, where)
+    return _as_text(triggers, _objects(value, "structures", where), f"{where}.structures")
+
+
+def _parse_format(value: Body, where: str) -> str:
+    """Return the tags of the newer form."""
+    check_fields(value, _NEWER_FIELDS, f"{where}.")
+    where = f"{where}.format"
+    tags = value["format"]
+    kind = tags.get("type") if isinstance(tags, dict) else tags
+    if not isinstance(tags, dict) or kind != "triggered_tags":
         raise ApiError(
             400,
-            f"{where}.format is not supported: give the tags as {where}.structures, a list of "
-            f"objects with begin, schema and end, and {where}.triggers, a list of strings",
-            param=f"{where}.format",
+            f"{where} must be of type 'triggered_tags', not {kind!r}: give {where}.triggers and "
+            f"{where}.tags, or ask for a whole answer in JSON with response_format of type "
+            "'json_schema', and for any other with structured_outputs.regex or .grammar",
+            param=where,
         )
-    check_fields(value, FIELDS, f"{where}.")
+    check_fields(tags, _TRIGGERED_FIELDS, f"{where}.")
+    for name in ("at_least_one", "stop_after_first"):
+        if flag(tags, name):
+            message = f"{where}.{name}=true is not supported: leave it out"
+            raise ApiError(400, message, param=f"{where}.{name}")
+    triggers = _triggers(tags, where)
+    structures = [_structure(tag, f"{where}.tags") for tag in _objects(tags, "tags", where)]
+    return _as_text(triggers, structures, f"{where}.tags")
+
+
+def _structure(tag: object, where: str) -> Body:
+    """Return a tag of the newer form as a structure of the older one."""
+    if not isinstance(tag, dict):
+        raise wrong(where, tag, "a list of objects")
+    check_fields(tag, _TAG_FIELDS, f"{where}.")
+    content = tag.get("content")
+    if not isinstance(content, dict) or content.get("type") != "json_schema":
+        raise wrong(f"{where}.content", content, "an object of type 'json_schema'")
+    check_fields(content, _CONTENT_FIELDS, f"{where}.content.")
+    schema = content.get("json_schema")
+    return {"begin": tag.get("begin"), "schema": schema, "end": tag.get("end")}
+
+
+def _triggers(value: Body, where: str) -> Sequence[str]:
     triggers = strings(value, "triggers", _MAX_TRIGGERS, _MAX_TRIGGER_CHARS)
     if not triggers:
         raise wrong(f"{where}.triggers", value.get("triggers"), "a list of strings")
-    structures = value.get("structures")
-    if not isinstance(structures, list) or not structures:
-        raise wrong(f"{where}.structures", structures, "a list of objects, at least one")
-    tags = [_tag(structure, triggers, f"{where}.structures") for structure in structures]
+    return triggers
+
+
+def _objects(value: Body, name: str, where: str) -> list[object]:
+    objects = value.get(name)
+    if not isinstance(objects, list) or not objects:
+        raise wrong(f"{where}.{name}", objects, "a list of objects, at least one")
+    return objects
+
+
+def _as_text(triggers: Sequence[str], structures: Sequence[object], where: str) -> str:
+    tags = [_tag(structure, triggers, where) for structure in structures]
     try:
         return json.dumps(tags)
     except RecursionError:

@@ -194,6 +194,15 @@ WRONG = [
         "response_format.format",
     ),
     (
+        {
+            "response_format": {
+                "type": "structural_tag",
+                "format": {"type": "triggered_tags", "triggers": ["<"], "at_least_one": True},
+            }
+        },
+        "response_format.format.at_least_one",
+    ),
+    (
         {"response_format": {"type": "structural_tag", "triggers": ["<"], "structures": []}},
         "response_format.structures",
     ),
