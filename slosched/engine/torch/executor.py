@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slosched.core import NO_BLOCK, PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, StepResult
+from slosched.core import PLACEHOLDER, Request, ScheduledBatch, ScheduledChunk, StepResult
 from slosched.engine.torch.draws import PendingDraws, no_draws
 from slosched.engine.torch.forward import forward
 from slosched.engine.torch.graphs import DecodeGraphs
@@ -60,8 +60,6 @@ class TorchExecutor:
         self._last: LaunchedStep | None = None
         """The step that was launched last."""
         self._before_last: LaunchedStep | None = None
-        self._spoilt_blocks: set[int] = set()
-        """Blocks whose content may not be numbers, from requests that failed."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Launch a step and wait for it."""
@@ -78,20 +76,17 @@ class TorchExecutor:
         """
         if self._before_last is not None:
             self._before_last.settle()  # its buffers are filled anew
-        if self._last is not None and self._last.is_over:
-            self._last.settle()  # to know what it has spoilt
         timer = StepTimer(self._model.device)
         self._cache.swap_out(batch.swap_out)
         self._cache.copy(batch.device_copies)
         self._cache.swap_in(batch.swap_in)
-        if self._spoilt_blocks:
-            self._clear_spoilt(batch.chunks)
+        self._cache.clear(begun_blocks(batch.chunks, self._cache.block_size))
         with torch.inference_mode():
             draws = self._run(batch)
         if batch.swap_out:
             self._cache.hold_computation()  # they ran beside this step, and belong to its time
         timer.end()
-        step = LaunchedStep(timer, partial(self._collect, timer, draws))
+        step = LaunchedStep(partial(self._collect, timer, draws))
         self._before_last, self._last = self._last, step
         return step.result
 
@@ -105,8 +100,6 @@ class TorchExecutor:
             token_id = draws.token_ids.get(name)
             if token_id is not None and self._sampler.is_last(chunk.request, token_id):
                 stopped.append(name)
-            if name in draws.failed:
-                self._spoilt_blocks.update(set(chunk.block_table) - {NO_BLOCK})
         return StepResult(
             draws.token_ids,
             frozenset(stopped),
@@ -192,20 +185,6 @@ class TorchExecutor:
             return nullcontext()
         return AdapterRows(chunks, self._model.device).applied(self._model.adapter_targets)
 
-    def _clear_spoilt(self, chunks: Sequence[ScheduledChunk]) -> None:
-        """Empty the spoilt blocks that this step begins to fill.
-
-        Attention multiplies the rest of a block by zero, and 0 * NaN is NaN.
-        """
-        size = self._cache.block_size
-        begun: set[int] = set()
-        for chunk in chunks:
-            stop = chunk.num_prior_tokens + chunk.num_new_tokens
-            begun.update(chunk.block_table[-(-chunk.num_prior_tokens // size) : -(-stop // size)])
-        blocks = self._spoilt_blocks & begun
-        self._spoilt_blocks -= blocks
-        self._cache.clear(sorted(blocks))
-
     def _append_tokens(self, token_ids: list[int], request: Request, start: int, stop: int) -> bool:
         """Append tokens [start, stop) of the prompt and the output; tell whether all are known.
 
@@ -233,3 +212,18 @@ class TorchExecutor:
 
 def _unknown(request: Request, stop: int) -> str:
     return f"{request.request_id!r} does not know its first {stop} tokens"
+
+
+def begun_blocks(chunks: Sequence[ScheduledChunk], block_size: int) -> list[int]:
+    """Return the blocks to clear before these chunks run: those that they begin and do not fill.
+
+    Attention multiplies the rest of such a block by zero, and 0 * NaN is NaN.  What is left there
+    may not be numbers, if it is from a request whose logits were not.  Nobody can tell beforehand:
+    the request may have ended or have been preempted before its logits were known.
+    """
+    begun = []
+    for _, num_new, num_prior, _, table in chunks:
+        num_filled, num_last_tokens = divmod(num_prior + num_new, block_size)
+        if num_last_tokens and num_filled * block_size >= num_prior:
+            begun.append(table[num_filled])
+    return begun

@@ -32,9 +32,9 @@ class PagedKVCache:
     """Keys and values of `num_blocks` blocks on the device and `num_host_blocks` on the host.
 
     On the device they are one tensor, [layers, 2, blocks, block size, KV heads, head dim], so that
-    a layer's keys are contiguous for the kernels.  It starts as zeros: attention multiplies the
-    unused rest of a block by probability zero, and 0 * NaN is NaN.  On the host the blocks come
-    first, so that each of them is one contiguous copy.
+    a layer's keys are contiguous for the kernels.  Attention multiplies the unused rest of a
+    block by probability zero, and 0 * NaN is NaN: so blocks have to be cleared before a step begins
+    them.  On the host the blocks come first, so that each of them is one contiguous copy.
 
     Swaps run beside the computation, on a stream of their own and in the order in which they are
     asked for.  Blocks that leave are first gathered elsewhere on the device, so that they may be

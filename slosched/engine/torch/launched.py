@@ -33,10 +33,6 @@ class StepTimer:
             self._events[1].record()
         self._end_s = time.perf_counter()
 
-    @property
-    def is_over(self) -> bool:
-        return self._events is None or bool(self._events[1].query())
-
     def wait(self) -> float:
         """Wait for the end and return the time in seconds."""
         if self._events is None:
@@ -49,16 +45,10 @@ class StepTimer:
 class LaunchedStep:
     """A step whose result is made once, by whichever thread asks first for it."""
 
-    def __init__(self, timer: StepTimer, collect: Callable[[], StepResult]) -> None:
-        self._timer = timer
+    def __init__(self, collect: Callable[[], StepResult]) -> None:
         self._lock = threading.Lock()
         self._collect: Callable[[], StepResult] | None = collect
         self._outcome: StepResult | Exception = StepResult({})
-
-    @property
-    def is_over(self) -> bool:
-        """Tell whether the device has ended the step."""
-        return self._timer.is_over
 
     def result(self) -> StepResult:
         """Wait for the device; return the outcome of the step, or raise its error."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from live_server import post_together
 
-from slosched.core import Request, ScheduledBatch, StepResult
+from slosched.core import EndReason, Limits, Request, ScheduledBatch, StepResult
+from slosched.engine.background import InBackground
 from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.overlap import OverlappedEngine
 from slosched.engine.server import (
     EngineWorker,
     HuggingFaceTokenizer,
@@ -20,7 +22,7 @@ from slosched.engine.server import (
 )
 from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
 from slosched.kv import HashIndex, KVCache
-from slosched.policy import FCFS
+from slosched.policy import FCFS, POLICIES
 from slosched.scheduler import Scheduler
 
 NUM_BLOCKS = 128
@@ -36,15 +38,15 @@ class Spoiling(TorchExecutor):
 
     poison: int | None = None
 
-    def execute(self, batch: ScheduledBatch) -> StepResult:
+    def launch(self, batch: ScheduledBatch) -> Callable[[], StepResult]:
         embedding = self._model.model.get_input_embeddings().weight
         if self.poison is None:
-            return super().execute(batch)
+            return super().launch(batch)
         with torch.no_grad():
             kept = embedding[self.poison].clone()
             embedding[self.poison] = float("nan")
             try:
-                return super().execute(batch)
+                return super().launch(batch)
             finally:
                 embedding[self.poison] = kept
 
@@ -158,3 +160,44 @@ def test_a_step_with_a_failed_row_still_books_the_others(model: LoadedModel) -> 
     engine.step()
     engine.step()
     assert (healthy.end_reason, spoilt.num_output_tokens) == ("length", 0)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_blocks_of_a_prompt_that_was_spoilt_before_anyone_knew_spoil_nobody(
+    model: LoadedModel, overlap: bool
+) -> None:
+    """Its client leaves between two chunks, and no logits have shown yet that it was spoilt."""
+    device = Spoiling(model, num_blocks=4, block_size=4)
+    scheduler = Scheduler(POLICIES["vllm_v1"](), KVCache(4, 4), Limits(max_num_batched_tokens=4))
+    clock = MonotonicClock()
+    engine: Engine = Engine(scheduler, device, clock)
+    if overlap:
+        engine = OverlappedEngine(scheduler, InBackground(device), clock)
+
+    def ask(name: str, prompt: list[int]) -> Request:
+        request = Request(name, 0.0, len(prompt), 3, prompt_token_ids=prompt)
+        scheduler.queue(request)
+        return request
+
+    def finish() -> None:
+        while engine.has_work:
+            engine.step()
+
+    prompts = [30, 71, 200, 9, 44], [30]  # `sdpa` pads the shorter of two decodes
+
+    def ask_all(name: str) -> list[Request]:
+        return [ask(f"{name}{i}", prompt) for i, prompt in enumerate(prompts)]
+
+    before = ask_all("before")
+    finish()
+    device.poison = 5
+    spoilt = ask("spoilt", [5, *range(20, 32)])
+    while spoilt.num_computed_tokens < 12:  # three blocks of four, and then a token is emitted
+        engine.step()
+    scheduler.end("spoilt", EndReason.CLIENT, clock.now_s())
+    after = ask_all("after")
+    finish()
+    assert spoilt.num_output_tokens == 0
+    assert [request.end_reason for request in after] == [EndReason.LENGTH] * 2
+    expected = [request.output_token_ids for request in before]
+    assert [request.output_token_ids for request in after] == expected
