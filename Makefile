@@ -52,6 +52,7 @@ check-types: setup
 
 test-slow: setup  ## The tests that `make test` leaves out
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "hypothesis and not slow and not cost" --hypothesis-profile=thorough
 
 fuzz: setup  ## Look for new scenarios that break a law: make fuzz MINUTES=5 SEED=1
 	$(BIN)/python tests/fuzz.py --minutes $(MINUTES) --seed $(SEED)

@@ -26,7 +26,8 @@ sys.dont_write_bytecode = False
 
 # No time limits, as the machine may be busy; the benchmarks have them.  Every run draws the same
 # examples, so hypothesis must not mix in constants of whichever modules are imported.
-settings.register_profile("slosched", deadline=None, derandomize=True)
+settings.register_profile("slosched", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("thorough", settings.get_profile("slosched"), max_examples=400)
 settings.load_profile("slosched")
 providers.is_local_module_file = lambda path: False  # type: ignore[assignment]
 

@@ -565,7 +565,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.kv.num_free_blocks == self.kv.num_blocks
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=40)
 TestScheduler = SchedulerMachine.TestCase
 
 

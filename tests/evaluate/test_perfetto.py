@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from replays import make_record, rejected, replays
 
 from slosched.core import DeadlineRule, EndReason, RequestStatus
@@ -80,7 +80,6 @@ def test_every_lane_and_process_has_a_name():
         assert named["thread_name", event["pid"], event["tid"]]
 
 
-@settings(max_examples=50)
 @given(replays())
 def test_the_format(replay):
     """Check that times rise from 0 on, and that slices of a lane nest or follow each other."""

@@ -90,7 +90,7 @@ class RankedMachine(RadixMachine):
 
 
 TestRankedCache = RankedMachine.TestCase
-TestRankedCache.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestRankedCache.settings = settings(stateful_step_count=40)
 
 
 def serve(kv: KVCache, tokens: Sequence[int], name: str, at_s: float, lasts_s: float = 0.0) -> int:
@@ -109,7 +109,6 @@ def serve(kv: KVCache, tokens: Sequence[int], name: str, at_s: float, lasts_s: f
     return found // kv.block_size
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=30))
 def test_ranked_by_recency_the_index_evicts_what_lru_does(prompts: list[list[int]]) -> None:
     """So all that an order changes is the order.

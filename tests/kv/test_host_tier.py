@@ -369,7 +369,6 @@ class TierAloneMachine(RuleBasedStateMachine):
         assert all(key in self.tier for key in self.pins.values())
 
 
-TierAloneMachine.TestCase.settings = settings(max_examples=50, deadline=None)
 TestTierAlone = TierAloneMachine.TestCase
 
 

@@ -436,11 +436,11 @@ class RadixMachine(PrefixMachine):
 
 
 TestPrefixCache = HashMachine.TestCase
-TestPrefixCache.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPrefixCache.settings = settings(stateful_step_count=40)
 TestMergedCache = MergedMachine.TestCase
-TestMergedCache.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestMergedCache.settings = settings(stateful_step_count=40)
 TestRadixCache = RadixMachine.TestCase
-TestRadixCache.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestRadixCache.settings = settings(stateful_step_count=40)
 
 
 def keys_of(request: Request, count: int = 99) -> list[object]:

@@ -112,7 +112,7 @@ class PagedRadixMachine(RadixMachine):
     page_size = 3
 
 
-RadixMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+RadixMachine.TestCase.settings = settings(stateful_step_count=40)
 PagedRadixMachine.TestCase.settings = RadixMachine.TestCase.settings
 TestRadix = RadixMachine.TestCase
 TestPagedRadix = PagedRadixMachine.TestCase

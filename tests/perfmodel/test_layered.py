@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable
+from copy import copy
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -315,9 +316,10 @@ def test_adding_a_request_and_asking_takes_two_microseconds(
     The fastest of many rounds counts, since other processes can only add time.
     """
     predict, (new, prior) = FORMS[form].predict, added
+    mixed = make_shape(*MIXED)
 
     def fresh() -> tuple[tuple[BatchShape], dict[str, object]]:
-        return (make_shape(*MIXED),), {}
+        return (copy(mixed),), {}
 
     def add_and_ask(shape: BatchShape) -> None:
         for _ in range(NUM_ADDED):

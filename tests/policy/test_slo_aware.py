@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from factories import make_model
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from slosched.core import (
@@ -349,7 +349,6 @@ def queues(draw: st.DrawFn) -> list[Q]:
     ]
 
 
-@settings(max_examples=400, deadline=None)
 @given(queues(), st.sampled_from([1, 32, WHOLE_PROMPTS]))
 def test_packing_decodes_first_is_what_evicting_and_retrying_comes_to(
     queue: list[Q], least_tokens: int

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from views import FLAT, R, view_of
 
@@ -102,7 +102,6 @@ PROMPTS = st.lists(
 
 
 @given(PROMPTS, st.integers(0, 4000), st.integers(0, 300))
-@settings(max_examples=60, deadline=None)
 def test_no_set_that_is_feasible_is_larger(
     prompts: list[tuple[int, float, float]], old_tokens: int, num_decodes: int
 ) -> None:

@@ -6,7 +6,7 @@ import timeit
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slosched.core import DeadlineRule, Limits, Request, ScheduledBatch, ScheduledChunk, StepResult
@@ -72,7 +72,6 @@ def test_requests_that_run_at_once_share_blocks() -> None:
     assert len({r.token_times_s[0] for r in alone[1:]}) == 2
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=12))
 def test_in_a_large_cache_everything_is_found_that_was_ever_computed(
     hashes: list[list[int]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from slosched.engine.profiling import ProfileLimits, plan_batches
@@ -25,7 +25,6 @@ def measured(batch: PlannedBatch) -> Measurement:
     return Measurement(batch.chunks, 1.0, num_swapped_blocks=batch.num_swapped_blocks)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.builds(
         ProfileLimits,

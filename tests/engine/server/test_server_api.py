@@ -521,9 +521,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.dictionaries(FIELDS, JSON, max_size=6), is_chat=st.booleans())
 def test_any_body_is_served_or_refused(server: Live, body: dict[str, Any], is_chat: bool) -> None:
     path = CHAT if is_chat else "/v1/completions"

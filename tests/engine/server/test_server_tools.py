@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from live_server import live, post, with_client
 from test_server_grammars import Running
@@ -271,7 +271,6 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=40)
 @given(CALLS, st.lists(st.integers(0, 400)), st.sampled_from([None, 1, " \n"]), st.booleans())
 def test_calls_are_found_in_any_text_that_follows_the_grammar_cut_anywhere(
     calls: list[tuple[str, Any]], cuts: list[int], indent: Any, ascii_only: bool
