@@ -159,7 +159,8 @@ class Fuzzer:
         if not is_right and rng.random() < 0.2:
             body[rng.choice((*_ODD_FIELDS, "model"))] = rng.choice(_ODD)
         limit = LIMIT_FIELD.get(path)
-        if limit is not None and not {limit, "max_tokens"} & body.keys():
+        limits = [body.get(name) for name in (limit, "max_tokens")]
+        if limit is not None and limits == [None, None]:  # null is no limit, either
             body[limit] = rng.randint(1, _MAX_TOKENS)  # else a chat fills the whole context
         return body
 
