@@ -102,16 +102,7 @@ class TracePromiseOptions:
             "for the prompt's prefill alone; 0.5s+3x for their sum.",
         ),
     ] = None
-    slo_tpot: Annotated[
-        float | None,
-        typer.Option(
-            "--slo-tpot",
-            parser=duration,
-            callback=_one_promise,
-            metavar="TIME",
-            help="TPOT to promise: 50ms, 0.05.",
-        ),
-    ] = None
+    slo_tpot: TPOT = None
     slo_tier: Annotated[
         list[str] | None,
         typer.Option(
