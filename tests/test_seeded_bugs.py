@@ -31,7 +31,7 @@ from slosched.core import (
 from slosched.engine.checked_memory import WrongBlockError
 from slosched.kv import KVCache, KVCorruptionError
 from slosched.policy import FCFS
-from slosched.scheduler import Scheduler
+from slosched.scheduler.carry_out import CarryOut
 from slosched.scheduler.lifecycle import Lifecycle
 from slosched.simulator.decodes import GroupedDecodes
 from slosched.testing import LawBrokenError, Scenario, check_laws, check_policy, scenarios
@@ -337,16 +337,16 @@ def test_a_lost_block_is_caught(monkeypatch: pytest.MonkeyPatch, seed: int) -> N
 def test_a_chunk_that_is_computed_too_far_is_caught(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    carry_out = Scheduler._carry_out
+    carry_out = CarryOut.__call__
 
-    def overlong(self: Scheduler, *args: Any, **options: Any) -> ScheduledBatch:
+    def overlong(self: CarryOut, *args: Any, **options: Any) -> ScheduledBatch:
         batch = carry_out(self, *args, **options)
         for chunk in batch.chunks:
             if chunk.num_new_tokens > 2 and not chunk.emits_token:
                 chunk.request.num_computed_tokens += 1
         return batch
 
-    monkeypatch.setattr(Scheduler, "_carry_out", overlong)
+    monkeypatch.setattr(CarryOut, "__call__", overlong)
     breaks(FCFS, (*NOTICED, IllegalPlanError, StalledError), seed)
 
 

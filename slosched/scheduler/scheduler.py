@@ -13,12 +13,10 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from slosched.core import (
-    PLACEHOLDER,
-    BatchShape,
     DecodeGroup,
     Doorkeeper,
     EndReason,
@@ -30,19 +28,17 @@ from slosched.core import (
     Request,
     RequestStatus,
     ScheduledBatch,
-    ScheduledChunk,
-    SchedulerOutput,
     SchedulerView,
     StepResult,
-    group_shape,
 )
-from slosched.core.merged_blocks import repeated_in
 from slosched.kv import KVCache
+from slosched.scheduler.carry_out import CarryOut
 from slosched.scheduler.groups import Groups
 from slosched.scheduler.infeasible import eased_slo
 from slosched.scheduler.lifecycle import Lifecycle
 from slosched.scheduler.plan_check import PlanCheck
 from slosched.scheduler.queues import InOrder, Queues
+from slosched.scheduler.record import Recorder
 from slosched.scheduler.speculation import Speculation
 
 
@@ -68,7 +64,9 @@ class Scheduler:
         self._check = PlanCheck(self.queues, kv, self.limits, type(policy).__name__)
         self._groups = Groups(kv)
         self._lifecycle = Lifecycle(self.queues, kv, self.limits, self._groups, speculation)
-        self._foreseen: ScheduledBatch | None = None
+        queues, lifecycle = self.queues, self._lifecycle
+        self._carry_out = CarryOut(queues, kv, self._groups, lifecycle, latency_model)
+        self._recorder = Recorder(queues, kv, self.limits, lifecycle, speculation)
 
     @property
     def num_waiting(self) -> int:
@@ -247,24 +245,7 @@ class Scheduler:
         A request that will then have reached its output limit has nothing left to plan.  It cannot
         be foreseen that the model ends a request; then its part of the next step is wasted.
         """
-        next_deadline_s = self.limits.deadline_rule.next_deadline_s
-        self._foreseen = batch
-        for request, _, _, emits_token, _ in batch.chunks:
-            if request.end_reason is not None:
-                continue
-            if request.started_s is None:
-                request.started_s = began_s
-            if not emits_token:
-                continue
-            request.output_token_ids.append(PLACEHOLDER)
-            request.token_times_s.append(ends_s)
-            request.num_output_placeholders = 1
-            request.num_output_tokens += 1
-            if request.num_output_tokens >= request.max_tokens:
-                self.queues.remove(request)
-                self.queues.finishing[request.request_id] = request
-            else:
-                request.deadline_s = next_deadline_s(request)
+        self._recorder.foresee(batch, began_s, ends_s)
 
     def schedule_beside(
         self,
@@ -316,38 +297,17 @@ class Scheduler:
         A request that ended while its step ran gets none.  One that failed in it ends as a fault,
         and one whose own rules leave it no token ends, too.
         """
-        if result.failed:
-            self._end_failed(batch, result.failed, now_s)
-        for request_id in result.barred:
-            self.end(request_id, EndReason.NO_TOKEN, now_s)
-        next_deadline_s = self.limits.deadline_rule.next_deadline_s
-        token_ids, stopped = result.token_ids, result.stopped
-        is_foreseen, self._foreseen = batch is self._foreseen, None
-        chunks = batch.chunks
-        if batch.drafts:
-            self.kv.prefixes.note_computed([_without_drafts(c, batch.drafts) for c in chunks])
-            self._accept(batch, result, now_s)
-        else:
-            self.kv.prefixes.note_computed(chunks)
-        for request, _, _, emits_token, _ in chunks:
-            if not emits_token or request.end_reason is not None:
-                continue
-            request_id = request.request_id
-            if is_foreseen:
-                request.num_output_placeholders = 0
-                request.output_token_ids[-1] = token_ids[request_id]
-                request.token_times_s[-1] = now_s
-            else:
-                request.output_token_ids.append(token_ids[request_id])
-                request.token_times_s.append(now_s)
-                request.num_output_tokens += 1
-            request.deadline_s = next_deadline_s(request)
-            if request_id in stopped:
-                self._lifecycle.end(request, EndReason.STOP, now_s)
-            elif request.num_output_tokens >= request.max_tokens:
-                self._lifecycle.end(request, EndReason.LENGTH, now_s)
+        self._recorder.update(batch, result, now_s)
         if self._groups:
             self._lifecycle.release(self._groups.take_released())
+
+    def on_failed_step(self, batch: ScheduledBatch, now_s: float) -> None:
+        """End every request whose KV cache the failed step `batch` may have spoilt, as a fault.
+
+        These are the requests that it computes or copies, and those that count on the blocks of
+        these.  What they leave behind is not found in the prefix cache any more.
+        """
+        self._recorder.on_failed_step(batch, now_s)
 
     @property
     def has_groups_to_end(self) -> bool:
@@ -359,170 +319,3 @@ class Scheduler:
         for request, reason in self._groups.take_to_end():
             self._lifecycle.end(request, reason, now_s)
         self._groups.stop_if_over()
-
-    def _accept(self, batch: ScheduledBatch, result: StepResult, now_s: float) -> None:
-        """Append the draft tokens that were accepted, and free the blocks of the others."""
-        assert self.speculation is not None
-        for chunk in batch.chunks:
-            request, request_id = chunk.request, chunk.request.request_id
-            drafts = batch.drafts.get(request_id)
-            if drafts is None or request.end_reason is not None:
-                continue
-            num_accepted = result.num_accepted.get(request_id, 0)
-            request.output_token_ids += drafts[:num_accepted]
-            request.token_times_s += [now_s] * num_accepted
-            request.num_output_tokens += num_accepted
-            request.num_computed_tokens += num_accepted
-            self.kv.shrink(request_id, request.num_computed_tokens)
-            self.speculation.note(request_id, len(drafts), num_accepted)
-
-    def on_failed_step(self, batch: ScheduledBatch, now_s: float) -> None:
-        """End every request whose KV cache the failed step `batch` may have spoilt, as a fault.
-
-        These are the requests that it computes or copies, and those that count on the blocks of
-        these.  What they leave behind is not found in the prefix cache any more.
-        """
-        output = batch.output
-        self._fault(
-            [chunk.request for chunk in batch.chunks],
-            (*output.num_scheduled_tokens, *output.swapped_out),
-            now_s,
-        )
-
-    def _end_failed(self, batch: ScheduledBatch, failed: Container[str], now_s: float) -> None:
-        """End the `failed` requests of a batch, and forget what the prefix cache has of them.
-
-        It drops all blocks that no request holds, since it does not know which of them are theirs,
-        and what the host got of them.
-        """
-        requests = [
-            chunk.request
-            for chunk in batch.chunks
-            if chunk.request.request_id in failed and chunk.request.end_reason is None
-        ]
-        self._fault(requests, [request.request_id for request in requests], now_s)
-        self.kv.prefixes.flush()
-
-    def _fault(self, failed: Collection[Request], request_ids: Iterable[str], now_s: float) -> None:
-        """End `request_ids` and those that count on what `failed` requests compute, as faults."""
-        prefixes = self.kv.prefixes
-        for request_id in (*request_ids, *prefixes.counting_on(failed)):
-            self.end(request_id, EndReason.FAULT, now_s)
-        prefixes.on_failed_step(failed)
-
-    def _carry_out(
-        self,
-        output: SchedulerOutput,
-        now_s: float,
-        *,
-        started_s: float | None,
-        beside: DecodeGroup | None = None,
-    ) -> ScheduledBatch:
-        """Change queues, block tables and progress as `output` says, and return the batch.
-
-        `started_s` is the begin of the step, if it is known.  The decodes `beside` are served apart
-        from the plan; then the batch has no prediction.
-        """
-        for request_id, reason in output.rejected.items():
-            request = self.find(request_id)
-            assert request is not None
-            if (slo := eased_slo(request, reason)) is None:
-                self._lifecycle.end(request, reason, now_s)
-            else:
-                self._lifecycle.ease(request, slo)
-        self._lifecycle.preempt(output.preempted)
-        swap_out = self._lifecycle.swap_out(output.swapped_out)
-        # Before any block is taken: what these count on must not be evicted for another request.
-        prefixes, running, found = self.kv.prefixes, self.queues.running, output.num_found_tokens
-        prefixes.start_all(
-            request_id
-            for request_id in output.num_scheduled_tokens
-            if request_id not in running and request_id not in found
-        )
-        swap_in = self._lifecycle.swap_in(output.swapped_in)
-        if beside is not None:
-            self.kv.lend(beside.num_new_blocks)
-        chunks = self._chunks(output, started_s)
-        to_host, from_host = prefixes.take_copies()
-        swap_out += to_host
-        swap_in += from_host
-        shape, num_copied = output.shape, len(swap_out) + len(swap_in)
-        if shape is None:
-            shape = BatchShape() if beside is None else group_shape(beside)
-            _add_up(shape, chunks, output.draft_token_ids, num_copied)
-        elif shape.num_swapped_blocks != num_copied:
-            # No plan knows what the prefix cache writes to the host to make room for it.
-            shape = shape.copy()
-            shape.num_swapped_blocks = num_copied
-        model = self.latency_model if beside is None else None
-        copies = self._groups.take_copies() if self._groups else ()
-        return ScheduledBatch(
-            chunks=tuple(chunks),
-            swap_out=tuple(swap_out),
-            swap_in=tuple(swap_in),
-            shape=shape,
-            output=output,
-            predicted_s=None if model is None else model.predict(shape),
-            device_copies=copies,
-        )
-
-    def _chunks(self, output: SchedulerOutput, started_s: float | None) -> list[ScheduledChunk]:
-        """Return the scheduled chunks, with blocks for their tokens."""
-        chunks: list[ScheduledChunk] = []
-        num_noted, found, repeated = 0, output.num_found_tokens, repeated_in(output)
-        drafts = output.draft_token_ids
-        kv, running, tables = self.kv, self.queues.running, self.kv.block_tables
-        prefixes, grow, block_size = kv.prefixes, kv.grow, kv.block_size
-        # The named tuple's own constructor is a Python function; this one is not.
-        new_tuple, chunk_type = tuple.__new__, ScheduledChunk
-        for request_id, n in output.num_scheduled_tokens.items():
-            request = running.get(request_id)
-            if request is None:
-                if request_id in found:
-                    prefixes.note_planned(chunks[num_noted:])
-                    num_noted = len(chunks)
-                    prefixes.start(request_id, found[request_id])
-                    self.queues.waiting[request_id].num_computed_tokens = found[request_id]
-                request = self._lifecycle.start(request_id, started_s)
-                if request.group is not None:
-                    self._groups.copy_tail(request)
-            prior = request.num_computed_tokens
-            if drafts and request_id in drafts:
-                request.num_computed_tokens = prior + 1  # of drafts it is not known yet
-                chunks.append(ScheduledChunk(request, n, prior, True, grow(request_id, prior + n)))
-                continue
-            if repeated and request_id in repeated:
-                prior -= 1
-            computed = request.num_computed_tokens = prior + n
-            emits_token = computed == request.num_prompt_tokens + request.num_output_tokens
-            if n == 1 and prior % block_size:
-                table = tables[request_id]  # the token goes into a block that it holds
-            else:
-                table = grow(request_id, computed)
-            chunks.append(new_tuple(chunk_type, (request, n, prior, emits_token, table)))
-        if drafts:
-            planned = [_without_drafts(chunk, drafts) for chunk in chunks[num_noted:]]
-            prefixes.note_planned(planned)
-        else:
-            prefixes.note_planned(chunks[num_noted:])
-        return chunks
-
-
-def _add_up(
-    shape: BatchShape,
-    chunks: Iterable[ScheduledChunk],
-    drafts: Mapping[str, Sequence[int]],
-    num_swapped_blocks: int,
-) -> None:
-    shape.num_swapped_blocks = num_swapped_blocks
-    for chunk in chunks:
-        if chunk.request.request_id in drafts:
-            shape.add_drafting(chunk.num_new_tokens - 1, chunk.num_prior_tokens)
-        else:
-            shape.add(chunk.num_new_tokens, chunk.num_prior_tokens)
-
-
-def _without_drafts(chunk: ScheduledChunk, drafts: Mapping[str, Sequence[int]]) -> ScheduledChunk:
-    """Return the part of a chunk that computes known tokens, which only a cache may keep."""
-    num_drafts = len(drafts.get(chunk.request.request_id, ()))
-    return chunk._replace(num_new_tokens=chunk.num_new_tokens - num_drafts)
