@@ -38,7 +38,7 @@ demo: setup  ## Profile, fit, serve and replay a real model on this machine; lea
 	$(BIN)/slosched demo --out runs/demo
 
 test: setup lint check-types  ## Lint, types, and all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not cost"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not cost"
 	$(BIN)/python -m pytest -m "cost and not slow" $(COST_TESTS) --benchmark-columns=min,median,max
 	@if [ -e $(VLLM_VENV)/.ready ]; then $(MAKE) --no-print-directory test-vllm-part; \
 	else echo "not run inside vLLM: make test-vllm sets up $(VLLM_VENV) and does"; fi

@@ -26,16 +26,23 @@ PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.m
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
+# What a reader's tests play takes half a minute.
+_FEWER_EXAMPLES = """
+from slosched.testing import check_policy
+
+check_policy.__kwdefaults__["max_examples"] = 15
+"""
 _RUN_AND_CHECK = """
 import runpy, sys
 from slosched.core import Policy
 from slosched.testing import check_policy
 
 sys.path.insert(0, "")
+import fewer_examples
 for defined in runpy.run_path(sys.argv[1]).values():
     is_policy = isinstance(defined, type) and issubclass(defined, Policy)
     if is_policy and defined.__module__ == "<run_path>":
-        check_policy(defined, max_examples=15)
+        check_policy(defined)
 """
 
 
@@ -107,12 +114,14 @@ def test_python_code_runs(page: Path, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code, encoding="utf-8")
     written = sorted(tmp_path.rglob("*.py"))
+    (tmp_path / "fewer_examples.py").write_text(_FEWER_EXAMPLES, encoding="utf-8")
     scripts = [path for path in written if path.name.startswith("block_")]
     tests = [path for path in written if path.name.startswith("test_")]
     for path in scripts:
         run(tmp_path, "-c", _RUN_AND_CHECK, str(path))
     if tests:
-        run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests))
+        options = ("-q", "-p", "no:cacheprovider", "-p", "fewer_examples")
+        run(tmp_path, "-m", "pytest", *options, *map(str, tests))
 
 
 def run(folder: Path, *arguments: str) -> None:

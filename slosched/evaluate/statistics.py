@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -110,7 +110,7 @@ def interval(
     low, high = np.quantile(replicates, [tail, 1 - tail])
     widen = 1.0
     if num_seeds > 1:
-        widen = float(stats.t.ppf(1 - tail, num_seeds - 1) / stats.norm.ppf(1 - tail))
+        widen = float(stdtrit(num_seeds - 1, 1 - tail) / ndtri(1 - tail))
     return Interval(
         estimate - widen * max(0.0, estimate - float(low)),
         estimate + widen * max(0.0, float(high) - estimate),
@@ -121,5 +121,7 @@ def rises(values: FloatArray, level: float = 0.01) -> bool:
     """Tell whether values rise over time more than by chance (Kendall's tau, one-sided)."""
     if len(values) < 4 or np.ptp(values) == 0:
         return False
-    result = stats.kendalltau(np.arange(len(values)), values, alternative="greater")
+    from scipy.stats import kendalltau  # a second to import
+
+    result = kendalltau(np.arange(len(values)), values, alternative="greater")
     return bool(result.pvalue < level)

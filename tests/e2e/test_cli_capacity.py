@@ -144,7 +144,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     ) as process:
         deadline = time.monotonic() + 60
         while not (kept := num_kept(out)) and time.monotonic() < deadline:
-            assert process.poll() is None, process.stdout
+            assert process.poll() is None, process.communicate()[0]
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import stdtrit
 
 from slosched.evaluate.statistics import Interval
 
@@ -81,7 +81,7 @@ def ratio_interval(shares: FloatArray, others: FloatArray, error: float) -> Inte
     if np.array_equal(shares, others):
         return Interval(1.0, 1.0)
     count = len(shares)
-    t = float(stats.t.ppf(1 - error / 2, count - 1))
+    t = float(stdtrit(count - 1, 1 - error / 2))
     spread = t * t / count * np.cov(shares, others)
     var, cov, var_others = float(spread[0, 0]), float(spread[0, 1]), float(spread[1, 1])
     mean, mean_others = float(shares.mean()), float(others.mean())

@@ -139,6 +139,6 @@ def _estimate(evaluations: Sequence[FloatArray | None], num_rivals: int = 1) -> 
 @cache
 def _quantile(num_blocks: int, num_rivals: int) -> float:
     """Return the quantile of Student's t for the mean of so many blocks."""
-    from scipy import stats  # slow to import
+    from scipy.special import stdtrit  # slow to import
 
-    return float(stats.t.ppf(1 - (1 - _SURE) / num_rivals, num_blocks - 1))
+    return float(stdtrit(num_blocks - 1, 1 - (1 - _SURE) / num_rivals))
