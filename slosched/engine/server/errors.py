@@ -127,10 +127,10 @@ def too_many_requests(most: int) -> ApiError:
     )
 
 
-def wrong_key() -> ApiError:
+def wrong_key(wanted: str = "this server wants an API key that it knows") -> ApiError:
     return ApiError(
         401,
-        "this server wants an API key that it knows, in the header Authorization: Bearer <key>",
+        f"{wanted}, in the header Authorization: Bearer <key>",
         code="invalid_api_key",
         closes=True,
     )

@@ -54,7 +54,7 @@ def _guarded(handler: Handler, key: str) -> Handler:
 
     async def guarded(http: HTTPRequest) -> Response:
         if not has_key(http.headers, [key]):
-            raise wrong_key()
+            raise wrong_key("this endpoint wants the key of --admin-api-key")
         try:
             return await handler(http)
         except NotServingError as error:

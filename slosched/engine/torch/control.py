@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
 from slosched.core import OperationError
-from slosched.engine.torch.forward import ATTENTION_NAME
+from slosched.engine.torch.checkpoint import read_checkpoint
+from slosched.engine.torch.embedded import ModelUnavailableError
 from slosched.engine.torch.model import LoadedModel
 
 
@@ -43,21 +42,15 @@ class TorchControl:
     def read_weights(self, model_path: str) -> dict[str, Tensor]:
         """Return the weights of a model directory, on the CPU, by name.
 
-        Raises OperationError if they are not those of a model of the same shape.
+        Raises OperationError if they cannot be read or are not those of a model of the same shape.
         """
         path = Path(model_path).expanduser()
         if not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
             raise OperationError(f"{model_path!r} holds no config.json with *.safetensors")
-        disable_progress_bar()  # it would mix with the server's log
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=self._model.dtype,
-                attn_implementation=ATTENTION_NAME,
-                local_files_only=True,
-            )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise OperationError(f"{model_path!r} cannot be loaded: {error}") from error
+            model = read_checkpoint(path, self._model.dtype)
+        except ModelUnavailableError as error:
+            raise OperationError(str(error)) from error
         weights = cast("dict[str, Tensor]", model.state_dict())
         ours = self._model.model.state_dict()
         differing = [

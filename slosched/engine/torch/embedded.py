@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelUnavailableError(SloschedError):
-    """The model is not on this machine and could not be fetched."""
+    """The model is not on this machine and could not be fetched, or its files cannot be read."""
 
 
 def default_cache_dir() -> Path:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar
 
 from slosched.engine.torch.attention import (
     AUTO,
@@ -19,6 +18,7 @@ from slosched.engine.torch.attention import (
     check_name,
     choose_backend,
 )
+from slosched.engine.torch.checkpoint import read_checkpoint
 from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
 from slosched.engine.torch.embedded import SMOLLM2, ModelUnavailableError, embedded_model_dir
 from slosched.engine.torch.forward import ATTENTION_NAME
@@ -185,11 +185,7 @@ def _model(
         raise ModelUnavailableError(
             f"{directory} holds no *.safetensors; for random weights use load_format='dummy'"
         )
-    disable_progress_bar()  # it would mix with the caller's own
-    model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=dtype, attn_implementation=ATTENTION_NAME, local_files_only=True
-    )
-    return model.to(device)
+    return read_checkpoint(directory, dtype).to(device)
 
 
 def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from slosched.core import Limits, OperationError, PreemptionMode, Request, SamplingParams
@@ -165,6 +167,16 @@ def test_weights_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     config = type(model.model.config)(**{**model.model.config.to_dict(), "intermediate_size": 8})
     type(model.model)(config).save_pretrained(tmp_path)
     with pytest.raises(OperationError, match="another architecture"):
+        control.read_weights(str(tmp_path))
+    model.model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = model.model.state_dict()
+    name = next(name for name in weights if "mlp" in name)
+    save_file({key: value for key, value in weights.items() if key != name}, file)
+    with pytest.raises(OperationError, match=f"lack 1 weights of the model.*{re.escape(name)}"):
+        control.read_weights(str(tmp_path))
+    file.write_bytes(b"no weights")
+    with pytest.raises(OperationError, match="cannot be read"):
         control.read_weights(str(tmp_path))
 
 
