@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -244,6 +245,31 @@ def test_a_step_timeout_that_is_none_is_refused(cli: Cli) -> None:
     assert said.status == 2
     assert "--step-timeout" in said.complaint
     assert "'soon' is not a duration" in said.complaint
+
+
+BUSY_IN_TORCH = """
+import torch
+from slosched.policy import FCFS
+
+class BusyInTorch(FCFS):
+    def schedule(self, view):
+        while any(request.num_prompt_tokens > 50 for request in view.waiting):
+            torch.zeros(8).add_(1)
+        return super().schedule(view)
+"""
+
+
+@pytest.mark.slow
+def test_a_thread_that_is_left_behind_in_torch_does_not_abort_the_process(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(BUSY_IN_TORCH)
+    options = ("--policy", "busy:BusyInTorch", "--step-timeout", "100ms", "--hang-timeout", "100ms")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with serving("--emulate", GPU, *options, "--slo-ttft", "1h", env=env) as server:
+        assert server.post(prompt="abc", max_tokens=20)[0] == 200  # the first steps have more time
+        status, answer = server.post(prompt="abc" * 50, max_tokens=1)
+        assert (status, answer["error"]["code"]) == (500, "engine_fault")
+        exit_status, said = server.wait()
+        assert exit_status == 1, said
 
 
 @pytest.mark.slow

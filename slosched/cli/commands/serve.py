@@ -16,6 +16,7 @@ from slosched.cli import options, vllm
 from slosched.cli.adapters import AdapterOptions
 from slosched.cli.calibration import calibrated_model
 from slosched.cli.console import console
+from slosched.cli.ending import EndingAtOnce
 from slosched.cli.local_model import (
     ExtraMissingError,
     LocalModel,
@@ -211,6 +212,7 @@ def serve(
     )
     adapter_paths = loras.paths(model.model, is_emulated=emulate is not None)
     operator.check(is_emulated=emulate is not None)
+    ending = EndingAtOnce()
     reporters = operator.reporters(limits.deadline_rule)
     tls, origins = network.tls(), network.origins()
     http.check_can_listen(network.host, network.port)
@@ -258,7 +260,6 @@ def serve(
     if overlap:
         background = InBackground(device.executor)
         loop = OverlappedEngine(scheduler, background, MonotonicClock())
-    control = None if local is None else operator.control(local, background)
     worker = http.EngineWorker(
         loop, step_limit=http.StepLimit(step_timeout, give_up_after_s=hang_timeout)
     )
@@ -295,20 +296,26 @@ def serve(
             f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
         )
 
-    app = http.build_app(
-        worker, device.tokenizer, config, device.grammars, adapters, control, reporters
-    )
-    num_cut_short = http.serve(
-        app,
-        worker,
-        network.host,
-        network.port,
-        drain_timeout_s=drain_timeout,
-        log_interval_s=operator.log_interval,
-        tls=tls,
-        log_level=network.uvicorn_log_level,
-        on_ready=announce,
-    )
+    with ending.on(http.ServerStoppedError):
+        num_cut_short = http.serve(
+            http.build_app(
+                worker,
+                device.tokenizer,
+                config,
+                device.grammars,
+                adapters,
+                None if local is None else operator.control(local, background),
+                reporters,
+            ),
+            worker,
+            network.host,
+            network.port,
+            drain_timeout_s=drain_timeout,
+            log_interval_s=operator.log_interval,
+            tls=tls,
+            log_level=network.uvicorn_log_level,
+            on_ready=announce,
+        )
     operator.say(
         f"stopped; requests that were cut short, each with an error message: {num_cut_short}"
         if num_cut_short

@@ -11,6 +11,7 @@ from slosched.engine.server.app import build_app
 from slosched.engine.server.config import ServerConfig
 from slosched.engine.server.run import (
     ServerStartError,
+    ServerStoppedError,
     check_can_listen,
     serve,
     serve_in_thread,
@@ -36,6 +37,7 @@ __all__ = [
     "Reporter",
     "ServerConfig",
     "ServerStartError",
+    "ServerStoppedError",
     "StepLimit",
     "TLSFiles",
     "Tokenizer",

@@ -33,7 +33,7 @@ def read_checkpoint(directory: Path, dtype: torch.dtype) -> Any:
     # transformers draws weights at random that are not there, and only warns of it.
     if missing := sorted(found["missing_keys"]):
         raise ModelUnavailableError(
-            f"the *.safetensors in {directory} lack {len(missing)} weights of the model, the first "
-            f"is {missing[0]!r}: were all files copied?"
+            f"the *.safetensors in {directory} lack {len(missing)} of the model's weights, among "
+            f"them {missing[0]!r}: were all files copied?"
         )
     return model

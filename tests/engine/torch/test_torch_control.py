@@ -173,7 +173,7 @@ def test_weights_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     weights = model.model.state_dict()
     name = next(name for name in weights if "mlp" in name)
     save_file({key: value for key, value in weights.items() if key != name}, file)
-    with pytest.raises(OperationError, match=f"lack 1 weights of the model.*{re.escape(name)}"):
+    with pytest.raises(OperationError, match=f"lack 1 of the model's weights.*{re.escape(name)}"):
         control.read_weights(str(tmp_path))
     file.write_bytes(b"no weights")
     with pytest.raises(OperationError, match="cannot be read"):
