@@ -73,6 +73,12 @@ def test_sdpa(mix: str, window: int | None, dtype: torch.dtype) -> None:
     check(SdpaBackend(), make_case(MIXES[mix], dtype), window)
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_sdpa_with_decodes_that_are_too_long_for_one_call(window: int | None) -> None:
+    case = make_case(Shape(tokens=((1, 1700), (1, 1100), (5, 9), (1, 1300), (1, 4000))))
+    check(SdpaBackend(), case, window)
+
+
 @pytest.mark.parametrize(("mix", "window"), zip(MIXES, cycle((None, 6)), strict=False))
 def test_our_triton_kernel(mix: str, window: int | None) -> None:
     check(loaded("triton", "cpu"), make_case(MIXES[mix]), window)
