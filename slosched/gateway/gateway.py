@@ -75,7 +75,10 @@ class Gateway:
 
     def _build_app(self, config: GatewayConfig) -> Starlette:
         return Starlette(
-            routes=[
+            routes=[  # the first that matches is taken: those with the most requests come first
+                Route("/v1/completions", self.generate, methods=["POST"]),
+                Route("/v1/chat/completions", self.generate, methods=["POST"]),
+                Route("/v1/responses", self.generate, methods=["POST"]),
                 Route("/health", self._health),
                 Route("/ping", self._health, methods=["GET", "POST"]),
                 Route("/version", self._version),
@@ -83,9 +86,6 @@ class Gateway:
                 Route("/load", self._load),
                 Route("/v1/models", self._models),
                 Route("/v1/models/{id:path}", self._model),
-                Route("/v1/completions", self.generate, methods=["POST"]),
-                Route("/v1/chat/completions", self.generate, methods=["POST"]),
-                Route("/v1/responses", self.generate, methods=["POST"]),
             ],
             exception_handlers=EXCEPTION_HANDLERS,
             middleware=[

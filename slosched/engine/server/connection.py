@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slosched.engine.server.errors import ApiError
+from slosched.engine.server.joined_writes import JoinedWrites
 
 _MOST_DESCRIPTORS = 65_536
 """As many descriptors the process asks the system for."""
@@ -74,7 +75,7 @@ class Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))
         if len(self.connections) > self._limits.max_connections:
             longest = next(iter(self._idle), None)
             if longest is None:
