@@ -75,7 +75,7 @@ class Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, JoinedWrites(transport, self.loop)))
+        super().connection_made(cast("asyncio.Transport", JoinedWrites(transport, self.loop)))
         if len(self.connections) > self._limits.max_connections:
             longest = next(iter(self._idle), None)
             if longest is None:
