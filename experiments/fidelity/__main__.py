@@ -9,11 +9,12 @@ import pandas as pd
 import typer
 
 from experiments.command import add_report, make_app, start
-from experiments.fidelity import demo_runs, models, report, results, sharegpt
+from experiments.fidelity import demo_runs, full, models, report, results, sharegpt
 from experiments.fidelity.collect import collect as collect_stages
 from experiments.fidelity.play import play
 from experiments.fidelity.stages import Run, read_runs, write_stages
 from slosched.cli.console import console, progress_bar
+from slosched.perfmodel import FittedModel
 
 app = make_app(__doc__)
 
@@ -85,20 +86,38 @@ def run(backend: _Backend = None, only: _Only = None) -> None:
     make_page()
 
 
+@app.command(name="full")
+def full_servers() -> None:
+    """Simulate full servers with steps as long as measured, and make the page: some minutes.
+
+    Example: `python -m experiments.fidelity full`.
+    """
+    with progress_bar() as progress:
+        runs = progress.track([r for r in _runs(None) if full.is_full(r)], description="full")
+        rows = [full.play_with_measured_steps(run, _model(run, None)) for run in runs]
+    results.write(full.FULL, pd.DataFrame(rows))
+    make_page()
+
+
 def _of_requests() -> pd.DataFrame:
     return pd.DataFrame(row for run in sharegpt.RUNS for row in sharegpt.simulate_both(run))
 
 
 def _simulate(measured: Run, backend: str | None) -> None:
     """Play a run with a backend's tables, by default the chosen ones, and store its rows."""
-    server = _server(measured)
-    backend = backend or models.chosen_backends()[server]
-    stages = zip(measured, play(measured, models.load(server, backend)), strict=True)
+    backend = backend or models.chosen_backends()[_server(measured)]
+    stages = zip(measured, play(measured, _model(measured, backend)), strict=True)
     rows = [
         {"run": stage.run, "stage": stage.stage, "backend": backend, **seen}
         for stage, seen in stages
     ]
     results.replace_run(results.SIMULATED, measured[0].run, rows)
+
+
+def _model(measured: Run, backend: str | None) -> FittedModel:
+    """Return the latency model of a run, by default from the tables that slosched chooses."""
+    server = _server(measured)
+    return models.load(server, backend or models.chosen_backends()[server])
 
 
 def _runs(only: str | None) -> list[Run]:

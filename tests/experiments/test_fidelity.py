@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.fidelity import demo_runs, models, report, results, sharegpt
+from experiments.fidelity import demo_runs, full, models, report, results, sharegpt
 from experiments.fidelity.collect import collect
 from experiments.fidelity.judge import judge, learn_per_request_s
 from experiments.fidelity.load import BLOCK_SIZE, stage_of, trace_of
@@ -96,6 +96,22 @@ def test_a_short_part_of_a_stage_is_close_to_the_measured_one() -> None:
     tpot_s = (first["e2e_mean_s"] - first["ttft_mean_s"]) / (stage.output_tokens - 1)
     assert tpot_s == pytest.approx(stage.tpot_mean_s, rel=0.15)
     assert stage.ttft_mean_s / 2 < first["ttft_p50_s"] < stage.ttft_mean_s
+
+
+def test_a_full_server_is_slowed_down_until_a_token_takes_as_long_as_measured() -> None:
+    run = shortened(run_named("codellama-34b-tp2-reasoning"), 20.0)
+    assert full.is_full(run)
+    assert not full.is_full(run_named("codellama-34b-tp2-codegen"))
+    model = models.load(models.Server(run[0].model, 2), "vllm")
+    [first] = play(run, model)
+    measured = replace(run[0], ttft_mean_s=100.0, e2e_mean_s=100.0 + 1.2 * _decoding_s(first))
+    again = full.play_with_measured_steps((measured,), model)
+    assert again["factor"] == pytest.approx(1.2)
+    assert _decoding_s(again) == pytest.approx(1.2 * _decoding_s(first), rel=0.05)
+
+
+def _decoding_s(seen: dict[str, float]) -> float:
+    return seen["e2e_mean_s"] - seen["ttft_mean_s"]
 
 
 def test_only_the_runs_to_learn_from_set_the_time_per_request() -> None:
