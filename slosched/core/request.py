@@ -284,6 +284,16 @@ class Request:
         return self.asked_slo is not None and self.on_infeasible is OnInfeasible.RELEGATE
 
     @property
+    def is_best_effort(self) -> bool:
+        """Tell whether no promise depends on its next token.
+
+        It has no SLO for that, or it is served although the SLO that it came with is not kept.
+        """
+        slo = self.slo
+        limit_s = slo.tpot_s if self.num_output_tokens else slo.ttft_s
+        return self.asked_slo is not None or limit_s == math.inf
+
+    @property
     def judged_slo(self) -> SLO:
         """Return the SLO by which the result is judged: none for a relegated request."""
         return self.slo if self.asked_slo is None or self.is_relegated else self.asked_slo

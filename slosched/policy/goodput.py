@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import attrgetter
 from typing import ClassVar, NamedTuple
@@ -32,6 +32,7 @@ from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_
 from slosched.policy.kit.drafts import drafts_that_pay
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
 from slosched.policy.kit.long_steps import LongSteps, long_steps
+from slosched.policy.kit.make_way import have_room, make_way
 from slosched.policy.kit.memory import is_short_of_blocks, tokens_at_leisure, tokens_in_turn
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
@@ -86,9 +87,11 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     6. While KV blocks are scarcer than time (kit/memory.py), no decode gives way, prompts go by
        length, and a step takes about as many of their tokens as decodes free in it.  Once half of
        the cache is filled, prompts that have time are spread over more steps.
-    7. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
+    7. Best effort, and what is due much later, gives its seats and KV blocks to prompts that lack
+       them (kit/make_way.py).
+    8. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
        be cut ends with a whole tile of 64 tokens.
-    8. Under the deadline rule `tbt`, which counts every gap, a step is limited by the time that it
+    9. Under the deadline rule `tbt`, which counts every gap, a step is limited by the time that it
        hardly ever exceeds; under the other rules, which forgive a slow step, by its expected time.
 
     Giving way costs no tokens, and it lets a burst of prompts pass before decodes that are ahead
@@ -149,6 +152,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
                 begun.append(request)
         prompts = self._prompts(batch, model, view, begun)
         view = without_rejected(batch, view)
+        if make_way(batch, view, [request for request, _ in prompts]):
+            view = replace(view, running=_staying(view.running, batch))
+            begun, decodes = _staying(begun, batch), _staying(decodes, batch)
+            prompts = [timed for timed in prompts if not batch.has_left(timed[0])]
         decodes.sort(key=attrgetter("deadline_s"))
         pace = self.pace_class.of(decodes, model, view.now_s)
         if view.swapped or batch.num_free_blocks < len(decodes):
@@ -166,6 +173,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         pace = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
         prompts = self._prompts(batch, model, view, view.running)
         if len(prompts) - len(view.running) > batch.num_free_seqs:
+            return None
+        if not have_room(batch, view, [request for request, _ in prompts]):
             return None
         if prompts and self.long_steps(pace, view) is not None:
             return None
@@ -405,6 +414,11 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             and (may_start or request.status is RequestStatus.RUNNING)
         ]
         self.pack_class(batch, view.now_s, begun).add(left)
+
+
+def _staying(requests: Iterable[Request], batch: BatchBuilder) -> list[Request]:
+    """Return the requests that the step neither preempts nor rejects."""
+    return [request for request in requests if not batch.has_left(request)]
 
 
 def _merge(decodes: Sequence[Request], order: Order, pack: PromptPack) -> None:

@@ -8,6 +8,7 @@ import pytest
 from views import FLAT, R
 
 from slosched.core import (
+    NO_SLO,
     EndReason,
     LatencyModel,
     PromptOrder,
@@ -56,14 +57,42 @@ def test_a_step_at_leisure_does_not_show_how_fast_the_device_is() -> None:
     assert likely_after_slow_steps_s(is_at_leisure=False) > 0.05
 
 
-def likely_after_slow_steps_s(*, is_at_leisure: bool) -> float:
+def test_best_effort_that_is_left_over_shows_it_only_where_it_goes_by_arrival() -> None:
+    by_length_s = likely_after_slow_steps_s(PromptOrder.LENGTH, best_effort=True)
+    assert by_length_s == pytest.approx(0.01)
+    assert likely_after_slow_steps_s(best_effort=True) > 0.05
+
+
+def test_best_effort_goes_first_only_where_it_goes_by_arrival() -> None:
+    for order in (PromptOrder.LENGTH, PromptOrder.DEADLINE, PromptOrder.ARRIVAL):
+        quoter = Quoter(lambda order=order: order)  # type: ignore[misc]
+        begun = relegated("a", 1900)
+        quoter.add(quoter.expect(begun, FLAT))
+        quoter.note_step(0.0, FLAT, SchedulerOutput({"a": 100}), 0)
+        ahead_s = 0.095 if order is PromptOrder.ARRIVAL else 0.0
+        assert quoter.expect(waiting("b", 100), FLAT).ttft_s == pytest.approx(0.01 + ahead_s)
+
+
+def relegated(name: str, tokens: int) -> Request:
+    request = waiting(name, tokens)
+    request.asked_slo, request.slo = request.slo, NO_SLO
+    return request
+
+
+def likely_after_slow_steps_s(
+    order: PromptOrder = PromptOrder.ARRIVAL,
+    *,
+    is_at_leisure: bool = False,
+    best_effort: bool = False,
+) -> float:
     """Return what is expected of 100 tokens, 10 ms alone, after a hundred steps of a second.
 
     Each did a tenth of a second of prefills and left a prompt over.
     """
-    quoter = Quoter(lambda: PromptOrder.ARRIVAL)
+    quoter = Quoter(lambda: order)
     for i in range(100):
-        done, left = waiting(f"done {i}", 2000, arrival_s=i), waiting(f"left {i}", 2000)
+        done = waiting(f"done {i}", 2000, arrival_s=i)
+        left = (relegated if best_effort else waiting)(f"left {i}", 2000)
         for request in (done, left):
             quoter.add(quoter.expect(request, FLAT))
         plan = SchedulerOutput({done.request_id: 2000}, is_at_leisure=is_at_leisure)

@@ -16,6 +16,7 @@
 | `PromptPack` | adds prefill chunks until one has to be cut, to whole tiles |
 | `num_in_time`, `add_without_preempting` | serve only the decodes for which there is time |
 | `plan_turn` | a whole step in which chosen requests come first |
+| `have_room`, `make_way` | preempts what can wait for prompts that lack seats or KV blocks |
 | `serve_something` | runs a step although nothing can be in time |
 | `largest_that_fits` | finds the largest number that fits, by bisection |
 | `decodes_until_s`, `are_alone`, `all_in_time` | answers for a fast replay (`schedule_beside`) |
@@ -74,6 +75,8 @@ from slosched.policy.kit.drop import without_rejected as without_rejected
 from slosched.policy.kit.lengths import OutputLengths as OutputLengths
 from slosched.policy.kit.long_steps import LongSteps as LongSteps
 from slosched.policy.kit.long_steps import long_steps as long_steps
+from slosched.policy.kit.make_way import have_room as have_room
+from slosched.policy.kit.make_way import make_way as make_way
 from slosched.policy.kit.memory import tokens_at_leisure as tokens_at_leisure
 from slosched.policy.kit.memory import tokens_in_turn as tokens_in_turn
 from slosched.policy.kit.pace import Pace as Pace

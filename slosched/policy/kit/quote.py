@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ _NUM_ARRIVALS = 256
 """Number of latest arrivals that say which share of the device shorter prompts take."""
 _LEAST_WATCH_S = 1.0
 """Least time over which these arrivals are counted."""
+_FAR_S = 60.0
+"""Time from now after which a first token is due so late that its prompt goes behind all others."""
 _FIRST = -math.inf
 """The place of a prompt that goes before all that wait."""
 
@@ -117,7 +119,10 @@ class Quoter:
         """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
         work_s = prompt_s(request, model)
         place = self._place(request, work_s)
-        ahead_s = sum([p.work_s for p in self._prompts.copy().values() if p.place <= place])
+        prompts: Collection[Expected] = self._prompts.copy().values()
+        if self._presses(request, request.arrival_s):
+            prompts = self._that_press(prompts, request.arrival_s)
+        ahead_s = sum([p.work_s for p in prompts if p.place <= place])
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         overtaking = self._overtaking(work_s, request.arrival_s)
@@ -203,13 +208,27 @@ class Quoter:
                 done_s += left.work_s  # those behind it need not wait for it
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
-        is_full = bool(prompts) and not output.is_at_leisure
+        is_full = bool(self._that_press(prompts.values(), now_s)) and not output.is_at_leisure
         self._step = _Step(now_s, predicted_s, done_s, num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
 
     @property
     def _is_by_length(self) -> bool:
         return self._order() is PromptOrder.LENGTH
+
+    def _that_press(self, prompts: Collection[Expected], now_s: float) -> Collection[Expected]:
+        """Return the prompts that do not only get what others leave over.
+
+        Under a policy that serves by arrival that is all of them.
+        """
+        if self._order() is PromptOrder.ARRIVAL:
+            return prompts
+        return [each for each in prompts if self._presses(each.request, now_s)]
+
+    def _presses(self, request: Request, now_s: float) -> bool:
+        """Tell whether a prompt has a promise to keep that is not far off."""
+        far_s = now_s + _FAR_S
+        return not request.is_best_effort and request.arrival_s + request.slo.ttft_s < far_s
 
     def _place(self, request: Request, work_s: float) -> float:
         order = self._order()
@@ -268,8 +287,9 @@ class Quoter:
 
     def _learn_speed(self, step: _Step, now_s: float) -> None:
         # Without a prompt the device may have been idle since, or run decodes without asking.
-        took_s = now_s - step.start_s if self._prompts else step.predicted_s
-        if step.work_s or self._prompts:
+        presses = bool(self._that_press(self._prompts.values(), now_s))
+        took_s = now_s - step.start_s if presses else step.predicted_s
+        if step.work_s or presses:
             self._speed.observe(step.work_s, took_s, step.start_s - self._speed_seen_s)
             self._speed_seen_s = step.start_s + took_s
         if step.is_full:

@@ -1,0 +1,99 @@
+"""Requests whose tokens are not due for long make way for those that are due soon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from slosched.batch import BatchBuilder
+from slosched.core import Request, RequestStatus, SchedulerView
+
+_PATIENCE = 10.0
+"""A request makes way for one that is due in a tenth of the time that it has itself, if it can be
+computed anew in a tenth of that time, too."""
+
+
+def have_room(batch: BatchBuilder, view: SchedulerView, prompts: Iterable[Request]) -> bool:
+    """Tell whether there are seats and KV blocks for the prompts that may start in the step."""
+    starting, begun = _starting(prompts, view)
+    if not starting:
+        return True
+    num_blocks = sum([batch.blocks_missing_at_most(request) for request in starting])
+    num_blocks += batch.blocks_kept_free(starting[0])
+    return _fit(batch, num_blocks, len(starting), begun)
+
+
+def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Sequence[Request]) -> bool:
+    """Preempt requests that can wait where prompts that may start lack a seat or KV blocks.
+
+    `prompts` are sorted by deadline; as many may start as the step has tokens for.  Those that can
+    wait are best effort, or due much later; the youngest goes first.  If all of them would not
+    leave enough for a prompt, none is preempted for it.  Returns whether any was preempted.  Call
+    it before anything is added to the step.
+    """
+    if have_room(batch, view, prompts):
+        return False
+    starting, begun = _starting(prompts, view)
+    patient = [r for r in view.running if _can_wait(r, starting[0], view)]
+    num_blocks, num_seats = batch.blocks_kept_free(starting[0]), 0
+    for request in starting if patient else ():
+        if request.is_best_effort:
+            break
+        wanted = num_blocks + batch.blocks_missing_at_most(request), num_seats + 1
+        if _is_made(request, *wanted, batch, view, patient, begun):
+            num_blocks, num_seats = wanted
+    return bool(batch.preempted or batch.swapped_out)
+
+
+def _is_made(
+    request: Request,
+    num_blocks: int,
+    num_seats: int,
+    batch: BatchBuilder,
+    view: SchedulerView,
+    patient: Sequence[Request],
+    begun: Sequence[Request],
+) -> bool:
+    """Preempt what can wait for `request` until so much is free; return False if it never is."""
+    if _fit(batch, num_blocks, num_seats, begun):
+        return True
+    victims = [r for r in patient if not batch.has_left(r) and _can_wait(r, request, view)]
+    held = sum([view.kv.num_held_blocks(victim.request_id) for victim in victims])
+    held += batch.blocks_promised(victims)
+    if not _fit(batch, num_blocks - held, num_seats - len(victims), begun):
+        return False
+    while victims and not _fit(batch, num_blocks, num_seats, begun):
+        batch.preempt(victims.pop())
+    return _fit(batch, num_blocks, num_seats, begun)
+
+
+def _starting(
+    prompts: Iterable[Request], view: SchedulerView
+) -> tuple[list[Request], list[Request]]:
+    """Return the prompts for which the step has tokens to start them, and those that have begun."""
+    starting: list[Request] = []
+    begun: list[Request] = []
+    num_left = view.limits.max_num_batched_tokens
+    for request in prompts:
+        if request.status is RequestStatus.RUNNING:
+            begun.append(request)
+        elif num_left > 0:
+            starting.append(request)
+            num_left -= request.num_uncomputed_tokens
+    return starting, begun
+
+
+def _fit(batch: BatchBuilder, num_blocks: int, num_seats: int, begun: Iterable[Request]) -> bool:
+    """Tell whether so many blocks and seats are free, beside what `begun` prompts will need."""
+    if num_seats > batch.num_free_seqs:
+        return False
+    return num_blocks + batch.blocks_promised(begun) <= batch.num_free_blocks
+
+
+def _can_wait(running: Request, request: Request, view: SchedulerView) -> bool:
+    """Tell whether `running` may be computed anew after `request` has had its first token."""
+    if running.is_best_effort:
+        return True
+    slack_s = running.deadline_s - view.now_s
+    if slack_s < _PATIENCE * (request.deadline_s - view.now_s):
+        return False
+    return slack_s >= _PATIENCE * view.model.predict_prefill(running.num_tokens)

@@ -1,0 +1,121 @@
+"""Requests that can wait give up KV blocks and seats to requests that are due soon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+from views import R, decode, view_of
+
+from slosched.batch import BatchBuilder
+from slosched.core import NO_SLO, SLO, DeadlineRule, Limits, OnInfeasible, Request, fan_out
+from slosched.evaluate.comparison import kv_capacity_tokens
+from slosched.metrics import RequestRecord, is_good
+from slosched.perfmodel import load_model
+from slosched.policy.kit import make_way
+from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import (
+    SimulatedReplica,
+    SimulationConfig,
+    make_requests,
+    output_lengths,
+)
+from slosched.workload import Proportional, synthesize
+
+L40S = load_model("l40s/llama-3.1-8b")
+KV_TOKENS = kv_capacity_tokens(L40S) // 16 * 16
+AT_ONCE = SLO(0.001, 0.05)
+SERVE, RELEGATE = OnInfeasible.SERVE, OnInfeasible.RELEGATE
+
+
+def preempted_for(
+    prompts: Sequence[Request], running: Sequence[Request], **limits: int
+) -> set[str]:
+    """Return what makes way in a cache of 1,000 blocks of one token."""
+    view = view_of([*prompts, *running], num_blocks=1000, limits=Limits(**limits))
+    batch = BatchBuilder(view)
+    assert make_way(batch, view, list(prompts)) == bool(batch.preempted)
+    return set(batch.preempted)
+
+
+def best_effort(name: str, tokens: int) -> Request:
+    request = decode(name, tokens, slack_ms=50)
+    request.slo = NO_SLO
+    return request
+
+
+def test_best_effort_makes_way_the_youngest_first_and_no_more_than_is_needed() -> None:
+    old, young, kept = best_effort("old", 300), best_effort("young", 300), decode("kept", 390, 50)
+    assert preempted_for([R("p", 250, due_s=1.0).request()], [kept, old, young]) == {"young"}
+    assert preempted_for([R("p", 500, due_s=1.0).request()], [kept, old, young]) == {"old", "young"}
+
+
+def test_nothing_makes_way_in_vain() -> None:
+    running = [decode("kept", 600, slack_ms=50), best_effort("other", 300)]
+    assert not preempted_for([R("p", 500, due_s=1.0).request()], running)
+
+
+def test_nothing_makes_way_for_best_effort() -> None:
+    waiting = R("p", 500, due_s=1.0).request()
+    waiting.slo = NO_SLO
+    assert not preempted_for([waiting], [best_effort("other", 900)])
+
+
+def test_one_that_is_due_much_later_makes_way_and_one_that_is_due_a_little_later_does_not() -> None:
+    soon, later, much_later = (R(str(due_s), 500, due_s).request() for due_s in (1.0, 3.0, 30.0))
+    for request in (later, much_later):
+        request.num_computed_tokens = 400
+        request.status = type(request.status).RUNNING
+    assert not preempted_for([soon, later], [later, decode("kept", 400, slack_ms=50)])
+    assert preempted_for([soon, much_later], [much_later, decode("kept", 400, slack_ms=50)])
+
+
+def test_a_seat_is_given_up_as_well() -> None:
+    running = [best_effort("a", 10), decode("b", 10, slack_ms=50)]
+    assert preempted_for([R("p", 10, due_s=1.0).request()], running, max_num_seqs=2) == {"a"}
+
+
+def share_good(rate: float, odd: Request | None) -> float:
+    """Return how many of 120 conversations on an L40S are good beside an odd request."""
+    trace = synthesize("azure_conv", num_requests=120, rate=rate, seed=7)
+    trace = trace.with_slo(Proportional(L40S.predict_prefill, 2.0, 0.05, 1.0))
+    requests = make_requests(trace, KV_TOKENS)
+    lengths = output_lengths(trace, requests)
+    config = SimulationConfig(num_blocks=KV_TOKENS // 16)
+    every = list(requests)
+    if odd is not None:
+        every.append(odd)
+        members = [odd] if odd.group is None else odd.group.members
+        lengths |= {member.request_id: member.max_tokens for member in members}
+    replica = SimulatedReplica(make_policy("goodput+door"), L40S, config, lengths)
+    for request in sorted(every, key=lambda r: r.arrival_s):
+        replica.add(request)
+    replica.run()
+    assert odd is None or odd.status.is_ended
+    records = map(RequestRecord.from_request, requests)
+    return sum(is_good(each, DeadlineRule.MEAN_TPOT) for each in records) / len(requests)
+
+
+@cache
+def share_good_without(rate: float) -> float:
+    return share_good(rate, None)
+
+
+@pytest.mark.parametrize("rate", [0.7, 3.0])
+@pytest.mark.parametrize(
+    ("slo", "on_infeasible"),
+    [(AT_ONCE, SERVE), (AT_ONCE, RELEGATE), (NO_SLO, SERVE), (SLO(1e9, 1e9), SERVE)],
+)
+def test_a_prompt_as_long_as_the_kv_cache_costs_others_at_most_one_percent(
+    rate: float, slo: SLO, on_infeasible: OnInfeasible
+) -> None:
+    """It arrives early, and is in the way until it is done."""
+    odd = Request("odd", 5.0, KV_TOKENS - 16, 5, slo, on_infeasible=on_infeasible)
+    assert share_good(rate, odd) >= share_good_without(rate) - 0.01
+
+
+def test_an_answer_many_times_over_leaves_its_seats_to_others() -> None:
+    odd = Request("odd", 5.0, 500, 2000, NO_SLO)
+    fan_out(odd, 250)
+    assert share_good(3.0, odd) >= share_good_without(3.0) - 0.01
