@@ -42,7 +42,7 @@ from slosched.engine.server import (
     Tokenizer,
     build_app,
 )
-from slosched.engine.server.connection import ConnectionLimits
+from slosched.engine.server.clients import ConnectionLimits
 from slosched.engine.server.run import serve_in_thread
 from slosched.kv import Eviction, Known, KVCache, PrefixCaching
 from slosched.policy import FCFS

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from slosched.engine.server.connection import ConnectionLimits, raise_descriptor_limit
+from slosched.engine.server.clients import ConnectionLimits
+from slosched.engine.server.connection import raise_descriptor_limit
 from slosched.engine.server.log_limit import limit_log_lines
 from slosched.engine.server.run import (
     DrainingServer,

@@ -9,6 +9,7 @@ from views import FLAT, R
 
 from slosched.core import (
     NO_SLO,
+    SLO,
     EndReason,
     LatencyModel,
     PromptOrder,
@@ -71,6 +72,30 @@ def test_best_effort_goes_first_only_where_it_goes_by_arrival() -> None:
         quoter.note_step(0.0, FLAT, SchedulerOutput({"a": 100}), 0)
         ahead_s = 0.095 if order is PromptOrder.ARRIVAL else 0.0
         assert quoter.expect(waiting("b", 100), FLAT).ttft_s == pytest.approx(0.01 + ahead_s)
+
+
+class Crowded(Request):
+    """A request of which another one arrives whenever somebody looks at it."""
+
+    quoter: Quoter
+    num_arrived = 0
+
+    @property
+    def is_best_effort(self) -> bool:
+        Crowded.num_arrived += 1
+        request = waiting(f"late {self.num_arrived}", 100)
+        self.quoter.add(Quoter(lambda: PromptOrder.LENGTH).expect(request, FLAT))
+        return False
+
+
+def test_requests_may_arrive_while_a_step_is_noted() -> None:
+    quoter = Quoter(lambda: PromptOrder.LENGTH)
+    Crowded.quoter = quoter
+    for name in ("a", "b"):
+        quoter.add(quoter.expect(Crowded(name, 0.0, 100, 10, SLO(1.0, 0.05)), FLAT))
+    for i in range(3):
+        quoter.note_step(float(i), FLAT, SchedulerOutput({"a": 10}), 0)
+    assert quoter.expect(waiting("c", 100), FLAT).ttft_s > 0.01
 
 
 def relegated(name: str, tokens: int) -> Request:

@@ -1,9 +1,10 @@
-"""Connections that wait are served from both ends, so that a crowd holds up few who come later.
+"""Connections are accepted at once, and served as soon as something is said on them.
 
-To accept a connection takes some microseconds, to make it one of the event loop ten times as many.
-A thousand clients that connect at once keep the thousand-and-first waiting for a fifth of a second
-if they are served in the order in which they came.  If only the newest were served, those who came
-in between would wait for as long as others come.
+Those that have said something wait in two queues: requests without a body (GET), such as a probe of
+/health, and all others, which take longer.  Both are served in turns, and each from both ends, so
+that a crowd holds up few who come later.  A hundred requests for text that come at once would keep
+a probe waiting for a tenth of a second if they were served in the order in which they came.  If
+only the newest were served, those who came in between would wait for as long as others come.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 
+from slosched.engine.server.clients import Clients
+from slosched.engine.server.silent import SilentCrowd
+
 log = logging.getLogger(__name__)
 
 _ACCEPTED_AT_ONCE = 256
 """Connections that are taken out of the kernel's queue in a turn of the event loop."""
-_SERVED_AT_ONCE = 4
-"""Of those that wait, so many of the oldest and of the newest are served in a turn; the loop takes
-some turns until it hands them over, and only then others can be closed to make room."""
-_MOST_WAITING = 2048
+_WITHOUT_BODY = b"GET "
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ACCEPT_AGAIN_S = 0.1
 
@@ -37,11 +38,14 @@ class FromBothEnds:
         listener: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
+        clients: Clients,
     ) -> None:
         """Begin at once, in the running event loop; each connection gets a new `protocol`."""
         self._loop = asyncio.get_running_loop()
         self._listener, self._protocol, self._tls = listener, protocol, tls
-        self._waiting: deque[socket.socket] = deque()
+        self._silent = SilentCrowd(clients, self._queue, speaks_tls=tls is not None)
+        self._without_body: deque[socket.socket] = deque()
+        self._others: deque[socket.socket] = deque()
         self._connecting: set[asyncio.Task[None]] = set()
         self._is_due = self._is_closed = False
         self._listen()
@@ -49,43 +53,43 @@ class FromBothEnds:
     def close(self) -> None:
         """Accept no more, and close the connections that are not served yet."""
         self._is_closed = True
+        self._silent.close()
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
-        while self._waiting:
-            self._waiting.pop().close()
+        for connection in (*self._without_body, *self._others):
+            connection.close()
 
     def _listen(self) -> None:
         if not self._is_closed:
             self._loop.remove_reader(self._listener)  # asyncio's own, at first
-            self._loop.add_reader(self._listener, self._begin_turn)
+            self._loop.add_reader(self._listener, self._accept)
 
-    def _begin_turn(self) -> None:
+    def _queue(self, connection: socket.socket, word: bytes) -> None:
+        """Serve a connection on which something was said, in its turn."""
+        (self._without_body if word == _WITHOUT_BODY else self._others).append(connection)
         if not self._is_due:
-            self._turn()
-
-    def _turn(self) -> None:
-        """Accept what has come, and serve the oldest and the newest."""
-        self._is_due = False
-        if self._is_closed:
-            return
-        self._accept()
-        for connection in self._from_both_ends():
-            task = self._loop.create_task(self._serve(connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
-        if self._waiting:
             self._is_due = True
             self._loop.call_soon(self._turn)
 
-    def _from_both_ends(self) -> list[socket.socket]:
-        """Take out the oldest and the newest that wait, in the order in which they came."""
-        waiting = self._waiting
-        oldest = [waiting.popleft() for _ in range(min(_SERVED_AT_ONCE, len(waiting)))]
-        newest = [waiting.pop() for _ in range(min(_SERVED_AT_ONCE, len(waiting)))]
-        return oldest + newest[::-1]
+    def _turn(self) -> None:
+        """Serve the oldest and the newest of both queues."""
+        self._is_due = False
+        if self._is_closed:
+            return
+        for connection in (*_ends(self._without_body), *_ends(self._others)):
+            task = self._loop.create_task(self._serve(connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+        if self._has_waiting:
+            self._is_due = True
+            self._loop.call_soon(self._turn)
+
+    @property
+    def _has_waiting(self) -> bool:
+        return bool(self._without_body or self._others)
 
     def _accept(self) -> None:
-        for _ in range(min(_ACCEPTED_AT_ONCE, _MOST_WAITING - len(self._waiting))):
+        for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -93,14 +97,21 @@ class FromBothEnds:
             except OSError as error:
                 if error.errno not in _OUT_OF_RESOURCES:
                     raise
-                if not self._waiting:  # else those that are served now make room
+                if not self._has_waiting:  # else those that are served now make room
                     log.error("no connection can be accepted: %s", error.strerror)
                     self._loop.remove_reader(self._listener)
                     self._loop.call_later(_ACCEPT_AGAIN_S, self._listen)
                 return
             connection.setblocking(False)
-            self._waiting.append(connection)
+            self._silent.add(connection)
 
     async def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):  # the client is gone, or speaks no TLS
             await self._loop.connect_accepted_socket(self._protocol, connection, ssl=self._tls)
+
+
+def _ends(waiting: deque[socket.socket]) -> list[socket.socket]:
+    """Take out the oldest and the newest."""
+    oldest = [waiting.popleft()] if waiting else []
+    newest = [waiting.pop()] if waiting else []
+    return oldest + newest

@@ -17,8 +17,8 @@ from slosched.engine.server.values import Body, shown
 _MIN_BODY_BYTES = 2**20
 _MORE_VALUES = 2**17
 """How many more values a body may have than the model's context has tokens."""
-_LARGE_BYTES = 2**18
-"""From here on parsing takes so long that others get their turn before the body is handled."""
+_LARGE_BYTES = 2**16
+"""From here on bodies are parsed one after the other, and others get their turn in between."""
 _BODY_BYTES_PER_TOKEN = 32
 """Bytes that a request's body may have for each token of the model's context.  A token is about
 four bytes of text, and a token id takes eight; JSON may spell a character in up to twelve
@@ -35,6 +35,7 @@ class BodyReader:
         self._config = config
         self._adapters = adapters
         self._max_model_len = max_model_len
+        self._one_large = asyncio.Lock()
 
     @property
     def model_name(self) -> str:
@@ -48,9 +49,7 @@ class BodyReader:
         """
         try:
             content = await read_content(http, self._max_model_len, self._config.body_timeout_s)
-            if await exceeds_work(content, most := _MORE_VALUES + self._max_model_len):
-                raise too_many_values(most)
-            body = parse_json(content)
+            body = await self._parsed(content)
         except NotTextError as error:
             where = error.field or "the body"
             raise ApiError(400, f"{where} is not text: {error}", param=error.field) from error
@@ -61,9 +60,21 @@ class BodyReader:
         if (model := body.get("model")) is not None:
             self.check_model(model)
         check_fields(body, fields)
-        if len(content) > _LARGE_BYTES:
-            await asyncio.sleep(0)  # parsing took a while: others first
         return body
+
+    async def _parsed(self, content: bytearray) -> object:
+        if len(content) <= _LARGE_BYTES:
+            return await self._parsed_at_once(content)
+        async with self._one_large:
+            body = await self._parsed_at_once(content)
+            await asyncio.sleep(0)  # that took a while: others first
+        return body
+
+    async def _parsed_at_once(self, content: bytearray) -> object:
+        """Return what the JSON says; raise ApiError (400) if parsing it would take too long."""
+        if await exceeds_work(content, most := _MORE_VALUES + self._max_model_len):
+            raise too_many_values(most)
+        return parse_json(content)
 
     def check_model(self, model: object) -> None:
         """Raise ApiError (404) if this is neither the served model nor one of its adapters."""

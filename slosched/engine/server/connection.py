@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from dataclasses import dataclass
 from typing import Any, cast
 
 import h11
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from slosched.engine.server.clients import (
+    MOST_CONNECTIONS,
+    Clients,
+    no_request,
+    on_the_wire,
+    too_many,
+)
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.joined_writes import JoinedWrites
 
@@ -19,7 +25,6 @@ _MOST_DESCRIPTORS = 65_536
 """As many descriptors the process asks the system for."""
 _SPARE_DESCRIPTORS = 64
 """Descriptors for files, and for connections that are accepted before others are closed."""
-_MOST_CONNECTIONS = 10_000
 _PROBES_AFTER_S = (0.05, 1.0)
 """When to look for the first time, and then again and again, whether a client is still there."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -33,8 +38,8 @@ def raise_descriptor_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
     if soft == resource.RLIM_INFINITY:
-        return _MOST_CONNECTIONS
-    return max(1, min(_MOST_CONNECTIONS, soft - _num_open_files() - _SPARE_DESCRIPTORS))
+        return MOST_CONNECTIONS
+    return max(1, min(MOST_CONNECTIONS, soft - _num_open_files() - _SPARE_DESCRIPTORS))
 
 
 def _num_open_files() -> int:
@@ -42,17 +47,6 @@ def _num_open_files() -> int:
         return len(os.listdir("/dev/fd"))
     except OSError:
         return _SPARE_DESCRIPTORS
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """What clients may take of a server apart from its device."""
-
-    max_connections: int = _MOST_CONNECTIONS
-    headers_timeout_s: float = 10.0
-    """How long a client may take to send the headers of a request."""
-    write_timeout_s: float = 60.0
-    """How long a client may leave an answer unread, once the buffers between it and us are full."""
 
 
 class Connection(H11Protocol):
@@ -64,24 +58,17 @@ class Connection(H11Protocol):
     request is closed with a 503; if all have requests, a new request gets the 503.
     """
 
-    def __init__(
-        self, *args: Any, limits: ConnectionLimits, idle: dict[Connection, None], **options: Any
-    ) -> None:
-        """`idle` are the server's connections without a request, in the order of their waiting."""
+    def __init__(self, *args: Any, clients: Clients, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._limits = limits
-        self._idle = idle
+        self._clients = clients
+        clients.connected = self.connections
         self._headers_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast("asyncio.Transport", JoinedWrites(transport, self.loop)))
-        if len(self.connections) > self._limits.max_connections:
-            longest = next(iter(self._idle), None)
-            if longest is None:
-                self.app = _answer_too_many
-            else:
-                longest.answer_and_close(_too_many())
+        if not self._clients.make_room(0):
+            self.app = _answer_too_many
         self._watch_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,7 +96,9 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(self._limits.write_timeout_s, self.transport.abort)
+        self._write_timer = self.loop.call_later(
+            self._clients.limits.write_timeout_s, self.transport.abort
+        )
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -126,14 +115,7 @@ class Connection(H11Protocol):
         if self.transport.is_closing():
             return
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            error.closes = True
-            response = error.response()
-            for event in (
-                h11.Response(status_code=error.status, headers=response.raw_headers),
-                h11.Data(data=bytes(response.body)),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(event) or b"")
+            self.transport.write(on_the_wire(error, self.conn))
         self._forget_timers()
         self.transport.close()
 
@@ -146,13 +128,13 @@ class Connection(H11Protocol):
         if self._has_request or self.transport.is_closing():
             self._forget_headers_timer()
         elif self._headers_timer is None:
-            self._idle[self] = None
-            after_s = self._limits.headers_timeout_s
-            late = ApiError(408, f"no request came within {after_s:g} s", code="request_timeout")
+            self._clients.idle[self] = None
+            after_s = self._clients.limits.headers_timeout_s
+            late = no_request(after_s)
             self._headers_timer = self.loop.call_later(after_s, self.answer_and_close, late)
 
     def _forget_headers_timer(self) -> None:
-        self._idle.pop(self, None)
+        self._clients.idle.pop(self, None)
         if self._headers_timer is not None:
             self._headers_timer.cancel()
             self._headers_timer = None
@@ -174,16 +156,7 @@ class Connection(H11Protocol):
             self.loop.call_later(after_s, self._probe, then_after_s, then_after_s)
 
 
-def _too_many() -> ApiError:
-    return ApiError(
-        503,
-        "the server has too many connections; come again, or use fewer",
-        kind="service_unavailable",
-        code="too_many_connections",
-        retry_after_s=1.0,
-        closes=True,
-    )
-
-
 async def _answer_too_many(scope: Scope, receive: Receive, send: Send) -> None:
-    await _too_many().response()(scope, receive, send)
+    error = too_many()
+    error.closes = True
+    await error.response()(scope, receive, send)

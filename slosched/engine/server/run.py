@@ -21,11 +21,8 @@ from starlette.types import ASGIApp
 
 from slosched.core import SloschedError
 from slosched.engine.server.accepting import FromBothEnds
-from slosched.engine.server.connection import (
-    Connection,
-    ConnectionLimits,
-    raise_descriptor_limit,
-)
+from slosched.engine.server.clients import Clients, ConnectionLimits
+from slosched.engine.server.connection import Connection, raise_descriptor_limit
 from slosched.engine.server.event_loop import TimedLoop
 from slosched.engine.server.log_limit import limit_log_lines
 from slosched.engine.server.throughput_log import ThroughputLog
@@ -81,8 +78,11 @@ class DrainingServer(uvicorn.Server):
     running requests are answered with an error.  A third does not wait for those answers, either.
     """
 
-    def __init__(self, config: uvicorn.Config, worker: Drains, drain_timeout_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, worker: Drains, drain_timeout_s: float, clients: Clients
+    ) -> None:
         super().__init__(config)
+        self._clients = clients
         self._worker = worker
         self._drain_timeout_s = drain_timeout_s
         self.drain_requested = False
@@ -93,7 +93,8 @@ class DrainingServer(uvicorn.Server):
         protocol_class: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         state, app_state = self.server_state, self.lifespan.state
         new = partial(protocol_class, config=self.config, server_state=state, app_state=app_state)
-        self._accepting = [FromBothEnds(each, new, self.config.ssl) for each in sockets or ()]
+        tls = self.config.ssl
+        self._accepting = [FromBothEnds(each, new, tls, self._clients) for each in sockets or ()]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for accepting in self._accepting:
@@ -232,9 +233,10 @@ def make_server(
     log_level: str = "warning",
 ) -> DrainingServer:
     """Return a server with limits on its connections; `run_server` runs it."""
+    clients = Clients(limits)
     config = uvicorn.Config(
         app,
-        http=partial(Connection, limits=limits, idle={}),  # type: ignore[arg-type]  # only called
+        http=partial(Connection, clients=clients),  # type: ignore[arg-type]  # only called
         ws="none",
         backlog=_BACKLOG,
         log_level=log_level,
@@ -245,7 +247,7 @@ def make_server(
         ssl_certfile=None if tls is None else tls.certfile,
         ssl_keyfile=None if tls is None else tls.keyfile,
     )
-    return DrainingServer(config, worker, drain_timeout_s)
+    return DrainingServer(config, worker, drain_timeout_s, clients)
 
 
 def check_can_listen(host: str, port: int) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from slosched.batch import BatchBuilder
 from slosched.core import Request, RequestStatus, SchedulerView
 
-_PATIENCE = 10.0
-"""A request makes way for one that is due in a tenth of the time that it has itself, if it can be
-computed anew in a tenth of that time, too."""
+FAR_S = 60.0
+"""Time from now after which a token is due so late that its request goes behind all others."""
+_PATIENCE = 2.0
+"""How much longer than to compute it anew a request must have, so that it can make way."""
 
 
 def have_room(batch: BatchBuilder, view: SchedulerView, prompts: Iterable[Request]) -> bool:
@@ -26,26 +27,25 @@ def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Sequence[Request
     """Preempt requests that can wait where prompts that may start lack a seat or KV blocks.
 
     `prompts` are sorted by deadline; as many may start as the step has tokens for.  Those that can
-    wait are best effort, or due much later; the youngest goes first.  If all of them would not
-    leave enough for a prompt, none is preempted for it.  Returns whether any was preempted.  Call
-    it before anything is added to the step.
+    wait are best effort, or due in more than a minute; the youngest goes first.  If all of them
+    would not leave enough for a prompt, none is preempted for it.  Returns whether any was
+    preempted.  Call it before anything is added to the step.
     """
     if have_room(batch, view, prompts):
         return False
     starting, begun = _starting(prompts, view)
-    patient = [r for r in view.running if _can_wait(r, starting[0], view)]
+    patient = [request for request in view.running if _can_wait(request, view)]
     num_blocks, num_seats = batch.blocks_kept_free(starting[0]), 0
     for request in starting if patient else ():
-        if request.is_best_effort:
+        if _can_wait(request, view):
             break
         wanted = num_blocks + batch.blocks_missing_at_most(request), num_seats + 1
-        if _is_made(request, *wanted, batch, view, patient, begun):
+        if _is_made(*wanted, batch, view, patient, begun):
             num_blocks, num_seats = wanted
     return bool(batch.preempted or batch.swapped_out)
 
 
 def _is_made(
-    request: Request,
     num_blocks: int,
     num_seats: int,
     batch: BatchBuilder,
@@ -53,10 +53,10 @@ def _is_made(
     patient: Sequence[Request],
     begun: Sequence[Request],
 ) -> bool:
-    """Preempt what can wait for `request` until so much is free; return False if it never is."""
+    """Preempt what can wait until so much is free; return False if it never is."""
     if _fit(batch, num_blocks, num_seats, begun):
         return True
-    victims = [r for r in patient if not batch.has_left(r) and _can_wait(r, request, view)]
+    victims = [request for request in patient if not batch.has_left(request)]
     held = sum([view.kv.num_held_blocks(victim.request_id) for victim in victims])
     held += batch.blocks_promised(victims)
     if not _fit(batch, num_blocks - held, num_seats - len(victims), begun):
@@ -89,11 +89,11 @@ def _fit(batch: BatchBuilder, num_blocks: int, num_seats: int, begun: Iterable[R
     return num_blocks + batch.blocks_promised(begun) <= batch.num_free_blocks
 
 
-def _can_wait(running: Request, request: Request, view: SchedulerView) -> bool:
-    """Tell whether `running` may be computed anew after `request` has had its first token."""
-    if running.is_best_effort:
+def _can_wait(request: Request, view: SchedulerView) -> bool:
+    """Tell whether a request may be computed anew later without breaking a promise."""
+    if request.is_best_effort:
         return True
-    slack_s = running.deadline_s - view.now_s
-    if slack_s < _PATIENCE * (request.deadline_s - view.now_s):
+    slack_s = request.deadline_s - view.now_s
+    if slack_s < FAR_S:
         return False
-    return slack_s >= _PATIENCE * view.model.predict_prefill(running.num_tokens)
+    return slack_s > _PATIENCE * view.model.predict_prefill(request.num_tokens)

@@ -17,6 +17,7 @@ from slosched.core import (
     SchedulerOutput,
 )
 from slosched.policy.kit.chance import Prospects
+from slosched.policy.kit.make_way import FAR_S
 from slosched.policy.kit.speed import Speed
 from slosched.policy.kit.spread import Factors, Spread
 
@@ -24,8 +25,6 @@ _NUM_ARRIVALS = 256
 """Number of latest arrivals that say which share of the device shorter prompts take."""
 _LEAST_WATCH_S = 1.0
 """Least time over which these arrivals are counted."""
-_FAR_S = 60.0
-"""Time from now after which a first token is due so late that its prompt goes behind all others."""
 _FIRST = -math.inf
 """The place of a prompt that goes before all that wait."""
 
@@ -119,10 +118,9 @@ class Quoter:
         """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
         work_s = prompt_s(request, model)
         place = self._place(request, work_s)
-        prompts: Collection[Expected] = self._prompts.copy().values()
-        if self._presses(request, request.arrival_s):
-            prompts = self._that_press(prompts, request.arrival_s)
-        ahead_s = sum([p.work_s for p in prompts if p.place <= place])
+        is_pressing = self._presses(request, request.arrival_s)
+        others = self._that_press(request.arrival_s) if is_pressing else self._unfinished()
+        ahead_s = sum([p.work_s for p in others if p.place <= place])
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         overtaking = self._overtaking(work_s, request.arrival_s)
@@ -208,7 +206,7 @@ class Quoter:
                 done_s += left.work_s  # those behind it need not wait for it
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
-        is_full = bool(self._that_press(prompts.values(), now_s)) and not output.is_at_leisure
+        is_full = bool(self._that_press(now_s)) and not output.is_at_leisure
         self._step = _Step(now_s, predicted_s, done_s, num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
 
@@ -216,18 +214,23 @@ class Quoter:
     def _is_by_length(self) -> bool:
         return self._order() is PromptOrder.LENGTH
 
-    def _that_press(self, prompts: Collection[Expected], now_s: float) -> Collection[Expected]:
+    def _unfinished(self) -> Collection[Expected]:
+        """Return the prompts that wait or have begun; another thread may add some meanwhile."""
+        return self._prompts.copy().values()
+
+    def _that_press(self, now_s: float) -> Collection[Expected]:
         """Return the prompts that do not only get what others leave over.
 
         Under a policy that serves by arrival that is all of them.
         """
+        prompts = self._unfinished()
         if self._order() is PromptOrder.ARRIVAL:
             return prompts
         return [each for each in prompts if self._presses(each.request, now_s)]
 
     def _presses(self, request: Request, now_s: float) -> bool:
         """Tell whether a prompt has a promise to keep that is not far off."""
-        far_s = now_s + _FAR_S
+        far_s = now_s + FAR_S
         return not request.is_best_effort and request.arrival_s + request.slo.ttft_s < far_s
 
     def _place(self, request: Request, work_s: float) -> float:
@@ -287,7 +290,7 @@ class Quoter:
 
     def _learn_speed(self, step: _Step, now_s: float) -> None:
         # Without a prompt the device may have been idle since, or run decodes without asking.
-        presses = bool(self._that_press(self._prompts.values(), now_s))
+        presses = bool(self._that_press(now_s))
         took_s = now_s - step.start_s if presses else step.predicted_s
         if step.work_s or presses:
             self._speed.observe(step.work_s, took_s, step.start_s - self._speed_seen_s)

@@ -1,4 +1,4 @@
-"""The order in which connections are served that have waited for the event loop."""
+"""Which connections are served, and in what order if they have waited for the event loop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 from contextlib import ExitStack
 
 from slosched.engine.server.accepting import FromBothEnds
+from slosched.engine.server.clients import Clients, ConnectionLimits
 
 NUM_CLIENTS = 40
 
@@ -30,7 +31,9 @@ async def served_in_order(listener: socket.socket) -> list[int]:
     ports: list[int] = []
     done = asyncio.Event()
     listener.setblocking(False)
-    accepting = FromBothEnds(listener, lambda: Noting(ports, done), None)
+    accepting = FromBothEnds(
+        listener, lambda: Noting(ports, done), None, Clients(ConnectionLimits())
+    )
     await asyncio.wait_for(done.wait(), 20)
     accepting.close()
     return ports
@@ -40,17 +43,52 @@ def test_who_comes_last_does_not_wait_for_a_crowd() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=100) as listener, ExitStack() as stack:
         address = listener.getsockname()
         crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(NUM_CLIENTS)]
+        for client in crowd:
+            client.sendall(b"x")
         came = [client.getsockname()[1] for client in crowd]
         served = asyncio.run(served_in_order(listener))
-    assert served[:8] == came[:4] + came[-4:]
+    assert served[:4] == [came[0], came[-1], came[1], came[-2]]
     assert sorted(served) == sorted(came)
+
+
+def test_a_request_without_a_body_does_not_wait_for_those_with_one() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener, ExitStack() as stack:
+        address = listener.getsockname()
+        crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(NUM_CLIENTS)]
+        for i, client in enumerate(crowd):
+            client.sendall(b"GET /health" if i == NUM_CLIENTS // 2 else b"POST /v1/completions")
+        came = [client.getsockname()[1] for client in crowd]
+        served = asyncio.run(served_in_order(listener))
+    assert served[0] == came[NUM_CLIENTS // 2]
+
+
+def test_no_protocol_is_made_for_who_says_nothing() -> None:
+    """Of many that connect, one says something, and one closes its side without a word."""
+
+    async def made(listener: socket.socket) -> tuple[list[int], int]:
+        clients, ports = Clients(ConnectionLimits()), list[int]()
+        listener.setblocking(False)
+        accepting = FromBothEnds(listener, lambda: Noting(ports, asyncio.Event()), None, clients)
+        while not ports or clients.num_silent != NUM_CLIENTS - 2:
+            await asyncio.sleep(0.001)
+        accepting.close()
+        return ports, clients.num_silent
+
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener, ExitStack() as stack:
+        address = listener.getsockname()
+        crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(NUM_CLIENTS)]
+        crowd[3].shutdown(socket.SHUT_WR)
+        crowd[7].sendall(b"x")
+        ports, num_silent = asyncio.run(asyncio.wait_for(made(listener), 20))
+        assert ports == [crowd[7].getsockname()[1]]
+    assert num_silent == 0
 
 
 def test_those_that_still_wait_are_closed_at_the_end() -> None:
     async def close_at_once(listener: socket.socket) -> None:
         listener.setblocking(False)
-        accepting = FromBothEnds(listener, asyncio.Protocol, None)
-        await asyncio.sleep(0)  # a turn, in which all are accepted and eight are served
+        accepting = FromBothEnds(listener, asyncio.Protocol, None, Clients(ConnectionLimits()))
+        await asyncio.sleep(0)  # a turn, in which all are accepted
         await asyncio.sleep(0)
         accepting.close()
 

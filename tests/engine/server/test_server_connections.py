@@ -16,7 +16,7 @@ import pytest
 from live_server import Live, live, server_process
 
 from slosched.core import EndReason
-from slosched.engine.server.connection import ConnectionLimits
+from slosched.engine.server.clients import ConnectionLimits
 from slosched.engine.server.log_limit import OncePerSecond
 
 COMPLETION = json.dumps({"prompt": "abc", "max_tokens": 5}).encode()

@@ -1,0 +1,123 @@
+"""Connections on which nothing has been said yet, which cost next to nothing until something is.
+
+A protocol of the event loop takes ten times as long to make as a connection takes to be accepted.
+So thousands that connect and say nothing do not keep those waiting that have a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import h11
+
+from slosched.engine.server.clients import Clients, no_request, on_the_wire
+from slosched.engine.server.errors import ApiError
+
+_WORD_BYTES = 4
+_HEARD_AT_ONCE = 256
+"""Connections that are looked at in a turn of the event loop."""
+
+
+class Silent:
+    """A connection on which its client has sent nothing."""
+
+    __slots__ = ("_crowd", "since_s", "socket")
+
+    def __init__(self, connection: socket.socket, since_s: float, crowd: SilentCrowd) -> None:
+        self.socket, self.since_s = connection, since_s
+        self._crowd = crowd
+
+    def answer_and_close(self, error: ApiError) -> None:
+        """Send an error, unless the client expects to begin with TLS, and close the connection."""
+        self._crowd.leave(self)
+        with suppress(OSError):
+            if not self._crowd.speaks_tls:
+                self.socket.send(on_the_wire(error, h11.Connection(h11.SERVER)))
+        self.socket.close()
+
+
+class SilentCrowd:
+    """Waits for the first word of each connection, for as long as headers may take."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        on_word: Callable[[socket.socket, bytes], None],
+        *,
+        speaks_tls: bool,
+    ) -> None:
+        """Begin in the running event loop; `on_word` gets each connection with its first bytes.
+
+        The bytes are still to be read from the connection.
+        """
+        self.speaks_tls = speaks_tls
+        self._clients, self._on_word = clients, on_word
+        self._loop = asyncio.get_running_loop()
+        self._selector = selectors.DefaultSelector()
+        self._silent: dict[Silent, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._selector, self._listen)
+
+    def add(self, connection: socket.socket) -> None:
+        """Wait for what is said on a new connection; make room for it if there are too many."""
+        self._clients.make_room(1)
+        silent = Silent(connection, self._loop.time(), self)
+        self._selector.register(connection, selectors.EVENT_READ, silent)
+        self._silent[silent] = self._clients.idle[silent] = None
+        self._clients.num_silent += 1
+        if self._timer is None:
+            self._await_limit(silent)
+
+    def leave(self, silent: Silent) -> None:
+        """Forget a connection, which goes on elsewhere or is closed."""
+        self._selector.unregister(silent.socket)
+        self._clients.idle.pop(silent, None)
+        self._clients.num_silent -= 1
+        del self._silent[silent]
+
+    def close(self) -> None:
+        """Close all connections on which nothing has been said."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for silent in tuple(self._silent):
+            self.leave(silent)
+            silent.socket.close()
+        self._loop.remove_reader(self._selector)
+        self._selector.close()
+
+    def _listen(self) -> None:
+        for key, _ in self._selector.select(0)[:_HEARD_AT_ONCE]:
+            silent: Silent = key.data
+            self.leave(silent)
+            word = _first_bytes(silent.socket)
+            if word:
+                self._on_word(silent.socket, word)
+            else:
+                silent.socket.close()
+
+    def _await_limit(self, oldest: Silent) -> None:
+        due_s = oldest.since_s + self._clients.limits.headers_timeout_s
+        self._timer = self._loop.call_at(due_s, self._end_late)
+
+    def _end_late(self) -> None:
+        """Answer those that have said nothing for too long, and wait for the next of them."""
+        self._timer = None
+        limit_s = self._clients.limits.headers_timeout_s
+        while self._silent:
+            oldest = next(iter(self._silent))
+            if oldest.since_s + limit_s > self._loop.time():
+                self._await_limit(oldest)
+                return
+            oldest.answer_and_close(no_request(limit_s))
+
+
+def _first_bytes(connection: socket.socket) -> bytes:
+    """Return the first bytes of what is said, and leave them; none if the client has gone."""
+    try:
+        return connection.recv(_WORD_BYTES, socket.MSG_PEEK)
+    except OSError:
+        return b""
