@@ -1,6 +1,6 @@
 """Connections on which nothing has been said yet, which cost next to nothing until something is.
 
-A protocol of the event loop takes ten times as long to make as a connection takes to be accepted.
+A protocol of the event loop takes several times as long to make as a connection takes to accept.
 So thousands that connect and say nothing do not keep those waiting that have a request.
 """
 
