@@ -69,7 +69,7 @@ VARIANTS: dict[str, Callable[[], Policy]] = {
             "sarathi:token_budget=24+early_rejection:prior_decode_s=0.05",
             "edf+past_future:prior_output_tokens=8",
             "edf+door",
-            "goodput+door:level=0.5",
+            "goodput+door:most_late=0.02",
             "slo_aware+past_future:prior_output_tokens=4,reserve=0.2+early_rejection:max_load=0.8",
         )
     },

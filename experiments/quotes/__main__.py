@@ -32,7 +32,8 @@ _POLICY = "goodput"
 _BY_ARRIVAL = "sarathi:drop=infeasible"
 _DROPPING = (_BY_ARRIVAL, "edf:drop=infeasible", _POLICY)
 _LOADS = (0.8, 1.0, 1.3, 2.0)
-_LEVELS = (0.3, 0.5)
+_LEVELS = ((0.3, 1.0), (0.5, 1.0), (Door.level, 0.02))
+"""Values of `level` and `most_late`."""
 _NUM_REQUESTS = 1500
 _SEED = 7
 _SEEDS = (101, 102, 103)
@@ -88,12 +89,13 @@ def refusal_rows() -> Iterator[str]:
 
 def level_rows() -> Iterator[str]:
     yield (
-        "| level | cell | good, of those by waiting | rejected | within 20 ms | within 100 ms "
-        "| would have been in time | in time of those let in |"
+        "| level, most_late | cell | good, of those by waiting | rejected | within 20 ms "
+        "| within 100 ms | would have been in time | in time of those let in |"
     )
     yield "|---|---|---|---|---|---|---|---|"
-    for cell, level in product((*CELLS, *HELD_OUT), _LEVELS):
-        yield f"| {level:g} | {cell} | {refusals(cell, _POLICY, 3.0, level)}"
+    for cell, (level, most_late) in product((*CELLS, *HELD_OUT), _LEVELS):
+        found = refusals(cell, _POLICY, 3.0, level, most_late)
+        yield f"| {level:g}, {most_late:g} | {cell} | {found}"
 
 
 @cache
@@ -101,14 +103,16 @@ def num_good_by_waiting(cell: Cell, spec: str, load: float) -> int:
     return sum(good(cell.play(make_policy(spec), load, _NUM_REQUESTS, seed)) for seed in _SEEDS)
 
 
-def refusals(cell: Cell, spec: str, load: float, level: float = Door.level) -> str:
+def refusals(
+    cell: Cell, spec: str, load: float, level: float = Door.level, most_late: float = 1.0
+) -> str:
     num_waited = num_good_by_waiting(cell, spec, load)
     num_good = num_let_in = num_rejected = 0
     soon: list[bool] = []
     at_once: list[bool] = []
     tries: list[bool] = []
     for seed in _SEEDS:
-        door = LettingIn(make_policy(spec), level=level)
+        door = LettingIn(make_policy(spec), level=level, most_late=most_late)
         requests = cell.play(door, load, _NUM_REQUESTS, seed)
         tried = [r for r in requests if r.request_id in door.promised]
         served = [r for r in requests if r.request_id not in door.promised]
@@ -185,7 +189,7 @@ _SECTIONS = {
     ),
     "refusals": ("## Refused on arrival (`+door`)", refusal_rows),
     "levels": (
-        "## Around `goodput`, with other values of `level`, at a load of 3",
+        "## Around `goodput`, with other values of `level` and `most_late`, at a load of 3",
         level_rows,
     ),
     "otherwise": (

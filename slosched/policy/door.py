@@ -22,6 +22,7 @@ from slosched.core import (
 from slosched.policy.kit.checks import check_share
 from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s, prompt_s
 from slosched.policy.kit.returns import Returns
+from slosched.policy.kit.strictness import Strictness
 from slosched.policy.kit.wrapper import Gate, Wrapper
 
 _MAX_JUDGED = 32
@@ -44,8 +45,8 @@ class Door(Wrapper, Doorkeeper):
 
     1. A TTFT below the time of its own prefill alone on the device, or a TPOT below a step of its
        second token alone, cannot be kept: it is refused as `unkeepable`.
-    2. The chance that its first token comes in time is less than `level`: it is refused as
-       `overload`, and told when to come again.
+    2. The chance that its first token comes in time is less than `level`, or than what `most_late`
+       has made of it: it is refused as `overload`, and told when to come again.
     3. All others wait, and the inner policy decides about them, and may still reject them.
 
     Source: ours.  Early rejection as such is Mooncake's (arXiv 2407.00079; `early_rejection`).
@@ -55,15 +56,21 @@ class Door(Wrapper, Doorkeeper):
     level: float = tunable(0.2, 0.05, 0.5)
     """Least chance to be in time that a request must have.  At 0.2 it is refused if it is expected
     that more than four of five like it would be late."""
+    most_late: float = 1.0
+    """Share of those let in that may be late or rejected later.  While it is more, the least chance
+    is above `level`, up to 0.5.  At 1 it is always `level`."""
 
     def __post_init__(self) -> None:
         check_share(level=self.level)
+        if not 0 < self.most_late <= 1:
+            raise ValueError(f"most_late must be in (0, 1], not {self.most_late}")
         self.reset()
 
     def reset(self) -> None:
         super().reset()
         self._quoter = Quoter(lambda: self.prompt_order)
         self._returns = Returns()
+        self._strictness = Strictness(self.level, self.most_late)
         self._refused: dict[str, Refusal] = {}
         """The requests that the step being planned refuses."""
         self.refusals: Mapping[str, Refusal] = {}
@@ -98,6 +105,7 @@ class Door(Wrapper, Doorkeeper):
         refusal = None if is_welcome else self._refusal(expected, model)
         if refusal is None or is_kept:
             self._quoter.add(expected)
+            self._strictness.let_in(request)
         elif refusal.reason is EndReason.OVERLOAD:
             self._quoter.turn_away(expected)
             return refusal._replace(retry_after_s=self._returns.wait_s(expected))
@@ -124,6 +132,7 @@ class Door(Wrapper, Doorkeeper):
         """Judge the requests that were not judged on arrival."""
         quoter, model = self._quoter, view.model
         quoter.look()
+        self._strictness.look()
         for request in takewhile(_is_preempted, view.waiting):
             if not quoter.knows(request):
                 quoter.add_again(request, model)
@@ -150,7 +159,7 @@ class Door(Wrapper, Doorkeeper):
             return Refusal(unkeepable, "TTFT", alone_s, slo.ttft_s, None)
         if request.max_tokens > 1 and (step_s := decode_s(request, model)) > slo.tpot_s:
             return Refusal(unkeepable, "TPOT", step_s, slo.tpot_s, None)
-        if self.refuse is not Refuse.LATE or expected.in_time >= self.level:
+        if self.refuse is not Refuse.LATE or expected.in_time >= self._strictness.least_chance:
             return None
         return Refusal(EndReason.OVERLOAD, "TTFT", expected.likely_s, slo.ttft_s, None)
 

@@ -8,7 +8,7 @@ from views import FLAT, R, view_of
 
 from slosched.core import NO_SLO, DeadlineRule, EndReason, OnInfeasible, Request, RequestStatus
 from slosched.evaluate.comparison import kv_capacity_tokens
-from slosched.metrics import RequestRecord, summarize
+from slosched.metrics import RequestRecord, is_good, summarize
 from slosched.perfmodel import load_model
 from slosched.policy import EDF, FCFS, Door
 from slosched.policy.door import Refuse
@@ -81,13 +81,13 @@ def test_what_would_come_late_behind_the_others_is_refused_with_what_is_expected
 
 
 def test_refused_clients_come_again_one_after_the_other() -> None:
-    """Each takes 10 ms, and they get 15 % of the device; the overload began with the first."""
+    """Each takes 10 ms, and they get 10 % of the device; the overload began with the first."""
     replica = scheduler()
     for i in range(10):
         replica.add_request(arrived(f"first{i}"))
     refusals = [replica.judge(arrived(f"late{i}", ttft_s=0.05)) for i in range(3)]
     waits_s = [refusal.retry_after_s for refusal in refusals if refusal is not None]
-    assert waits_s == pytest.approx([5.0, 5 + 0.01 / 0.15, 5 + 0.02 / 0.15])
+    assert waits_s == pytest.approx([5.0, 5 + 0.01 / 0.1, 5 + 0.02 / 0.1])
 
 
 def test_where_none_is_judged_on_arrival_they_are_in_the_next_step() -> None:
@@ -118,10 +118,12 @@ def test_a_level_has_to_be_a_share(level: str) -> None:
         make_policy(f"edf+door:level={level}")
 
 
-def replayed(spec: str) -> list[RequestRecord]:
-    """Return the records of three times the requests that an H100 can serve in time."""
-    model = load_model("h100/llama-3.1-8b")
-    trace = synthesize("azure_conv", num_requests=400, rate=60, seed=5)
+def replayed(
+    spec: str, device: str = "h100", rate: float = 60.0, num_requests: int = 400
+) -> list[RequestRecord]:
+    """Return the records of three times the requests that the device can serve in time."""
+    model = load_model(f"{device}/llama-3.1-8b")
+    trace = synthesize("azure_conv", num_requests=num_requests, rate=rate, seed=5)
     trace = trace.with_slo(Proportional(model.predict_prefill, 2.0, 0.05, 1.0))
     config = SimulationConfig(
         num_blocks=kv_capacity_tokens(model) // 16,
@@ -146,6 +148,21 @@ def test_most_of_those_rejected_know_at_once_and_nearly_as_many_are_good() -> No
         summarize(rs, DeadlineRule.MEAN_TPOT).num_good for rs in (at_door, waited)
     )
     assert num_good >= 0.95 * num_good_waiting
+
+
+def test_with_a_limit_on_late_ones_fewer_of_those_let_in_are_late() -> None:
+    def num_late(spec: str) -> int:
+        records = replayed(spec, "l40s", 12.0, 600)
+        let_in = [r for r in records if r.end_reason is not EndReason.OVERLOAD]
+        return sum(not is_good(r, DeadlineRule.MEAN_TPOT) for r in let_in)
+
+    assert num_late("goodput+door:most_late=0.02") < 0.7 * num_late("goodput+door")
+
+
+@pytest.mark.parametrize("most_late", ["0", "-0.1", "1.5"])
+def test_a_limit_on_late_ones_has_to_be_a_share(most_late: str) -> None:
+    with pytest.raises(PolicySpecError, match="most_late must be in"):
+        make_policy(f"edf+door:most_late={most_late}")
 
 
 def test_a_device_that_was_stuck_and_is_well_again_gets_requests_again() -> None:

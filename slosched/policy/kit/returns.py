@@ -6,7 +6,7 @@ import math
 
 from slosched.policy.kit.quote import Expected
 
-_SHARE = 0.15
+_SHARE = 0.1
 """Share of the device that those who come again may have; new clients come meanwhile."""
 _LEAST_WAIT_S = 5.0
 _MAX_WAIT_S = 300.0
