@@ -5,7 +5,7 @@ from __future__ import annotations
 from slosched.core import Request, RequestStatus
 
 _HIGHEST = 0.5
-"""Above it more are refused who would have been in time than are let in and are late."""
+"""Who is as likely to be in time as not is always let in."""
 _STEP = 0.05
 """How much the least chance rises with each request that is late."""
 
