@@ -1,10 +1,9 @@
 """What a C++ kernel for paged attention gains on a CPU: `python -m benchmarks.paged_kernel`.
 
-vLLM's build for CPUs has such a kernel, so run this in an environment with that vLLM
-(`make test-vllm` makes one: `OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.paged_kernel`).
-The kernel and the backend `sdpa` compute the attention of all layers of SmolLM2-135M in turns, on
-one thread, and both are compared with the definition of attention.  A whole forward pass over
-the same batch tells the most that a step could gain.
+The backends `sdpa` and `cpp` compute the attention of all layers of SmolLM2-135M in turns, on one
+thread, and then make whole forward passes over the same batch.  All attention is compared with its
+definition.  vLLM's build for CPUs has a kernel, too, which joins in where it is installed
+(`make test-vllm` does so: `OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.paged_kernel`).
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
-from vllm import _custom_ops as vllm_ops
 
 from slosched.engine.torch import LoadedModel, load_model
-from slosched.engine.torch.attention.backend import Scoring
-from slosched.engine.torch.attention.sdpa import SdpaBackend
+from slosched.engine.torch.attention import AttentionBackend, Scoring, choose_backend
 from slosched.engine.torch.conformance import Case, Shape, make_case
 from slosched.engine.torch.forward import forward
 from slosched.engine.torch.kv_cache import PagedKVCache
@@ -33,18 +31,20 @@ BATCHES: dict[str, tuple[tuple[int, int], ...]] = {
     "8 decodes at 350 tokens": ((1, 349),) * 8,
     "8 decodes at 2,000 tokens": ((1, 1999),) * 8,
     "a chunk of 512 beside 8 decodes at 350 tokens": ((512, 0), *((1, 349),) * 8),
+    "a chunk of 512 behind 1,500 tokens": ((512, 1500),),
 }
+OURS = ("sdpa", "cpp")
 KERNELS = {16: "vec16", 128: "vec"}
 """vLLM's kernel by block size: that for our default size, and that for vLLM's own on CPUs."""
 NUM_TURNS = 15
 
 
-def sdpa_pass(case: Case) -> Callable[[], Tensor]:
-    """Return a function that plans and attends in every layer with `sdpa`."""
+def attention_pass(case: Case, backend: AttentionBackend) -> Callable[[], Tensor]:
+    """Return a function that plans and attends in every layer with a backend of slosched."""
     layers = [(case.k_cache.clone(), case.v_cache.clone()) for _ in range(NUM_LAYERS)]
 
     def attend() -> Tensor:
-        plan = SdpaBackend().plan(case.batch)
+        plan = backend.plan(case.batch)
         for k_cache, v_cache in layers:
             out = plan.attend(case.query, k_cache, v_cache, SCORING)
         return out
@@ -54,6 +54,8 @@ def sdpa_pass(case: Case) -> Callable[[], Tensor]:
 
 def vllm_pass(case: Case) -> Callable[[], Tensor]:
     """Return a function that does the same with vLLM's kernel, over caches of its own layout."""
+    from vllm import _custom_ops as vllm_ops
+
     num_blocks, block_size, num_kv_heads, head_dim = case.k_cache.shape
     kernel, query = KERNELS[block_size], case.query.contiguous()
     num_heads, dtype = query.shape[1], query.dtype
@@ -110,8 +112,8 @@ def vllm_pass(case: Case) -> Callable[[], Tensor]:
     return attend
 
 
-def whole_pass(case: Case, model: LoadedModel) -> Callable[[], Tensor]:
-    """Return a function that makes the whole forward pass over the same batch with `sdpa`."""
+def whole_pass(case: Case, model: LoadedModel, backend: AttentionBackend) -> Callable[[], Tensor]:
+    """Return a function that makes the whole forward pass over the same batch."""
     num_blocks, block_size = case.k_cache.shape[:2]
     cache = PagedKVCache(model.geometry, num_blocks=num_blocks, block_size=block_size)
     for layer in range(NUM_LAYERS):
@@ -122,7 +124,7 @@ def whole_pass(case: Case, model: LoadedModel) -> Callable[[], Tensor]:
     inputs = StepInputs(block_size, torch.device("cpu"))
     ids = [1 + token % 999 for token in range(num_tokens)]
     step = inputs.fill(range(num_sequences), case.spans, ids, [end - 1 for end in ends])
-    return lambda: forward(model.model, step, cache, SdpaBackend())
+    return lambda: forward(model.model, step, cache, backend)
 
 
 def error(out: Tensor, expected: Tensor) -> float:
@@ -135,39 +137,42 @@ def cpu_s(attend: Callable[[], Tensor]) -> float:
     return time.process_time() - start_s
 
 
-def measure(name: str, dtype: torch.dtype, model: LoadedModel) -> None:
-    """Print the CPU times of one batch, what the kernel saves of a step, and the errors."""
+def measure(name: str, dtype: torch.dtype, model: LoadedModel, *, has_vllm: bool) -> None:
+    """Print the CPU times and the errors of one batch."""
     shape = replace(HEADS, tokens=BATCHES[name])
-    cases = {size: make_case(replace(shape, block_size=size), dtype) for size in KERNELS}
-    passes = {
-        "sdpa": sdpa_pass(cases[16]),
-        **{f"vLLM, blocks of {size}": vllm_pass(case) for size, case in cases.items()},
-        "the whole pass": whole_pass(cases[16], model),
-    }
-    expected = {size: case.expected(SCORING) for size, case in cases.items()}
-    errors = [error(passes["sdpa"](), expected[16])]
-    errors += [error(passes[f"vLLM, blocks of {size}"](), expected[size]) for size in KERNELS]
+    case = make_case(shape, dtype)
+    passes, expected = {}, {}
+    for ours in OURS:
+        backend = choose_backend(ours, torch.device("cpu"), model.geometry, 16)
+        passes[ours] = attention_pass(case, backend)
+        passes[f"the whole pass with {ours}"] = whole_pass(case, model, backend)
+        expected[ours] = case.expected(SCORING)
+    for size in KERNELS if has_vllm else ():
+        theirs = make_case(replace(shape, block_size=size), dtype)
+        passes[f"vLLM, blocks of {size}"] = vllm_pass(theirs)
+        expected[f"vLLM, blocks of {size}"] = theirs.expected(SCORING)
+    errors = {each: error(passes[each](), wanted) for each, wanted in expected.items()}
     seconds: dict[str, list[float]] = {each: [] for each in passes}
     for _ in range(NUM_TURNS):
         for each, attend in passes.items():
             seconds[each].append(cpu_s(attend))
-    ms = {each: 1e3 * statistics.median(times) for each, times in seconds.items()}
     sys.stdout.write(f"{name}, {dtype}\n")
     for each, times in seconds.items():
-        gain = (ms["sdpa"] - ms[each]) / ms["the whole pass"]
-        saved = f"; {gain:+.1%} of the pass saved" if each.startswith("vLLM") else ""
-        sys.stdout.write(f"  {each}: {ms[each]:.1f} CPU ms, {1e3 * min(times):.1f} least{saved}\n")
-    sys.stdout.write(f"  errors: {', '.join(f'{one:.1e}' for one in errors)}\n")
+        median_ms, least_ms = 1e3 * statistics.median(times), 1e3 * min(times)
+        wrong = f", error {errors[each]:.1e}" if each in errors else ""
+        sys.stdout.write(f"  {each}: {median_ms:.1f} CPU ms, {least_ms:.1f} least{wrong}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    has_vllm = find_spec("vllm") is not None
     for dtype in (torch.float32, torch.bfloat16):
         kind = str(dtype).removeprefix("torch.")
         model = load_model("smollm2-135m", device="cpu", dtype=kind, num_threads=1)
         for name in BATCHES:
             with torch.inference_mode():
-                measure(name, dtype, model)
+                measure(name, dtype, model, has_vllm=has_vllm)
 
 
 if __name__ == "__main__":

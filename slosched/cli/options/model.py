@@ -43,7 +43,7 @@ class ModelOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="Kernels that compute attention: sdpa, triton, flash-attn, vllm-flash-attn, …  "
+            help="Kernels that compute attention: cpp, sdpa, triton, flash-attn, …  "
             "auto takes the best that is there; `slosched doctor` lists all.",
         ),
     ] = "auto"

@@ -6,6 +6,8 @@ import inspect
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import cycle, product
+from pathlib import Path
+from shutil import which
 
 import documented_kernels as documented
 import pytest
@@ -17,6 +19,7 @@ from slosched.engine.torch.attention import (
     AttentionBackend,
     BackendUnavailableError,
     KernelLimits,
+    Scoring,
     choose_backend,
     statuses,
 )
@@ -39,6 +42,7 @@ from slosched.engine.torch.conformance import (
 torch.set_num_threads(1)
 
 CPU = torch.device("cpu")
+GEOMETRY = KVGeometry(1, 2, 16, torch.float32)
 
 DOCUMENTED: list[AttentionBackend] = [
     FlashAttn(documented.flash_attn_varlen_func, documented.flash_attn_with_kvcache),
@@ -57,6 +61,8 @@ def check(backend: AttentionBackend, case: Case, window: int | None) -> None:
 
 def loaded(name: str, device: str) -> AttentionBackend:
     """Return a backend as a server would load it; skip the test where it cannot run."""
+    if name == "cpp" and device == "cpu" and not (which("c++") and which("ninja")):
+        pytest.skip("the C++ kernel needs a compiler: apt-get install g++ ninja-build")
     if name == "triton" and find_spec("triton") is None:
         pytest.skip("Triton is not installed: pip install triton")
     geometry = KVGeometry(1, 2, 16, torch.bfloat16)
@@ -77,6 +83,63 @@ def test_sdpa(mix: str, window: int | None, dtype: torch.dtype) -> None:
 def test_sdpa_with_decodes_that_are_too_long_for_one_call(window: int | None) -> None:
     case = make_case(Shape(tokens=((1, 1700), (1, 1100), (5, 9), (1, 1300), (1, 4000))))
     check(SdpaBackend(), case, window)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_our_cpp_kernel(mix: str, window: int | None, dtype: torch.dtype) -> None:
+    check(loaded("cpp", "cpu"), make_case(MIXES[mix], dtype), window)
+
+
+@pytest.mark.parametrize("block_size", [1, 5])
+def test_our_cpp_kernel_takes_any_block_size(block_size: int) -> None:
+    shape = Shape(block_size=block_size, tokens=((1, 9), (4, 3), (1, 150)))
+    check(loaded("cpp", "cpu"), make_case(shape), None)
+
+
+@pytest.mark.parametrize("window", [None, 90])
+def test_our_cpp_kernel_with_tiles_and_contexts_of_several_pieces(window: int | None) -> None:
+    shape = Shape(9, 3, 64, tokens=((1, 700), (150, 20), (1, 127), (70, 400)))
+    backend = loaded("cpp", "cpu")
+    check(backend, make_case(shape), window)
+    check(backend, make_case(replace(shape, num_kv_heads=1)), window)
+
+
+def test_our_cpp_kernel_on_several_threads_computes_the_same() -> None:
+    case = make_case(Shape(tokens=((1, 90), (40, 100), (1, 300))))
+    plan = loaded("cpp", "cpu").plan(case.batch)
+    alone = plan.attend(case.query, case.k_cache, case.v_cache, Scoring(0.3, None))
+    torch.set_num_threads(2)
+    try:
+        both = plan.attend(case.query, case.k_cache, case.v_cache, Scoring(0.3, None))
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(both, alone)
+
+
+def test_our_cpp_kernel_computes_a_token_alike_in_a_chunk_and_alone() -> None:
+    backend, shape = loaded("cpp", "cpu"), Shape(tokens=((1, 100),))
+    alone, chunk = (
+        make_case(replace(shape, tokens=tokens)) for tokens in (((1, 100),), ((2, 99),))
+    )
+    chunk.query[1] = alone.query[0]
+    attend = (
+        backend.plan(case.batch).attend(case.query, case.k_cache, case.v_cache, Scoring(0.3, None))
+        for case in (alone, replace(chunk, k_cache=alone.k_cache, v_cache=alone.v_cache))
+    )
+    of_alone, of_chunk = attend
+    assert torch.equal(of_chunk[1], of_alone[0])
+
+
+def test_our_cpp_kernel_refuses_tensors_that_it_would_read_wrongly() -> None:
+    case = make_case(Shape())
+    plan = loaded("cpp", "cpu").plan(case.batch)
+    keys, values, scoring = case.k_cache, case.v_cache, Scoring(0.3, None)
+    with pytest.raises(ValueError, match="follow each other"):
+        plan.attend(case.query, keys.transpose(2, 3), values, scoring)
+    with pytest.raises(ValueError, match="float32 need keys and values of the same type"):
+        plan.attend(case.query, keys.bfloat16(), values.bfloat16(), scoring)
 
 
 @pytest.mark.parametrize(("mix", "window"), zip(MIXES, cycle((None, 6)), strict=False))
@@ -129,8 +192,19 @@ def test_what_is_documented_for_torch_is_what_torch_has() -> None:
     ]
 
 
-def test_on_a_cpu_auto_is_sdpa() -> None:
-    assert choose_backend("auto", CPU, KVGeometry(1, 2, 16, torch.float32), 16).name == "sdpa"
+def test_on_a_cpu_auto_is_our_cpp_kernel() -> None:
+    assert choose_backend("auto", CPU, GEOMETRY, 16).name == loaded("cpp", "cpu").name
+
+
+def test_without_a_compiler_auto_is_sdpa_and_the_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SLOSCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert choose_backend("auto", CPU, GEOMETRY, 16).name == "sdpa"
+    status = next(status for status in statuses(CPU) if status.name == "cpp")
+    assert "could not be compiled" in status.reason
+    assert status.install == "apt-get install g++ ninja-build"
 
 
 def test_a_model_over_our_triton_kernel_has_the_logits_of_eager_attention() -> None:

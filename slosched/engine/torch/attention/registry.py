@@ -21,6 +21,7 @@ _MODULES = {
     "torch-varlen": "torch_varlen",
     "flash-attn": "flash_attn",
     "triton": "triton",
+    "cpp": "cpp",
     "sdpa": "sdpa",
 }
 BACKENDS = tuple(_MODULES)
@@ -58,8 +59,8 @@ def choose_backend(
     check_name(name)
     if name != AUTO:
         return _fitting(name, device, geometry, block_size)
-    # Of all others, only Triton's interpreter runs on a CPU, and it is slow.
-    for candidate in BACKENDS if device.type != "cpu" else ("sdpa",):
+    # Triton's interpreter runs on a CPU too, but is slow.
+    for candidate in BACKENDS if device.type != "cpu" else ("cpp", "sdpa"):
         try:
             return _fitting(candidate, device, geometry, block_size)
         except BackendUnavailableError:
