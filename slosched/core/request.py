@@ -177,12 +177,22 @@ class SamplingParams:
     """The only tokens that may be drawn; None for all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens that the output may not contain."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, each with what is added to its logit."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     grammar: OutputGrammar | None = None
     """The grammar that the output follows; with one it ends where the grammar ends, whatever
     `min_tokens` is."""
     num_logprobs: int | None = None
     """How many of the likeliest tokens the engine tells with their log-probabilities, besides the
     one that it draws; None if it tells none, which takes less time."""
+
+    @property
+    def has_penalties(self) -> bool:
+        """Tell whether the tokens so far change the odds of the next one."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
 PLACEHOLDER = -1

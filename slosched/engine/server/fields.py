@@ -47,6 +47,10 @@ _GENERATION = frozenset(
         "ignore_eos",
         "allowed_token_ids",
         "bad_words",
+        "logit_bias",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
         "skip_special_tokens",
         "return_token_ids",
         "add_special_tokens",
@@ -195,7 +199,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "reasoning": (),
     "reasoning_content": (),
 }
-"""Fields of OpenAI and vLLM that are not implemented, each with the values that change nothing."""
+"""Fields of OpenAI and vLLM that are not implemented, or not in each endpoint, with the values that
+change nothing."""
 
 _SLO = frozenset({*(names.field for names in PROMISES), BEST_EFFORT_FIELD})
 

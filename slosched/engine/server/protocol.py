@@ -34,6 +34,9 @@ _MAX_BAD_WORD_CHARS = 64
 _MAX_STOP_TOKEN_IDS = 128
 _MAX_TEMPERATURE = 100.0
 """At this temperature all tokens are as likely as each other, but for a few percent."""
+_MAX_BIASES, _MAX_BIAS, _MAX_ID_DIGITS = 1024, 100.0, 18
+_MAX_PENALTY = 2.0
+_REPETITION_PENALTIES = (0.01, 100.0)
 _MAX_BEAMS = 16
 _MAX_LENGTH_PENALTY = 10.0
 _NOT_WITH_BEAMS = (
@@ -43,6 +46,9 @@ _NOT_WITH_BEAMS = (
     "min_tokens",
     "allowed_token_ids",
     "bad_words",
+    "logit_bias",
+    "presence_penalty",
+    "frequency_penalty",
 )
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
 _MIN_PRIORITY, _MAX_PRIORITY = -(2**31), 2**31 - 1
@@ -141,7 +147,11 @@ def _check_beam_search(
             f"{_MAX_BEAMS}",
             param="n",
         )
-    wrong_fields = [name for name in _NOT_WITH_BEAMS if body.get(name) not in (None, False, 0, [])]
+    wrong_fields = [
+        name for name in _NOT_WITH_BEAMS if body.get(name) not in (None, False, 0, [], {})
+    ]
+    if body.get("repetition_penalty") not in (None, 1):
+        wrong_fields.append("repetition_penalty")
     if num_candidates > num_beams:
         wrong_fields.append("best_of")
     if structured is not None:
@@ -165,6 +175,10 @@ def _sampling(body: Body, default_temperature: float, tokenizer: Tokenizer) -> S
         stop_token_ids=token_ids(body, "stop_token_ids", vocab_size, _MAX_STOP_TOKEN_IDS) or (),
         allowed_token_ids=_allowed_token_ids(body, vocab_size),
         bad_words=_bad_words(body, tokenizer),
+        logit_bias=_logit_bias(body, vocab_size),
+        presence_penalty=number(body, "presence_penalty", 0.0, -_MAX_PENALTY, _MAX_PENALTY),
+        frequency_penalty=number(body, "frequency_penalty", 0.0, -_MAX_PENALTY, _MAX_PENALTY),
+        repetition_penalty=number(body, "repetition_penalty", 1.0, *_REPETITION_PENALTIES),
     )
     if sampling.min_tokens:
         _check_something_is_left(sampling, tokenizer)
@@ -190,6 +204,27 @@ def _check_something_is_left(sampling: SamplingParams, tokenizer: Tokenizer) -> 
             "asks for others before",
             param=name,
         )
+
+
+def _logit_bias(body: Body, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """Return the tokens of `logit_bias`, each with its bias."""
+    biases = mapping(body, "logit_bias")
+    if len(biases) > _MAX_BIASES:
+        raise wrong("logit_bias", biases, f"an object of at most {_MAX_BIASES} tokens")
+    found: dict[int, float] = {}
+    for name, bias in biases.items():
+        if not (name.isdecimal() and len(name) <= _MAX_ID_DIGITS):
+            raise wrong("logit_bias", biases, "an object from token ids, written as text")
+        if (
+            isinstance(bias, bool)
+            or not isinstance(bias, int | float)
+            or not abs(bias) <= _MAX_BIAS
+        ):
+            expected = f"an object with numbers in [-{_MAX_BIAS:g}, {_MAX_BIAS:g}]"
+            raise wrong("logit_bias", biases, expected)
+        found[int(name)] = float(bias)
+    check_vocabulary("logit_bias", list(found), vocab_size)
+    return tuple(found.items())
 
 
 def _bad_words(body: Body, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

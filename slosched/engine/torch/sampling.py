@@ -13,6 +13,7 @@ from torch import Tensor
 from slosched.core import GrammarError, GrammarState, Request, SamplingParams, ScheduledChunk
 from slosched.engine.torch.draws import Logprobs, PendingDraws, coded
 from slosched.engine.torch.masks import apply_masks
+from slosched.engine.torch.penalties import Penalties
 from slosched.engine.torch.random_tokens import drawn_tokens, random_number
 from slosched.engine.torch.transfers import Fetched, uploaded
 
@@ -67,7 +68,7 @@ class Sampler:
         `logits` [rows, vocabulary] has a row for each chunk, and after it one for each of its
         drafts.  Drafts from the first that breaks the request's grammar on are not looked at.  A
         request fails if its logits are not numbers, and is barred if what it asks for allows no
-        token.  Overwrites the logits of tokens that a request may not have.
+        token.  Overwrites the logits that a request's options change.
         """
         rows = self._rows(chunks, drafts)
         barred: dict[str, str] = {}
@@ -83,7 +84,7 @@ class Sampler:
             apply_masks(logits, masks)
         for index, row in enumerate(rows):
             if _has_rules(row):
-                row.drawing.forbid(logits[index], row)
+                row.drawing.change(logits[index], row)
         greatest, tokens = logits.max(dim=-1)
         are_numbers = greatest.isfinite() if found is None else found
         tokens = _with_random_ones(tokens, logits, rows)
@@ -149,6 +150,7 @@ class Sampler:
             ends=self._ids(ends),
             allowed=None if allowed is None else self._ids(allowed),
             bad_words=sampling.bad_words,
+            penalties=Penalties.of(sampling, request.prompt_token_ids, self._device),
             grammar=None if sampling.grammar is None else sampling.grammar.begin(),
         )
 
@@ -158,7 +160,8 @@ class Sampler:
 
 def needs_tokens(request: Request) -> bool:
     """Tell whether the next token of a request can only be drawn once the last one is known."""
-    return request.sampling.grammar is not None or bool(request.sampling.bad_words)
+    sampling = request.sampling
+    return sampling.grammar is not None or bool(sampling.bad_words) or sampling.has_penalties
 
 
 @dataclass(slots=True)
@@ -173,13 +176,17 @@ class _Drawing:
     """The only tokens that it may have; None if it may have all."""
     bad_words: Sequence[Sequence[int]]
     """Sequences of tokens of which it may never have the last one after the others."""
+    penalties: Penalties | None
+    """What it adds to logits and takes from them, if anything."""
     grammar: GrammarState | None = None
     """The place in its grammar that its output has reached."""
     outputs: list[int] = field(default_factory=list)
-    """Its tokens so far, if it has bad words.  The request's own list may be a token behind."""
+    """Its tokens so far, if they matter.  The request's own list may be a token behind."""
 
-    def forbid(self, logits: Tensor, row: _Row) -> None:
-        """Overwrite the logits of tokens that the request may not have in this place."""
+    def change(self, logits: Tensor, row: _Row) -> None:
+        """Overwrite the logits as the request wishes, and of what it may not have in this place."""
+        if self.penalties is not None:
+            self.penalties.apply(logits, [*self.outputs, *row.drafts])
         if self.allowed is not None:
             kept = logits[self.allowed]
             logits.fill_(_NEVER)
@@ -202,18 +209,18 @@ class _Drawing:
 
     def accept(self, token: int) -> None:
         """Note a token that the request emits."""
-        if self.bad_words:
-            self.outputs.append(token)
+        self.outputs.append(token)
         if self.grammar is not None:
             self.grammar.accept(token)
 
 
 def _has_rules(row: _Row) -> bool:
-    """Tell whether `forbid` may change the row's logits."""
+    """Tell whether `change` may change the row's logits."""
     drawing = row.drawing
     return (
         drawing.allowed is not None
         or bool(drawing.bad_words)
+        or drawing.penalties is not None
         or row.num_outputs < row.request.sampling.min_tokens
     )
 

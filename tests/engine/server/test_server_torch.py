@@ -49,10 +49,10 @@ def url(model: LoadedModel, tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
         yield base
 
 
-def generate(model: LoadedModel, ids: list[int], n: int) -> list[int]:
+def generate(model: LoadedModel, ids: list[int], n: int, **options: Any) -> list[int]:
     with torch.inference_mode():
         out = model.model.generate(
-            torch.tensor([ids]), max_new_tokens=n, min_new_tokens=n, do_sample=False
+            torch.tensor([ids]), max_new_tokens=n, min_new_tokens=n, do_sample=False, **options
         )
     return [int(i) for i in out[0, len(ids) :]]
 
@@ -77,6 +77,30 @@ def test_concurrent_requests_answer_as_generate_does(
     assert [answer["choices"][0]["text"] for _, answer, _ in answers[:4]] == expected
     texts = ["".join(event["choices"][0]["text"] for event in events) for events in answers[4:]]
     assert texts == expected
+
+
+def test_a_repetition_penalty_and_a_bias_are_those_of_transformers(
+    model: LoadedModel, tokenizer: HuggingFaceTokenizer, url: str
+) -> None:
+    ids = tokenizer.encode("one two one two")
+    fields = {"prompt": ids, "max_tokens": 12, "min_tokens": 12, "temperature": 0}
+    bias = {7: 3.0, 9: -2.0}
+
+    async def ask(client: Any) -> list[Any]:
+        wishes = (
+            {},
+            {"repetition_penalty": 1.5},
+            {"logit_bias": {str(t): b for t, b in bias.items()}},
+        )
+        return [await post(client, return_token_ids=True, **fields, **wish) for wish in wishes]
+
+    answers = asyncio.run(with_client(url, ask))
+    plain_ids, penalised, biased = (answer["choices"][0]["token_ids"] for _, answer, _ in answers)
+    torch.set_num_threads(1)
+    assert plain_ids == generate(plain(model), ids, 12)
+    assert penalised == generate(plain(model), ids, 12, repetition_penalty=1.5) != plain_ids
+    sequence_bias = {(token,): value for token, value in bias.items()}
+    assert biased == generate(plain(model), ids, 12, sequence_bias=sequence_bias)
 
 
 def test_a_prompt_that_comes_again_is_found_in_the_cache_by_who_knows_its_salt(url: str) -> None:

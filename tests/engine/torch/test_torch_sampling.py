@@ -217,6 +217,40 @@ def test_bad_words_are_never_completed() -> None:
     assert draw(sampler, LOGITS[None], again).token_ids == {"pair": 1}, "nothing is left of it"
 
 
+# Logits of the tokens 0 to 3: -2.30, -0.92, -1.61 and -1.20.
+PENALISED = [
+    (SamplingParams(logit_bias=((0, 2.0), (1, -1.0))), [0, 0, 0, 0]),
+    (SamplingParams(presence_penalty=0.5), [1, 3, 1, 1]),
+    (SamplingParams(frequency_penalty=0.5), [1, 3, 1, 2]),
+    (SamplingParams(presence_penalty=-2.0), [1, 1, 1, 1]),
+    (SamplingParams(repetition_penalty=2.0), [1, 2, 1, 1]),
+    (SamplingParams(repetition_penalty=2.0, logit_bias=((3, 2.0),)), [3, 3, 3, 3]),
+]
+"""Each with what it draws greedily after a prompt of token 3 alone.  A repetition penalty counts the
+prompt, too; with the bias, the logit of token 3 is 0.80, of which it leaves a half."""
+
+
+@pytest.mark.parametrize(("sampling", "tokens"), PENALISED)
+def test_biases_and_penalties_change_the_likeliest_token(
+    sampling: SamplingParams, tokens: list[int]
+) -> None:
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    request = make_prompt_request("penalised", [3, 3], sampling)
+    plain = make_prompt_request("plain", [3, 3])
+    for _ in tokens:
+        draw(sampler, LOGITS.repeat(2, 1), request, plain)
+    assert request.output_token_ids == tokens
+    assert plain.output_token_ids == [1, 1, 1, 1], "nobody else's"
+
+
+def test_penalties_count_the_drafts_before_a_place() -> None:
+    sampler = Sampler(frozenset(), torch.device("cpu"))
+    frequent = SamplingParams(frequency_penalty=0.5, ignore_eos=True)
+    request = make_prompt_request("one", [0], frequent)
+    draws = with_drafts(sampler, request, [1, 3, 1], LOGITS.repeat(4, 1))
+    assert (draws.num_accepted["one"], draws.token_ids["one"]) == (3, 2)
+
+
 def with_drafts(sampler: Sampler, request: Request, drafts: list[int], rows: torch.Tensor) -> Draws:
     """Return what a decode of `request` draws that verifies `drafts`; nothing is appended."""
     num_new = 1 + len(drafts)
