@@ -71,6 +71,8 @@ _GOOD: Mapping[str, Sequence[Any]] = {
     "allowed_token_ids": ([5], list(range(200))),
     "bad_words": (["a"], ["bad word", "x"]),
     "logit_bias": ({"5": 3}, {"5": -100, "6": 100}),
+    "logprobs": (True, 0, 3, 20),
+    "top_logprobs": (0, 1, 20),
     "presence_penalty": (0, -2, 0.5),
     "frequency_penalty": (0, 2, -0.5),
     "repetition_penalty": (1, 0.01, 1.3, 100),
@@ -110,7 +112,7 @@ _ODD: Sequence[Any] = (
     {"\ud800": "\ud800"}, ["\ud800"], [{"type": "x"}], [{"role": "user", "content": "\ud800"}],
     {"type": "json_schema", "json_schema": {"name": "\ud800", "schema": {"const": "\ud800"}}},
 )  # fmt: skip
-_ODD_FIELDS = ("made_up", "slo_made_up", "echo", "suffix", "logprobs", "request_id")
+_ODD_FIELDS = ("made_up", "slo_made_up", "echo", "suffix", "request_id")
 _ODD_JSON = (
     b"", b"null", b"[]", b'"x"', b"{", b"{}", b"\xff\xfe", b"[" * 5000, b'{"a":' * 5000, b"NaN",
     b'{"prompt": NaN}', b'{"prompt": "a", "prompt": "b", "max_tokens": 1}', b"1" * 5000,

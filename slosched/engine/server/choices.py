@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from slosched.engine.server.errors import ApiError
+from slosched.engine.server.logprobs import Told, of_chat, of_completion
 from slosched.engine.server.pieces import Piece
 from slosched.engine.server.respond import (
     DONE,
@@ -37,6 +39,9 @@ class Format(Protocol):
     def with_prompt(self, document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
         """Put the prompt's token ids where vLLM puts them."""
 
+    def logprobs(self, tokens: Sequence[Told], offset: int, /) -> Json:
+        """Return the log-probabilities of tokens that begin `offset` characters behind."""
+
 
 class CompletionFormat:
     id_prefix = "cmpl"
@@ -53,6 +58,9 @@ class CompletionFormat:
 
     def with_prompt(self, _document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
         choice["prompt_token_ids"] = list(token_ids)
+
+    def logprobs(self, tokens: Sequence[Told], offset: int, /) -> Json:
+        return of_completion(tokens, offset)
 
 
 class ChatFormat:
@@ -72,6 +80,9 @@ class ChatFormat:
 
     def with_prompt(self, document: Json, _choice: Json, token_ids: Sequence[int], /) -> None:
         document["prompt_token_ids"] = list(token_ids)
+
+    def logprobs(self, tokens: Sequence[Told], offset: int, /) -> Json:
+        return of_chat(tokens, offset)
 
 
 class ChoicesResponse(GenerationResponse):
@@ -114,6 +125,7 @@ class ChoicesResponse(GenerationResponse):
     async def _events(self, first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         num_tokens = 0
         begun: set[int] = set()
+        offsets: Counter[int] = Counter()
         piece: Piece | None = first
         end = DONE
         try:
@@ -122,7 +134,9 @@ class ChoicesResponse(GenerationResponse):
                 begun.add(piece.place)
                 delta = self._format.delta(piece.text, is_first, piece.place)
                 document = self._head(self._format.chunk_object)
-                choice = self._choice(document, piece.place, delta, [piece], has_prompt=is_first)
+                choice = self._choice(
+                    document, piece.place, delta, [piece], has_prompt=is_first, offsets=offsets
+                )
                 document["choices"] = [choice]
                 num_tokens += 1
                 if self._exchange.options.continuous_usage:
@@ -146,12 +160,16 @@ class ChoicesResponse(GenerationResponse):
         pieces: Sequence[Piece],
         *,
         has_prompt: bool = True,
+        offsets: Counter[int] | None = None,
     ) -> Json:
-        """Return the choice of a whole answer or an event, with its last piece's finish reason."""
+        """Return the choice of a whole answer or an event, with its last piece's finish reason.
+
+        `offsets` has the characters of each answer's tokens in earlier events.
+        """
         choice: Json = {
             "index": index,
             **content,
-            "logprobs": None,
+            "logprobs": self._logprobs(index, pieces, Counter() if offsets is None else offsets),
             "finish_reason": self._format.finish_reason(pieces[-1].finish_reason),
         }
         if self._exchange.options.returns_token_ids:
@@ -160,6 +178,14 @@ class ChoicesResponse(GenerationResponse):
                 prompt = self._exchange.prompts[index // self._exchange.options.num_answers].request
                 self._format.with_prompt(document, choice, prompt.prompt_token_ids or ())
         return choice
+
+    def _logprobs(self, index: int, pieces: Sequence[Piece], offsets: Counter[int]) -> Json | None:
+        tokens = [piece.told for piece in pieces if piece.told is not None]
+        if not tokens:
+            return None
+        offset = offsets[index]
+        offsets[index] += sum(len(token.text) for token in tokens)
+        return self._format.logprobs(tokens, offset)
 
     def _head(self, kind: str) -> Json:
         tier = self._exchange.prompts[0].request.tier

@@ -48,6 +48,7 @@ _GENERATION = frozenset(
         "allowed_token_ids",
         "bad_words",
         "logit_bias",
+        "logprobs",
         "presence_penalty",
         "frequency_penalty",
         "repetition_penalty",
@@ -67,7 +68,7 @@ _GENERATION = frozenset(
 COMPLETION_FIELDS = _GENERATION | {"prompt"}
 _TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})
 _TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
-CHAT_FIELDS = _GENERATION | _TEMPLATE | _TOOLS | {"messages"}
+CHAT_FIELDS = _GENERATION | _TEMPLATE | _TOOLS | {"messages", "top_logprobs"}
 RESPONSES_FIELDS = frozenset(
     [
         "model",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from slosched.core import EndReason
 from slosched.engine.server.errors import is_for_later, of_end
 from slosched.engine.server.generations import Generation
+from slosched.engine.server.logprobs import Told, tell
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.stop_strings import StopStrings
 from slosched.engine.server.text import Detokenizer
@@ -26,6 +27,9 @@ class Piece(NamedTuple):
     text: str
     finish_reason: str | None
     logprob: float | None
+    """That of its token; None where nobody wants it or nothing is drawn."""
+    told: Told | None
+    """What the client is told of the odds at its place."""
 
 
 async def pieces_of(
@@ -64,8 +68,13 @@ async def pieces_of(
             reason = EndReason.STOP
         elif reason is not None:
             text += stops.flush()
-        logprob = None if update.logprobs is None else update.logprobs.drawn
-        yield Piece(place, update.token_id, text, reason and reason.value, logprob)
+        logprob, told = None, None
+        if update.logprobs is not None:
+            logprob = update.logprobs.drawn
+            # Now and not when the answer is whole: thousands of tokens at once take too long.
+            if options.num_logprobs is not None:
+                told = tell(update.token_id, update.logprobs, tokenizer)
+        yield Piece(place, update.token_id, text, reason and reason.value, logprob, told)
         if reason is not None:
             return
 

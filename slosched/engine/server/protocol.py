@@ -11,6 +11,7 @@ from slosched.engine.server.fields import (
     STRUCTURED_FIELDS,
     check_fields,
 )
+from slosched.engine.server.logprobs import parse_num_logprobs
 from slosched.engine.server.structured import StructuredOutput, parse_structured_output
 from slosched.engine.server.tokenizer import TemplateOptions, Tokenizer
 from slosched.engine.server.tools import Tools, parse_tools
@@ -46,6 +47,7 @@ _NOT_WITH_BEAMS = (
     "min_tokens",
     "allowed_token_ids",
     "bad_words",
+    "logprobs",
     "logit_bias",
     "presence_penalty",
     "frequency_penalty",
@@ -69,6 +71,9 @@ class Options:
     max_tokens: int | None
     """None if the client set no limit."""
     sampling: SamplingParams
+    num_logprobs: int | None
+    """How many of the likeliest tokens the client is told at each place, besides the one that is
+    drawn; None if it is told none."""
     structured: StructuredOutput | None
     """The grammar that the answer follows, which has yet to be compiled."""
     tools: Tools | None
@@ -103,6 +108,8 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
                 param="best_of",
             )
         sampling = replace(sampling, num_logprobs=0)
+    if (num_logprobs := parse_num_logprobs(body)) is not None:
+        sampling = replace(sampling, num_logprobs=num_logprobs)
     tools = parse_tools(body)
     structured = parse_structured_output(body, tools)
     length_penalty = number(body, "length_penalty", 1.0, -_MAX_LENGTH_PENALTY, _MAX_LENGTH_PENALTY)
@@ -122,6 +129,7 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
         length_penalty=length_penalty,
         max_tokens=_max_tokens(body),
         sampling=sampling,
+        num_logprobs=num_logprobs,
         structured=structured,
         tools=tools,
         stops=strings(body, "stop", _MAX_STOPS, _MAX_STOP_CHARS),

@@ -27,7 +27,7 @@ from slosched.engine.server.responses import ResponsesResponse
 from slosched.engine.server.responses_body import as_chat
 from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.tiers import parse_service
-from slosched.engine.server.tokenizer import Tokenizer
+from slosched.engine.server.tokenizer import ByteTokenizer, Tokenizer
 from slosched.engine.server.tool_calls import ToolFormat
 from slosched.engine.server.values import Body
 from slosched.engine.server.worker import EngineWorker, NotServingError
@@ -130,6 +130,7 @@ class TextEndpoints:
         adapter = self._adapters.find(body.get("model"))
         prompts = await encode(body, options.max_tokens or 1)
         _check_number(len(prompts), options)
+        _check_draws(options, self._tokenizer)
         sampling = options.sampling
         if options.structured is not None:
             grammar = await self._grammars.compiled(options.structured)
@@ -224,6 +225,17 @@ class TextEndpoints:
                 400, f"min_tokens={min_tokens} exceeds max_tokens={max_tokens}", param="min_tokens"
             )
         return max_tokens
+
+
+def _check_draws(options: Options, tokenizer: Tokenizer) -> None:
+    """Raise ApiError (400) if log-probabilities are asked of a device that draws nothing."""
+    if options.num_logprobs is not None and isinstance(tokenizer, ByteTokenizer):
+        raise ApiError(
+            400,
+            "logprobs: an emulated device draws no tokens, and has no log-probabilities; leave it "
+            "out",
+            param="logprobs",
+        )
 
 
 def _check_number(num_prompts: int, options: Options) -> None:

@@ -1,0 +1,109 @@
+"""Log-probabilities as OpenAI's endpoints write them.
+
+Sources: OpenAI's API reference, and vLLM 0.32's `CompletionLogProbs` and `ChatCompletionLogProbs`
+for what the reference leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slosched.core import TokenLogprobs
+from slosched.engine.server.errors import ApiError
+from slosched.engine.server.tokenizer import Tokenizer
+from slosched.engine.server.values import Body, flag, integer, wrong
+
+Json = dict[str, object]
+
+_MOST_LIKELIEST = 20
+_LEAST = -9999.0
+"""What is told of a token that the model takes for impossible, since JSON has no infinity."""
+
+
+def parse_num_logprobs(body: Body) -> int | None:
+    """Return how many of the likeliest tokens are told at each place; None if nothing is told.
+
+    A chat asks for them with `logprobs` and `top_logprobs`, a completion with the number alone.
+    Raises ApiError (400) that names a wrong field.
+    """
+    if "messages" not in body:
+        if isinstance(body.get("logprobs"), bool):
+            if body["logprobs"]:
+                raise wrong("logprobs", True, f"an integer in [0, {_MOST_LIKELIEST}]")
+            return None
+        num = integer(body, "logprobs", -1, 0, _MOST_LIKELIEST)
+        return None if num < 0 else num
+    num = integer(body, "top_logprobs", 0, 0, _MOST_LIKELIEST)
+    if flag(body, "logprobs"):
+        return num
+    if num:
+        raise ApiError(
+            400, f"top_logprobs={num} needs logprobs=true beside it", param="top_logprobs"
+        )
+    return None
+
+
+class Told(NamedTuple):
+    """What is told of one token of an answer."""
+
+    text: str
+    logprob: float
+    likeliest: tuple[tuple[str, float], ...]
+    """The texts of the likeliest tokens at its place with theirs, the likeliest first."""
+
+
+def tell(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> Told:
+    """Return what is told of one token."""
+    return Told(
+        _text(token_id, tokenizer),
+        max(logprobs.drawn, _LEAST),
+        tuple((_text(other, tokenizer), max(at, _LEAST)) for other, at in logprobs.likeliest),
+    )
+
+
+def _text(token_id: int, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def of_completion(tokens: Sequence[Told], offset: int) -> Json:
+    """Return the object of a completion, whose first token begins `offset` characters behind."""
+    offsets = []
+    for each in tokens:
+        offsets.append(offset)
+        offset += len(each.text)
+    return {
+        "tokens": [each.text for each in tokens],
+        "token_logprobs": [each.logprob for each in tokens],
+        "top_logprobs": list(map(_by_text, tokens)),
+        "text_offset": offsets,
+    }
+
+
+def _by_text(token: Told) -> dict[str, float]:
+    """Return the likeliest texts and the drawn one; of tokens that look alike the likeliest counts.
+
+    Tokens that are parts of a character do.
+    """
+    by_text: dict[str, float] = {}
+    for text, logprob in token.likeliest:
+        by_text.setdefault(text, logprob)
+    by_text.setdefault(token.text, token.logprob)
+    return by_text
+
+
+def of_chat(tokens: Sequence[Told], _offset: int) -> Json:
+    """Return the object of a chat."""
+    return {
+        "content": [
+            {
+                **_entry(each.text, each.logprob),
+                "top_logprobs": [_entry(text, logprob) for text, logprob in each.likeliest],
+            }
+            for each in tokens
+        ]
+    }
+
+
+def _entry(text: str, logprob: float) -> Json:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", "replace"))}

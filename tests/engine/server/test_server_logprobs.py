@@ -1,0 +1,154 @@
+"""Log-probabilities in answers: those of the model, in the form of OpenAI's endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from live_server import post, stream, with_client
+from openai.types.chat import ChatCompletion
+from openai.types.completion import Completion
+
+from slosched.engine.loop import Engine, MonotonicClock
+from slosched.engine.server import (
+    EngineWorker,
+    HuggingFaceTokenizer,
+    ServerConfig,
+    build_app,
+    serve_in_thread,
+)
+from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
+from slosched.kv import KVCache
+from slosched.policy import FCFS
+from slosched.scheduler import Scheduler
+
+PROMPT = [5, 6, 7, 8]
+NUM_TOKENS = 6
+FIELDS = {"max_tokens": NUM_TOKENS, "min_tokens": NUM_TOKENS, "temperature": 0, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: LoadedModel) -> HuggingFaceTokenizer:
+    return HuggingFaceTokenizer(model.tokenizer, model.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def url(model: LoadedModel, tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
+    executor = TorchExecutor(model, num_blocks=64, block_size=4)
+    scheduler = Scheduler(FCFS(), KVCache(64, 4))
+    worker = EngineWorker(Engine(scheduler, executor, MonotonicClock()))
+    app = build_app(worker, tokenizer, ServerConfig("tiny", model.max_model_len))
+    with serve_in_thread(app, worker) as base:
+        yield base
+
+
+def ask(url: str, path: str, *bodies: dict[str, Any]) -> list[tuple[int, Any, Any]]:
+    async def use(client: Any) -> list[tuple[int, Any, Any]]:
+        return [await post(client, path, **FIELDS, **body) for body in bodies]
+
+    return asyncio.run(with_client(url, use))
+
+
+@torch.inference_mode()
+def odds(model: LoadedModel, ids: list[int]) -> torch.Tensor:
+    """Return the log-probabilities of the token after each of the ids, with eager attention."""
+    twin = deepcopy(model.model)
+    twin.set_attn_implementation("eager")
+    return twin(torch.tensor([ids])).logits[0].float().log_softmax(dim=-1)
+
+
+def test_a_completion_has_the_log_probabilities_of_its_tokens_and_of_the_likeliest(
+    url: str, model: LoadedModel, tokenizer: HuggingFaceTokenizer
+) -> None:
+    body = {"prompt": PROMPT, "logprobs": 3, "return_token_ids": True}
+    [(status, answer, _), (_, twice, _)] = ask(url, "/v1/completions", body, {**body, "n": 2})
+    assert status == 200
+    Completion.model_validate(answer)
+    [choice] = answer["choices"]
+    ids, told = choice["token_ids"], choice["logprobs"]
+    expected = odds(model, [*PROMPT, *ids])[len(PROMPT) - 1 : -1]
+    assert told["tokens"] == [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+    assert told["token_logprobs"] == pytest.approx(
+        [float(row[i]) for row, i in zip(expected, ids, strict=True)], abs=1e-3
+    )
+    for row, likeliest in zip(expected, told["top_logprobs"], strict=True):
+        best: dict[str, float] = {}
+        for value, i in zip(*(part.tolist() for part in row.topk(3)), strict=True):
+            best.setdefault(tokenizer.decode([i], skip_special_tokens=False), value)
+        assert likeliest == pytest.approx(best, abs=1e-3), "parts of characters look alike"
+    lengths = [len(text) for text in told["tokens"]]
+    assert told["text_offset"] == [sum(lengths[:i]) for i in range(NUM_TOKENS)]
+    assert [each["logprobs"] for each in twice["choices"]] == [told, told]
+
+
+def test_a_stream_tells_the_same_as_the_whole_answer(url: str) -> None:
+    async def use(client: Any) -> tuple[Any, list[Any]]:
+        body = {**FIELDS, "prompt": PROMPT, "logprobs": 2}
+        _, whole, _ = await post(client, **body)
+        return whole, await stream(client, **body)
+
+    whole, events = asyncio.run(with_client(url, use))
+    told = whole["choices"][0]["logprobs"]
+    parts = [event["choices"][0]["logprobs"] for event in events]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [each for part in parts for each in part[name]] == told[name], name
+
+
+def test_a_chat_has_them_in_its_own_form(url: str) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    bodies = (
+        {"messages": messages, "logprobs": True, "top_logprobs": 2},
+        {"messages": messages, "logprobs": True},
+        {"messages": messages, "logprobs": False},
+    )
+    answers = [answer for _, answer, _ in ask(url, "/v1/chat/completions", *bodies)]
+    for answer in answers:
+        ChatCompletion.model_validate(answer)
+    two, none, nothing = (answer["choices"][0]["logprobs"] for answer in answers)
+    assert nothing is None
+    assert len(two["content"]) == NUM_TOKENS
+    for entry, alone in zip(two["content"], none["content"], strict=True):
+        likeliest = entry["top_logprobs"]
+        assert [likeliest[0][key] for key in ("token", "logprob")] == [
+            entry["token"],
+            entry["logprob"],
+        ], "greedy"
+        assert likeliest[0]["logprob"] >= likeliest[1]["logprob"]
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+        assert alone == {**entry, "top_logprobs": []}
+
+
+def test_they_are_those_of_the_model_and_not_of_what_a_bias_made_of_it(url: str) -> None:
+    [(status, answer, _)] = ask(
+        url, "/v1/completions", {"prompt": PROMPT, "logprobs": 0, "logit_bias": {"9": 100}}
+    )
+    assert status == 200
+    told = answer["choices"][0]["logprobs"]
+    assert all(-100 < value < 0 for value in told["token_logprobs"])
+    assert [[*each] for each in told["top_logprobs"]] == [[token] for token in told["tokens"]]
+
+
+WRONG = [
+    ("/v1/completions", {"prompt": PROMPT, "logprobs": True}, "logprobs"),
+    ("/v1/completions", {"prompt": PROMPT, "logprobs": 21}, "logprobs"),
+    ("/v1/completions", {"prompt": PROMPT, "top_logprobs": 1}, "top_logprobs"),
+    ("/v1/chat/completions", {"logprobs": 1}, "logprobs"),
+    ("/v1/chat/completions", {"top_logprobs": 1}, "top_logprobs"),
+    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), WRONG)
+def test_wrong_wishes_are_named(url: str, path: str, fields: dict[str, Any], param: str) -> None:
+    messages = {} if "prompt" in fields else {"messages": [{"role": "user", "content": "hi"}]}
+    [(status, answer, _)] = ask(url, path, {**messages, **fields})
+    assert (status, answer["error"]["param"]) == (400, param)
