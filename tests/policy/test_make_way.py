@@ -56,6 +56,14 @@ def test_nothing_makes_way_in_vain() -> None:
     assert not preempted_for([R("p", 500, due_s=1.0).request()], running)
 
 
+def test_nothing_makes_way_for_what_is_late_already() -> None:
+    """Others may start before it, and be preempted for it in the next step, and so on."""
+    late, due = (R(name, 500, due_s=s).request() for name, s in (("late", -0.1), ("due", 0.1)))
+    running = [best_effort("other", 600)]
+    assert not preempted_for([late], running)
+    assert preempted_for([late, due], running) == {"other"}
+
+
 def test_nothing_makes_way_for_best_effort() -> None:
     waiting = R("p", 500, due_s=1.0).request()
     waiting.slo = NO_SLO

@@ -26,10 +26,12 @@ def have_room(batch: BatchBuilder, view: SchedulerView, prompts: Iterable[Reques
 def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Sequence[Request]) -> bool:
     """Preempt requests that can wait where prompts that may start lack a seat or KV blocks.
 
-    `prompts` are sorted by deadline; as many may start as the step has tokens for.  Those that can
-    wait are best effort, or due in more than a minute; the youngest goes first.  If all of them
-    would not leave enough for a prompt, none is preempted for it.  Returns whether any was
-    preempted.  Call it before anything is added to the step.
+    `prompts` are sorted by deadline; as many may start as the step has tokens for.  Only for those
+    that are not late yet is anything preempted: a late one need not be the next to start, and for
+    its sake two that can wait could preempt each other without an end.  Those that can wait are
+    best effort, or due in more than a minute; the youngest goes first.  If all of them would not
+    leave enough for a prompt, none is preempted for it.  Returns whether any was preempted.  Call
+    it before anything is added to the step.
     """
     if have_room(batch, view, prompts):
         return False
@@ -39,6 +41,8 @@ def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Sequence[Request
     for request in starting if patient else ():
         if _can_wait(request, view):
             break
+        if request.deadline_s <= view.now_s:
+            continue
         wanted = num_blocks + batch.blocks_missing_at_most(request), num_seats + 1
         if _is_made(*wanted, batch, view, patient, begun):
             num_blocks, num_seats = wanted
