@@ -92,8 +92,10 @@ class PaceOfThePunctual(Pace):
     """A pace in which decodes that are late already do not shorten a step."""
 
     @classmethod
-    def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> Self:
-        pace = super().of(decodes, model, now_s)
+    def of(
+        cls, decodes: Sequence[Request], model: LatencyModel, now_s: float, num_lost: int = 0
+    ) -> Self:
+        pace = super().of(decodes, model, now_s, num_lost)
         least_s = model.predict_prefill(1)
         slacks_s = (r.deadline_s - now_s for r in decodes)
         pace.first_slack_s = min((s for s in slacks_s if s >= least_s), default=0.0)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from experiments.command import add_report, make_app, provenance, start
-from experiments.random_arena import report, results
+from experiments.random_arena import again, report, results
 from experiments.random_arena.cells import draw
 from experiments.random_arena.contenders import contenders
 from experiments.random_arena.play import Match, Row
@@ -82,6 +82,22 @@ def show(cells: NumCells = 60, seed: Seed = report.REPORT_SEED) -> None:
     for number in range(cells):
         cell = draw(seed, number)
         console.print(f"{cell.name}: {cell}")
+
+
+@app.command("again")
+def play_again(
+    seed: Seed = report.FORMER_SEED,
+    only: Annotated[
+        list[int] | None, typer.Option(metavar="CELL", min=0, help="Cells; by default all.")
+    ] = None,
+) -> None:
+    """Play our policy again where stored results say how others and it did; print a table.
+
+    Example: `python -m experiments.random_arena again --seed 3 --only 27 --only 5`.
+    """
+    rows = [row for row in results.read() if row["cell"]["seed"] == seed]
+    chosen = [row for row in rows if only is None or row["cell"]["number"] in only]
+    console.print(again.text(chosen), soft_wrap=True)
 
 
 make_report = add_report(app, "random_arena", report.PAGE, report.write)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
@@ -26,15 +25,18 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy.kit.checks import check_positive_share, check_share
-from slosched.policy.kit.chunks import in_a_tpot, in_chunks_like, in_full_steps
+from slosched.policy.kit.chunks import beside_decodes, in_chunks_like
 from slosched.policy.kit.decode_first import add_decodes
-from slosched.policy.kit.deferred import add_due, add_without_preempting, serve_something
-from slosched.policy.kit.drafts import drafts_that_pay
+from slosched.policy.kit.deferred import add_without_preempting
+from slosched.policy.kit.drafts import drafts_in_time
+from slosched.policy.kit.drift import Drift
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
+from slosched.policy.kit.giving_way import give_way
 from slosched.policy.kit.long_steps import LongSteps, long_steps
+from slosched.policy.kit.lost import may_be_lost, num_lost
 from slosched.policy.kit.make_way import have_room, make_way
 from slosched.policy.kit.memory import is_short_of_blocks, tokens_at_leisure, tokens_in_turn
-from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.pace import Pace, first_slack_s
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
     Order,
@@ -46,6 +48,7 @@ from slosched.policy.kit.punctual import (
     most_urgent,
     shortest_first,
 )
+from slosched.policy.kit.worth import Worth
 
 
 class Shortage(NamedTuple):
@@ -69,7 +72,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     2. A step may last until the first decode is due, minus `margin`.  It is never longer than the
        smallest TPOT of the decodes.  It may always last `shortest` of that TPOT, or as long as the
        decodes that are due and a tile of a prompt take, and no longer if a decode is late already.
-       A TPOT too small for such a step cannot be kept and counts for nothing here (`Pace`).
+       A TPOT too small for such a step cannot be kept and counts for nothing here (`Pace`), nor
+       does one that lets so few prompts through that fewer requests would be good (`Worth`).
     3. All decodes may fit into such a step, and the prompts that wait or have begun may all be in
        time in what the decodes leave of every step.  If KV blocks are not scarce, every decode then
        gets its token, and the prompts follow by deadline.
@@ -93,18 +97,19 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        be cut ends with a whole tile of 64 tokens.
     9. Under the deadline rule `tbt`, which counts every gap, a step is limited by the time that it
        hardly ever exceeds; under the other rules, which forgive a slow step, by its expected time.
+    10. Under the rule `envelope` a decode that is late has lost: it shortens no step (kit/lost.py).
+    11. A model that is off in the mean, and does not learn it, is corrected (`Drift`).
 
     Giving way costs no tokens, and it lets a burst of prompts pass before decodes that are ahead
-    of their TPOT.  But a decode that is ahead is safe from the next slow step, and decodes that
-    run at their bare pace hold seats and KV cache for longer.  experiments/goodput has figures of
-    this and of everything else that was tried.
+    of their TPOT.  But decodes that run at their bare pace hold seats and KV cache for longer.
+    experiments/goodput has figures of this and of everything else that was tried.
 
     A subclass may replace each part: `new_batch`, `timed`, `pace_class`, `longest_s`, `step_s`,
     `supply`, `is_enough_for_all`, `long_steps`, `take_turns`, `order`, `due_steps`, `spread`,
     `take_freed`, `give_way` and `pack_class`.
 
     Source: ours, with the rule of Moore (1968), https://doi.org/10.1287/mnsc.15.1.102.  The policy
-    knows no output lengths, and leaves it to `OnlineModel` to correct the model's bias.
+    knows no output lengths.
     """
 
     margin: float = tunable(0.05, 0.1)
@@ -135,12 +140,35 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         for name in ("fairness", "ageing"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], not {getattr(self, name)}")
+        self.reset()
+
+    def reset(self) -> None:
+        self._drift = Drift()
+        self._worth = Worth()
 
     @property
     def prompt_order(self) -> PromptOrder:
         return PromptOrder.LENGTH
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        seen = self._corrected(view, is_busy=bool(view.running))
+        self._worth.see(view.waiting)
+        output = self._planned(seen)
+        self._drift.note(view.now_s, view.model, output)
+        return output
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        """Plan the prompts as `schedule` does; return None if a decode may have to give way."""
+        seen = self._corrected(view, is_busy=True)
+        if may_be_lost(decodes, view):
+            return None
+        self._worth.see(view.waiting)
+        output = self._planned_beside(decodes, seen)
+        if output is not None:
+            self._drift.note(view.now_s, view.model, output)
+        return output
+
+    def _planned(self, view: SchedulerView) -> SchedulerOutput:
         batch, model = self.new_batch(view), view.model
         begun: list[Request] = []
         decodes: list[Request] = []
@@ -157,7 +185,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             begun, decodes = _staying(begun, batch), _staying(decodes, batch)
             prompts = [timed for timed in prompts if not batch.has_left(timed[0])]
         decodes.sort(key=attrgetter("deadline_s"))
-        pace = self.pace_class.of(decodes, model, view.now_s)
+        pace = self._pace(decodes, view)
         if view.swapped or batch.num_free_blocks < len(decodes):
             self._serve_short_of_memory(batch, view, pace, prompts)
         else:
@@ -165,12 +193,15 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             self._serve(pack, pace, decodes, prompts, view)
         return batch.build()
 
-    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
-        """Plan the prompts as `schedule` does; return None if a decode may have to give way."""
+    def _planned_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         batch, model = self.new_batch(view, decodes), view.model
         if batch.num_free_tokens < 0:
             return None
         pace = self.pace_class.of_group(decodes, model, view.now_s, batch.shape)
+        if not self._worth.is_known_of(pace):
+            return None
+        first_s = decodes.first_deadline_from
+        pace = self._worth.kept(pace, model, lambda s: first_s(s) - view.now_s)
         prompts = self._prompts(batch, model, view, view.running)
         if len(prompts) - len(view.running) > batch.num_free_seqs:
             return None
@@ -193,23 +224,14 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         self, offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView
     ) -> Sequence[int]:
         """Return the drafts that pay, in a step that makes no request late."""
-        assert output.shape is not None
-        predict, scheduled = view.model.predict, output.num_scheduled_tokens
-        now_s = view.now_s
-        due_s = [request.deadline_s for request in view.running]
-        # It may start prompts, which are due as well.
-        started = (r.deadline_s for r in view.waiting if r.request_id in scheduled)
-        due_s += islice(started, len(scheduled) - len(offers))
-        end_s = now_s + predict(output.shape)
-        limit_s = min([deadline_s for deadline_s in due_s if deadline_s > end_s], default=math.inf)
-        return drafts_that_pay(offers, output.shape, predict, limit_s - now_s)
+        return drafts_in_time(offers, output, view)
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         """Return `margin` before the first deadline: until then all decodes fit into a step.
 
         It is the margin of the largest TPOT, as the smaller ones may be such as cannot be kept.
         """
-        if decodes.num_decodes > limits.max_num_batched_tokens:
+        if self._drift.is_measuring or decodes.num_decodes > limits.max_num_batched_tokens:
             return -math.inf
         tpot_s = max((t for t in decodes.num_by_tpot_s if t < math.inf), default=0.0)
         return decodes.first_deadline_s - self.margin * tpot_s
@@ -301,34 +323,18 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         return True
 
     def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
-        """Fill the step of `pack` with the decodes and prompts of `shortage`.
-
-        The decodes that are due come first, then the punctual prompts and the other decodes by
-        deadline, then the late prompts.
-        """
-        batch, decodes = pack.batch, shortage.decodes
-        due_s = shortage.view.now_s + self.due_steps * batch.time_limit_s
-        at = add_due(batch, decodes, 0, due_s)
-        pack.reserved_blocks += len(decodes) - at
-        if not at or decodes[at - 1] in batch:  # All that are due found time.
-            _merge(decodes[at:], order, pack)
-        if not batch.num_scheduled_tokens:
-            serve_something(batch, decodes)
+        """Fill the step of `pack` with the decodes and prompts of `shortage`."""
+        view = shortage.view
+        due_s = view.now_s + self.due_steps * pack.batch.time_limit_s
+        give_way(pack, shortage.decodes, order, view, due_s)
 
     def beside_decodes(
         self, pace: Pace, prompts: Sequence[Timed], view: SchedulerView
     ) -> Sequence[Timed]:
-        """Return the prompts with the time that they add to steps that last a TPOT.
-
-        If steps have no tokens left before that, it is the time that they take of such steps.
-        """
-        if not pace.tiers:
-            return prompts
-        model, budget_tokens = view.model, view.limits.max_num_batched_tokens
+        """Return the prompts with the time that they add to steps that last a TPOT."""
         share = self._share(pace.all_s * pace.steps_per_s)
-        chunk = in_full_steps(pace.tpot_s, pace, model, budget_tokens, share)
-        chunk = chunk or in_a_tpot(pace.tpot_s, pace, model, budget_tokens)
-        return prompts if chunk is None else in_chunks_like(chunk, prompts, model, budget_tokens)
+        budget_tokens = view.limits.max_num_batched_tokens
+        return beside_decodes(prompts, pace, view.model, budget_tokens, share)
 
     def take_turns(self, long: LongSteps, pace: Pace, shortage: Shortage, pack: PromptPack) -> None:
         """Add all decodes, and the chunk of a long step as soon as they are ahead by as much."""
@@ -348,6 +354,18 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             order = shortest_first(order, timed, self.fairness)
         pack.add(order.in_time)
         pack.add(order.late)
+
+    def _corrected(self, view: SchedulerView, *, is_busy: bool) -> SchedulerView:
+        """Return the view with a model that is right in the mean; learn from the latest step."""
+        model = self._drift.corrected(view.model, view.now_s, is_busy=is_busy)
+        return view if model is view.model else replace(view, latency_model=model)
+
+    def _pace(self, decodes: Sequence[Request], view: SchedulerView) -> Pace:
+        """Return the pace of `decodes`, which are sorted by deadline, as far as it is worth it."""
+        num, now_s = num_lost(decodes, view), view.now_s
+        pace = self.pace_class.of(decodes, view.model, now_s, num)
+        self._worth.judge(pace, decodes, view)
+        return self._worth.kept(pace, view.model, lambda s: first_slack_s(decodes[num:], s, now_s))
 
     def _prompts(
         self,
@@ -419,14 +437,3 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 def _staying(requests: Iterable[Request], batch: BatchBuilder) -> list[Request]:
     """Return the requests that the step neither preempts nor rejects."""
     return [request for request in requests if not batch.has_left(request)]
-
-
-def _merge(decodes: Sequence[Request], order: Order, pack: PromptPack) -> None:
-    """Add punctual prompts and `decodes` by deadline, then the late prompts."""
-    at = 0
-    for prompt in order.in_time:
-        at = add_due(pack.batch, decodes, at, prompt.deadline_s)
-        if not pack.add((prompt,)):
-            return
-    add_due(pack.batch, decodes, at, math.inf)
-    pack.add(order.late)

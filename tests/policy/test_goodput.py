@@ -317,8 +317,10 @@ def test_a_subclass_may_replace_the_pace() -> None:
         """A pace that takes the first decode to be due 10 ms earlier."""
 
         @classmethod
-        def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> Self:
-            return super().of(decodes, model, now_s + 0.010)
+        def of(
+            cls, decodes: Sequence[Request], model: LatencyModel, now_s: float, num_lost: int = 0
+        ) -> Self:
+            return super().of(decodes, model, now_s + 0.010, num_lost)
 
     class InHaste(Goodput):
         pace_class = Hasty

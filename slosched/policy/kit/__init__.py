@@ -14,6 +14,7 @@
 | `add_prefills` | adds prefill chunks in your order; keeps KV blocks for prompts that have begun |
 | `UrgencyQueue` | all requests of a step by slack, and how many a prefill would delay |
 | `PromptPack` | adds prefill chunks until one has to be cut, to whole tiles |
+| `give_way` | fills a step with the decodes that are due, then prompts and the others |
 | `num_in_time`, `add_without_preempting` | serve only the decodes for which there is time |
 | `plan_turn` | a whole step in which chosen requests come first |
 | `have_room`, `make_way` | preempts what can wait for prompts that lack seats or KV blocks |
@@ -40,6 +41,9 @@
 | `tokens_in_turn`, `tokens_at_leisure` | prompt tokens of a step while KV blocks are short |
 | `Quoter` | the `Quote` of a request: its TTFT and TPOT if it came now |
 | `Speed` | what is done in a second, over several times past |
+| `Worth` | the smallest TPOT that is worth keeping when not all prompts can be in time |
+| `Drift`, `CorrectedModel` | the bias of a latency model that does not learn it |
+| `num_lost` | decodes that miss their SLO whatever comes |
 | `Spread` | quantiles of what came over what was expected |
 
 `check_at_least`, `check_positive`, `check_share` and `check_positive_share` raise ValueError for an
@@ -66,15 +70,19 @@ from slosched.policy.kit.deferred import all_in_time as all_in_time
 from slosched.policy.kit.deferred import are_alone as are_alone
 from slosched.policy.kit.deferred import num_in_time as num_in_time
 from slosched.policy.kit.deferred import serve_something as serve_something
+from slosched.policy.kit.drift import CorrectedModel as CorrectedModel
+from slosched.policy.kit.drift import Drift as Drift
 from slosched.policy.kit.drop import Drop as Drop
 from slosched.policy.kit.drop import drop_late as drop_late
 from slosched.policy.kit.drop import reject_expired as reject_expired
 from slosched.policy.kit.drop import reject_hopeless as reject_hopeless
 from slosched.policy.kit.drop import why_late as why_late
 from slosched.policy.kit.drop import without_rejected as without_rejected
+from slosched.policy.kit.giving_way import give_way as give_way
 from slosched.policy.kit.lengths import OutputLengths as OutputLengths
 from slosched.policy.kit.long_steps import LongSteps as LongSteps
 from slosched.policy.kit.long_steps import long_steps as long_steps
+from slosched.policy.kit.lost import num_lost as num_lost
 from slosched.policy.kit.make_way import have_room as have_room
 from slosched.policy.kit.make_way import make_way as make_way
 from slosched.policy.kit.memory import tokens_at_leisure as tokens_at_leisure
@@ -89,5 +97,6 @@ from slosched.policy.kit.quote import Quoter as Quoter
 from slosched.policy.kit.speed import Speed as Speed
 from slosched.policy.kit.spread import Spread as Spread
 from slosched.policy.kit.turn import plan_turn as plan_turn
+from slosched.policy.kit.worth import Worth as Worth
 from slosched.policy.kit.wrapper import Gate as Gate
 from slosched.policy.kit.wrapper import Wrapper as Wrapper

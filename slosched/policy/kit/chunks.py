@@ -122,3 +122,18 @@ def in_chunks_like(
             alone_s = min(alone_s, tokens * full_token_s)
         timed.append((request, factor * alone_s))
     return timed
+
+
+def beside_decodes(
+    prompts: Sequence[Timed], pace: Pace, model: LatencyModel, budget_tokens: int, share: float
+) -> Sequence[Timed]:
+    """Return the prompts with the time that they add to steps that last a TPOT.
+
+    If steps have no tokens left before that, it is the time that they take of such steps, of which
+    decodes leave the `share`.
+    """
+    if not pace.tiers:
+        return prompts
+    chunk = in_full_steps(pace.tpot_s, pace, model, budget_tokens, share)
+    chunk = chunk or in_a_tpot(pace.tpot_s, pace, model, budget_tokens)
+    return prompts if chunk is None else in_chunks_like(chunk, prompts, model, budget_tokens)

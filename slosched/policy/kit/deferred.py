@@ -36,6 +36,11 @@ def add_without_preempting(batch: BatchBuilder, decodes: Sequence[Request]) -> N
         batch.add(request)
 
 
+def add_in_time(batch: BatchBuilder, decodes: Sequence[Request]) -> None:
+    """Add a token of as many of `decodes`, from the first on, as time, tokens and blocks allow."""
+    add_without_preempting(batch, decodes[: num_in_time(batch, decodes)])
+
+
 def add_due(batch: BatchBuilder, decodes: Sequence[Request], first: int, until_s: float) -> int:
     """Add the decodes from place `first` on that are due by `until_s`, as far as time allows.
 
@@ -43,8 +48,7 @@ def add_due(batch: BatchBuilder, decodes: Sequence[Request], first: int, until_s
     """
     end = bisect_right(decodes, until_s, lo=first, key=attrgetter("deadline_s"))
     if end > first:
-        wanted = decodes[first:end]
-        add_without_preempting(batch, wanted[: num_in_time(batch, wanted)])
+        add_in_time(batch, decodes[first:end])
     return end
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
-from slosched.core import BatchShape, DraftOffer
+from slosched.core import BatchShape, DraftOffer, SchedulerOutput, SchedulerView
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -53,6 +54,22 @@ def drafts_that_pay(
             best, most_work = num_tried, work
     chosen: list[int] = np.bincount(places[:best], minlength=len(offers)).tolist()
     return chosen
+
+
+def drafts_in_time(
+    offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView
+) -> list[int]:
+    """Return the drafts that pay in the step `output`, if it makes no request late."""
+    assert output.shape is not None
+    predict, scheduled = view.model.predict, output.num_scheduled_tokens
+    now_s = view.now_s
+    due_s = [request.deadline_s for request in view.running]
+    # It may start prompts, which are due as well.
+    started = (r.deadline_s for r in view.waiting if r.request_id in scheduled)
+    due_s += islice(started, len(scheduled) - len(offers))
+    end_s = now_s + predict(output.shape)
+    limit_s = min([deadline_s for deadline_s in due_s if deadline_s > end_s], default=math.inf)
+    return drafts_that_pay(offers, output.shape, predict, limit_s - now_s)
 
 
 def _ranked(offers: Sequence[DraftOffer]) -> tuple[Floats, Ints]:

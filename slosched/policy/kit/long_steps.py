@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from slosched.core import LatencyModel, Request
@@ -40,6 +40,23 @@ class LongSteps(NamedTuple):
         return chunk_beside(model, pace.shape, pace.all_s, num_tokens)
 
 
+def tokens_per_s_in_turns(tpot_s: float, pace: Pace, chunks: Sequence[Chunk]) -> float:
+    """Return the prompt tokens per second in long steps and steps of decodes alone, in turn.
+
+    `chunks` are those that a long step may have.  Their steps take `tpot_s` on average.  Returns 0
+    if no step with such a chunk is longer, or if decodes leave no time.
+    """
+    cheapest = _cheapest_beyond(tpot_s, chunks)
+    share = 1 - pace.all_s / ((1 - _SPARE) * tpot_s)
+    return 0.0 if cheapest is None or share <= 0 else share / cheapest.token_s
+
+
+def _cheapest_beyond(tpot_s: float, chunks: Sequence[Chunk]) -> Chunk | None:
+    """Return the chunk that adds least time for each token, of those in steps beyond a TPOT."""
+    longer = [chunk for chunk in chunks if chunk.step_s > tpot_s]
+    return min(longer, key=lambda chunk: chunk.token_s, default=None)
+
+
 def long_steps(
     pace: Pace, model: LatencyModel, budget_tokens: int, min_share: float
 ) -> LongSteps | None:
@@ -61,10 +78,9 @@ def long_steps(
     for tpot_s, _ in pace.tiers:
         if full.step_s <= tpot_s:
             return None
-        longer = [chunk for chunk in chunks if chunk.step_s > tpot_s]
-        cheapest = min(longer, key=lambda chunk: chunk.token_s)
-        share = 1 - pace.all_s / ((1 - _SPARE) * tpot_s)
-        in_turns = share / cheapest.token_s if share > 0 else 0.0
+        cheapest = _cheapest_beyond(tpot_s, chunks)
+        assert cheapest is not None, "the full step is longer"
+        in_turns = tokens_per_s_in_turns(tpot_s, pace, chunks)
         in_tpot = in_a_tpot(tpot_s, pace, model, budget_tokens)
         within = 0.0 if in_tpot is None else in_tpot.num_tokens / tpot_s
         if max(in_turns, within) < min_share * full.num_tokens / full.step_s:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -42,17 +42,23 @@ class Pace:
     """Number of decodes by TPOT, the smallest TPOT first."""
 
     @classmethod
-    def of(cls, decodes: Sequence[Request], model: LatencyModel, now_s: float) -> Self:
-        """Return the pace of `decodes`, which are sorted by deadline.  O(n)."""
+    def of(
+        cls, decodes: Sequence[Request], model: LatencyModel, now_s: float, num_lost: int = 0
+    ) -> Self:
+        """Return the pace of `decodes`, which are sorted by deadline.  O(n).
+
+        The first `num_lost` of them count as if they asked for the largest TPOT of the others, and
+        are never due.
+        """
         shape = BatchShape()
         if decodes:
             shape.add_decodes([r.num_computed_tokens + 1 for r in decodes])
-        tpots_s = Counter([r.slo.tpot_s for r in decodes])
-        first_slack_s = decodes[0].deadline_s - now_s if decodes else 0.0
-        pace = cls.of_sums(tpots_s, first_slack_s, model, shape)
-        if decodes and decodes[0].slo.tpot_s < pace.tpot_s:
-            kept_s = (r.deadline_s - now_s for r in decodes if r.slo.tpot_s >= pace.tpot_s)
-            pace.first_slack_s = next(kept_s, math.inf)
+        kept = decodes[num_lost:]
+        tpots_s = Counter([r.slo.tpot_s for r in kept])
+        if num_lost:
+            tpots_s[max(tpots_s)] += num_lost
+        pace = cls.of_sums(tpots_s, math.inf, model, shape)
+        pace.first_slack_s = first_slack_s(kept, pace.tpot_s, now_s)
         return pace
 
     @classmethod
@@ -93,6 +99,19 @@ class Pace:
             tiers,
         )
 
+    def raised(self, tpot_s: float, model: LatencyModel, slack_s: Callable[[float], float]) -> Self:
+        """Return the pace if decodes that ask for less than `tpot_s` asked for that instead.
+
+        `slack_s` tells how long it is until the first decode of at least some TPOT is due.
+        """
+        least_s = min(tpot_s, self.tiers[-1][0])
+        tpots_s: Counter[float] = Counter()
+        for own_s, num in self.tiers:
+            tpots_s[max(own_s, least_s)] += num
+        pace = type(self).of_sums(tpots_s, math.inf, model, self.shape)
+        pace.first_slack_s = slack_s(pace.tpot_s)
+        return pace
+
     def due_within(self, time_s: float) -> BatchShape:
         """Return a step of as many decodes as are due within `time_s`, on average."""
         return _due_within(time_s, self.tiers, self.shape)
@@ -103,6 +122,14 @@ class Pace:
         Of n decodes one ends with each n-th part of their stay.
         """
         return self.all_s * stay_tokens(decodes) / max(1, len(decodes))
+
+
+def first_slack_s(decodes: Iterable[Request], tpot_s: float, now_s: float) -> float:
+    """Return the time until the first of `decodes`, sorted by deadline, of such a TPOT is due.
+
+    It is infinite if none of them has a TPOT of at least `tpot_s`.
+    """
+    return next((r.deadline_s - now_s for r in decodes if r.slo.tpot_s >= tpot_s), math.inf)
 
 
 def stay_tokens(decodes: Sequence[Request]) -> float:

@@ -1,0 +1,43 @@
+"""A step in which decodes give way: who is due comes first, then prompts and others by deadline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from slosched.core import Request, SchedulerView
+from slosched.policy.kit.deferred import add_due, add_in_time, serve_something
+from slosched.policy.kit.lost import due_by, num_lost
+from slosched.policy.kit.prompt_pack import PromptPack
+from slosched.policy.kit.punctual import Order
+
+
+def give_way(
+    pack: PromptPack, decodes: Sequence[Request], order: Order, view: SchedulerView, due_s: float
+) -> None:
+    """Fill the step of `pack` with `decodes`, which are sorted by deadline, and prompts.
+
+    The decodes that are due by `due_s` come first, then the punctual prompts of `order` and the
+    other decodes by deadline, then the late prompts.  Lost decodes get a token now and then.
+    """
+    batch, num = pack.batch, num_lost(decodes, view)
+    lost, kept = decodes[:num], decodes[num:]
+    at = add_due(batch, kept, 0, due_s)
+    pack.reserved_blocks += len(decodes) - at
+    if not at or kept[at - 1] in batch:  # All that are due found time.
+        add_in_time(batch, due_by(lost, kept, due_s))
+        _merge(kept[at:], order, pack)
+        add_in_time(batch, [r for r in lost if r not in batch])
+    if not batch.num_scheduled_tokens:
+        serve_something(batch, decodes)
+
+
+def _merge(decodes: Sequence[Request], order: Order, pack: PromptPack) -> None:
+    """Add punctual prompts and `decodes` by deadline, then the late prompts."""
+    at = 0
+    for prompt in order.in_time:
+        at = add_due(pack.batch, decodes, at, prompt.deadline_s)
+        if not pack.add((prompt,)):
+            return
+    add_due(pack.batch, decodes, at, math.inf)
+    pack.add(order.late)

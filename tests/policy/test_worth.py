@@ -1,0 +1,93 @@
+"""Which TPOT is worth keeping when not all prompts can be in time."""
+
+from __future__ import annotations
+
+import pytest
+from views import R, flat_model, view_of
+
+from slosched.core import SLO, DeadlineRule, Limits, Request, SchedulerView
+from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.worth import Worth
+
+MODEL = flat_model()
+"""5 ms + 50 us a token: the decodes take 5.2 ms, and a step of 10 ms has time for 96 prompt tokens,
+one of 50 ms for 896."""
+NOW_S = 1.0
+
+
+def decodes() -> list[R]:
+    tpots_s = (0.010, 0.010, 0.050, 0.050)
+    return [R(f"d{i}", 11, 9.0, tpot_s=tpot_s, out=1) for i, tpot_s in enumerate(tpots_s)]
+
+
+def arrivals(num: int, tokens: int, share_hasty: float, ttft_s: float = 1.0) -> list[Request]:
+    """Return as many requests as arrived in the last second."""
+    num_hasty = round(share_hasty * num)
+    return [
+        Request(f"r{i}", i / num, tokens, 512, SLO(ttft_s, 0.010 if i < num_hasty else 0.050))
+        for i in range(num)
+    ]
+
+
+def chosen(waiting: list[Request], rule: DeadlineRule = DeadlineRule.TBT) -> float:
+    """Return the TPOT to which the pace of `decodes` is raised, or their own."""
+    limits = Limits(deadline_rule=rule)
+    view: SchedulerView = view_of([*decodes(), *waiting], MODEL, now_s=NOW_S, limits=limits)
+    pace = Pace.of(view.running, MODEL, NOW_S)
+    worth = Worth()
+    worth.see(view.waiting)
+    worth.judge(pace, view.running, view)
+    return worth.kept(pace, MODEL, lambda _: 1.0).tpot_s
+
+
+def test_while_all_prompts_go_through_the_smallest_tpot_is_kept() -> None:
+    """40 prompts of 200 tokens are 8,000 tokens in a second, 80 in each step of 10 ms."""
+    assert chosen(arrivals(40, 200, 0.1)) == 0.010
+
+
+def test_a_tpot_of_a_few_that_keeps_many_prompts_out_is_not_kept() -> None:
+    """In steps of 10 ms 60 % of 16,000 tokens go through, in steps of 50 ms all."""
+    assert chosen(arrivals(40, 400, 0.1)) == 0.050
+
+
+def test_a_tpot_of_many_is_kept_though_prompts_are_late() -> None:
+    assert chosen(arrivals(40, 400, 0.6)) == 0.010
+
+
+def test_the_ttft_that_a_request_does_not_use_is_left_for_its_tokens() -> None:
+    """Under `envelope` 9 of 10 s, divided among 20 tokens, allow for any TPOT."""
+    waiting = arrivals(40, 400, 0.6, ttft_s=10.0)
+    assert chosen(waiting, DeadlineRule.ENVELOPE) == 0.050
+    assert chosen(waiting) == 0.010
+
+
+def test_too_few_arrivals_say_nothing() -> None:
+    assert chosen(arrivals(12, 4000, 0.1)) == 0.010
+
+
+def test_it_is_judged_only_when_requests_arrive() -> None:
+    worth, view = Worth(), view_of([*decodes(), *arrivals(40, 400, 0.1)], MODEL, now_s=NOW_S)
+    pace = Pace.of(view.running, MODEL, NOW_S)
+    assert worth.is_known_of(pace)
+    worth.see(view.waiting)
+    assert not worth.is_known_of(pace)
+    worth.judge(pace, view.running, view)
+    worth.see(view.waiting)
+    assert worth.is_known_of(pace)
+
+
+def test_decodes_of_one_tpot_leave_no_choice() -> None:
+    view = view_of([*decodes()[:2], *arrivals(40, 400, 0.1)], MODEL, now_s=NOW_S)
+    worth = Worth()
+    worth.see(view.waiting)
+    assert worth.is_known_of(Pace.of(view.running, MODEL, NOW_S))
+
+
+def test_a_raised_pace_is_that_of_decodes_that_ask_for_less() -> None:
+    pace = Pace.of(view_of(decodes()).running, MODEL, 0.0)
+    raised = pace.raised(0.050, MODEL, lambda tpot_s: tpot_s + 7)
+    assert (raised.tpot_s, raised.first_slack_s) == (0.050, pytest.approx(7.05))
+    assert raised.tiers == [(0.050, 4)]
+    assert raised.steps_per_s == pytest.approx(20.0)
+    assert raised.all_s == pace.all_s
+    assert pace.raised(1.0, MODEL, lambda _: 0.0).tpot_s == 0.050, "that of the slowest"
