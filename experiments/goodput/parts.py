@@ -24,6 +24,7 @@ from slosched.policy.kit.deferred import add_without_preempting, serve_something
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Supply, Timed, are_in_time, most_in_time
+from slosched.policy.kit.worth import Worth
 
 
 class NeverGivesWay(Goodput):
@@ -133,7 +134,23 @@ class PaceOfTheTightest(Pace):
         return pace
 
 
-class TightestBinds(Goodput):
+class AllWorthKeeping(Worth):
+    """Every TPOT is worth keeping, however few prompts go through."""
+
+    def judge(self, pace: Pace, decodes: Sequence[Request], view: SchedulerView) -> None:
+        """Judge nothing."""
+
+    def is_known_of(self, pace: Pace) -> bool:  # noqa: ARG002  # it depends on no pace
+        return True
+
+
+class KeepsEveryTpot(Goodput):
+    """goodput that gives up no TPOT that can be kept."""
+
+    worth_class = AllWorthKeeping
+
+
+class TightestBinds(KeepsEveryTpot):
     """The smallest TPOT limits the step, also if it cannot be kept."""
 
     pace_class = PaceOfTheTightest

@@ -50,6 +50,8 @@ def text(rows: Sequence[Row], *, has_figure: bool) -> str:
     for seed in (FORMER_SEED, *reversed(DESIGN_SEEDS)):
         if designed := _of_seed(rows, seed):
             parts += [f"## Cells of seed {seed}", *_results(designed), _table(designed)]
+        if designed and seed == FORMER_SEED:
+            parts += [f"### Where `{FLAGSHIP}` was behind", _behind(designed)]
     parts += ["## How it was made", _provenance(rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -74,10 +76,10 @@ In [the arena](arena.md) the scenarios were chosen, and `{FLAGSHIP}` was made wh
 looked at. Here each cell is drawn from a seed: device and model (all bundled ones on GPUs, dense \
 and mixtures of experts), trace and window, promise, deadline rule, size of the KV cache, tail of \
 the outputs, prefix cache and error of the latency model. Policies were \
-changed after cells of the seeds {" and ".join(map(str, DESIGN_SEEDS))} had been looked at. So \
-were they after the results of seed {FORMER_SEED}, which were reported first: they are those of \
-the policy as it was then, which [was changed](../experiments/random_arena/README.md#seed-3) where \
-it was behind. Cells of seed {REPORT_SEED} were first played for this page.
+changed after cells of the seeds {" and ".join(map(str, DESIGN_SEEDS))} had been looked at. Those \
+of seed {FORMER_SEED} were reported first. Their results are those of `{FLAGSHIP}` as it was then; \
+after them [it was changed](../experiments/random_arena/README.md#seed-3) where it was behind. \
+Cells of seed {REPORT_SEED} were first played for this page.
 
 In each cell every contender may try {effort.num_trials} settings on windows that do not judge, at \
 a rate at which the best of three reference policies serves {REFERENCE_TARGET:.0%} in time. Ours \

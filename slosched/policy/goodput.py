@@ -104,9 +104,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     of their TPOT.  But decodes that run at their bare pace hold seats and KV cache for longer.
     experiments/goodput has figures of this and of everything else that was tried.
 
-    A subclass may replace each part: `new_batch`, `timed`, `pace_class`, `longest_s`, `step_s`,
-    `supply`, `is_enough_for_all`, `long_steps`, `take_turns`, `order`, `due_steps`, `spread`,
-    `take_freed`, `give_way` and `pack_class`.
+    A subclass may replace each part: `new_batch`, `timed`, `pace_class`, `worth_class`,
+    `longest_s`, `step_s`, `supply`, `is_enough_for_all`, `long_steps`, `take_turns`, `order`,
+    `due_steps`, `spread`, `take_freed`, `give_way` and `pack_class`.
 
     Source: ours, with the rule of Moore (1968), https://doi.org/10.1287/mnsc.15.1.102.  The policy
     knows no output lengths.
@@ -129,6 +129,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     pace_class: ClassVar[type[Pace]] = Pace
     """The class that computes how much time decodes need and how much they have."""
+    worth_class: ClassVar[type[Worth]] = Worth
+    """The class that chooses the smallest TPOT that is worth keeping."""
     pack_class: ClassVar[type[PromptPack]] = PromptPack
     """The class that adds prompts to a step and cuts the last of them."""
     due_steps: ClassVar[int] = 2
@@ -144,7 +146,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def reset(self) -> None:
         self._drift = Drift()
-        self._worth = Worth()
+        self._worth = self.worth_class()
 
     @property
     def prompt_order(self) -> PromptOrder:
