@@ -118,9 +118,7 @@ class Quoter:
         """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
         work_s = prompt_s(request, model)
         place = self._place(request, work_s)
-        is_pressing = self._presses(request, request.arrival_s)
-        others = self._that_press(request.arrival_s) if is_pressing else self._unfinished()
-        ahead_s = sum([p.work_s for p in others if p.place <= place])
+        ahead_s = sum([p.work_s for p in self._ahead(request, place)])
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         overtaking = self._overtaking(work_s, request.arrival_s)
@@ -206,7 +204,7 @@ class Quoter:
                 done_s += left.work_s  # those behind it need not wait for it
         predicted_s = 0.0 if output.shape is None else model.predict(output.shape)
         num_served = 0 if output.shape is None else min(num_decodes, output.shape.num_decodes)
-        is_full = bool(self._that_press(now_s)) and not output.is_at_leisure
+        is_full = self._is_pressed(now_s) and not output.is_at_leisure
         self._step = _Step(now_s, predicted_s, done_s, num_decodes, num_served, is_full)
         self._busy_until_s = now_s + predicted_s
 
@@ -218,20 +216,38 @@ class Quoter:
         """Return the prompts that wait or have begun; another thread may add some meanwhile."""
         return self._prompts.copy().values()
 
-    def _that_press(self, now_s: float) -> Collection[Expected]:
-        """Return the prompts that do not only get what others leave over.
+    def _ahead(self, request: Request, place: float) -> Collection[Expected]:
+        """Return the prompts that are served before a request that arrives at this place.
 
-        Under a policy that serves by arrival that is all of them.
+        Those that only get what others leave over are ahead only of others like them.
         """
-        prompts = self._unfinished()
-        if self._order() is PromptOrder.ARRIVAL:
-            return prompts
-        return [each for each in prompts if self._presses(each.request, now_s)]
+        if self._all_press or not self._presses(request, request.arrival_s):
+            return [each for each in self._unfinished() if each.place <= place]
+        # As `_presses` says it: a thousand prompts may wait, and a call for each takes too long.
+        far_s = request.arrival_s + FAR_S
+        return [
+            each
+            for each in self._unfinished()
+            if each.place <= place
+            and (other := each.request).asked_slo is None
+            and other.arrival_s + other.slo.ttft_s < far_s
+        ]
+
+    def _is_pressed(self, now_s: float) -> bool:
+        """Tell whether a prompt waits that does not only get what others leave over."""
+        return any(self._presses(each.request, now_s) for each in self._unfinished())
 
     def _presses(self, request: Request, now_s: float) -> bool:
         """Tell whether a prompt has a promise to keep that is not far off."""
+        if self._all_press:
+            return True
         far_s = now_s + FAR_S
-        return not request.is_best_effort and request.arrival_s + request.slo.ttft_s < far_s
+        return request.asked_slo is None and request.arrival_s + request.slo.ttft_s < far_s
+
+    @property
+    def _all_press(self) -> bool:
+        """Tell whether the policy serves by arrival, so that nothing is left over for others."""
+        return self._order() is PromptOrder.ARRIVAL
 
     def _place(self, request: Request, work_s: float) -> float:
         order = self._order()
@@ -290,7 +306,7 @@ class Quoter:
 
     def _learn_speed(self, step: _Step, now_s: float) -> None:
         # Without a prompt the device may have been idle since, or run decodes without asking.
-        presses = bool(self._that_press(now_s))
+        presses = self._is_pressed(now_s)
         took_s = now_s - step.start_s if presses else step.predicted_s
         if step.work_s or presses:
             self._speed.observe(step.work_s, took_s, step.start_s - self._speed_seen_s)
