@@ -8,7 +8,7 @@ longest prefill.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from experiments.arena.rows import Row, Tables, best, knee_of, pick
 from experiments.arena.scenarios import Scale, Scenario
@@ -96,7 +96,8 @@ def _told(policy: Policy, window: Trace, decode_s: float) -> ToldLengths:
     if not isinstance(policy, Goodput):
         raise TypeError(f"lengths are told to goodput alone, not to {policy}")
     lengths = {r.request_id: r.num_output_tokens for r in window.requests}
-    return ToldLengths(**vars(policy), num_output_tokens=lengths, decode_s=decode_s)
+    options = {option.name: getattr(policy, option.name) for option in fields(policy)}
+    return ToldLengths(**options, num_output_tokens=lengths, decode_s=decode_s)
 
 
 def _decode_s(model: FittedModel, window: Trace, config: SimulationConfig) -> float:
