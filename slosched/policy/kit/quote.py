@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +41,8 @@ class Expected:
     """A request, what was expected of it when it arrived, and what is left of its prompt."""
 
     request: Request
+    due_s: float
+    """When its first token is due; infinite if it only gets what others leave over."""
     place: float
     """Its place in the policy's order, the least first."""
     work_s: float
@@ -118,7 +120,12 @@ class Quoter:
         """Return what is expected of a request that arrives now; nothing is learnt.  O(prompts)."""
         work_s = prompt_s(request, model)
         place = self._place(request, work_s)
-        ahead_s = sum([p.work_s for p in self._ahead(request, place)])
+        due_s = _due_s(request)
+        far_s = request.arrival_s + FAR_S
+        if self._all_press or due_s >= far_s:
+            far_s = math.inf
+        prompts = self._prompts.copy().values()  # another thread may add some meanwhile
+        ahead_s = sum([p.work_s for p in prompts if p.place <= place and p.due_s <= far_s])
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         overtaking = self._overtaking(work_s, request.arrival_s)
@@ -129,6 +136,7 @@ class Quoter:
         tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
         return Expected(
             request,
+            due_s,
             place,
             work_s,
             ttft_s,
@@ -155,6 +163,7 @@ class Quoter:
         spread = self._behind
         self._prompts[request.request_id] = Expected(
             request,
+            _due_s(request),
             _FIRST,
             prompt_s(request, model),
             0.0,
@@ -186,6 +195,8 @@ class Quoter:
         for name, each in tuple(self._prompts.items()):
             if each.request.end_reason is not None:
                 del self._prompts[name]
+            elif each.request.asked_slo is not None:  # it may have been given up since
+                each.due_s = math.inf
 
     def note_step(
         self, now_s: float, model: LatencyModel, output: SchedulerOutput, num_decodes: int
@@ -212,37 +223,13 @@ class Quoter:
     def _is_by_length(self) -> bool:
         return self._order() is PromptOrder.LENGTH
 
-    def _unfinished(self) -> Collection[Expected]:
-        """Return the prompts that wait or have begun; another thread may add some meanwhile."""
-        return self._prompts.copy().values()
-
-    def _ahead(self, request: Request, place: float) -> Collection[Expected]:
-        """Return the prompts that are served before a request that arrives at this place.
-
-        Those that only get what others leave over are ahead only of others like them.
-        """
-        if self._all_press or not self._presses(request, request.arrival_s):
-            return [each for each in self._unfinished() if each.place <= place]
-        # As `_presses` says it: a thousand prompts may wait, and a call for each takes too long.
-        far_s = request.arrival_s + FAR_S
-        return [
-            each
-            for each in self._unfinished()
-            if each.place <= place
-            and (other := each.request).asked_slo is None
-            and other.arrival_s + other.slo.ttft_s < far_s
-        ]
-
     def _is_pressed(self, now_s: float) -> bool:
         """Tell whether a prompt waits that does not only get what others leave over."""
-        return any(self._presses(each.request, now_s) for each in self._unfinished())
-
-    def _presses(self, request: Request, now_s: float) -> bool:
-        """Tell whether a prompt has a promise to keep that is not far off."""
+        prompts = self._prompts.copy().values()
         if self._all_press:
-            return True
+            return bool(prompts)
         far_s = now_s + FAR_S
-        return request.asked_slo is None and request.arrival_s + request.slo.ttft_s < far_s
+        return any(each.due_s < far_s for each in prompts)
 
     @property
     def _all_press(self) -> bool:
@@ -347,3 +334,8 @@ def decode_s(request: Request, model: LatencyModel) -> float:
     shape = BatchShape()
     shape.add(1, request.num_prompt_tokens)
     return model.predict(shape)
+
+
+def _due_s(request: Request) -> float:
+    """Return when a first token is due: never if the request is served though late."""
+    return math.inf if request.asked_slo is not None else request.arrival_s + request.slo.ttft_s
