@@ -103,9 +103,8 @@ class BatchBuilder:
         )
         self.time_limit_s = time_limit_s
         """Limit below which the predicted time of the step stays, strictly."""
-        self.shape = BatchShape()
+        self.shape = BatchShape() if beside is None else group_shape(beside)
         if beside is not None:
-            self.shape = group_shape(beside)
             self.num_free_tokens -= beside.num_decodes
             self.num_free_seqs -= beside.num_decodes
             self.num_free_blocks -= beside.num_new_blocks

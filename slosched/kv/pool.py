@@ -14,7 +14,7 @@ class OutOfBlocksError(SloschedError):
 class BlockPool:
     """A pool of block numbers.  Those freed last are taken first, as their memory is warmest."""
 
-    __slots__ = ("_left", "_num_used", "num_blocks")
+    __slots__ = ("_left", "_num_used", "num_blocks", "num_free")
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 0:
@@ -22,13 +22,10 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._left: list[int] = []
         """Free blocks that were taken before, the last freed at the end."""
+        self.num_free = num_blocks
         self._num_used = 0
         """The first blocks, which have been taken at least once.  A large pool thus costs nothing
         before it is used, of which a fleet has a thousand."""
-
-    @property
-    def num_free(self) -> int:
-        return len(self._left) + self.num_blocks - self._num_used
 
     @property
     def free_blocks(self) -> frozenset[int]:
@@ -37,11 +34,12 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """Return `count` blocks; raise OutOfBlocksError and take nothing if there are fewer."""
         left, num_used = self._left, self._num_used
-        num_new = count - len(left)
-        if num_new > self.num_blocks - num_used:
+        if count > self.num_free:
             raise OutOfBlocksError(f"{count} KV blocks wanted, {self.num_free} are free")
         if count == 0:
             return []
+        self.num_free -= count
+        num_new = count - len(left)
         taken = left[-count:]
         taken.reverse()
         del left[-count:]
@@ -52,3 +50,4 @@ class BlockPool:
 
     def give_back(self, blocks: Iterable[int]) -> None:
         self._left.extend(blocks)
+        self.num_free = len(self._left) + self.num_blocks - self._num_used

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import copy
 from typing import TypeGuard
 
@@ -23,14 +22,13 @@ class FrozenModel(OnlineModel):
     def observe(self, shape: BatchShape, seconds: float) -> None:
         """Do nothing."""
 
-    def decode_steps(self, shape: BatchShape) -> Iterator[float]:
-        """Yield the seconds of one step after the other of the same decodes and nothing else.
-
-        `shape` is that of the first step.  The seconds are those of `predict`, to the bit.
-        """
+    def decode_ends(
+        self, shape: BatchShape, start_s: float, most: int, until_s: float
+    ) -> list[float]:
+        """Return when steps of the same decodes end, as `FittedModel.decode_ends` does."""
         base, bias = self.base, self._decode.bias
         assert isinstance(base, FittedModel), f"{type(base).__name__} may learn"
-        return (seconds * bias for seconds in base.decode_steps(shape))
+        return base.decode_ends(shape, start_s, most, until_s, bias)
 
 
 def is_unchanging(model: LatencyModel) -> TypeGuard[FittedModel | FrozenModel]:

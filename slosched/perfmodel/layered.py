@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -92,12 +92,15 @@ class LayeredModel(FittedModel):
 
         return predict
 
-    def decode_steps(self, shape: BatchShape) -> Iterator[float]:
+    def decode_ends(
+        self, shape: BatchShape, start_s: float, most: int, until_s: float, factor: float = 1.0
+    ) -> list[float]:
         num_decodes = shape.num_decodes
         if not 0 < num_decodes <= _MAX_READY:
-            return super().decode_steps(shape)
+            return super().decode_ends(shape, start_s, most, until_s, factor)
         other_s = self._layers_s[num_decodes] + self._requests_s[num_decodes]
-        return self.attention.decode.successive_seconds(shape, other_s)
+        decode = self.attention.decode
+        return decode.successive_ends(shape, other_s, start_s, most, until_s, factor)
 
     def column_seconds(self, c: Columns) -> Array:
         """Return the seconds of many shapes at once, each of which has at least one request."""

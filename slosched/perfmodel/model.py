@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -71,16 +71,23 @@ class FittedModel(ABC):
         """Return the prediction, raised so far that 99 % of the held-out steps took less."""
         return self._upper * self.predict(shape)
 
-    def decode_steps(self, shape: BatchShape) -> Iterator[float]:
-        """Yield the seconds of one step after the other of the same decodes and nothing else.
+    def decode_ends(
+        self, shape: BatchShape, start_s: float, most: int, until_s: float, factor: float = 1.0
+    ) -> list[float]:
+        """Return when steps of the same decodes and nothing else end that follow each other.
 
-        `shape` is that of the first step; each step makes every context longer by a token.  The
-        seconds are those of `predict`, to the bit.  It never ends.
+        `shape` is that of the first step, which begins at `start_s`; each step makes every context
+        longer by a token.  Each takes `factor` times what `predict` says, to the bit.  The list has
+        `most` times, or as many as it takes to reach `until_s`, and at least one.
         """
-        shape = shape.copy()
-        while True:
-            yield self.predict(shape)
+        shape, end_s, ends_s = shape.copy(), start_s, []
+        for _ in range(most):
+            end_s += self.predict(shape) * factor
+            ends_s.append(end_s)
+            if end_s >= until_s:
+                break
             shape.lengthen_contexts()
+        return ends_s
 
     def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
         if num_prior_tokens:

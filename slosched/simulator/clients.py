@@ -28,7 +28,9 @@ class Clients:
         self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._fails_s = fails_s
         self._waiting: list[tuple[float, int, Request]] = []
-        """Heap of the time at which a client leaves, the number of earlier ones, its request."""
+        """Heap of the time at which a client leaves, the number of earlier ones, its request.
+
+        It has none of clients that wait without end."""
         self._num_sent = 0
         self.next_s = math.inf
         """The time before which no client leaves."""
@@ -40,7 +42,10 @@ class Clients:
 
     def watch(self, request: Request) -> None:
         """Let the client of a request leave in time that the scheduler has already."""
-        heappush(self._waiting, (self._leaves_s(request), self._num_sent, request))
+        leaves_s = self._leaves_s(request)
+        if leaves_s == math.inf:
+            return
+        heappush(self._waiting, (leaves_s, self._num_sent, request))
         self._num_sent += 1
         self.next_s = self._waiting[0][0]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 
 from slosched.core import (
     BatchShape,
@@ -30,6 +29,10 @@ from slosched.simulator.decodes import GroupedDecodes
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
 
 OnRow = Callable[[StepRow, Sequence[Request]], None]
+
+_ROUNDING_S = 1e-6
+"""More than what sums of times are off by.  Steps that end so close to the time at which the policy
+plans again are run one by one."""
 
 _MOST_SKIPPED = 32
 """Most steps that go one by one after the policy has declined repeatedly."""
@@ -71,7 +74,10 @@ class GroupedSteps:
             and (self._planner is not None or self._foreseeing is not None)
         )
         self._may_run_ahead = (
-            on_row is None and self._observe is None and not scheduler.kv.prefixes.copies_to_host
+            on_row is None
+            and self._observe is None
+            and executor.knows_steps
+            and not scheduler.kv.prefixes.copies_to_host
         )
         self._group: GroupedDecodes | None = None
         self._others: dict[str, Request] = {}
@@ -186,9 +192,9 @@ class GroupedSteps:
         start_s = self._clock.now_s()
         if until_s <= start_s:
             return 0
-        if num_steps := self._run_ahead(group, until_s, arrival_s):
-            return num_steps
-        shape = group_shape(group)
+        shape, num_steps = group_shape(group), 0
+        if self._may_run_ahead and (num := self._run_ahead(group, shape, until_s, arrival_s)):
+            return num
         while True:
             predicted_s = None
             if model is not None and (until_s != math.inf or on_row is not None):
@@ -216,33 +222,29 @@ class GroupedSteps:
             start_s = now_s
         return num_steps
 
-    def _run_ahead(self, group: GroupedDecodes, until_s: float, arrival_s: float) -> int:
+    def _run_ahead(
+        self, group: GroupedDecodes, shape: BatchShape, until_s: float, arrival_s: float
+    ) -> int:
         """Run steps of the group alone whose times are known beforehand, and return their number.
 
-        They end with the one after which a member has finished.  None is run if something else may
-        happen in them: blocks run out, or someone looks at each step.
+        They end with the one after which a member has finished, or before.  None is run if
+        something else may happen in them: blocks run out, a client leaves, or the policy plans.
         """
-        shape, now_s = group_shape(group), self._clock.now_s()
-        num_steps = group.num_steps_to_end
-        steps_s = self._executor.decode_steps(shape) if self._may_run_ahead else None
-        if steps_s is None or group.num_new_blocks_of(num_steps) > self._kv.num_free_blocks:
+        most, gone_s = group.num_steps_to_end, self._clients.next_s
+        if group.num_new_blocks_of(most) > self._kv.num_free_blocks:
             return 0
-        if until_s != math.inf and self._scheduler.latency_model is not self._executor.model:
-            return 0
-        gone_s, ends_s = self._clients.next_s, []
-        for step_s in islice(steps_s, num_steps):
-            end_s = now_s + step_s
-            if step_s >= until_s - now_s or end_s >= gone_s:
-                break
-            now_s = end_s
-            ends_s.append(now_s)
-            if now_s >= arrival_s:
-                break
+        if until_s != math.inf:
+            if self._scheduler.latency_model is not self._executor.model:
+                return 0
+            gone_s = min(gone_s, until_s - _ROUNDING_S)
+        ends_s = self._executor.decode_ends(shape, most, min(arrival_s, gone_s))
+        if ends_s[-1] >= gone_s:
+            ends_s.pop()
         if ends_s:
             if num_blocks := group.num_new_blocks_of(len(ends_s)):
                 self._kv.lend(num_blocks)
-            self._clock.advance_to(now_s)
-            self._end(group.advance(ends_s), now_s)
+            self._clock.advance_to(ends_s[-1])
+            self._end(group.advance(ends_s), ends_s[-1])
         return len(ends_s)
 
     def _num_written(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from slosched.core import (
     BatchShape,
@@ -16,6 +16,9 @@ from slosched.core import (
 from slosched.perfmodel.frozen import is_unchanging
 from slosched.simulator.disturbances import UNDISTURBED, Disturbances, DisturbedTimes
 from slosched.simulator.drafts import AcceptedDrafts
+
+DecodeEnds = Callable[[BatchShape, float, int, float], list[float]]
+"""What `FittedModel.decode_ends` is, without a factor."""
 
 
 class VirtualClock:
@@ -56,6 +59,9 @@ class SimulatedExecutor:
         self.model = model
         """What its steps take, but for disturbances."""
         self._predict = model.predict
+        self._decode_ends: DecodeEnds | None = None
+        if disturbances.are_none and is_unchanging(model):
+            self._decode_ends = model.decode_ends
         self._clock = clock
         self._output_lengths = output_lengths
         self._accepted = accepted
@@ -71,14 +77,19 @@ class SimulatedExecutor:
         self._clock.advance(elapsed_s)
         return elapsed_s
 
-    def decode_steps(self, shape: BatchShape) -> Iterator[float] | None:
-        """Return the seconds of steps to come of the same decodes, the first of this shape.
+    @property
+    def knows_steps(self) -> bool:
+        """Tell whether it is known how long steps will take before they run."""
+        return self._decode_ends is not None
 
-        No time passes.  None if the seconds of a step are only known once it runs.
+    def decode_ends(self, shape: BatchShape, most: int, until_s: float) -> list[float]:
+        """Return when steps of the same decodes will end that run from now on; no time passes.
+
+        The first has this shape.  The list has `most` times, or as many as it takes to reach
+        `until_s`, and at least one.  Only if this executor `knows_steps`.
         """
-        if self._disturbed is not None or not is_unchanging(self.model):
-            return None
-        return self.model.decode_steps(shape)
+        assert self._decode_ends is not None
+        return self._decode_ends(shape, self._clock.now_s(), most, until_s)
 
     def num_tokens_left(self, request: Request) -> int:
         """Return the tokens that the request has yet to emit, which only the device can know."""

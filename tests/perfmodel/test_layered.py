@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Callable
 from copy import copy
 from dataclasses import fields
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -340,6 +339,19 @@ def test_steps_of_the_same_decodes_take_what_is_predicted_for_each(
 ) -> None:
     model, shape = FORMS[form], BatchShape()
     shape.add_decodes(contexts)
-    for step_s in islice(model.decode_steps(shape), 9):
-        assert step_s == model.predict(shape)
+    ends_s = model.decode_ends(shape, 5.0, 9, math.inf)
+    assert len(ends_s) == 9
+    end_s = 5.0
+    for each_s in ends_s:
+        end_s += model.predict(shape)
+        assert each_s == end_s
         shape.lengthen_contexts()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_steps_of_the_same_decodes_end_with_the_first_that_reaches_a_time(form: str) -> None:
+    model, shape = FORMS[form], BatchShape()
+    shape.add_decodes([100, 900, 2000])
+    ends_s = model.decode_ends(shape, 5.0, 9, math.inf)
+    assert model.decode_ends(shape, 5.0, 9, ends_s[3]) == ends_s[:4]
+    assert model.decode_ends(shape, 5.0, 9, 0.0) == ends_s[:1]

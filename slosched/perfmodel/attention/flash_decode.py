@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,13 +57,30 @@ class FlashDecodeAttention(DecodeAttention):
             shape.num_decodes, shape.decode_context_tokens, shape.max_decode_context_tokens
         )
 
-    def successive_seconds(self, shape: BatchShape, other_s: float) -> Iterator[float]:
+    def successive_ends(
+        self,
+        shape: BatchShape,
+        other_s: float,
+        start_s: float,
+        most: int,
+        until_s: float,
+        factor: float,
+    ) -> list[float]:
+        """Return when steps end that each take `factor * (other_s + seconds(shape))`.
+
+        The rest is as in `FittedModel.decode_ends`.
+        """
         num_decodes = shape.num_decodes
         tokens, longest = shape.decode_context_tokens, shape.max_decode_context_tokens
-        while True:
-            yield other_s + self._seconds(num_decodes, tokens, longest)
+        end_s, ends_s = start_s, []
+        for _ in range(most):
+            end_s += (other_s + self._seconds(num_decodes, tokens, longest)) * factor
+            ends_s.append(end_s)
+            if end_s >= until_s:
+                break
             tokens += num_decodes
             longest += 1
+        return ends_s
 
     def _seconds(self, num_decodes: int, tokens: int, longest: int) -> float:
         """Return the seconds of so many decodes, from the sum and the longest of their contexts."""

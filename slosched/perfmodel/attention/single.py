@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 
@@ -34,18 +33,28 @@ class DecodeAttention:
             )
         )
 
-    def successive_seconds(self, shape: BatchShape, other_s: float) -> Iterator[float]:
-        """Yield `other_s + seconds(shape)`, each time with every context longer by a token.
+    def successive_ends(
+        self,
+        shape: BatchShape,
+        other_s: float,
+        start_s: float,
+        most: int,
+        until_s: float,
+        factor: float,
+    ) -> list[float]:
+        """Return when steps end that each take `factor * (other_s + seconds(shape))`.
 
-        A simulation asks for hundreds of thousands of such steps a second, so `smooth_max_of_two`
-        is inlined and sums are kept as floats, which hold these integers exactly.
+        The rest is as in `FittedModel.decode_ends`.  A simulation asks for hundreds of thousands of
+        such steps a second, so `smooth_max_of_two` is inlined and sums are kept as floats, which
+        hold these integers exactly.
         """
         num_decodes = float(shape.num_decodes)
         fixed_s = self.launch_s + self.per_request_s * shape.num_decodes
         token_s, longest_token_s = self.per_context_token_s, self.per_longest_context_token_s
         tokens = shape.decode_context_tokens + 0.0
         longest = shape.max_decode_context_tokens + 0.0
-        while True:
+        end_s, ends_s = start_s, []
+        for _ in range(most):
             a, b = token_s * tokens, longest_token_s * longest
             if a < b:
                 a, b = b, a
@@ -53,9 +62,13 @@ class DecodeAttention:
                 ratio = b / a
                 ratio *= ratio
                 a *= sqrt(sqrt(1 + ratio * ratio))
-            yield other_s + (fixed_s + a)
+            end_s += (other_s + (fixed_s + a)) * factor
+            ends_s.append(end_s)
+            if end_s >= until_s:
+                break
             tokens += num_decodes
             longest += 1.0
+        return ends_s
 
     def column_seconds(self, c: Columns) -> Array:
         read_s = smooth_max(
