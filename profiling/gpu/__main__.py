@@ -16,7 +16,7 @@ import typer
 
 from profiling.gpu.backends import check_conformance
 from profiling.gpu.models import fit_all, free_memory, profile
-from profiling.gpu.report import PAGE, write_page
+from profiling.gpu.report import page_of, write_page
 from profiling.gpu.results import noted, write_json
 from profiling.gpu.roofline import measure_rooflines
 from profiling.gpu.scale import HERE, ON_GPU, REHEARSAL, Scale
@@ -81,12 +81,18 @@ def predict() -> None:
 @app.command()
 def report(
     results: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Its results.")],
-    page: Annotated[Path, typer.Option(help="The page to write.")] = PAGE,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page to write: by default docs/gpu.md, or gpu.md beside a rehearsal's results"
+        ),
+    ] = None,
 ) -> None:
     """Make the page docs/gpu.md out of a folder of results.
 
     Example: `python -m profiling.gpu report runs/gpu`.
     """
+    page = page or page_of(results)
     write_page(results, PREDICTIONS, page)
     console.print(f"wrote {page}")
 

@@ -19,15 +19,20 @@ _WITHIN = 0.05
 Predictions = Mapping[str, Sequence[Mapping[Hashable, object]]]
 
 
+def page_of(results: Path) -> Path:
+    """Return where the page belongs: a rehearsal's stays with its results, out of the docs.
+
+    Raises ResultsError if `results` holds no provenance.
+    """
+    return results / PAGE.name if _is_rehearsal(_runs(results)[-1]) else PAGE
+
+
 def write_page(results: Path, bundled: Path, page: Path) -> None:
     """Write the page; stages that did not run are named as such.
 
     Raises ResultsError if `results` holds no provenance.
     """
-    path = results / "provenance.json"
-    if not path.exists():
-        raise ResultsError(f"{results} holds no provenance.json: run a stage with --out {results}")
-    runs = json.loads(path.read_text(encoding="utf-8"))
+    runs = _runs(results)
     parts = [
         _title(runs[-1]),
         _origin(runs),
@@ -50,8 +55,21 @@ def write_page(results: Path, bundled: Path, page: Path) -> None:
     page.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
+def _runs(results: Path) -> Sequence[Mapping[str, str | None]]:
+    """Return the origin of each run of a stage, the latest last."""
+    path = results / "provenance.json"
+    if not path.exists():
+        raise ResultsError(f"{results} holds no provenance.json: run a stage with --out {results}")
+    runs: Sequence[Mapping[str, str | None]] = json.loads(path.read_text(encoding="utf-8"))
+    return runs
+
+
+def _is_rehearsal(facts: Mapping[str, str | None]) -> bool:
+    return facts["cuda"] == "none"
+
+
 def _title(facts: Mapping[str, str | None]) -> str:
-    if facts["cuda"] == "none":
+    if _is_rehearsal(facts):
         return f"# A rehearsal on {facts['device']}: no GPU has run this"
     return f"# The torch engine on {facts['device']}"
 

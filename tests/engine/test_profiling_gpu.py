@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from profiling.gpu.__main__ import BUNDLED, PREDICTIONS, STAGES
-from profiling.gpu.report import write_page
+from profiling.gpu.report import page_of, write_page
 from profiling.gpu.results import ResultsError, Rows, noted
 from profiling.gpu.scale import ON_GPU, REHEARSAL
 from profiling.gpu.swaps import measure_swaps
@@ -55,7 +55,8 @@ def test_the_traffic_is_predicted_played_and_reported(results: Path) -> None:
     predicted = json.loads((results / PREDICTED).read_text("utf-8"))
     assert {replay_of(row) for row in played} == {replay_of(row) for row in predicted}
     assert {row["policy"] for row in played if row["overlap"]} == {"goodput"}
-    write_page(results, PREDICTIONS, results / "gpu.md")
+    assert page_of(results) == results / "gpu.md"  # not in the docs
+    write_page(results, PREDICTIONS, page_of(results))
     page = (results / "gpu.md").read_text("utf-8")
     assert "A rehearsal" in page
     assert "missing" not in page
