@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
@@ -15,6 +16,7 @@ from slosched.core import (
     ForeseesDecodes,
     Limits,
     PlansBesideDecodes,
+    PreemptionMode,
     Request,
     RequestStatus,
     SchedulerOutput,
@@ -22,6 +24,7 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy.kit.checks import check_at_least, check_share
+from slosched.policy.kit.make_way import have_room
 from slosched.policy.kit.urgency_queue import UrgencyQueue
 
 _RUNNING = RequestStatus.RUNNING
@@ -69,6 +72,8 @@ class SLOAware(PlansBesideDecodes, ForeseesDecodes):
     5. Before a waiting prefill is added, count the less urgent waiting prefills that are in time
        without it and late with it.  If they are `cascade` or more, it is early-rejected.
     6. If nothing can be in time, serve all decodes nevertheless, or else the most urgent prompt.
+    7. Best effort, and what is due much later, gives its seats and KV blocks to prompts that lack
+       them (kit/make_way.py).  This is ours, too.
 
     The code reaches the end of steps 3 and 4 without going back, since T grows with every
     addition: it packs decodes and swapped requests in order of slack, then prefills in order of
@@ -100,6 +105,9 @@ class SLOAware(PlansBesideDecodes, ForeseesDecodes):
     cautious: bool = False
     """Whether T is the time that at most 1 % of such steps exceed, not the expected time."""
 
+    makes_way: ClassVar[bool] = True
+    """Whether what can wait is preempted for prompts that are due soon."""
+
     def __post_init__(self) -> None:
         check_at_least(1, cascade=self.cascade, min_chunk_tokens=self.min_chunk_tokens)
         check_at_least(0, max_early_rejects=self.max_early_rejects)
@@ -107,6 +115,8 @@ class SLOAware(PlansBesideDecodes, ForeseesDecodes):
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         queue = UrgencyQueue(view, view.model, self.expire_begun)
+        if self.makes_way:
+            queue.make_way()
         limit_s = self._time_limit_s(queue)
         if limit_s <= 0:
             return self._serve_late(queue).batch.build()
@@ -138,6 +148,8 @@ class SLOAware(PlansBesideDecodes, ForeseesDecodes):
             limit_s = min(limit_s, prefill_limit_s)
         pack = self.new_pack(queue, limit_s, decodes)
         if pack.batch.num_free_tokens < 0 or (pack.batch.predicted_s or 0.0) >= limit_s:
+            return None
+        if self.makes_way and not have_room(pack.batch, view, queue.prefills):
             return None
         pack.add_prefills()
         return pack.batch.build()
@@ -209,6 +221,8 @@ class Pack:
         """Latest starts of the waiting requests looked at so far, which do not count as victims."""
         for request in queue.expired:
             self.batch.reject(request, EndReason.EXPIRED)
+        for request in queue.leaving:
+            self.batch.preempt(request, PreemptionMode.RECOMPUTE)
 
     def add_decodes(self) -> None:
         """Add every decode and swapped request that fits; preempt where a decode lacks a block."""

@@ -9,7 +9,16 @@ import pytest
 from views import R, decode, view_of
 
 from slosched.batch import BatchBuilder
-from slosched.core import NO_SLO, SLO, DeadlineRule, Limits, OnInfeasible, Request, fan_out
+from slosched.core import (
+    NO_SLO,
+    SLO,
+    DeadlineRule,
+    Limits,
+    OnInfeasible,
+    PreemptionMode,
+    Request,
+    fan_out,
+)
 from slosched.evaluate.comparison import kv_capacity_tokens
 from slosched.metrics import RequestRecord, is_good
 from slosched.perfmodel import load_model
@@ -82,19 +91,35 @@ def test_a_seat_is_given_up_as_well() -> None:
     assert preempted_for([R("p", 10, due_s=1.0).request()], running, max_num_seqs=2) == {"a"}
 
 
-def share_good(rate: float, odd: Request | None) -> float:
+def test_without_a_latency_model_only_best_effort_makes_way() -> None:
+    prompt = R("p", 500, due_s=1.0).request()
+    for patient, makes_way in ((best_effort("o", 600), True), (decode("o", 600, 70_000), False)):
+        view = view_of([prompt, patient], num_blocks=1000, model=None)
+        output = make_policy("edf").schedule(view)
+        assert output.preempted == (("o",) if makes_way else ())
+        assert ("p" in output.num_scheduled_tokens) == makes_way
+
+
+def share_good(
+    rate: float,
+    odd: Request | None,
+    policy: str = "goodput+door",
+    preemption: PreemptionMode = PreemptionMode.RECOMPUTE,
+) -> float:
     """Return which share of 60 conversations on an L40S are good beside an odd request."""
     trace = synthesize("azure_conv", num_requests=60, rate=rate, seed=7)
     trace = trace.with_slo(Proportional(L40S.predict_prefill, 2.0, 0.05, 1.0))
     requests = make_requests(trace, KV_TOKENS)
     lengths = output_lengths(trace, requests)
-    config = SimulationConfig(num_blocks=KV_TOKENS // 16)
+    num_blocks = KV_TOKENS // 16
+    limits = Limits(preemption_mode=preemption)
+    config = SimulationConfig(limits, num_blocks, num_host_blocks=num_blocks)
     every = list(requests)
     if odd is not None:
         every.append(odd)
         members = [odd] if odd.group is None else odd.group.members
         lengths |= {member.request_id: member.max_tokens for member in members}
-    replica = SimulatedReplica(make_policy("goodput+door"), L40S, config, lengths)
+    replica = SimulatedReplica(make_policy(policy), L40S, config, lengths)
     for request in sorted(every, key=lambda r: r.arrival_s):
         replica.add(request)
     replica.run()
@@ -104,8 +129,12 @@ def share_good(rate: float, odd: Request | None) -> float:
 
 
 @cache
-def share_good_without(rate: float) -> float:
-    return share_good(rate, None)
+def share_good_without(
+    rate: float,
+    policy: str = "goodput+door",
+    preemption: PreemptionMode = PreemptionMode.RECOMPUTE,
+) -> float:
+    return share_good(rate, None, policy, preemption)
 
 
 @pytest.mark.parametrize("rate", [0.7, 3.0])
@@ -125,3 +154,25 @@ def test_an_answer_many_times_over_leaves_its_seats_to_others() -> None:
     odd = Request("odd", 5.0, 500, 2000, NO_SLO)
     fan_out(odd, 250)
     assert share_good(3.0, odd) >= share_good_without(3.0) - 0.01
+
+
+BY_DEADLINE = ("edf:drop=expired", "edf:drop=infeasible+door", "slo_aware")
+
+
+@pytest.mark.parametrize("policy", BY_DEADLINE)
+@pytest.mark.parametrize(
+    ("slo", "on_infeasible"),
+    [(AT_ONCE, RELEGATE), (SLO(1e9, 1e9), SERVE)],
+)
+def test_so_it_does_under_other_policies_that_serve_by_deadline(
+    policy: str, slo: SLO, on_infeasible: OnInfeasible
+) -> None:
+    odd = Request("odd", 5.0, KV_TOKENS - 16, 5, slo, on_infeasible=on_infeasible)
+    assert share_good(0.7, odd, policy) >= share_good_without(0.7, policy) - 0.01
+
+
+@pytest.mark.parametrize("policy", ["goodput+door", *BY_DEADLINE])
+def test_what_makes_way_is_not_swapped_out_and_back_before_any_prompt(policy: str) -> None:
+    odd = Request("odd", 5.0, KV_TOKENS - 16, 5, NO_SLO)
+    swap = PreemptionMode.SWAP
+    assert share_good(0.7, odd, policy, swap) >= share_good_without(0.7, policy, swap) - 0.01

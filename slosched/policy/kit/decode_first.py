@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
@@ -22,6 +23,7 @@ from slosched.core import (
 )
 from slosched.policy.kit.checks import check_at_least
 from slosched.policy.kit.drop import Drop, drop_late
+from slosched.policy.kit.make_way import may_have_to_make_way, with_way_made
 
 
 class StallFree(PlansBesideDecodes):
@@ -32,6 +34,9 @@ class StallFree(PlansBesideDecodes):
     """
 
     drop: Drop
+
+    makes_way: ClassVar[bool] = False
+    """Whether what can wait is preempted for prompts that are due soon (kit/make_way.py)."""
 
     @abstractmethod
     def add_prompts(
@@ -55,7 +60,9 @@ class StallFree(PlansBesideDecodes):
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         batch = self.new_batch(view)
         view = drop_late(batch, view, self.drop)
-        begun, waiting = add_decodes(batch, view)
+        if self.makes_way:
+            view = with_way_made(batch, view)
+        begun, waiting = add_decodes(batch, view, num_made_way=len(batch.preempted))
         self.add_prompts(batch, view, begun, waiting, None)
         return batch.build()
 
@@ -65,6 +72,8 @@ class StallFree(PlansBesideDecodes):
         if batch.num_free_tokens < 0:
             return None
         view = drop_late(batch, view, self.drop)
+        if self.makes_way and may_have_to_make_way(batch, view):
+            return None
         self.add_prompts(batch, view, view.running, view.waiting, decodes)
         return batch.build()
 
@@ -121,16 +130,17 @@ def split_running(running: Sequence[Request]) -> tuple[Sequence[Request], list[R
 
 
 def add_decodes(
-    batch: BatchBuilder, view: SchedulerView
+    batch: BatchBuilder, view: SchedulerView, num_made_way: int = 0
 ) -> tuple[list[Request], Sequence[Request]]:
     """Add one token of every decode; return the prompts that have begun, and those that may start.
 
-    No prompt may start in a step that had to preempt, or before all swapped requests are back.
+    No prompt may start in a step that had to preempt for decodes, or before all swapped requests
+    are back.  `num_made_way` were preempted for prompts before.
     """
     running = view.running
     decodes, begun = split_running(running)
     batch.add_preempting(decodes, victims=list(running))
-    waiting = view.waiting if may_start_new(batch, view, begun) else ()
+    waiting = view.waiting if may_start_new(batch, view, begun, num_made_way) else ()
     return [r for r in begun if not batch.has_left(r)], waiting
 
 
@@ -164,13 +174,15 @@ def add_prefills(batch: BatchBuilder, prefills: Iterable[Request], reserved_bloc
             reserved_blocks += batch.blocks_promised((request,))
 
 
-def may_start_new(batch: BatchBuilder, view: SchedulerView, begun: list[Request]) -> bool:
+def may_start_new(
+    batch: BatchBuilder, view: SchedulerView, begun: list[Request], num_made_way: int = 0
+) -> bool:
     """Bring swapped requests back; tell whether new ones may start.
 
-    They may if nothing had to be preempted and all swapped requests are back.  `begun` are the
-    running prompts whose KV blocks must stay free.
+    They may if nothing but the `num_made_way` that made way for them had to be preempted, and all
+    swapped requests are back.  `begun` are the running prompts whose KV blocks must stay free.
     """
-    if batch.preempted or batch.swapped_out:
+    if len(batch.preempted) + len(batch.swapped_out) > num_made_way:
         return False
     reserved = batch.blocks_promised(begun)
     return all(batch.admit(request, reserved_blocks=reserved) for request in view.swapped)

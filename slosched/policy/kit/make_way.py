@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
 
 from slosched.batch import BatchBuilder
-from slosched.core import Request, RequestStatus, SchedulerView
+from slosched.core import PreemptionMode, Request, RequestStatus, SchedulerView
 
 FAR_S = 60.0
 """Time from now after which a token is due so late that its request goes behind all others."""
@@ -30,8 +33,9 @@ def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Sequence[Request
     that are not late yet is anything preempted: a late one need not be the next to start, and for
     its sake two that can wait could preempt each other without an end.  Those that can wait are
     best effort, or due in more than a minute; the youngest goes first.  If all of them would not
-    leave enough for a prompt, none is preempted for it.  Returns whether any was preempted.  Call
-    it before anything is added to the step.
+    leave enough for a prompt, none is preempted for it.  None is swapped out, since what is swapped
+    out comes back before any prompt starts.  Returns whether any was preempted.  Call it before
+    anything is added to the step.
     """
     if have_room(batch, view, prompts):
         return False
@@ -46,7 +50,26 @@ def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Sequence[Request
         wanted = num_blocks + batch.blocks_missing_at_most(request), num_seats + 1
         if _is_made(*wanted, batch, view, patient, begun):
             num_blocks, num_seats = wanted
-    return bool(batch.preempted or batch.swapped_out)
+    return bool(batch.preempted)
+
+
+def with_way_made(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
+    """Preempt as `make_way` does, for all prompts by deadline; return the view without these."""
+    if not view.waiting:
+        return view
+    prompts = sorted(_prompts(view), key=attrgetter("deadline_s"))
+    if not make_way(batch, view, prompts):
+        return view
+    return replace(view, running=tuple([r for r in view.running if not batch.has_left(r)]))
+
+
+def may_have_to_make_way(batch: BatchBuilder, view: SchedulerView) -> bool:
+    """Tell whether a prompt that may start lacks room, which those beside the view may have."""
+    return bool(view.waiting) and not have_room(batch, view, _prompts(view))
+
+
+def _prompts(view: SchedulerView) -> Iterable[Request]:
+    return chain([r for r in view.running if not r.is_decode], view.waiting)
 
 
 def _is_made(
@@ -66,7 +89,7 @@ def _is_made(
     if not _fit(batch, num_blocks - held, num_seats - len(victims), begun):
         return False
     while victims and not _fit(batch, num_blocks, num_seats, begun):
-        batch.preempt(victims.pop())
+        batch.preempt(victims.pop(), PreemptionMode.RECOMPUTE)
     return _fit(batch, num_blocks, num_seats, begun)
 
 
@@ -94,10 +117,13 @@ def _fit(batch: BatchBuilder, num_blocks: int, num_seats: int, begun: Iterable[R
 
 
 def _can_wait(request: Request, view: SchedulerView) -> bool:
-    """Tell whether a request may be computed anew later without breaking a promise."""
+    """Tell whether a request may be computed anew later without breaking a promise.
+
+    Without a latency model it is not known of one that has a promise.
+    """
     if request.is_best_effort:
         return True
     slack_s = request.deadline_s - view.now_s
-    if slack_s < FAR_S:
+    if slack_s < FAR_S or view.latency_model is None:
         return False
     return slack_s > _PATIENCE * view.model.predict_prefill(request.num_tokens)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from operator import attrgetter
 
-from slosched.core import LatencyModel, Request, RequestStatus, SchedulerView
+from slosched.batch import BatchBuilder
+from slosched.core import EndReason, LatencyModel, Request, RequestStatus, SchedulerView
+from slosched.policy.kit.make_way import make_way
 
 _WAITING = RequestStatus.WAITING
 """A local name, because each attribute look-up on an enum takes 0.1 µs in Python 3.11."""
@@ -31,7 +33,20 @@ class UrgencyQueue:
         """Prompts that have begun or wait, without those in `expired`."""
         self.expired = self._take_expired(expire_begun)
         """Prompts without a token whose TTFT deadline has passed."""
+        self.leaving: list[Request] = []
+        """Running requests that make way for prompts in this step; no list above has them."""
         self._latest_starts_s: list[float] | None = None
+
+    def make_way(self) -> None:
+        """Let requests that can wait make way for prompts that lack seats or KV blocks."""
+        if not self.view.waiting:
+            return
+        batch = BatchBuilder(self.view)
+        for request in self.expired:
+            batch.reject(request, EndReason.EXPIRED)
+        if make_way(batch, self.view, self.prefills):
+            self.leaving = [r for r in self.running if batch.has_left(r)]
+            self._take_out(self.leaving)
 
     def latest_start_s(self, request: Request) -> float:
         """Return how long from now the prefill of `request` can wait and still be in time."""
@@ -58,12 +73,15 @@ class UrgencyQueue:
             if may_expire and request.num_output_tokens == 0:
                 expired.append(request)
         if expired:
-            gone = {r.request_id for r in expired}
-            self.prefills, self.begun, self.running = (
-                [r for r in requests if r.request_id not in gone]
-                for requests in (self.prefills, self.begun, self.running)
-            )
+            self._take_out(expired)
         return expired
+
+    def _take_out(self, requests: list[Request]) -> None:
+        gone = {r.request_id for r in requests}
+        self.prefills, self.begun, self.running, self.decodes = (
+            [r for r in requests if r.request_id not in gone]
+            for requests in (self.prefills, self.begun, self.running, self.decodes)
+        )
 
     def _find_latest_starts(self, limit_s: float) -> list[float]:
         """Return, sorted, the latest starts of all that a prefill could make late.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slosched.policy.slo_aware import EarlyReject, LateRule, SLOAware
 
@@ -28,3 +29,4 @@ class SLOAwareLiteral(SLOAware):
     max_early_rejects: int = 1_000_000
     min_chunk_tokens: int = 1
     margin: float = 0.0
+    makes_way: ClassVar[bool] = False
