@@ -94,7 +94,7 @@ _GOOD: Mapping[str, Sequence[Any]] = {
     "guided_choice": (["yes", "no"],),
     "guided_grammar": ('root ::= "a" root | "b"', "start: /[a-z]+/"),
     "tools": ([_TOOL], [_TOOL, _TOOL]),
-    "tool_choice": ("required", "none", {"type": "function", "function": {"name": "f"}}),
+    "tool_choice": ("auto", "required", "none", {"type": "function", "function": {"name": "f"}}),
     "parallel_tool_calls": (True, False),
     "text": ({"format": {"type": "text"}},),
     "metadata": ({"a": "b"}, {"a": "\ud800"}),

@@ -19,9 +19,10 @@ class Kind(StrEnum):
     GRAMMAR = "grammar"
     """A context-free grammar: GBNF, which begins at `root`, or Lark, which begins at `start`."""
     STRUCTURAL_TAGS = "structural tag"
-    """A JSON list of objects with `trigger`, `begin`, `schema` and `end`: the answer is any text,
-    but where it has written a trigger, it goes on with the rest of one of the `begin` that start
-    with it, then with an instance of the JSON schema, then with `end`."""
+    """A JSON object whose `tags` are a list of objects with `trigger`, `begin`, `schema` and `end`:
+    the answer is any text, but where it has written a trigger, it goes on with the rest of one of
+    the `begin` that start with it, then with an instance of the JSON schema, then with `end`.  If
+    `stops_after_first` is true, it ends there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,25 +98,40 @@ class GuidanceCompiler:
         return str(matcher.grammar_from_regex(text))
 
     def _tagged(self, definition: Definition) -> str:
-        """Return the grammar of text with structural tags."""
-        options = _json_options(definition)
-        tags = [
-            self._library.StructTag(
-                trigger=tag["trigger"],
-                begin=tag["begin"],
-                grammar={**tag["schema"], "x-guidance": options},
-                end=tag["end"],
-            )
-            for tag in json.loads(definition.text)
-        ]
-        # A trigger that is one token of its own kind, as models have for calls, is no text.
-        are_special = any(self._is_special(tag.trigger) for tag in tags)
-        return str(self._library.StructTag.to_grammar(tags, assume_special=are_special))
+        """Return the grammar of text with structural tags, in llguidance's kind of Lark.
+
+        A trigger that is one token of its own kind, as models have for calls, is no text.  Any
+        other ends a lexeme that is `lazy`, so that no text goes on behind it.
+        """
+        wanted, options = json.loads(definition.text), _json_options(definition)
+        tags: list[dict[str, Any]] = wanted["tags"]
+        names = " | ".join(f"tag_{i}" for i in range(len(tags)))
+        some = f"({names})?" if wanted["stops_after_first"] else f"({names})*"
+        last = "| text" if wanted["stops_after_first"] else "text"
+        lines = ["%llguidance {}", f"start: {some} {last}", "text: TEXT", r"TEXT: /(.|\n)*/"]
+        for i, tag in enumerate(tags):
+            trigger = str(tag["trigger"])
+            if self._is_special(trigger):
+                head = f"TEXT {trigger}"
+            else:
+                head = f"tag_{i}_head"
+                lines.append(f"{head}[lazy]: TEXT {json.dumps(trigger)}")
+            rest = str(tag["begin"]).removeprefix(trigger)
+            schema = json.dumps({**tag["schema"], "x-guidance": options})
+            lines.append(f"tag_{i}: {head} {_quoted(rest)} %json {schema} {_quoted(tag['end'])}")
+        return "\n".join(lines)
 
     def _is_special(self, text: str) -> bool:
-        """Tell whether a text stands for one special token of the vocabulary."""
+        """Tell whether a text is the name, between < and >, of one special token."""
+        if not re.fullmatch("<[^<>]+>", text):
+            return False
         ids = self._tokenizer.tokenize_str(text, parse_special=True)
         return len(ids) == 1 and bool(self._tokenizer.is_special_token(ids[0]))
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a part of a rule; an empty one is none."""
+    return json.dumps(text) if text else ""
 
 
 def _json_options(definition: Definition) -> dict[str, object]:

@@ -227,7 +227,7 @@ class BeamResponse:
         skips = self.options.skips_special_tokens
         choice: Json = {
             "index": index,
-            **self.format.whole(self.tokenizer.decode(shown, skip_special_tokens=skips)),
+            **self.format.whole(self.tokenizer.decode(shown, skip_special_tokens=skips), index),
             "logprobs": None,
             "finish_reason": "stop" if beam.has_stopped else "length",
         }

@@ -27,14 +27,17 @@ class Format(Protocol):
     whole_object: str
     chunk_object: str
 
-    def whole(self, text: str) -> Json:
-        """Return the whole text as a part of `choices[0]`."""
+    def whole(self, text: str, place: int, /) -> Json:
+        """Return the whole text of the answer at a place as a part of its choice."""
 
-    def delta(self, text: str, is_first: bool, place: int, /) -> Json:
+    def delta(self, text: str, place: int, /, *, is_first: bool, is_last: bool) -> Json:
         """Return the new text of the answer at a place of a stream as a part of its choice."""
 
-    def finish_reason(self, reason: str | None) -> str | None:
-        """Return how the endpoint names the reason for which an answer ended."""
+    def finish_reason(self, reason: str | None, place: int, /) -> str | None:
+        """Return how the endpoint names the reason for which the answer at a place ended.
+
+        To be asked after the whole text, or the delta.
+        """
 
     def with_prompt(self, document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
         """Put the prompt's token ids where vLLM puts them."""
@@ -47,13 +50,13 @@ class CompletionFormat:
     id_prefix = "cmpl"
     whole_object = chunk_object = "text_completion"
 
-    def whole(self, text: str) -> Json:
+    def whole(self, text: str, _place: int, /) -> Json:
         return {"text": text}
 
-    def delta(self, text: str, _is_first: bool, _place: int, /) -> Json:
+    def delta(self, text: str, _place: int, /, *, is_first: bool, is_last: bool) -> Json:  # noqa: ARG002
         return {"text": text}
 
-    def finish_reason(self, reason: str | None) -> str | None:
+    def finish_reason(self, reason: str | None, _place: int, /) -> str | None:
         return reason
 
     def with_prompt(self, _document: Json, choice: Json, token_ids: Sequence[int], /) -> None:
@@ -68,14 +71,14 @@ class ChatFormat:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def whole(self, text: str) -> Json:
+    def whole(self, text: str, _place: int, /) -> Json:
         return {"message": {"role": "assistant", "content": text}}
 
-    def delta(self, text: str, is_first: bool, _place: int, /) -> Json:
+    def delta(self, text: str, _place: int, /, *, is_first: bool, is_last: bool) -> Json:  # noqa: ARG002
         role: Json = {"role": "assistant"} if is_first else {}
         return {"delta": {**role, "content": text}}
 
-    def finish_reason(self, reason: str | None) -> str | None:
+    def finish_reason(self, reason: str | None, _place: int, /) -> str | None:
         return reason
 
     def with_prompt(self, document: Json, _choice: Json, token_ids: Sequence[int], /) -> None:
@@ -98,12 +101,11 @@ class ChoicesResponse(GenerationResponse):
         async for piece in pieces:
             answers[piece.place].append(piece)
         document = self._head(self._format.whole_object)
-        document["choices"] = [
-            self._choice(
-                document, index, self._format.whole("".join(p.text for p in answer)), answer
-            )
-            for index, answer in enumerate(self._best(answers))
-        ]
+        choices = []
+        for index, answer in enumerate(self._best(answers)):
+            content = self._format.whole("".join(piece.text for piece in answer), index)
+            choices.append(self._choice(document, index, content, answer))
+        document["choices"] = choices
         usage = self._usage(sum(map(len, answers)))
         return {**document, "usage": usage, "metrics": self._exchange.metrics()}
 
@@ -132,7 +134,12 @@ class ChoicesResponse(GenerationResponse):
             while piece is not None:
                 is_first = piece.place not in begun
                 begun.add(piece.place)
-                delta = self._format.delta(piece.text, is_first, piece.place)
+                delta = self._format.delta(
+                    piece.text,
+                    piece.place,
+                    is_first=is_first,
+                    is_last=piece.finish_reason is not None,
+                )
                 document = self._head(self._format.chunk_object)
                 choice = self._choice(
                     document, piece.place, delta, [piece], has_prompt=is_first, offsets=offsets
@@ -170,7 +177,7 @@ class ChoicesResponse(GenerationResponse):
             "index": index,
             **content,
             "logprobs": self._logprobs(index, pieces, Counter() if offsets is None else offsets),
-            "finish_reason": self._format.finish_reason(pieces[-1].finish_reason),
+            "finish_reason": self._format.finish_reason(pieces[-1].finish_reason, index),
         }
         if self._exchange.options.returns_token_ids:
             choice["token_ids"] = [piece.token_id for piece in pieces]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from slosched.core import SamplingParams
+from slosched.engine.server.call_form import CallForm
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.fields import (
     STREAM_FIELDS,
@@ -77,7 +78,7 @@ class Options:
     structured: StructuredOutput | None
     """The grammar that the answer follows, which has yet to be compiled."""
     tools: Tools | None
-    """The functions that the answer has to call."""
+    """The functions that the answer has to call, or may."""
     stops: tuple[str, ...]
     shows_stop: bool
     """Whether the text includes the stop string or the stop token at which it ended."""
@@ -111,7 +112,8 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
     if (num_logprobs := parse_num_logprobs(body)) is not None:
         sampling = replace(sampling, num_logprobs=num_logprobs)
     tools = parse_tools(body)
-    structured = parse_structured_output(body, tools)
+    call_form = tokenizer.call_form
+    structured = parse_structured_output(body, tools, call_form)
     length_penalty = number(body, "length_penalty", 1.0, -_MAX_LENGTH_PENALTY, _MAX_LENGTH_PENALTY)
     is_beam_search = flag(body, "use_beam_search")
     if is_beam_search:
@@ -134,7 +136,7 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
         tools=tools,
         stops=strings(body, "stop", _MAX_STOPS, _MAX_STOP_CHARS),
         shows_stop=flag(body, "include_stop_str_in_output"),
-        skips_special_tokens=flag(body, "skip_special_tokens", default=True),
+        skips_special_tokens=_skips_special_tokens(body, tools, call_form),
         returns_token_ids=flag(body, "return_token_ids"),
         priority=integer(body, "priority", 0, _MIN_PRIORITY, _MAX_PRIORITY),
         cache_salt=_cache_salt(body),
@@ -142,6 +144,13 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
         include_usage=include_usage,
         continuous_usage=include_usage and flag(stream_options, "continuous_usage_stats"),
     )
+
+
+def _skips_special_tokens(body: Body, tools: Tools | None, form: CallForm | None) -> bool:
+    """Tell whether text lacks special tokens, which it may not if one of them opens calls."""
+    if tools is not None and tools.is_optional and form is not None and form.is_special:
+        return False
+    return flag(body, "skip_special_tokens", default=True)
 
 
 def _check_beam_search(

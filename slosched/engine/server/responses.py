@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.pieces import Piece
 from slosched.engine.server.respond import Exchange, GenerationResponse, Json
-from slosched.engine.server.responses_output import CallsOutput, Event, MessageOutput, Output
+from slosched.engine.server.responses_output import Event, Output
+from slosched.engine.server.tool_calls import reader_of
 from slosched.engine.server.values import Body, flag, mapping
 
 
@@ -26,11 +27,8 @@ class ResponsesResponse(GenerationResponse):
         self._body = body
         self._id = exchange.prompts[0].request.request_id
         tools = exchange.options.tools
-        self._output: Output = (
-            MessageOutput(f"msg-{self._id.removeprefix('resp-')}")
-            if tools is None
-            else CallsOutput(tools.named)
-        )
+        reader = None if tools is None else reader_of(tools)
+        self._output = Output(self._id.removeprefix("resp-"), reader)
         self._created_s = int(time.time())
         self._num_events = 0
         self._num_tokens = 0
@@ -40,6 +38,7 @@ class ResponsesResponse(GenerationResponse):
         while piece is not None:
             self._take(piece)
             last, piece = piece, await anext(pieces, None)
+        list(self._output.end(_status(last)))
         return self._final(_status(last))
 
     async def _events(self, first: Piece, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
@@ -117,7 +116,7 @@ class ResponsesResponse(GenerationResponse):
             "store": False,
             "temperature": sampling.temperature,
             "text": {"format": mapping(mapping(body, "text"), "format") or {"type": "text"}},
-            "tool_choice": body.get("tool_choice") or "none",
+            "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
             "top_p": sampling.top_p,
             "truncation": "disabled",

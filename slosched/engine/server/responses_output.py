@@ -1,4 +1,4 @@
-"""The output of /v1/responses: a message, or calls of functions, as items and as events.
+"""The output of /v1/responses: messages and calls of functions, as items and as events.
 
 Items and events are those of OpenAI's API reference ("Responses", streaming events).
 """
@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from slosched.engine.server.respond import Json
-from slosched.engine.server.tool_calls import CallReader
-
-_AT: Json = {"output_index": 0, "content_index": 0}
-"""The place of the only part of a message, which is the only item."""
+from slosched.engine.server.tool_calls import Reader
 
 
 class Event(NamedTuple):
@@ -24,121 +20,147 @@ class Event(NamedTuple):
     fields: Json
 
 
-class Output(Protocol):
+class _Item(Protocol):
+    """A part of the output."""
+
+    def begin(self) -> Iterator[Event]:
+        """Yield the events before its first text."""
+
+    def push(self, text: str) -> Iterator[Event]:
+        """Take its next text, and yield the events of that."""
+
+    def end(self, status: str) -> Iterator[Event]:
+        """Yield the events after its last text; `status` is `completed` or `incomplete`."""
+
+    def document(self, status: str) -> Json:
+        """Return the item with all text that has come."""
+
+
+class Output:
     """What an answer is made of, as its text comes."""
+
+    def __init__(self, answer_id: str, reader: Reader | None) -> None:
+        """Find the calls with a reader; without one all text is a message."""
+        self._answer_id = answer_id
+        self._reader = reader
+        self._items: list[_Item] = []
 
     def begin(self) -> Iterator[Event]:
         """Yield the events before the first text."""
+        if self._reader is None:
+            yield from self._begin(self._message())
 
     def push(self, text: str) -> Iterator[Event]:
         """Take the next text, and yield its events."""
+        if self._reader is None:
+            yield from self._text(text)
+            return
+        for part in self._reader.push(text):
+            if isinstance(part, str):
+                yield from self._text(part)
+                continue
+            if part.name is not None:
+                yield from self._begin(_Call(len(self._items), part.name))
+            yield from self._items[-1].push(part.arguments)
 
     def end(self, status: str) -> Iterator[Event]:
         """Yield the events after the last text; `status` is `completed` or `incomplete`."""
+        if self._reader is not None and (held := self._reader.flush()):
+            yield from self._text(held)
+        if self._items:
+            yield from self._items[-1].end(status)
 
     def items(self, status: str) -> list[Json]:
         """Return the output with all text that has come; `status` is that of the last item."""
+        whole = [item.document("completed") for item in self._items[:-1]]
+        return whole + [item.document(status) for item in self._items[-1:]]
+
+    def _text(self, text: str) -> Iterator[Event]:
+        if not self._items or not isinstance(self._items[-1], _Message):
+            yield from self._begin(self._message())
+        yield from self._items[-1].push(text)
+
+    def _begin(self, item: _Item) -> Iterator[Event]:
+        """Begin an item, which ends the one before it."""
+        if self._items:
+            yield from self._items[-1].end("completed")
+        self._items.append(item)
+        yield from item.begin()
+
+    def _message(self) -> _Message:
+        place = len(self._items)
+        return _Message(f"msg-{self._answer_id}" + (f"-{place}" if place else ""), place)
 
 
-class MessageOutput:
+class _Message:
     """A message with one text."""
 
-    def __init__(self, item_id: str) -> None:
+    def __init__(self, item_id: str, place: int) -> None:
         self._id = item_id
+        self._place = place
         self._text: str | None = None
+        self._at: Json = {"item_id": item_id, "output_index": place, "content_index": 0}
 
     def begin(self) -> Iterator[Event]:
-        [message] = self.items("in_progress")
-        yield Event("response.output_item.added", {"output_index": 0, "item": message})
-        yield Event("response.content_part.added", {"item_id": self._id, "part": _part(""), **_AT})
+        at: Json = {"output_index": self._place, "item": self.document("in_progress")}
+        yield Event("response.output_item.added", at)
+        yield Event("response.content_part.added", {**self._at, "part": _part("")})
 
     def push(self, text: str) -> Iterator[Event]:
         self._text = (self._text or "") + text
         if text:
-            delta = {"item_id": self._id, "delta": text, "logprobs": [], **_AT}
+            delta = {**self._at, "delta": text, "logprobs": []}
             yield Event("response.output_text.delta", delta)
 
     def end(self, status: str) -> Iterator[Event]:
-        at, text = {"item_id": self._id, **_AT}, self._text or ""
-        yield Event("response.output_text.done", {**at, "text": text, "logprobs": []})
-        yield Event("response.content_part.done", {**at, "part": _part(text)})
-        [message] = self.items(status)
-        yield Event("response.output_item.done", {"output_index": 0, "item": message})
+        text = self._text or ""
+        yield Event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
+        yield Event("response.content_part.done", {**self._at, "part": _part(text)})
+        at: Json = {"output_index": self._place, "item": self.document(status)}
+        yield Event("response.output_item.done", at)
 
-    def items(self, status: str) -> list[Json]:
-        content = [] if self._text is None else [_part(self._text)]
-        return [
-            {
-                "id": self._id,
-                "type": "message",
-                "role": "assistant",
-                "status": status,
-                "content": content,
-            }
-        ]
+    def document(self, status: str) -> Json:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [] if self._text is None else [_part(self._text)],
+        }
 
 
-class CallsOutput:
-    """One call of a function, or several, one after the other."""
-
-    def __init__(self, named: str | None) -> None:
-        """Expect the arguments of the function `named`, or a list of calls if that is None."""
-        self._reader = CallReader(named)
-        self._calls: list[_Call] = []
-
-    def begin(self) -> Iterator[Event]:
-        yield from ()
-
-    def push(self, text: str) -> Iterator[Event]:
-        for part in self._reader.push(text):
-            if part.name is not None:
-                yield from self.end("completed")  # the call before this one, if there is any
-                self._calls.append(_Call(part.name))
-                item = self._calls[-1].item("in_progress")
-                yield Event(
-                    "response.output_item.added", {"output_index": part.place, "item": item}
-                )
-            call = self._calls[-1]
-            call.arguments += part.arguments
-            if part.arguments:
-                at = {"item_id": call.item_id, "output_index": part.place}
-                yield Event(
-                    "response.function_call_arguments.delta", {**at, "delta": part.arguments}
-                )
-
-    def end(self, status: str) -> Iterator[Event]:
-        if not self._calls:
-            return
-        call, place = self._calls[-1], len(self._calls) - 1
-        said = {"item_id": call.item_id, "name": call.name, "arguments": call.arguments}
-        yield Event("response.function_call_arguments.done", {**said, "output_index": place})
-        done = {"output_index": place, "item": call.item(status)}
-        yield Event("response.output_item.done", done)
-
-    def items(self, status: str) -> list[Json]:
-        whole = [call.item("completed") for call in self._calls[:-1]]
-        return whole + [call.item(status) for call in self._calls[-1:]]
-
-
-@dataclass
 class _Call:
     """A call with the arguments that have come so far."""
 
-    name: str
-    arguments: str = ""
-    number: str = field(default_factory=lambda: uuid.uuid4().hex[:24])
+    def __init__(self, place: int, name: str) -> None:
+        self._place = place
+        self._name = name
+        self._arguments = ""
+        self._number = uuid.uuid4().hex[:24]
+        self._at: Json = {"item_id": f"fc_{self._number}", "output_index": place}
 
-    @property
-    def item_id(self) -> str:
-        return f"fc_{self.number}"
+    def begin(self) -> Iterator[Event]:
+        at: Json = {"output_index": self._place, "item": self.document("in_progress")}
+        yield Event("response.output_item.added", at)
 
-    def item(self, status: str) -> Json:
+    def push(self, text: str) -> Iterator[Event]:
+        self._arguments += text
+        if text:
+            yield Event("response.function_call_arguments.delta", {**self._at, "delta": text})
+
+    def end(self, status: str) -> Iterator[Event]:
+        said = {"name": self._name, "arguments": self._arguments}
+        yield Event("response.function_call_arguments.done", {**self._at, **said})
+        at: Json = {"output_index": self._place, "item": self.document(status)}
+        yield Event("response.output_item.done", at)
+
+    def document(self, status: str) -> Json:
         return {
-            "id": self.item_id,
+            "id": f"fc_{self._number}",
             "type": "function_call",
-            "call_id": f"call_{self.number}",
-            "name": self.name,
-            "arguments": self.arguments,
+            "call_id": f"call_{self._number}",
+            "name": self._name,
+            "arguments": self._arguments,
             "status": status,
         }
 

@@ -52,13 +52,13 @@ def _parse_format(value: Body, where: str) -> str:
             param=where,
         )
     check_fields(tags, _TRIGGERED_FIELDS, f"{where}.")
-    for name in ("at_least_one", "stop_after_first"):
-        if flag(tags, name):
-            message = f"{where}.{name}=true is not supported: leave it out"
-            raise ApiError(400, message, param=f"{where}.{name}")
+    if flag(tags, "at_least_one"):
+        message = f"{where}.at_least_one=true is not supported: leave it out"
+        raise ApiError(400, message, param=f"{where}.at_least_one")
+    stops = flag(tags, "stop_after_first")
     triggers = _triggers(tags, where)
     structures = [_structure(tag, f"{where}.tags") for tag in _objects(tags, "tags", where)]
-    return _as_text(triggers, structures, f"{where}.tags")
+    return _as_text(triggers, structures, f"{where}.tags", stops_after_first=stops)
 
 
 def _structure(tag: object, where: str) -> Body:
@@ -88,10 +88,16 @@ def _objects(value: Body, name: str, where: str) -> list[object]:
     return objects
 
 
-def _as_text(triggers: Sequence[str], structures: Sequence[object], where: str) -> str:
+def _as_text(
+    triggers: Sequence[str],
+    structures: Sequence[object],
+    where: str,
+    *,
+    stops_after_first: bool = False,
+) -> str:
     tags = [_tag(structure, triggers, where) for structure in structures]
     try:
-        return json.dumps(tags)
+        return json.dumps({"tags": tags, "stops_after_first": stops_after_first})
     except RecursionError:
         raise ApiError(400, f"{where} is nested too deeply", param=where) from None
 

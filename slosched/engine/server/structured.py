@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from slosched.engine.grammar import Definition, Kind
+from slosched.engine.server.call_form import CallForm
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.fields import (
     JSON_SCHEMA_FIELDS,
@@ -33,13 +34,16 @@ class StructuredOutput(NamedTuple):
     param: str
 
 
-def parse_structured_output(body: Body, tools: Tools | None = None) -> StructuredOutput | None:
+def parse_structured_output(
+    body: Body, tools: Tools | None = None, call_form: CallForm | None = None
+) -> StructuredOutput | None:
     """Return the grammar, or None; raise ApiError (400) for a wrong value, or more than one.
 
-    The grammar of an answer that has to call `tools` is one of them.
+    The grammar of an answer that calls `tools` is one of them; `call_form` is how the model writes
+    calls among its text.
     """
     found = [
-        *([] if tools is None else [_json(tools.schema, "tools")]),
+        *([] if tools is None else [_calls(tools, call_form)]),
         *_response_format(mapping(body, "response_format")),
         *_structured_outputs(mapping(body, "structured_outputs")),
         *_definitions(_guided(body), "guided_", has_whitespace=True),
@@ -54,6 +58,26 @@ def parse_structured_output(body: Body, tools: Tools | None = None) -> Structure
             param="ignore_eos",
         )
     return found[0] if found else None
+
+
+def _calls(tools: Tools, form: CallForm | None) -> StructuredOutput:
+    """Return the grammar of an answer that has to call functions, or may."""
+    if tools.is_optional and form is None:
+        raise ApiError(
+            400,
+            "tool_choice='auto', which tools without tool_choice ask for, is not possible with "
+            "this model: its chat template does not show it functions, or not with calls between "
+            "<tool_call> and </tool_call>; send 'required', 'none', or an object that names the "
+            "function to call",
+            param="tool_choice",
+        )
+    try:
+        if not tools.is_optional or form is None:
+            return _json(json.dumps(tools.schema()), "tools")
+        definition = Definition(Kind.STRUCTURAL_TAGS, json.dumps(tools.tags(form)))
+        return StructuredOutput(definition, "tools")
+    except RecursionError:
+        raise ApiError(400, "tools are nested too deeply", param="tools") from None
 
 
 def _response_format(response_format: Body) -> list[StructuredOutput]:

@@ -28,7 +28,7 @@ from slosched.engine.server.responses_body import as_chat
 from slosched.engine.server.slo import parse_slo
 from slosched.engine.server.tiers import parse_service
 from slosched.engine.server.tokenizer import ByteTokenizer, Tokenizer
-from slosched.engine.server.tool_calls import ToolFormat
+from slosched.engine.server.tool_format import ToolFormat
 from slosched.engine.server.values import Body
 from slosched.engine.server.worker import EngineWorker, NotServingError
 from slosched.workload.request import MOST_SEQUENCES

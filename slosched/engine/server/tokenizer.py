@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
+
+from slosched.engine.server.call_form import OPENING, CallForm, form_of
 
 Message = Mapping[str, object]
 """One chat message: its `role`, its `content`, and what else its template may know."""
@@ -58,6 +61,10 @@ class Tokenizer(Protocol):
         Raises ValueError if there is no template or it refuses the conversation.
         """
 
+    @property
+    def call_form(self) -> CallForm | None:
+        """Return how the model writes calls among its text; None if that is not known."""
+
 
 _DEFAULT = TemplateOptions()
 
@@ -67,6 +74,7 @@ class ByteTokenizer:
 
     vocab_size = 256
     end_token_ids: frozenset[int] = frozenset()
+    call_form: CallForm | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:  # noqa: ARG002
         return list(text.encode("utf-8", errors="replace"))
@@ -93,6 +101,8 @@ class ByteTokenizer:
 
 class NoTokenizer:
     """A stand-in for a missing tokenizer: prompts are token ids, and the answer's text is empty."""
+
+    call_form: CallForm | None = None
 
     def __init__(self, vocab_size: int, end_token_ids: frozenset[int] = frozenset()) -> None:
         self.vocab_size = vocab_size
@@ -175,6 +185,22 @@ class HuggingFaceTokenizer:
         except (TemplateError, TypeError) as error:
             raise ValueError(f"the model's chat template refuses the messages: {error}") from error
         return self.encode(text, add_special_tokens=options.add_special_tokens)
+
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        if self._tokenizer.chat_template is None:
+            return None
+
+        def render(messages: Sequence[Message], tools: Sequence[Message]) -> str:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tools=list(tools), tokenize=False
+            )
+            return text
+
+        if (form := form_of(render)) is None:
+            return None
+        ids = self.encode(OPENING, add_special_tokens=False)
+        return form._replace(is_special=OPENING not in self.decode(ids))
 
 
 def _longest_token_bytes(tokenizer: Any) -> int | None:

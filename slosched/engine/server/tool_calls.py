@@ -1,17 +1,15 @@
-"""Answers that call functions: from the text that follows the grammar to OpenAI's `tool_calls`."""
+"""Calls in answers: from the text that follows the grammar to text and calls, as it comes."""
 
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from slosched.engine.server.choices import ChatFormat
-from slosched.engine.server.respond import Json
+from slosched.engine.server.call_form import CLOSING, OPENING
 from slosched.engine.server.tools import Tools
 
-_HEAD = re.compile(r'[\s\[\]{},]*"name"\s*:\s*"([^"]*)"\s*,\s*"parameters"\s*:\s*\{')
+_HEAD = re.compile(r'[\s\[\]{},]*"name"\s*:\s*"([^"]*)"\s*,\s*"(?:parameters|arguments)"\s*:\s*\{')
 """What stands before the arguments of a call, with their first brace."""
 
 
@@ -25,41 +23,50 @@ class CallPart(NamedTuple):
     arguments: str
 
 
-class CallReader:
-    """Finds the calls in one answer as its text comes."""
+class Reader(Protocol):
+    """Finds text and calls in one answer as its text comes."""
 
-    def __init__(self, named: str | None) -> None:
-        """Expect the arguments of the function `named`, or a list of calls if that is None."""
-        self._named = named
-        self._num_calls = 0
+    num_calls: int
+    """How many calls have begun."""
+
+    def push(self, text: str) -> list[CallPart | str]:
+        """Return the text and the parts of calls that are in the next piece of the answer."""
+
+    def flush(self) -> str:
+        """Return the text that was held back, once the answer has ended."""
+
+
+def reader_of(tools: Tools) -> Reader:
+    """Return a reader for an answer that has to call the tools, or may."""
+    return TextAndCallReader() if tools.is_optional else CallReader(tools.named)
+
+
+class _Call:
+    """Reads one call, from its head to the last brace of its arguments."""
+
+    def __init__(self) -> None:
+        self.is_over = False
         self._head = ""
-        """Text since the end of the last arguments."""
         self._depth = 0
         """How many braces of the arguments are open."""
         self._is_string = self._is_escaped = False
 
-    def push(self, text: str) -> list[CallPart]:
-        """Return the parts of calls that are in the next piece of the answer."""
-        if self._named is None:
-            return list(self._parts(text))
-        name = None if self._num_calls else self._named
-        self._num_calls = 1
-        return [CallPart(0, name, text)] if text or name else []
+    def read(self, text: str) -> tuple[str | None, str, str]:
+        """Return the name if it is in the text, the arguments in it, and what stands behind them.
 
-    def _parts(self, text: str) -> Iterator[CallPart]:
+        Nothing is returned from before the name.
+        """
         name, begin = None, 0
         for at, char in enumerate(text):
             if not self._depth:
                 self._head += char
                 head = _HEAD.fullmatch(self._head) if char == "{" else None
                 if head is not None:
-                    name, begin, self._head, self._depth = head[1], at, "", 1
-                    self._num_calls += 1
+                    name, begin, self._depth = head[1], at, 1
             elif self._closes(char):
-                yield CallPart(self._num_calls - 1, name, text[begin : at + 1])
-                name = None
-        if self._depth:
-            yield CallPart(self._num_calls - 1, name, text[begin:])
+                self.is_over = True
+                return name, text[begin : at + 1], text[at + 1 :]
+        return name, text[begin:] if self._depth else "", ""
 
     def _closes(self, char: str) -> bool:
         """Count the next character of the arguments; return whether it is their last."""
@@ -73,33 +80,88 @@ class CallReader:
         return not self._depth
 
 
-class ToolFormat(ChatFormat):
-    """The form of chat answers that call functions."""
+class CallReader:
+    """Finds the calls in an answer that is nothing else."""
 
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._readers: dict[int, CallReader] = {}
-        """A reader for each answer of a stream, by its place."""
+    def __init__(self, named: str | None) -> None:
+        """Expect the arguments of the function `named`, or a list of calls if that is None."""
+        self._named = named
+        self.num_calls = 0
+        self._call = _Call()
 
-    def whole(self, text: str) -> Json:
-        calls: list[Json] = []
-        for part in CallReader(self._tools.named).push(text):
-            calls.append(_call(part))
-        return {"message": {"role": "assistant", "content": None, "tool_calls": calls}}
+    def push(self, text: str) -> list[CallPart | str]:
+        if self._named is None:
+            return list(self._parts(text))
+        name = None if self.num_calls else self._named
+        self.num_calls = 1
+        return [CallPart(0, name, text)] if text or name else []
 
-    def delta(self, text: str, is_first: bool, place: int, /) -> Json:
-        role: Json = {"role": "assistant", "content": None} if is_first else {}
-        reader = self._readers.setdefault(place, CallReader(self._tools.named))
-        calls = [{"index": part.place, **_call(part)} for part in reader.push(text)]
-        return {"delta": {**role, **({"tool_calls": calls} if calls else {})}}
+    def flush(self) -> str:
+        return ""
 
-    def finish_reason(self, reason: str | None) -> str | None:
-        return "tool_calls" if reason == "stop" else reason
+    def _parts(self, text: str) -> Iterator[CallPart]:
+        while text:
+            name, arguments, text = self._call.read(text)
+            self.num_calls += name is not None
+            if arguments:
+                yield CallPart(self.num_calls - 1, name, arguments)
+            if self._call.is_over:
+                self._call = _Call()
 
 
-def _call(part: CallPart) -> Json:
-    """Return a call, or the further arguments of one that has begun."""
-    if part.name is None:
-        return {"function": {"arguments": part.arguments}}
-    function = {"name": part.name, "arguments": part.arguments}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+class TextAndCallReader:
+    """Finds the calls in an answer that may have text before, between and behind them.
+
+    What may be the beginning of `<tool_call>` is held back, and so is white space, which is no text
+    before a call, nor at the end of an answer that has calls.
+    """
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self._held = ""
+        self._call: _Call | None = None
+        """The call that has begun and not ended."""
+
+    def push(self, text: str) -> list[CallPart | str]:
+        parts: list[CallPart | str] = []
+        while text:
+            if self._call is None:
+                found, text = self._text(text)
+                parts += [found] if found else []
+            elif not self._call.is_over:
+                name, arguments, text = self._call.read(text)
+                self.num_calls += name is not None
+                parts += [CallPart(self.num_calls - 1, name, arguments)] if arguments else []
+            else:
+                text = self._skip_end(text)
+        return parts
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        if self._call is not None or (self.num_calls and held.isspace()):
+            return ""
+        return held
+
+    def _text(self, text: str) -> tuple[str, str]:
+        """Return the text before a call, or that can be told, and what is left to read."""
+        before, opening, rest = (self._held + text).partition(OPENING)
+        if opening:
+            self._held, self._call = "", _Call()
+            return before.rstrip(), rest
+        told = before[: len(before) - _num_begun(before, OPENING)].rstrip()
+        self._held = before[len(told) :]
+        return told, ""
+
+    def _skip_end(self, text: str) -> str:
+        """Skip what closes a call; return what is left to read."""
+        _, closing, rest = (self._held + text).partition(CLOSING)
+        if closing:
+            self._held, self._call = "", None
+            return rest
+        self._held = (self._held + text)[1 - len(CLOSING) :]
+        return ""
+
+
+def _num_begun(text: str, mark: str) -> int:
+    """Return how many characters at the end of `text` may begin the mark."""
+    return next(n for n in range(len(mark) - 1, -1, -1) if text.endswith(mark[:n]))

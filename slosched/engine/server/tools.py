@@ -1,8 +1,8 @@
 """The functions that an answer is to call, and the grammar that makes it call them.
 
 As in vLLM, a named function's arguments are the whole answer, and `required` makes the answer a
-list of calls.  A model that may choose whether to call anything (`auto`) would say so in a form of
-its own, which differs by model; that is not supported.
+list of calls.  With `auto` the model writes what it likes, but where it begins a call, in the form
+of its chat template (`call_form`), the rest of that call follows the grammar.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slosched.engine.server.call_form import OPENING, CallForm
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.fields import FUNCTION_FIELDS, TOOL_FIELDS, check_fields
 from slosched.engine.server.values import Body, flag, mapping, shown, wrong
@@ -25,18 +26,36 @@ _NOTHING: Body = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 @dataclass(frozen=True)
 class Tools:
-    """The functions of a body whose answer has to call some of them."""
+    """The functions of a body whose answer has to call some of them, or may."""
 
     functions: Sequence[Body]
     """The tools as the client wrote them, for the chat template."""
     named: str | None
-    """The one function to call, once; None if the answer chooses one or more."""
-    schema: str
-    """The JSON schema that the answer follows."""
+    """The one function to call, once; None if the answer chooses."""
+    schemas: Mapping[str, Body]
+    """The JSON schema of each function's arguments, by its name."""
+    is_optional: bool
+    """Whether the answer may also be text, or have text beside its calls."""
+    is_parallel: bool
+    """Whether there may be several calls."""
+
+    def schema(self) -> Body:
+        """Return the JSON schema of an answer that is nothing but calls."""
+        if self.named is not None:
+            return self.schemas[self.named]
+        return _list_of_calls(self.schemas, is_parallel=self.is_parallel)
+
+    def tags(self, form: CallForm) -> Body:
+        """Return the structural tags of an answer that may call functions in this form."""
+        tags = [
+            {"trigger": OPENING, "begin": form.begin(name), "schema": schema, "end": form.end}
+            for name, schema in self.schemas.items()
+        ]
+        return {"tags": tags, "stops_after_first": not self.is_parallel}
 
 
 def parse_tools(body: Body) -> Tools | None:
-    """Return the functions to call, or None; raise ApiError (400) for what is wrong."""
+    """Return the functions that may be called, or None; raise ApiError (400) for what is wrong."""
     tools, choice = body.get("tools"), body.get("tool_choice")
     is_parallel = flag(body, "parallel_tool_calls", default=True)
     if not tools:
@@ -46,16 +65,10 @@ def parse_tools(body: Body) -> Tools | None:
         return None
     if not isinstance(tools, list) or len(tools) > _MAX_TOOLS:
         raise wrong("tools", tools, f"a list of at most {_MAX_TOOLS} functions")
+    _check_depth(tools)
     schemas = dict(_function(f"tools[{i}]", tool) for i, tool in enumerate(tools))
     if len(schemas) < len(tools):
         raise ApiError(400, "two of the tools have the same name", param="tools")
-    if choice in (None, "auto"):
-        raise ApiError(
-            400,
-            "tool_choice='auto' is not supported, and it is what tools without tool_choice ask "
-            "for; send 'required', 'none', or an object that names the function to call",
-            param="tool_choice",
-        )
     named = _check_choice(choice)
     if choice == "none":
         return None
@@ -63,12 +76,13 @@ def parse_tools(body: Body) -> Tools | None:
         raise ApiError(400, "tools are not possible with use_beam_search", param="tools")
     if named is not None and named not in schemas:
         raise wrong("tool_choice", choice, f"one of the tools {', '.join(schemas)}")
+    return Tools(tools, named, schemas, choice in (None, "auto"), is_parallel)
+
+
+def _check_depth(tools: list[object]) -> None:
+    """Raise ApiError (400) for tools that neither a template nor a grammar could write."""
     try:
-        if named is not None:
-            schema = schemas[named]
-        else:
-            schema = _list_of_calls(schemas, is_parallel=is_parallel)
-        return Tools(tools, named, json.dumps(schema))
+        json.dumps(tools)
     except RecursionError:
         raise ApiError(400, "tools are nested too deeply", param="tools") from None
 
@@ -81,7 +95,7 @@ def _check_choice(choice: object) -> str | None:
         name = mapping(choice, "function").get("name")
         if isinstance(name, str):
             return name
-    expected = '\'none\', \'required\' or {"type": "function", "function": {"name": …}}'
+    expected = '\'auto\', \'none\', \'required\' or {"type": "function", "function": {"name": …}}'
     raise wrong("tool_choice", choice, expected)
 
 

@@ -9,11 +9,25 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 TINY_RANDOM = "tiny-random"
 _SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
-_CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+_CHAT_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}To call one: <tool_call>
+{"name": <name>, "arguments": <object>}
+</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message['role'] }}
+{{ message['content'] }}
+{%- for call in message['tool_calls'] or [] %}
+{%- set called = call['function'] %}
+<tool_call>
+{"name": "{{ called['name'] }}", "arguments": {{ called['arguments'] | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Functions are shown and called in Hermes's form."""
 
 
 def tiny_config() -> Any:

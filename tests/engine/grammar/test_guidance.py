@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +70,10 @@ TAGS = [
 ]
 
 
+def tagged(*tags: dict[str, Any], stops_after_first: bool = False) -> str:
+    return json.dumps({"tags": tags, "stops_after_first": stops_after_first})
+
+
 @pytest.mark.parametrize(
     ("definition", "good", "bad"),
     [
@@ -116,7 +121,7 @@ TAGS = [
             ["text 3000", "text"],
         ),
         (
-            Definition(Kind.STRUCTURAL_TAGS, json.dumps(TAGS)),
+            Definition(Kind.STRUCTURAL_TAGS, tagged(*TAGS)),
             [
                 "no call",
                 "",
@@ -127,9 +132,14 @@ TAGS = [
             ['<f=add>{"n": "1"}</f>', "<f=sub>{}</f>", '<f=add>{"n": 1}', "<f=", "so <f=add> {}"],
         ),
         (
-            Definition(Kind.STRUCTURAL_TAGS, json.dumps(TAGS), has_whitespace=False),
+            Definition(Kind.STRUCTURAL_TAGS, tagged(*TAGS), has_whitespace=False),
             ['<f=add>{"n":1}</f>'],
             ['<f=add>{"n": 1}</f>'],
+        ),
+        (
+            Definition(Kind.STRUCTURAL_TAGS, tagged(*TAGS, stops_after_first=True)),
+            ["", "no call <f", 'so <f=add>{"n":1}</f>'],
+            ['<f=add>{"n":1}</f> and', '<f=add>{"n":1}</f><f=add>{"n":1}</f>', "<f=add>"],
         ),
         (Definition(Kind.GRAMMAR, 'root ::= "a" root | "b"'), ["b", "aab"], ["a", "ba"]),
         (Definition(Kind.GRAMMAR, 'start: "a" start | "b"'), ["b", "aab"], ["a", "ba"]),
@@ -194,7 +204,7 @@ def test_outputs_of_one_grammar_do_not_disturb_each_other(
         (Kind.CHOICE, '["\\ud800"]', "surrogates"),
         (
             Kind.STRUCTURAL_TAGS,
-            json.dumps([{**TAGS[0], "schema": {"type": "objekt"}}]),
+            tagged({**TAGS[0], "schema": {"type": "objekt"}}),
             "Invalid type: objekt",
         ),
         (Kind.GRAMMAR, "hello", "Expected ::="),

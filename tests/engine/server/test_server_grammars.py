@@ -77,9 +77,11 @@ class Gate:
 class Running:
     """A server of the tiny model, whose grammars wait for a gate."""
 
-    def __init__(self, model: LoadedModel, compiler: GuidanceCompiler) -> None:
-        self.kv = KVCache(128, 4, 0, HashIndex())
-        executor = TorchExecutor(model, num_blocks=128, block_size=4)
+    def __init__(
+        self, model: LoadedModel, compiler: GuidanceCompiler, num_blocks: int = 128
+    ) -> None:
+        self.kv = KVCache(num_blocks, 4, 0, HashIndex())
+        executor = TorchExecutor(model, num_blocks=num_blocks, block_size=4)
         engine = Engine(Scheduler(FCFS(), self.kv), executor, MonotonicClock())
         self.worker = EngineWorker(engine)
         self.tokenizer = HuggingFaceTokenizer(

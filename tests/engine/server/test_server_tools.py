@@ -50,7 +50,7 @@ def server() -> Iterator[Running]:
     model = load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
     backend = model.tokenizer.backend_tokenizer
     compiler = GuidanceCompiler(backend.to_str(), model.vocab_size, model.eos_token_ids)
-    running = Running(model, compiler)
+    running = Running(model, compiler, num_blocks=512)
     with serve_in_thread(running.app, running.worker) as running.url:
         yield running
     running.kv.check()
@@ -134,7 +134,7 @@ FLAT = [{"type": "function", **WEATHER["function"]}, {"type": "function", "name"
 
 
 def respond(client: openai.OpenAI, **fields: Any) -> Any:
-    asked = {"input": "hi", "tools": FLAT, "max_output_tokens": 400, "extra_body": {"seed": 1}}
+    asked = {"input": "hi", "tools": FLAT, "max_output_tokens": 1200, "extra_body": {"seed": 1}}
     return client.responses.create(model="tiny", **{**asked, **fields})
 
 
@@ -199,8 +199,6 @@ def test_a_call_of_a_response_that_is_cut_off_is_incomplete(client: openai.OpenA
 
 FUNCTION = {"name": "f"}
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [TIME]}, "tool_choice"),
-    ({"tools": [TIME], "tool_choice": "auto"}, "tool_choice"),
     ({"tools": [TIME], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [TIME], "tool_choice": NAMED}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -227,6 +225,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "tools[0].function.parameters",
     ),
     ({"tools": [TIME], "tool_choice": "required", "use_beam_search": True}, "tools"),
+    ({"tools": [TIME], "tool_choice": "auto", "use_beam_search": True}, "tools"),
+    ({"tools": [TIME], "ignore_eos": True}, "ignore_eos"),
+    ({"tools": [TIME], "response_format": {"type": "json_object"}}, "response_format"),
     (
         {"tools": [TIME], "tool_choice": "required", "response_format": {"type": "json_object"}},
         "response_format",
@@ -247,6 +248,10 @@ def test_a_device_that_follows_no_grammar_calls_nothing() -> None:
     with live() as server:
         status, document, _ = server.post(CHAT, messages=HI, tools=[TIME], tool_choice="required")
         assert (status, document["error"]["param"]) == (400, "tools")
+        for choice in (None, "auto"):
+            status, document, _ = server.post(CHAT, messages=HI, tools=[TIME], tool_choice=choice)
+            assert (status, document["error"]["param"]) == (400, "tool_choice")
+            assert "its chat template does not show it functions" in document["error"]["message"]
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:

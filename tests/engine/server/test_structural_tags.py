@@ -42,6 +42,14 @@ def test_both_forms_in_both_fields_are_one_grammar() -> None:
     assert None not in found
 
 
+def test_an_answer_may_end_after_its_first_tag() -> None:
+    wanted = newer()
+    wanted["format"]["stop_after_first"] = True
+    found = parse_structured_output({"response_format": wanted})
+    assert found is not None
+    assert json.loads(found.definition.text)["stops_after_first"] is True
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
