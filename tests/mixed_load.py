@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from adapters import merged, write_adapter
 from greedy import continued
 from served import GREEDY, Ask
@@ -89,6 +90,13 @@ class World:
             output = continued(self._twins[lora], self.ids(text), num_tokens, allowed)
             self._expected[key] = output
         return self._expected[key]
+
+    def odds(self, text: str, lora: str | None) -> torch.Tensor:
+        """Return the log-probabilities of the token after each one of a text."""
+        with torch.inference_mode():
+            logits = self._twins[lora](torch.tensor([self.ids(text)])).logits[0]
+        found: torch.Tensor = logits.log_softmax(dim=-1)
+        return found
 
     def few(self, _output: list[int]) -> list[int]:
         return self.ids(FEW)

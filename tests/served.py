@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from factories import make_model
 
-from slosched.core import SLO, Clock, Limits, Request, RequestStatus, SamplingParams, fan_out
+from slosched.core import (
+    SLO,
+    Clock,
+    Limits,
+    PromptLogprobs,
+    Request,
+    RequestStatus,
+    SamplingParams,
+    fan_out,
+)
 from slosched.engine.background import InBackground
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.overlap import OverlappedEngine
@@ -63,6 +72,8 @@ class Run(NamedTuple):
     """The ended requests of each ask."""
     num_steps: int
     scheduler: Scheduler
+    told: dict[str, list[PromptLogprobs]]
+    """What was told of the prompts, by request."""
 
     @property
     def requests(self) -> list[Request]:
@@ -110,16 +121,20 @@ def serve(model: LoadedModel, replica: Replica, asks: Sequence[Ask]) -> Run:
     scheduler = engine.scheduler
     answers: list[tuple[Request, ...]] = []
     ended: list[str] = []
+    told: dict[str, list[PromptLogprobs]] = {}
     step = 0
     while len(answers) < len(asks) or engine.has_work:
         while len(answers) < len(asks) and asks[len(answers)].arrival_step <= step:
             answers.append(requests_of(asks[len(answers)], f"r{len(answers)}", clock.now_s()))
             scheduler.add_request(answers[-1][0])
         if engine.has_work:
-            ended += [request.request_id for request in engine.step().ended]
+            record = engine.step()
+            ended += [request.request_id for request in record.ended]
+            for name, part in record.result.prompt_logprobs.items():
+                told.setdefault(name, []).append(part)
             scheduler.kv.check()
         step += 1
-    run = Run(answers, step, scheduler)
+    run = Run(answers, step, scheduler, told)
     assert sorted(ended) == sorted(request.request_id for request in run.requests)
     check_nothing_is_held(scheduler.kv)
     return run

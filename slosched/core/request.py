@@ -188,6 +188,9 @@ class SamplingParams:
     num_logprobs: int | None = None
     """How many of the likeliest tokens the engine tells with their log-probabilities, besides the
     one that it draws; None if it tells none, which takes less time."""
+    num_prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, behind the first.  Then all of the prompt is computed:
+    nothing of it is looked for in the prefix cache.  Of a group, only the first member tells."""
 
     @property
     def has_penalties(self) -> bool:
@@ -307,6 +310,13 @@ class Request:
     def judged_slo(self) -> SLO:
         """Return the SLO by which the result is judged: none for a relegated request."""
         return self.slo if self.asked_slo is None or self.is_relegated else self.asked_slo
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Tell whether the engine tells log-probabilities of the prompt's tokens."""
+        if self.sampling.num_prompt_logprobs is None:
+            return False
+        return self.group is None or self.group.members[0] is self
 
     @property
     def num_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -96,6 +97,22 @@ class TokenLogprobs(NamedTuple):
     """The likeliest tokens with theirs, the likeliest first."""
 
 
+class PromptLogprobs(NamedTuple):
+    """Log-probabilities of some tokens of a prompt, one after the other, under the model alone."""
+
+    first: int
+    """The place of the first of them in the prompt."""
+    of_tokens: array[float]
+    ranks: array[int]
+    """How many tokens are likelier in the place of each, plus one."""
+    num_likeliest: int
+    likeliest_ids: array[int]
+    """The likeliest tokens in the place of each: the first `num_likeliest` are for the first token,
+    the likeliest first, and so on."""
+    likeliest: array[float]
+    """Their log-probabilities."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The outcome of one executed step."""
@@ -113,6 +130,9 @@ class StepResult:
     logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
     """Log-probabilities at the places of the accepted drafts and of the new token, for requests
     that want them (`SamplingParams.num_logprobs`)."""
+    prompt_logprobs: Mapping[str, PromptLogprobs] = field(default_factory=dict)
+    """Those of the prompt's tokens behind the ones that were computed, for requests that want them
+    (`Request.tells_prompt`).  Each is told once, also if it is computed again."""
     num_accepted: Mapping[str, int] = field(default_factory=dict)
     """How many of its first draft tokens a request emits before its new token; 0 if not named."""
 

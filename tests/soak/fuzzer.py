@@ -54,7 +54,7 @@ _GOOD: Mapping[str, Sequence[Any]] = {
     "input": ("fuzz", [_USER]),
     "instructions": ("be brief",),
     "tokens": ([5, 6, 7], [255] * 50),
-    "max_tokens": (1, 5, _MAX_TOKENS),
+    "max_tokens": (0, 1, 5, _MAX_TOKENS),
     "max_completion_tokens": (1, _MAX_TOKENS),
     "max_output_tokens": (1, _MAX_TOKENS),
     "stream": (True, True, False),
@@ -73,6 +73,9 @@ _GOOD: Mapping[str, Sequence[Any]] = {
     "logit_bias": ({"5": 3}, {"5": -100, "6": 100}),
     "logprobs": (True, 0, 3, 20),
     "top_logprobs": (0, 1, 20),
+    "prompt_logprobs": (0, 1, 20),
+    "echo": (True, True, False),
+    "include": (["message.output_text.logprobs"], []),
     "presence_penalty": (0, -2, 0.5),
     "frequency_penalty": (0, 2, -0.5),
     "repetition_penalty": (1, 0.01, 1.3, 100),
@@ -112,7 +115,7 @@ _ODD: Sequence[Any] = (
     {"\ud800": "\ud800"}, ["\ud800"], [{"type": "x"}], [{"role": "user", "content": "\ud800"}],
     {"type": "json_schema", "json_schema": {"name": "\ud800", "schema": {"const": "\ud800"}}},
 )  # fmt: skip
-_ODD_FIELDS = ("made_up", "slo_made_up", "echo", "suffix", "request_id")
+_ODD_FIELDS = ("made_up", "slo_made_up", "suffix", "request_id")
 _ODD_JSON = (
     b"", b"null", b"[]", b'"x"', b"{", b"{}", b"\xff\xfe", b"[" * 5000, b'{"a":' * 5000, b"NaN",
     b'{"prompt": NaN}', b'{"prompt": "a", "prompt": "b", "max_tokens": 1}', b"1" * 5000,

@@ -233,7 +233,8 @@ class BeamResponse:
         }
         if self.options.returns_token_ids:
             choice["token_ids"] = list(beam.token_ids)
-            self.format.with_prompt(document, choice, self.request.prompt_token_ids or ())
+            ids = list(self.request.prompt_token_ids or ())
+            self.format.place_of_prompt(document, choice)["prompt_token_ids"] = ids
         return choice
 
 

@@ -49,6 +49,7 @@ _GENERATION = frozenset(
         "bad_words",
         "logit_bias",
         "logprobs",
+        "prompt_logprobs",
         "presence_penalty",
         "frequency_penalty",
         "repetition_penalty",
@@ -65,7 +66,7 @@ _GENERATION = frozenset(
         TIER_FIELD,
     ]
 )
-COMPLETION_FIELDS = _GENERATION | {"prompt"}
+COMPLETION_FIELDS = _GENERATION | {"prompt", "echo"}
 _TEMPLATE = frozenset({"add_generation_prompt", "continue_final_message", "chat_template_kwargs"})
 _TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 CHAT_FIELDS = _GENERATION | _TEMPLATE | _TOOLS | {"messages", "top_logprobs"}

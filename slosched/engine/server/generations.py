@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from slosched.core import EndReason, Refusal, Request, TokenLogprobs
+from slosched.core import EndReason, PromptLogprobs, Refusal, Request, TokenLogprobs
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ class Generation:
         """The start of the first step that computed a part of the request."""
         self.expected_ttft_s: float | None = None
         """The median TTFT that was expected when it arrived, if the policy expects any."""
+        self.prompt_logprobs: list[PromptLogprobs] = []
+        """What was told of its prompt; all of it is there before the first token."""
         self.ended = asyncio.Event()
         """Set when the update with the end reason is there."""
 

@@ -16,8 +16,8 @@ from slosched.engine.server.values import Body, flag, integer, wrong
 
 Json = dict[str, object]
 
-_MOST_LIKELIEST = 20
-_LEAST = -9999.0
+MOST_LIKELIEST = 20
+LEAST = -9999.0
 """What is told of a token that the model takes for impossible, since JSON has no infinity."""
 
 
@@ -30,11 +30,11 @@ def parse_num_logprobs(body: Body) -> int | None:
     if "messages" not in body:
         if isinstance(body.get("logprobs"), bool):
             if body["logprobs"]:
-                raise wrong("logprobs", True, f"an integer in [0, {_MOST_LIKELIEST}]")
+                raise wrong("logprobs", True, f"an integer in [0, {MOST_LIKELIEST}]")
             return None
-        num = integer(body, "logprobs", -1, 0, _MOST_LIKELIEST)
+        num = integer(body, "logprobs", -1, 0, MOST_LIKELIEST)
         return None if num < 0 else num
-    num = integer(body, "top_logprobs", 0, 0, _MOST_LIKELIEST)
+    num = integer(body, "top_logprobs", 0, 0, MOST_LIKELIEST)
     if flag(body, "logprobs"):
         return num
     if num:
@@ -42,6 +42,23 @@ def parse_num_logprobs(body: Body) -> int | None:
             400, f"top_logprobs={num} needs logprobs=true beside it", param="top_logprobs"
         )
     return None
+
+
+def parse_num_prompt_logprobs(body: Body) -> int | None:
+    """Return the same for the tokens of the prompt (`prompt_logprobs`, which is vLLM's).
+
+    Raises ApiError (400) for a wrong number, and for a stream, which as in vLLM has no place for
+    them; with `echo` it has.
+    """
+    num = integer(body, "prompt_logprobs", -1, 0, MOST_LIKELIEST)
+    if num >= 0 and flag(body, "stream"):
+        raise ApiError(
+            400,
+            "prompt_logprobs are not in streams: leave out stream, or send echo=true with logprobs "
+            "to /v1/completions",
+            param="prompt_logprobs",
+        )
+    return None if num < 0 else num
 
 
 class Told(NamedTuple):
@@ -57,8 +74,8 @@ def tell(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> Told:
     """Return what is told of one token."""
     return Told(
         _text(token_id, tokenizer),
-        max(logprobs.drawn, _LEAST),
-        tuple((_text(other, tokenizer), max(at, _LEAST)) for other, at in logprobs.likeliest),
+        max(logprobs.drawn, LEAST),
+        tuple((_text(other, tokenizer), max(at, LEAST)) for other, at in logprobs.likeliest),
     )
 
 
@@ -75,12 +92,12 @@ def of_completion(tokens: Sequence[Told], offset: int) -> Json:
     return {
         "tokens": [each.text for each in tokens],
         "token_logprobs": [each.logprob for each in tokens],
-        "top_logprobs": list(map(_by_text, tokens)),
+        "top_logprobs": list(map(by_text, tokens)),
         "text_offset": offsets,
     }
 
 
-def _by_text(token: Told) -> dict[str, float]:
+def by_text(token: Told) -> dict[str, float]:
     """Return the likeliest texts and the drawn one; of tokens that look alike the likeliest counts.
 
     Tokens that are parts of a character do.

@@ -23,7 +23,8 @@ class Piece(NamedTuple):
 
     place: int
     """The place of its answer among all that the client asked for."""
-    token_id: int
+    token_id: int | None
+    """None if the client asked for no answer."""
     text: str
     finish_reason: str | None
     logprob: float | None
@@ -54,6 +55,9 @@ async def pieces_of(
             if is_for_later(reason):
                 retry_after_s = worker.retry_after_s(generation.request) or retry_after_s
             raise of_end(reason, update.detail, retry_after_s)
+        if not options.has_answer:
+            yield Piece(place, None, "", EndReason.LENGTH.value, None, None)
+            return
         num_tokens += 1
         # The token at which the model stopped is a part of the text only if the client says so.
         is_hidden = reason is EndReason.STOP and not shows_stop

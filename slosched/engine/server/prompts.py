@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -15,10 +15,13 @@ from slosched.engine.server.protocol import (
     parse_prompts,
 )
 from slosched.engine.server.tokenizer import Tokenizer
-from slosched.engine.server.values import Body
+from slosched.engine.server.values import Body, flag
 
 _MAX_INLINE_CHARS = 4096
 """Up to here encoding takes less time than another thread takes to wake up and answer."""
+
+
+_CHARS_PER_TOKEN = 4
 
 
 class PromptEncoder:
@@ -47,6 +50,24 @@ class PromptEncoder:
         if not prompt:
             raise ApiError(400, "the prompt is empty: it needs at least one token", param="prompt")
         return self._truncated(prompt, options, num_output_tokens)
+
+    async def texts_of(self, body: Body, prompts: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of a completion's encoded prompts, as the client wrote them if it did.
+
+        Of a prompt that was cut off it is the text of what is left.
+        """
+        options = parse_prompt_options(body, is_chat=False)
+        skips_special_tokens = flag(body, "skip_special_tokens", default=True)
+        texts = []
+        for said, ids in zip(parse_prompts(body, self._tokenizer.vocab_size), prompts, strict=True):
+            if isinstance(said, str) and options.truncate_tokens is None:
+                texts.append(said)
+                continue
+            decode = partial(self._tokenizer.decode, ids, skip_special_tokens=skips_special_tokens)
+            is_short = len(ids) * _CHARS_PER_TOKEN <= _MAX_INLINE_CHARS
+            loop = asyncio.get_running_loop()
+            texts.append(decode() if is_short else await loop.run_in_executor(self._pool, decode))
+        return texts
 
     async def encode_chat(self, body: Body, num_output_tokens: int = 1) -> list[list[int]]:
         """Return a list with the ids of a conversation; raise ApiError (400) if it is wrong."""

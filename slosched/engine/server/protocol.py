@@ -12,7 +12,7 @@ from slosched.engine.server.fields import (
     STRUCTURED_FIELDS,
     check_fields,
 )
-from slosched.engine.server.logprobs import parse_num_logprobs
+from slosched.engine.server.logprobs import parse_num_logprobs, parse_num_prompt_logprobs
 from slosched.engine.server.structured import StructuredOutput, parse_structured_output
 from slosched.engine.server.tokenizer import TemplateOptions, Tokenizer
 from slosched.engine.server.tools import Tools, parse_tools
@@ -48,7 +48,7 @@ _NOT_WITH_BEAMS = (
     "min_tokens",
     "allowed_token_ids",
     "bad_words",
-    "logprobs",
+    "echo",
     "logit_bias",
     "presence_penalty",
     "frequency_penalty",
@@ -75,6 +75,12 @@ class Options:
     num_logprobs: int | None
     """How many of the likeliest tokens the client is told at each place, besides the one that is
     drawn; None if it is told none."""
+    num_prompt_logprobs: int | None
+    """The same for the tokens of the prompt, as vLLM writes them."""
+    echoes: bool
+    """Whether the prompt stands in front of each answer."""
+    has_answer: bool
+    """Whether there is an answer at all; else one token is drawn that nobody is told."""
     structured: StructuredOutput | None
     """The grammar that the answer follows, which has yet to be compiled."""
     tools: Tools | None
@@ -111,6 +117,12 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
         sampling = replace(sampling, num_logprobs=0)
     if (num_logprobs := parse_num_logprobs(body)) is not None:
         sampling = replace(sampling, num_logprobs=num_logprobs)
+    echoes, num_prompt_logprobs = flag(body, "echo"), parse_num_prompt_logprobs(body)
+    told = [
+        num for num in (num_prompt_logprobs, num_logprobs if echoes else None) if num is not None
+    ]
+    sampling = replace(sampling, num_prompt_logprobs=max(told, default=None))
+    max_tokens, has_answer = _max_tokens(body, echoes=echoes, sampling=sampling)
     tools = parse_tools(body)
     call_form = tokenizer.call_form
     structured = parse_structured_output(body, tools, call_form)
@@ -129,9 +141,12 @@ def parse_options(body: Body, default_temperature: float, tokenizer: Tokenizer) 
         num_candidates=num_candidates,
         is_beam_search=is_beam_search,
         length_penalty=length_penalty,
-        max_tokens=_max_tokens(body),
+        max_tokens=max_tokens,
         sampling=sampling,
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+        echoes=echoes,
+        has_answer=has_answer,
         structured=structured,
         tools=tools,
         stops=strings(body, "stop", _MAX_STOPS, _MAX_STOP_CHARS),
@@ -166,6 +181,10 @@ def _check_beam_search(
         )
     wrong_fields = [
         name for name in _NOT_WITH_BEAMS if body.get(name) not in (None, False, 0, [], {})
+    ]
+    told = ("logprobs", "prompt_logprobs")
+    wrong_fields += [
+        name for name in told if body.get(name) is not None and body[name] is not False
     ]
     if body.get("repetition_penalty") not in (None, 1):
         wrong_fields.append("repetition_penalty")
@@ -316,11 +335,19 @@ def _prompt(value: object, prompt: object, vocab_size: int) -> str | list[int]:
     return prompt
 
 
-def _max_tokens(body: Body) -> int | None:
+def _max_tokens(body: Body, *, echoes: bool, sampling: SamplingParams) -> tuple[int | None, bool]:
+    """Return the limit, if there is one, and whether there is an answer.
+
+    With `echo` the limit may be 0.  Then the engine draws one token all the same, since a request
+    ends with a token.
+    """
     for name in ("max_completion_tokens", "max_tokens"):
         if body.get(name) is not None:
-            return integer(body, name, 1, 1)
-    return None
+            limit = integer(body, name, 1, 0 if echoes else 1)
+            if limit == 0 and sampling.min_tokens:
+                raise ApiError(400, f"min_tokens exceeds {name}=0", param="min_tokens")
+            return max(limit, 1), limit > 0
+    return None, True
 
 
 def _seed(body: Body) -> int | None:

@@ -6,8 +6,9 @@ import asyncio
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -15,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from slosched.core import EndReason, OnInfeasible
 from slosched.engine.server.errors import ApiError, of_end, of_refusal
 from slosched.engine.server.generations import Generation, Update
+from slosched.engine.server.long_json import in_parts, paced
 from slosched.engine.server.pieces import Piece, interleaved, pieces_of
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.tokenizer import Tokenizer
@@ -42,11 +44,20 @@ class Exchange:
     retry_after_s: float
     timeout_s: float | None = None
     """The time after which unfinished requests are ended."""
+    prompt_texts: Sequence[str] = ()
+    """The text of each prompt, if the client wants it in front of the answers."""
+    turns: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """What long answers share that are written in parts."""
 
     @property
     def generations(self) -> list[Generation]:
         """Return all generations, those of a prompt one after the other."""
         return [each for first in self.prompts for each in (first, *first.siblings)]
+
+    @property
+    def tells_prompts(self) -> bool:
+        """Tell whether the answer has log-probabilities of prompts, which may be many."""
+        return self.options.sampling.num_prompt_logprobs is not None
 
     @property
     def is_relegated(self) -> bool:
@@ -138,7 +149,11 @@ class GenerationResponse(ABC):
                 return StreamingResponse(
                     events, media_type="text/event-stream", headers={**_STREAM_HEADERS, **headers}
                 )
-            return JSONResponse(await self._whole(first, pieces), headers=headers)
+            document = await self._whole(first, pieces)
+            if not self._exchange.tells_prompts:
+                return JSONResponse(document, headers=headers)
+            parts = paced(in_parts(document), self._exchange.turns)
+            return StreamingResponse(parts, media_type="application/json", headers=headers)
         except ApiError as error:
             return error.response()
         except Exception as error:
@@ -168,3 +183,8 @@ def last_events(error: ApiError) -> bytes:
 def event(document: Mapping[str, object]) -> bytes:
     """Return an event of a stream."""
     return b"data: " + json.dumps(document, ensure_ascii=False).encode() + b"\n\n"
+
+
+def event_in_parts(document: Mapping[str, object]) -> Iterator[bytes]:
+    """Yield an event of a stream in parts; a `LongList` may stand anywhere in it."""
+    yield from chain([b"data: "], in_parts(document), [b"\n\n"])

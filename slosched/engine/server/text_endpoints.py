@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request as HTTPRequest
@@ -36,6 +37,9 @@ from slosched.workload.request import MOST_SEQUENCES
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for /v1/completions.  A chat may go on to the end of the context."""
 
+_MOST_PROMPT_LOGPROBS = 2**18
+"""About 20 MB of JSON, and half a second of the server's time, in pieces."""
+
 Encode = Callable[[Body, int], Awaitable[list[list[int]]]]
 
 
@@ -47,6 +51,8 @@ class _Asked:
     """The request for each prompt."""
     options: Options
     model_name: str
+    prompt_texts: Sequence[str]
+    """The text of each prompt, if it is to stand in front of the answers."""
 
 
 class TextEndpoints:
@@ -71,6 +77,7 @@ class TextEndpoints:
         self._grammars = grammars
         self._adapters = adapters
         self._max_model_len = max_model_len
+        self._turns = asyncio.Lock()
 
     async def completions(self, http: HTTPRequest) -> ChoicesResponse | BeamResponse:
         arrival_s = self._arrival_s()
@@ -131,6 +138,7 @@ class TextEndpoints:
         prompts = await encode(body, options.max_tokens or 1)
         _check_number(len(prompts), options)
         _check_draws(options, self._tokenizer)
+        _check_told_prompts(prompts, options)
         sampling = options.sampling
         if options.structured is not None:
             grammar = await self._grammars.compiled(options.structured)
@@ -158,7 +166,8 @@ class TextEndpoints:
         ]
         model_name = self._config.model_name if adapter is None else adapter.name
         account_of(http).note_asked(model_name, options, requests)
-        return _Asked(requests, options, model_name)
+        texts = await self._encoder.texts_of(body, prompts) if options.echoes else ()
+        return _Asked(requests, options, model_name, texts)
 
     def _search(self, asked: _Asked, answer_format: Format) -> BeamResponse:
         """Return the response that searches the answers; raise ApiError (400) if it cannot."""
@@ -206,6 +215,8 @@ class TextEndpoints:
             asked.model_name,
             self._config.retry_after_s,
             self._config.request_timeout_s,
+            asked.prompt_texts,
+            self._turns,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, options: Options, default: int) -> int:
@@ -229,12 +240,32 @@ class TextEndpoints:
 
 def _check_draws(options: Options, tokenizer: Tokenizer) -> None:
     """Raise ApiError (400) if log-probabilities are asked of a device that draws nothing."""
-    if options.num_logprobs is not None and isinstance(tokenizer, ByteTokenizer):
+    told = {"logprobs": options.num_logprobs, "prompt_logprobs": options.num_prompt_logprobs}
+    for name, num in told.items():
+        if num is not None and isinstance(tokenizer, ByteTokenizer):
+            raise ApiError(
+                400,
+                f"{name}: an emulated device draws no tokens, and has no log-probabilities; leave "
+                "it out",
+                param=name,
+            )
+
+
+def _check_told_prompts(prompts: Sequence[Sequence[int]], options: Options) -> None:
+    """Raise ApiError (400) if the log-probabilities of the prompts would be too many."""
+    num_each = options.sampling.num_prompt_logprobs
+    if num_each is None:
+        return
+    num = sum(map(len, prompts)) * (1 + num_each) * options.num_answers
+    if num > _MOST_PROMPT_LOGPROBS:
+        name = "logprobs" if options.num_prompt_logprobs is None else "prompt_logprobs"
         raise ApiError(
             400,
-            "logprobs: an emulated device draws no tokens, and has no log-probabilities; leave it "
-            "out",
-            param="logprobs",
+            f"{name}: the prompts' tokens, each with {num_each} of the likeliest and in "
+            f"{options.num_answers} answers, have {num} log-probabilities; at most "
+            f"{_MOST_PROMPT_LOGPROBS} are told in one request: ask for fewer, or send the prompts "
+            "apart",
+            param=name,
         )
 
 

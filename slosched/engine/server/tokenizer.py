@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 from slosched.engine.server.call_form import OPENING, CallForm, form_of
@@ -142,6 +141,8 @@ class HuggingFaceTokenizer:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
+        # Now, since the first use of a template takes a tenth of a second.
+        self.call_form = self._found_call_form()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if self._backend is None:
@@ -186,8 +187,7 @@ class HuggingFaceTokenizer:
             raise ValueError(f"the model's chat template refuses the messages: {error}") from error
         return self.encode(text, add_special_tokens=options.add_special_tokens)
 
-    @cached_property
-    def call_form(self) -> CallForm | None:
+    def _found_call_form(self) -> CallForm | None:
         if self._tokenizer.chat_template is None:
             return None
 

@@ -337,6 +337,9 @@ class EngineWorker:
         self._note_first_scheduled(record)
         self.metrics.observe_step(record)
         result = record.result
+        for name, part in result.prompt_logprobs.items():
+            if (generation := self._generations.find(name)) is not None:
+                generation.prompt_logprobs.append(part)
         whys = {**result.failed, **result.barred}
         self._report(_emitted(record), record.ended, whys, result.logprobs)
         self.steps.publish(record)

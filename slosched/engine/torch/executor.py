@@ -18,6 +18,12 @@ from slosched.engine.torch.launched import LaunchedStep, StepTimer
 from slosched.engine.torch.lora import AdapterRows
 from slosched.engine.torch.model import LoadedModel
 from slosched.engine.torch.newest_tokens import NO_TOKENS, NewestTokens
+from slosched.engine.torch.prompt_scores import (
+    PendingScores,
+    PromptScores,
+    keeping_hidden,
+    no_scores,
+)
 from slosched.engine.torch.sampling import Sampler, needs_tokens
 from slosched.engine.torch.step_inputs import Spans, StepInput, StepInputs
 
@@ -56,6 +62,7 @@ class TorchExecutor:
         self._graphs = DecodeGraphs(graph_sizes, model, self._cache)
         self._inputs = StepInputs(block_size, model.device, model.window_tokens)
         self._sampler = Sampler(model.eos_token_ids, model.device, seed)
+        self._prompts = PromptScores(model.model)
         self._newest = NO_TOKENS
         self._last: LaunchedStep | None = None
         """The step that was launched last."""
@@ -82,15 +89,17 @@ class TorchExecutor:
         self._cache.swap_in(batch.swap_in)
         self._cache.clear(begun_blocks(batch.chunks, self._cache.block_size))
         with torch.inference_mode():
-            draws = self._run(batch)
+            draws, told = self._run(batch)
         if batch.swap_out:
             self._cache.hold_computation()  # they ran beside this step, and belong to its time
         timer.end()
-        step = LaunchedStep(partial(self._collect, timer, draws))
+        step = LaunchedStep(partial(self._collect, timer, draws, told))
         self._before_last, self._last = self._last, step
         return step.result
 
-    def _collect(self, timer: StepTimer, pending: PendingDraws | None) -> StepResult:
+    def _collect(
+        self, timer: StepTimer, pending: PendingDraws | None, told: PendingScores
+    ) -> StepResult:
         """Wait for a step and return what came of it."""
         draws = no_draws() if pending is None else pending.wait()
         elapsed_s = timer.wait()
@@ -107,12 +116,14 @@ class TorchExecutor:
             draws.failed,
             draws.barred,
             draws.logprobs,
+            told(),
             draws.num_accepted,
         )
 
     def release(self, request_id: str) -> None:
         self._inputs.release(request_id)
         self._sampler.release(request_id)
+        self._prompts.release(request_id)
 
     def prepare(
         self,
@@ -153,31 +164,37 @@ class TorchExecutor:
             token_ids += [0] * num_idle
         return self._inputs.fill(names, spans, token_ids, emitting, self._newest.taken(unknown))
 
-    def _run(self, batch: ScheduledBatch) -> PendingDraws | None:
+    def _run(self, batch: ScheduledBatch) -> tuple[PendingDraws | None, PendingScores]:
         """Run one forward pass, if there are chunks, and draw a token for each that emits one."""
         chunks = batch.chunks
         if not chunks:
-            return None
-        logits = self._logits(batch)
+            return None, no_scores
+        logits, told = self._logits(batch)
         emitters = [chunk for chunk in chunks if chunk.emits_token]
         if not emitters:
-            return None
+            return None, told
         if self._last is not None and any(needs_tokens(chunk.request) for chunk in emitters):
             self._last.settle()
         draws = self._sampler.launch(emitters, logits, batch.drafts)
         if not batch.drafts:
             self._newest = NewestTokens.of(emitters, draws.tokens)
-        return draws
+        return draws, told
 
-    def _logits(self, batch: ScheduledBatch) -> Tensor:
-        """Run the forward pass of a batch that has chunks; return the logits of those that emit."""
+    def _logits(self, batch: ScheduledBatch) -> tuple[Tensor, PendingScores]:
+        """Run the forward pass of a batch that has chunks.
+
+        Returns the logits of those that emit, and what is told of the prompts in it.
+        """
         num_idle = self._graphs.num_idle(batch)
         step_input = self.prepare(batch.chunks, batch.drafts, num_idle or 0)
         self._newest = NO_TOKENS
         if num_idle is not None:
-            return self._graphs.run(step_input)[: len(batch.chunks)]
-        with self._adapted(batch.chunks):
-            return forward(self._model.model, step_input, self._cache, self._model.backend)
+            return self._graphs.run(step_input)[: len(batch.chunks)], no_scores
+        spans = self._prompts.spans(batch.chunks)
+        model, hidden = self._model.model, list[Tensor]()
+        with self._adapted(batch.chunks), keeping_hidden(model, hidden if spans else None):
+            logits = forward(model, step_input, self._cache, self._model.backend)
+        return logits, self._prompts.launch(spans, hidden[0]) if spans else no_scores
 
     def _adapted(self, chunks: Sequence[ScheduledChunk]) -> AbstractContextManager[None]:
         """Return the context in which the model's layers apply the adapters of these chunks."""

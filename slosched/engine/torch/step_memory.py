@@ -29,7 +29,9 @@ from slosched.engine.torch.model import LoadedModel
 _GPU_SHARE = 0.9
 """The share of a GPU's memory that this process may use, as vLLM's --gpu-memory-utilization."""
 _MOST_CPU_BYTES = 2 << 30
-_SAMPLING = SamplingParams(temperature=1.0, top_k=1000, top_p=0.9, min_p=0.01, num_logprobs=1)
+_SAMPLING = SamplingParams(
+    temperature=1.0, top_k=1000, top_p=0.9, min_p=0.01, num_logprobs=1, num_prompt_logprobs=1
+)
 """Sampling that does all there is to do with the logits, which takes the most memory."""
 
 

@@ -137,7 +137,12 @@ def group_keys(request: Request, block_size: int) -> BlockKeys:
 def _namespace(request: Request) -> bytes:
     """Return what must be equal besides the tokens: adapter and salt.
 
-    An adapter changes all keys and values; a salt keeps the prompts of tenants apart.
+    An adapter changes all keys and values; a salt keeps the prompts of tenants apart.  A request
+    that tells log-probabilities of its prompt finds only what it, or its group, has computed
+    itself, since of what it does not compute it could not tell them.
     """
     names = (request.lora_id, request.cache_salt)
+    if request.sampling.num_prompt_logprobs is not None:
+        owner = request.request_id if request.group is None else request.group.group_id
+        return repr((*names, owner)).encode()
     return b"" if names == (None, None) else repr(names).encode()

@@ -23,7 +23,7 @@ from slosched.engine.server import (
     build_app,
     serve_in_thread,
 )
-from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
+from slosched.engine.torch import LoadedModel, TorchExecutor
 from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
@@ -32,11 +32,6 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 PROMPT = list(range(30, 50))
 FIELDS = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
           "return_token_ids": True}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -24,17 +24,12 @@ from slosched.engine.server import (
     build_app,
     serve_in_thread,
 )
-from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
+from slosched.engine.torch import LoadedModel, TorchExecutor
 from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS
 from slosched.scheduler import PromptLookup, Scheduler, Speculation
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from slosched.engine.server import (
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.grammars import GrammarQueue
 from slosched.engine.server.structured import StructuredOutput
-from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
+from slosched.engine.torch import LoadedModel, TorchExecutor
 from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
@@ -46,11 +46,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FREE = {"prompt": "free", "max_tokens": 16, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from slosched.engine.server import (
     build_app,
     serve_in_thread,
 )
-from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
+from slosched.engine.torch import LoadedModel, TorchExecutor
 from slosched.kv import KVCache, PrefixCaching
 from slosched.policy.spec import make_policy
 from slosched.scheduler import PromptLookup, Scheduler, Speculation
@@ -37,11 +37,6 @@ from slosched.scheduler import PromptLookup, Scheduler, Speculation
 PROMPT = "a prompt that fills several blocks and a part of one"
 CHAT = "/v1/chat/completions"
 WARM = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
 
 
 @pytest.fixture(scope="module")

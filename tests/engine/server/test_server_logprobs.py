@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -13,42 +12,14 @@ from live_server import post, stream, with_client
 from openai.types.chat import ChatCompletion
 from openai.types.completion import Completion
 
-from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.server import (
-    EngineWorker,
     HuggingFaceTokenizer,
-    ServerConfig,
-    build_app,
-    serve_in_thread,
 )
-from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
-from slosched.kv import KVCache
-from slosched.policy import FCFS
-from slosched.scheduler import Scheduler
+from slosched.engine.torch import LoadedModel
 
 PROMPT = [5, 6, 7, 8]
 NUM_TOKENS = 6
 FIELDS = {"max_tokens": NUM_TOKENS, "min_tokens": NUM_TOKENS, "temperature": 0, "seed": 1}
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: LoadedModel) -> HuggingFaceTokenizer:
-    return HuggingFaceTokenizer(model.tokenizer, model.vocab_size)
-
-
-@pytest.fixture(scope="module")
-def url(model: LoadedModel, tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
-    executor = TorchExecutor(model, num_blocks=64, block_size=4)
-    scheduler = Scheduler(FCFS(), KVCache(64, 4))
-    worker = EngineWorker(Engine(scheduler, executor, MonotonicClock()))
-    app = build_app(worker, tokenizer, ServerConfig("tiny", model.max_model_len))
-    with serve_in_thread(app, worker) as base:
-        yield base
 
 
 def ask(url: str, path: str, *bodies: dict[str, Any]) -> list[tuple[int, Any, Any]]:

@@ -20,17 +20,12 @@ from slosched.engine.server import (
     build_app,
     serve_in_thread,
 )
-from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
+from slosched.engine.torch import LoadedModel, TorchExecutor
 from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS, POLICIES
 from slosched.scheduler import Scheduler
 
 NUM_BLOCKS = 128
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
 
 
 class Spoiling(TorchExecutor):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,40 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_server import post, stream, with_client
 
-from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.server import (
-    EngineWorker,
     HuggingFaceTokenizer,
     NoTokenizer,
-    ServerConfig,
-    build_app,
-    serve_in_thread,
 )
 from slosched.engine.server.text import Detokenizer
-from slosched.engine.torch import LoadedModel, TorchExecutor, load_model
-from slosched.kv import HashIndex, KVCache
-from slosched.policy import FCFS
-from slosched.scheduler import Scheduler
-
-
-@pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model("tiny-random", dtype="float32", device="cpu", num_threads=1)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: LoadedModel) -> HuggingFaceTokenizer:
-    return HuggingFaceTokenizer(model.tokenizer, model.vocab_size)
-
-
-@pytest.fixture(scope="module")
-def url(model: LoadedModel, tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
-    scheduler = Scheduler(FCFS(), KVCache(128, 4, 0, HashIndex()))
-    executor = TorchExecutor(model, num_blocks=128, block_size=4)
-    worker = EngineWorker(Engine(scheduler, executor, MonotonicClock()))
-    app = build_app(worker, tokenizer, ServerConfig("tiny", model.max_model_len))
-    with serve_in_thread(app, worker) as base:
-        yield base
+from slosched.engine.torch import LoadedModel
 
 
 def generate(model: LoadedModel, ids: list[int], n: int, **options: Any) -> list[int]:
