@@ -111,15 +111,18 @@ def by_text(token: Told) -> dict[str, float]:
 
 def of_chat(tokens: Sequence[Told], _offset: int) -> Json:
     """Return the object of a chat."""
-    return {
-        "content": [
-            {
-                **_entry(each.text, each.logprob),
-                "top_logprobs": [_entry(text, logprob) for text, logprob in each.likeliest],
-            }
-            for each in tokens
-        ]
-    }
+    return {"content": entries(tokens)}
+
+
+def entries(tokens: Sequence[Told]) -> list[Json]:
+    """Return an entry for each token, as chats and /v1/responses have them."""
+    return [
+        {
+            **_entry(each.text, each.logprob),
+            "top_logprobs": [_entry(text, logprob) for text, logprob in each.likeliest],
+        }
+        for each in tokens
+    ]
 
 
 def _entry(text: str, logprob: float) -> Json:

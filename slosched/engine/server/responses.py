@@ -66,7 +66,7 @@ class ResponsesResponse(GenerationResponse):
     def _take(self, piece: Piece) -> list[Event]:
         """Return the events of the next token."""
         self._num_tokens += 1
-        return list(self._output.push(piece.text))
+        return list(self._output.push(piece.text, piece.told))
 
     def _event(self, kind: str, **fields: object) -> bytes:
         document = {"type": kind, "sequence_number": self._num_events, **fields}
@@ -118,6 +118,7 @@ class ResponsesResponse(GenerationResponse):
             "text": {"format": mapping(mapping(body, "text"), "format") or {"type": "text"}},
             "tool_choice": body.get("tool_choice") or "auto",
             "tools": body.get("tools") or [],
+            "top_logprobs": body.get("top_logprobs") or 0,
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": None,

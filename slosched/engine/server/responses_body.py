@@ -19,8 +19,12 @@ from slosched.engine.server.values import Body, mapping, shown, wrong
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_NOT_OF_A_CHAT = frozenset({"input", "instructions", "max_output_tokens", "text", "stream_options"})
+_NOT_OF_A_CHAT = frozenset(
+    {"input", "instructions", "max_output_tokens", "text", "stream_options", "include"}
+)
 _MAX_METADATA = 16
+_LOGPROBS = "message.output_text.logprobs"
+"""What `include` names to be told log-probabilities of the text's tokens."""
 
 
 def as_chat(body: Body) -> Body:
@@ -38,9 +42,22 @@ def as_chat(body: Body) -> Body:
         if type(limit) is not int or limit < 1:
             raise wrong("max_output_tokens", limit, "an integer >= 1")
         chat["max_tokens"] = limit
+    chat["logprobs"] = _includes_logprobs(body.get("include"))
+    if body.get("top_logprobs") and not chat["logprobs"]:
+        message = f"top_logprobs needs include=[{_LOGPROBS!r}] beside it"
+        raise ApiError(400, message, param="top_logprobs")
     if (response_format := _format(mapping(body, "text"))) is not None:
         chat["response_format"] = response_format
     return chat
+
+
+def _includes_logprobs(include: object) -> bool:
+    """Tell whether the answer has log-probabilities; raise ApiError (400) for anything else."""
+    if include in (None, []):
+        return False
+    if not isinstance(include, list) or set(map(str, include)) != {_LOGPROBS}:
+        raise wrong("include", include, f"a list of nothing but {_LOGPROBS!r}")
+    return True
 
 
 def _instructions(body: Body) -> list[Body]:

@@ -6,9 +6,10 @@ Items and events are those of OpenAI's API reference ("Responses", streaming eve
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from slosched.engine.server.logprobs import Told, entries
 from slosched.engine.server.respond import Json
 from slosched.engine.server.tool_calls import Reader
 
@@ -26,9 +27,6 @@ class _Item(Protocol):
     def begin(self) -> Iterator[Event]:
         """Yield the events before its first text."""
 
-    def push(self, text: str) -> Iterator[Event]:
-        """Take its next text, and yield the events of that."""
-
     def end(self, status: str) -> Iterator[Event]:
         """Yield the events after its last text; `status` is `completed` or `incomplete`."""
 
@@ -44,14 +42,21 @@ class Output:
         self._answer_id = answer_id
         self._reader = reader
         self._items: list[_Item] = []
+        self._told: list[Told] = []
+        """What is told of the tokens whose text has not come yet."""
 
     def begin(self) -> Iterator[Event]:
         """Yield the events before the first text."""
         if self._reader is None:
             yield from self._begin(self._message())
 
-    def push(self, text: str) -> Iterator[Event]:
-        """Take the next text, and yield its events."""
+    def push(self, text: str, told: Told | None = None) -> Iterator[Event]:
+        """Take the next token's text, and what is told of the token; yield its events.
+
+        What is told of tokens of calls is left out: they are no text.
+        """
+        if told is not None and (self._reader is None or self._reader.is_in_text):
+            self._told.append(told)
         if self._reader is None:
             yield from self._text(text)
             return
@@ -61,7 +66,11 @@ class Output:
                 continue
             if part.name is not None:
                 yield from self._begin(_Call(len(self._items), part.name))
-            yield from self._items[-1].push(part.arguments)
+            call = self._items[-1]
+            assert isinstance(call, _Call)
+            yield from call.push(part.arguments)
+        if not self._reader.is_in_text:
+            self._told = []
 
     def end(self, status: str) -> Iterator[Event]:
         """Yield the events after the last text; `status` is `completed` or `incomplete`."""
@@ -76,9 +85,12 @@ class Output:
         return whole + [item.document(status) for item in self._items[-1:]]
 
     def _text(self, text: str) -> Iterator[Event]:
-        if not self._items or not isinstance(self._items[-1], _Message):
-            yield from self._begin(self._message())
-        yield from self._items[-1].push(text)
+        message = self._items[-1] if self._items else None
+        if not isinstance(message, _Message):
+            message = self._message()
+            yield from self._begin(message)
+        told, self._told = self._told, []
+        yield from message.push(text, told)
 
     def _begin(self, item: _Item) -> Iterator[Event]:
         """Begin an item, which ends the one before it."""
@@ -99,23 +111,30 @@ class _Message:
         self._id = item_id
         self._place = place
         self._text: str | None = None
+        self._logprobs: list[Json] = []
+        self._num_shown = 0
+        """How many of them have been in a delta."""
         self._at: Json = {"item_id": item_id, "output_index": place, "content_index": 0}
 
     def begin(self) -> Iterator[Event]:
         at: Json = {"output_index": self._place, "item": self.document("in_progress")}
         yield Event("response.output_item.added", at)
-        yield Event("response.content_part.added", {**self._at, "part": _part("")})
+        yield Event("response.content_part.added", {**self._at, "part": _part("", ())})
 
-    def push(self, text: str) -> Iterator[Event]:
+    def push(self, text: str, told: Sequence[Told]) -> Iterator[Event]:
+        """Take the next text with what is told of its tokens, and yield the events of that."""
         self._text = (self._text or "") + text
+        self._logprobs += entries(told)
         if text:
-            delta = {**self._at, "delta": text, "logprobs": []}
+            logprobs = self._logprobs[self._num_shown :]
+            self._num_shown = len(self._logprobs)
+            delta = {**self._at, "delta": text, "logprobs": logprobs}
             yield Event("response.output_text.delta", delta)
 
     def end(self, status: str) -> Iterator[Event]:
-        text = self._text or ""
-        yield Event("response.output_text.done", {**self._at, "text": text, "logprobs": []})
-        yield Event("response.content_part.done", {**self._at, "part": _part(text)})
+        text, logprobs = self._text or "", self._logprobs
+        yield Event("response.output_text.done", {**self._at, "text": text, "logprobs": logprobs})
+        yield Event("response.content_part.done", {**self._at, "part": _part(text, logprobs)})
         at: Json = {"output_index": self._place, "item": self.document(status)}
         yield Event("response.output_item.done", at)
 
@@ -125,7 +144,7 @@ class _Message:
             "type": "message",
             "role": "assistant",
             "status": status,
-            "content": [] if self._text is None else [_part(self._text)],
+            "content": [] if self._text is None else [_part(self._text, self._logprobs)],
         }
 
 
@@ -144,6 +163,7 @@ class _Call:
         yield Event("response.output_item.added", at)
 
     def push(self, text: str) -> Iterator[Event]:
+        """Take the next text of the arguments, and yield the events of that."""
         self._arguments += text
         if text:
             yield Event("response.function_call_arguments.delta", {**self._at, "delta": text})
@@ -165,5 +185,5 @@ class _Call:
         }
 
 
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: Sequence[Json]) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

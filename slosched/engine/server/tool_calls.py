@@ -29,6 +29,10 @@ class Reader(Protocol):
     num_calls: int
     """How many calls have begun."""
 
+    @property
+    def is_in_text(self) -> bool:
+        """Tell whether what comes next may be text."""
+
     def push(self, text: str) -> list[CallPart | str]:
         """Return the text and the parts of calls that are in the next piece of the answer."""
 
@@ -83,6 +87,8 @@ class _Call:
 class CallReader:
     """Finds the calls in an answer that is nothing else."""
 
+    is_in_text = False
+
     def __init__(self, named: str | None) -> None:
         """Expect the arguments of the function `named`, or a list of calls if that is None."""
         self._named = named
@@ -121,6 +127,10 @@ class TextAndCallReader:
         self._held = ""
         self._call: _Call | None = None
         """The call that has begun and not ended."""
+
+    @property
+    def is_in_text(self) -> bool:
+        return self._call is None
 
     def push(self, text: str) -> list[CallPart | str]:
         parts: list[CallPart | str] = []

@@ -6,6 +6,7 @@ import asyncio
 from copy import deepcopy
 from typing import Any
 
+import openai
 import pytest
 import torch
 from live_server import post, stream, with_client
@@ -106,6 +107,54 @@ def test_they_are_those_of_the_model_and_not_of_what_a_bias_made_of_it(url: str)
     told = answer["choices"][0]["logprobs"]
     assert all(-100 < value < 0 for value in told["token_logprobs"])
     assert [[*each] for each in told["top_logprobs"]] == [[token] for token in told["tokens"]]
+
+
+def test_a_response_has_those_of_chats_whole_and_as_events(url: str) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    chat = {"messages": messages, "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    [(_, expected, _)] = ask(url, "/v1/chat/completions", chat)
+    content = expected["choices"][0]["logprobs"]["content"]
+    asked: dict[str, Any] = {"model": "tiny", "input": "hi", "max_output_tokens": NUM_TOKENS}
+    asked |= {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "temperature": 0}
+    asked["extra_body"] = {"min_tokens": NUM_TOKENS, "seed": 1}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        whole = client.responses.create(**asked)
+        events = list(client.responses.create(**asked, stream=True))
+        plain = client.responses.create(**{**asked, "include": [], "top_logprobs": 0})
+    [part] = whole.output[0].content  # type: ignore[union-attr]
+    assert [each.model_dump() for each in part.logprobs] == content  # type: ignore[union-attr]
+    assert whole.top_logprobs == 2
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    done = [event for event in events if event.type == "response.output_text.done"]
+    assert [each.token for each in done[0].logprobs] == [each["token"] for each in content]
+    streamed = [each.token for delta in deltas for each in delta.logprobs]
+    assert streamed == [each["token"] for each in content][: len(streamed)]
+    assert streamed
+    assert plain.output[0].content[0].logprobs == []  # type: ignore[union-attr]
+
+
+def test_a_response_obeys_biases_and_penalties_as_a_chat_does(url: str) -> None:
+    bias = {"logit_bias": {"70": 20, "71": 19}}
+    wishes: list[dict[str, Any]] = [
+        {},
+        bias,
+        {**bias, "repetition_penalty": 100.0},
+        {**bias, "presence_penalty": 2.0, "frequency_penalty": 2.0},
+        {"allowed_token_ids": [70, 71]},
+        {"bad_words": ["q", "C"]},
+    ]
+    chats = [{"messages": [{"role": "user", "content": "hi"}], **wish} for wish in wishes]
+    answers = ask(url, "/v1/chat/completions", *chats)
+    expected = [answer["choices"][0]["message"]["content"] for _, answer, _ in answers]
+    assert len(set(expected)) == len(wishes), "each changes the answer"
+
+    async def use(client: Any) -> list[Any]:
+        asked = {**FIELDS, "input": "hi", "max_output_tokens": NUM_TOKENS}
+        del asked["max_tokens"]
+        return [await post(client, "/v1/responses", **asked, **wish) for wish in wishes]
+
+    found = asyncio.run(with_client(url, use))
+    assert [answer["output"][0]["content"][0]["text"] for _, answer, _ in found] == expected
 
 
 WRONG = [

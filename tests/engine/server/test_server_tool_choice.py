@@ -185,10 +185,13 @@ def test_a_response_has_a_message_and_calls_as_items(
     extra = {**fields["extra_body"], "logit_bias": fields["logit_bias"]}
     asked: Any = {"model": "tiny", "input": "hi", "tools": FLAT, "temperature": 0}
     asked |= {"max_output_tokens": 300, "extra_body": extra}
+    asked["include"] = ["message.output_text.logprobs"]
     whole = client.responses.create(**asked)
     assert (whole.status, whole.tool_choice, whole.output_text) == ("completed", "auto", "a")
     message, call = whole.output
     assert (message.type, call.type, call.status) == ("message", "function_call", "completed")
+    [part] = message.content
+    assert [each.token for each in part.logprobs] == ["a"], "those of the call are left out"
     events = list(client.responses.create(**asked, stream=True))
     kinds = [event.type.removeprefix("response.") for event in events]
     assert [kind for kind in kinds if "delta" not in kind] == [
