@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from contextlib import ExitStack
 
 from slosched.engine.server.accepting import FromBothEnds
@@ -103,3 +104,29 @@ def test_those_that_still_wait_are_closed_at_the_end() -> None:
         for client in crowd:
             with contextlib.suppress(ConnectionResetError):  # the kernel still held it
                 assert client.recv(1) == b""
+
+
+def test_a_crowd_that_has_said_nothing_for_too_long_is_ended_in_many_turns() -> None:
+    """Others are served between them; each of the crowd is told why."""
+    num_clients = 200
+
+    async def most_ended_in_a_turn(listener: socket.socket) -> int:
+        clients, most = Clients(ConnectionLimits(headers_timeout_s=0.5)), 0
+        listener.setblocking(False)
+        accepting = FromBothEnds(listener, asyncio.Protocol, None, clients)
+        while clients.num_silent < num_clients:
+            await asyncio.sleep(0)
+        time.sleep(0.6)  # now all of them are late
+        while before := clients.num_silent:
+            await asyncio.sleep(0)
+            most = max(most, before - clients.num_silent)
+        accepting.close()
+        return most
+
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener, ExitStack() as stack:
+        address = listener.getsockname()
+        crowd = [stack.enter_context(socket.create_connection(address)) for _ in range(num_clients)]
+        most = asyncio.run(asyncio.wait_for(most_ended_in_a_turn(listener), 20))
+        answers = [client.recv(1000) for client in crowd]
+    assert 0 < most <= 64
+    assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers)
