@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from mixed_load import LORAS, PROMPTS, Kind, World, end_of
-from served import Replica, serve
+from served import Ask, Replica, serve
 from test_features_together import CASES, Features
 
-from slosched.core import Limits
+from slosched.core import Limits, SamplingParams
+from slosched.engine.torch.forward import ATTENTION_NAME
 from slosched.engine.torch.prompt_scores import head_logits
 from slosched.kv import PrefixCaching
 
@@ -111,6 +112,22 @@ def test_a_prompt_in_the_cache_is_computed_again_and_found_by_no_other(world: Wo
         check(parts, world.ids(text), world.odds(text, None), 0)
 
 
+@pytest.mark.model
+def test_the_real_models_prompt_is_told_as_transformers_finds_it(smollm2: LoadedModel) -> None:
+    text = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 4
+    ids = smollm2.tokenizer(text).input_ids  # type: ignore[misc]
+    sampling = SamplingParams(num_prompt_logprobs=NUM_LIKELIEST)
+    run = serve(smollm2, replace(SMALL, num_blocks=64), [Ask(ids, 1, sampling)])
+    assert run.num_steps > 2, "a chunk at a time"
+    smollm2.model.set_attn_implementation("sdpa")
+    try:
+        with torch.inference_mode():
+            odds = smollm2.model(torch.tensor([ids])).logits[0].float().log_softmax(dim=-1)
+    finally:
+        smollm2.model.set_attn_implementation(ATTENTION_NAME)
+    check(run.told["r0"], ids, odds, NUM_LIKELIEST)
+
+
 def test_a_prompt_of_one_token_has_nothing_to_tell(world: World) -> None:
     sampling = replace(world.sampling[Kind.FREE], num_prompt_logprobs=2)
     run = serve(world.model, SMALL, [replace(world.ask("h", None, Kind.FREE), sampling=sampling)])
@@ -137,4 +154,4 @@ def test_a_model_that_changes_its_logits_is_asked_for_them(model: LoadedModel) -
             assert twin(ids).logits.abs().max() < 7
     finally:
         del twin.forward
-        twin.set_attn_implementation("slosched")
+        twin.set_attn_implementation(ATTENTION_NAME)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +22,7 @@ from slosched.engine.server import HuggingFaceTokenizer, serve_in_thread
 from slosched.engine.server.call_form import CallForm, form_of
 from slosched.engine.server.tool_calls import CallPart, TextAndCallReader
 from slosched.engine.torch import LoadedModel, load_model
+from slosched.engine.torch.tiny import tiny_tokenizer
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
@@ -162,8 +165,7 @@ def test_the_trigger_may_be_a_special_token() -> None:
     changed = Tokenizer.from_str(backend.replace("<|pad|>", "<tool_call>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=changed, eos_token="<|im_end|>")
     tokenizer.chat_template = model.tokenizer.chat_template  # type: ignore[union-attr]
-    object.__setattr__(model, "tokenizer", tokenizer)
-    running = served(model)
+    running = served(replace(model, tokenizer=tokenizer))
     with (
         serve_in_thread(running.app, running.worker) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
@@ -213,6 +215,40 @@ def test_a_response_has_a_message_and_calls_as_items(
     final = events[-1].response
     assert [item.type for item in final.output] == ["message", "function_call"]
     assert final.output[1].arguments == call.arguments
+
+
+@pytest.mark.model
+def test_the_real_model_calls_by_itself_once_it_has_seen_a_call(smollm2: LoadedModel) -> None:
+    """Nothing forces it: it was asked for the weather before, and called then."""
+    own = HuggingFaceTokenizer(smollm2.tokenizer, smollm2.vocab_size)
+    assert own.call_form is None, "its own template shows no functions"
+    tokenizer = deepcopy(smollm2.tokenizer)
+    tokenizer.chat_template = tiny_tokenizer().chat_template  # type: ignore[union-attr]
+    running = served(replace(smollm2, tokenizer=tokenizer))
+    arguments = json.dumps({"city": "Rome"})
+    call = {"id": "c1", "type": "function"}
+    turns = [
+        {"role": "user", "content": "weather in Rome?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**call, "function": {"name": "get_weather", "arguments": arguments}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "user", "content": "weather in Oslo?"},
+    ]
+    with (
+        serve_in_thread(running.app, running.worker) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        asked = {"messages": turns, "temperature": 0, "max_tokens": 48, "tools": TOOLS[:1]}
+        [answer] = ask(client, **asked).choices
+    assert (answer.message.content, answer.finish_reason) == (None, "tool_calls")
+    [found] = answer.message.tool_calls
+    assert (found.function.name, json.loads(found.function.arguments)) == (
+        "get_weather",
+        {"city": "Oslo"},
+    )
 
 
 def test_a_template_that_shows_no_functions_or_another_form_has_no_form() -> None:
