@@ -7,13 +7,15 @@ from collections import OrderedDict
 import pytest
 from factories import make_request
 
-from slosched.scheduler.queues import InOrder
+from slosched.core import Request
+from slosched.scheduler.queues import InOrder, Queues
 
 
+@pytest.mark.parametrize("kind", [OrderedDict, dict])
 @pytest.mark.parametrize("size", [0, 1, 5])
-def test_it_is_like_a_tuple(size: int) -> None:
+def test_it_is_like_a_tuple(size: int, kind: type[dict[str, Request]]) -> None:
     requests = tuple(make_request(f"r{i}") for i in range(size))
-    queue = InOrder(OrderedDict((r.request_id, r) for r in requests))
+    queue = InOrder(kind((r.request_id, r) for r in requests))
     assert tuple(queue) == requests
     assert tuple(reversed(queue)) == requests[::-1]
     assert len(queue) == size
@@ -31,3 +33,12 @@ def test_it_follows_the_queue() -> None:
     queue = InOrder(ordered)
     del ordered["r1"]
     assert [request.request_id for request in queue] == ["r0", "r2"]
+
+
+def test_only_an_ordered_queue_takes_one_in_front() -> None:
+    first, second = make_request("r1"), make_request("r2")
+    queues = Queues(waiting=OrderedDict(r1=first))
+    queues.put_first(second)
+    assert list(queues.waiting) == ["r2", "r1"]
+    with pytest.raises(AssertionError, match="a plain dict cannot take one in front"):
+        Queues(waiting={"r1": first}).put_first(second)

@@ -40,6 +40,7 @@ class StepAccount:
         "_out",
         "_predict",
         "_view",
+        "has_rejected_running",
         "is_at_leisure",
         "max_chunk_tokens",
         "num_free_blocks",
@@ -111,6 +112,8 @@ class StepAccount:
         self.swapped_out: list[str] = []
         self.swapped_in: list[str] = []
         self.rejected: dict[str, EndReason] = {}
+        self.has_rejected_running = False
+        """Whether one of the rejected requests runs: a prompt that has begun."""
 
     def __contains__(self, request: Request) -> bool:
         return request.request_id in self.num_scheduled_tokens

@@ -162,6 +162,7 @@ class BatchBuilder(StepAccount):
         self._out.add(request.request_id)
         self.rejected[request.request_id] = reason
         if request.status is RUNNING:
+            self.has_rejected_running = True
             self.num_free_seqs += 1
             self.num_free_blocks += self._ledger.leave(request.request_id)
 

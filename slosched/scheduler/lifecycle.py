@@ -34,11 +34,9 @@ class Lifecycle:
 
     def release(self, requests: list[Request]) -> None:
         """Queue requests that were held back, in front of those that have not been admitted."""
-        waiting = self._queues.waiting
         for request in reversed(requests):
             del self._queues.held[request.request_id]
-            waiting[request.request_id] = request
-            waiting.move_to_end(request.request_id, last=False)
+            self._queues.put_first(request)
             self._kv.prefixes.watch(request)
 
     def start(self, request_id: str, started_s: float | None) -> Request:
@@ -61,8 +59,7 @@ class Lifecycle:
             request.status = RequestStatus.WAITING
             request.num_computed_tokens = 0
             request.num_preemptions += 1
-            self._queues.waiting[request_id] = request
-            self._queues.waiting.move_to_end(request_id, last=False)
+            self._queues.put_first(request)
             self._kv.prefixes.watch(request)
 
     def ease(self, request: Request, slo: SLO) -> None:

@@ -18,8 +18,12 @@ class Queues:
     Only the Scheduler changes them.
     """
 
-    waiting: OrderedDict[str, Request] = field(default_factory=OrderedDict)
-    """Requests in order of arrival, with preempted ones in front."""
+    waiting: dict[str, Request] = field(default_factory=OrderedDict)
+    """Requests in order of arrival, with preempted ones in front.
+
+    An OrderedDict gives up its first one in O(1) and takes one in front.  A plain dict, for a queue
+    that is read from elsewhere, is gone through in a fifth of the time.
+    """
     running: dict[str, Request] = field(default_factory=dict)
     """Requests in the order in which they were admitted."""
     swapped: dict[str, Request] = field(default_factory=dict)
@@ -39,6 +43,12 @@ class Queues:
                 return request
         return None
 
+    def put_first(self, request: Request) -> None:
+        """Put a request in front of those that wait, in an OrderedDict."""
+        assert isinstance(self.waiting, OrderedDict), "a plain dict cannot take one in front"
+        self.waiting[request.request_id] = request
+        self.waiting.move_to_end(request.request_id, last=False)
+
     def remove(self, request: Request) -> None:
         """Take a request out of its queue."""
         for queue in self._all():
@@ -57,7 +67,7 @@ class InOrder(Sequence[Request]):
 
     __slots__ = ("_queue",)
 
-    def __init__(self, queue: OrderedDict[str, Request]) -> None:
+    def __init__(self, queue: dict[str, Request]) -> None:
         self._queue = queue
 
     def __len__(self) -> int:

@@ -30,6 +30,7 @@ TPOT = PromiseNames("slo_tpot_ms", ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"))
 E2E = PromiseNames("slo_e2e_ms", ("x-slo-e2e-ms",))
 """The time until the last token; llm-d has no header for it."""
 PROMISES = (TTFT, TPOT, E2E)
+_FIELDS = tuple(names.field for names in PROMISES)
 BEST_EFFORT_FIELD = "slo_best_effort"
 """The field with which a client takes an answer without an SLO rather than a refusal."""
 ON_INFEASIBLE_FIELD = "on_infeasible"
@@ -74,9 +75,9 @@ def unknown_promise(fields: Iterable[str], *others: str) -> tuple[str, str] | No
 
     `others` are further known fields with such a beginning.  Returns None if no field is unknown.
     """
-    known = (*(names.field for names in PROMISES), *others)
     for name in fields:
-        if name.startswith("slo_") and name not in known:
+        if name.startswith("slo_") and name not in _FIELDS and name not in others:
+            known = (*_FIELDS, *others)
             shown = f"{name!r:.100}{meant(name[:100], known)}"
             return name, f"there is no promise {shown}; there are {', '.join(known)}"
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -50,7 +51,7 @@ def preempted_for(
 
 def best_effort(name: str, tokens: int) -> Request:
     request = decode(name, tokens, slack_ms=50)
-    request.slo = NO_SLO
+    request.slo, request.deadline_s = NO_SLO, math.inf
     return request
 
 

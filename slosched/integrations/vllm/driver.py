@@ -224,8 +224,9 @@ class Driver(Link):
     def _why(self, request_id: str, reason: EndReason, now_s: float) -> str:
         """Return the `stop_reason` of a rejected request, with what a door says of it."""
         door, model = self._policy, self._model
-        request = self._mirror.queues.find(request_id)
-        if not isinstance(door, Door) or model is None or request is None:
+        if not isinstance(door, Door) or model is None:
+            return rejection(reason)
+        if (request := self._mirror.queues.find(request_id)) is None:
             return rejection(reason)
         if (refusal := door.refusals.get(request_id)) is not None:
             return rejection(reason, refusal)

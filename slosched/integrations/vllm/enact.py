@@ -59,7 +59,7 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
     """
     running, waiting, holding = host.running, host.waiting, host.kv_holding_waiting
     held = set() if host.connector is None else set(holding)
-    shown, startable = _split(host, list(planned))
+    shown, startable = _split(host, planned)
     num_shown = len(shown)
     host.running = shown
     host.waiting = FCFSRequestQueue(request for request in startable if request not in held)
@@ -83,21 +83,15 @@ def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
             _put_back(host, running, waiting, startable)
 
 
-def _split(host: Any, planned: list[str]) -> tuple[list[Any], dict[Any, None]]:
+def _split(host: Any, planned: Iterable[str]) -> tuple[list[Any], dict[Any, None]]:
     """Return vLLM's requests of a plan, in its order: those that run, and those that start."""
-    shown: list[Any] = []
-    all_running = [request.request_id for request in host.running]
-    if planned[: len(all_running)] == all_running:  # nearly always
-        shown = list(host.running)
-        planned = planned[len(shown) :]
-    startable: dict[Any, None] = {}
-    for request_id in planned:
-        request = host.requests[request_id]
-        if request.status is _RUNNING:
-            shown.append(request)
-        else:
-            startable[request] = None
-    return shown, startable
+    requests = list(map(host.requests.__getitem__, planned))
+    if requests == host.running:  # often; a list compares the same objects at once
+        return requests, {}
+    shown = [request for request in requests if request.status is _RUNNING]
+    if len(shown) == len(requests):
+        return shown, {}
+    return shown, {request: None for request in requests if request.status is not _RUNNING}
 
 
 def _put_back(host: Any, running: list[Any], waiting: Any, startable: Mapping[Any, None]) -> None:

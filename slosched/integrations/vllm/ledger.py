@@ -32,7 +32,8 @@ class VLLMLedger(FoundBefore):
         return held or sum(map(self._is_held, self._found_by(request_id)))
 
     def start(self, request_id: str) -> None:
-        self._more.update(block.block_id for block in self._found_by(request_id))
+        if found := self._found_by(request_id):
+            self._more.update(block.block_id for block in found)
 
     def leave(self, request_id: str) -> int:
         blocks = self._table.get(request_id, ())

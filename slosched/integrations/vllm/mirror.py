@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain, islice
@@ -81,12 +80,14 @@ class Mirror:
         self._running: list[Any] = []
         self._waiting: list[Any] = []
         """vLLM's queues when they were last read."""
-        self._pairs: list[tuple[Any, Request]] = []
-        """vLLM's running requests, each with ours."""
+        self._left: set[Any] = set()
+        """Those that have left vLLM's waiting queue since then: they run or have ended."""
+        self._pairs: list[tuple[Any, Request, int]] = []
+        """vLLM's running requests, each with ours and the tokens that it will have at most."""
         self._shown: tuple[Request, ...] = ()
         """The running requests that policies see."""
         self.on_end: OnEnd = _nothing
-        self.queues = Queues()
+        self.queues = Queues(waiting={})
         self.withheld: set[str] = set()
         """Running requests that are hidden in this step: their blocks are wanted for others, but
         cannot be freed yet."""
@@ -131,17 +132,28 @@ class Mirror:
         if not is_same:
             self._running = list(self._host.running)
             paired = ((theirs, self._run(theirs)) for theirs in self._running)
-            self._pairs = [(theirs, ours) for theirs, ours in paired if ours is not None]
+            self._pairs = [
+                (theirs, ours, ours.num_prompt_tokens + ours.max_tokens)
+                for theirs, ours in paired
+                if ours is not None
+            ]
         finishing = {name: self._requests[name] for name in self.withheld}
-        for theirs, ours in self._pairs:
+        next_deadline_s = self._next_deadline_s
+        for theirs, ours, most_tokens in self._pairs:
             computed = ours.num_computed_tokens = theirs.num_computed_tokens
             num_placeholders = theirs.num_output_placeholders
-            if num_placeholders or ours.num_output_placeholders:
+            # nearly always; a call for each of hundreds of decodes would take its time
+            if num_placeholders == 1 and not ours.num_output_placeholders:
+                ours.token_times_s.append(begins_s)
+                ours.num_output_tokens += 1
+                ours.num_output_placeholders = 1
+                ours.deadline_s = next_deadline_s(ours)
+            elif num_placeholders or ours.num_output_placeholders:
                 self._foresee(ours, num_placeholders, begins_s)
-            # nearly always; with hundreds of decodes, no other rule needs a look
+            # nearly always; no other rule needs a look
             is_far_from_end = (
                 computed < ours.num_prompt_tokens + ours.num_output_tokens
-                and computed + 2 < ours.num_prompt_tokens + ours.max_tokens
+                and computed + 2 < most_tokens
                 and theirs.next_decode_eligible_step <= next_step
             )
             if not is_far_from_end and self._has_nothing_to_compute(theirs):
@@ -186,7 +198,10 @@ class Mirror:
             self._kv.forget(request_id)
             theirs, ours = self._theirs.pop(request_id, None), self._requests.pop(request_id, None)
             if ours is not None and theirs is not None:
-                self._foresee(ours, 0, now_s)
+                if ours.status is _WAITING:
+                    self._left.add(theirs)
+                if ours.num_output_placeholders:
+                    self._foresee(ours, 0, now_s)
                 ours.end_reason = reason or _END_REASONS.get(theirs.status, EndReason.CLIENT)
                 ours.status = ours.end_reason.status
                 ours.end_s = now_s
@@ -211,13 +226,14 @@ class Mirror:
         ours = self._find(theirs)
         if ours is not None and ours.status is not _RUNNING:
             ours.status = _RUNNING
+            self._left.add(theirs)
             if not ours.num_preemptions:  # what was found of it while it waited
                 ours.num_cached_tokens = ours.num_computed_tokens
         return ours
 
     def _show_all_but(self, finishing: dict[str, Request]) -> None:
         """Put all requests that vLLM runs into their queues: `finishing`, and all others."""
-        running = {ours.request_id: ours for _, ours in self._pairs}
+        running = {ours.request_id: ours for _, ours, _ in self._pairs}
         for request_id in finishing:
             del running[request_id]
         self.queues.running, self.queues.finishing = running, finishing
@@ -256,13 +272,9 @@ class Mirror:
 
     def _foresee(self, ours: Request, num_placeholders: int, begins_s: float) -> None:
         """Count `num_placeholders` tokens that are on their way as emitted at `begins_s`."""
-        if num_placeholders == 1 and not ours.num_output_placeholders:  # nearly always
-            ours.token_times_s.append(begins_s)
-            ours.num_output_tokens += 1
-        else:
-            num_known = ours.num_output_tokens - ours.num_output_placeholders
-            ours.token_times_s[num_known:] = [begins_s] * num_placeholders
-            ours.num_output_tokens = num_known + num_placeholders
+        num_known = ours.num_output_tokens - ours.num_output_placeholders
+        ours.token_times_s[num_known:] = [begins_s] * num_placeholders
+        ours.num_output_tokens = num_known + num_placeholders
         ours.num_output_placeholders = num_placeholders
         ours.deadline_s = self._next_deadline_s(ours)
 
@@ -299,23 +311,24 @@ class Mirror:
         Returns how many requests at the front of the queue are in the view as they were; None if
         all have to be read anew.
         """
-        waiting, before = self.queues.waiting, self._waiting
+        waiting, before, left = self.queues.waiting, self._waiting, self._left
+        self._left = set()
         if len(waiting) != len(before):  # some are hidden, which may be about to change
             return None
-        if theirs_now[: len(before)] == before:
-            return len(before)
-        gone = set(before).difference(theirs_now)
-        kept = [theirs for theirs in before if theirs not in gone]
-        # Some may have come back to the front, and what a KV connector has loaded changes in place.
-        if theirs_now[: len(kept)] != kept or self._host.connector is not None:
+        if left:
+            # What a KV connector has loaded changes in place.
+            if self._host.connector is not None:
+                return None
+            before = [theirs for theirs in before if theirs not in left]
+        if theirs_now[: len(before)] != before:  # some may have come back to the front
             return None
-        for theirs in gone:
-            del waiting[theirs.request_id]
-        return len(kept)
+        for theirs in left:
+            waiting.pop(theirs.request_id, None)
+        return len(before)
 
-    def _shown_of(self, theirs_now: Iterable[Any], begins_s: float) -> OrderedDict[str, Request]:
+    def _shown_of(self, theirs_now: Iterable[Any], begins_s: float) -> dict[str, Request]:
         """Return the requests of vLLM's queue that it would start."""
-        known, shown = self._requests, OrderedDict[str, Request]()
+        known, shown = self._requests, dict[str, Request]()
         for theirs in theirs_now:
             if theirs.status is not _THEIRS_WAITING and not self._is_ready(theirs):
                 continue

@@ -37,6 +37,8 @@ def rejection(
 
     For example `slo_rejected:overload;expected_ms=1834;promised_ms=1000;retry_after_ms=7500`.
     """
+    if refusal is None and retry_after_s is None:
+        return f"{REJECTED}:{reason}"
     times_s = {"retry_after_ms": retry_after_s}
     if refusal is not None:
         times_s = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from enum import StrEnum
 from itertools import chain
+from typing import overload
 
 from slosched.batch import BatchBuilder
 from slosched.core import EndReason, LatencyModel, Request, SchedulerView
@@ -36,9 +37,8 @@ def drop_late(batch: BatchBuilder, view: SchedulerView, drop: Drop) -> Scheduler
 
 def reject_expired(batch: BatchBuilder, requests: Iterable[Request], now_s: float) -> None:
     """Reject the requests without a token whose TTFT deadline has passed."""
-    for request in requests:
-        if request.deadline_s < now_s and not request.num_output_tokens:
-            batch.reject(request, EndReason.EXPIRED)
+    for request in [r for r in requests if r.deadline_s < now_s and not r.num_output_tokens]:
+        batch.reject(request, EndReason.EXPIRED)
 
 
 def reject_hopeless(
@@ -71,16 +71,57 @@ def why_late(request: Request, now_s: float) -> EndReason:
 
 def without_rejected(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
     """Return the view without the requests that the step rejects."""
-    rejected = batch.rejected
-    if not rejected:
+    if not batch.rejected:
         return view
-
-    def remaining(requests: Sequence[Request]) -> tuple[Request, ...]:
-        return tuple([r for r in requests if r.request_id not in rejected])
-
+    rejected = frozenset(batch.rejected)
+    running = view.running
+    if batch.has_rejected_running:
+        running = tuple([r for r in running if r.request_id not in rejected])
     return replace(
         view,
-        waiting=remaining(view.waiting),
-        running=remaining(view.running),
-        swapped=remaining(view.swapped),
+        waiting=_Remaining(view.waiting, rejected),
+        running=running,
+        swapped=tuple([r for r in view.swapped if r.request_id not in rejected]),
     )
+
+
+class _Remaining(Sequence[Request]):
+    """Requests without those that a step rejects.
+
+    A thousand may wait, and most steps look at none of them or at the first ones only.  So they are
+    copied when their number, or one in the middle, is asked for.
+    """
+
+    __slots__ = ("_all", "_kept", "_rejected")
+
+    def __init__(self, requests: Sequence[Request], rejected: Set[str]) -> None:
+        self._all, self._rejected = requests, rejected
+        self._kept: tuple[Request, ...] | None = None
+
+    def __iter__(self) -> Iterator[Request]:
+        if self._kept is not None:
+            return iter(self._kept)
+        rejected = self._rejected
+        return (r for r in self._all if r.request_id not in rejected)
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def __len__(self) -> int:
+        return len(self._copied())
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Request, ...]: ...
+    def __getitem__(self, index: int | slice) -> Request | tuple[Request, ...]:
+        return self._copied()[index]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({[r.request_id for r in self]})"
+
+    def _copied(self) -> tuple[Request, ...]:
+        if self._kept is None:
+            rejected = self._rejected
+            self._kept = tuple([r for r in self._all if r.request_id not in rejected])
+        return self._kept

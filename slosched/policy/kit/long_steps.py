@@ -73,8 +73,10 @@ def long_steps(
     max_tokens = budget_tokens - pace.shape.num_decodes
     if not pace.tiers or max_tokens <= 0:
         return None
+    full = chunk_beside(model, pace.shape, pace.all_s, max_tokens)
+    if full.step_s <= pace.tiers[0][0]:
+        return None
     chunks = chunks_beside(model, pace.shape, pace.all_s, max_tokens)
-    full = chunks[-1]
     for tpot_s, _ in pace.tiers:
         if full.step_s <= tpot_s:
             return None

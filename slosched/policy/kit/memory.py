@@ -32,7 +32,14 @@ _RESERVE = 2.0
 
 def num_blocks_needed(prompts: Sequence[Timed], block_size: int) -> int:
     """Return the KV blocks that the rest of all prompts takes.  O(n)."""
-    return sum([-(-request.num_uncomputed_tokens // block_size) for request, _ in prompts])
+    # Negative counts are added up, because `//` rounds down.
+    return -sum(
+        [
+            (request.num_computed_tokens - request.num_prompt_tokens - request.num_output_tokens)
+            // block_size
+            for request, _ in prompts
+        ]
+    )
 
 
 def is_short_of_blocks(prompts: Sequence[Timed], num_free_blocks: int, view: SchedulerView) -> bool:
