@@ -41,6 +41,7 @@ pytestmark = pytest.mark.cost
 NUM_RUNNING, NUM_WAITING = 256, 1000
 MAX_MEDIAN_S = 1e-3
 MAX_QUOTE_S = 0.2e-3
+MAX_JUDGE_S = 1e-3
 MAX_QUESTION_S = 3e-3
 MAX_DRAFTS_S = 0.5e-3
 PUBLISHED = {"qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve"}
@@ -125,6 +126,18 @@ def test_a_quote_takes_less_than_a_fifth_of_a_millisecond(name: str) -> None:
     door.schedule(scheduler.view(now_s))
     new = request("new", 500, now_s)
     assert is_below(MAX_QUOTE_S, partial(median_s, partial(door.quote, new, MODEL)))
+
+
+def test_a_door_judges_in_less_than_a_millisecond() -> None:
+    """It looks at those that go behind the new one, of 1,000 that wait without a break."""
+    door = Door(make_policy("goodput"), refuse=Refuse.NOTHING)
+    scheduler, now_s = busy_scheduler(door)
+    for waiting in scheduler.queues.waiting.values():
+        assert door.judge(waiting, MODEL) is None
+    door.schedule(scheduler.view(now_s))
+    door.refuse = Refuse.LATE
+    assert door.would_refuse(new := request("new", 102, now_s), MODEL) is None
+    assert is_below(MAX_JUDGE_S, partial(undisturbed_s, partial(door.would_refuse, new, MODEL)))
 
 
 @pytest.mark.parametrize("name", ["edf", "goodput"])

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -32,8 +32,24 @@ _POLICY = "goodput"
 _BY_ARRIVAL = "sarathi:drop=infeasible"
 _DROPPING = (_BY_ARRIVAL, "edf:drop=infeasible", _POLICY)
 _LOADS = (0.8, 1.0, 1.3, 2.0)
-_LEVELS = ((0.3, 1.0), (0.5, 1.0), (Door.level, 0.02))
-"""Values of `level` and `most_late`."""
+
+
+class Options(TypedDict, total=False):
+    """Options of the door."""
+
+    level: float
+    busy_level: float
+    most_late: float
+
+
+_PLAIN: Options = {"busy_level": 0.0}
+"""A door that is as strict in an overload that lasts as in a burst."""
+_LEVELS: tuple[Options, ...] = (
+    {},
+    _PLAIN,
+    {"busy_level": 0.0, "level": 0.5},
+    {"busy_level": 0.0, "most_late": 0.02},
+)
 _NUM_REQUESTS = 1500
 _SEED = 7
 _SEEDS = (101, 102, 103)
@@ -84,18 +100,19 @@ def refusal_rows() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|"
     for spec, cells in ((_POLICY, (*CELLS, *HELD_OUT)), (_BY_ARRIVAL, CELLS)):
         for cell, load in product(cells, (1.5, 2.0, 3.0)):
-            yield f"| `{spec}` | {cell} | {load:g} | {refusals(cell, spec, load)}"
+            yield f"| `{spec}` | {cell} | {load:g} | {refusals(cell, spec, load, _PLAIN)}"
 
 
 def level_rows() -> Iterator[str]:
     yield (
-        "| level, most_late | cell | good, of those by waiting | rejected | within 20 ms "
+        "| options | cell | good, of those by waiting | rejected | within 20 ms "
         "| within 100 ms | would have been in time | in time of those let in |"
     )
     yield "|---|---|---|---|---|---|---|---|"
-    for cell, (level, most_late) in product((*CELLS, *HELD_OUT), _LEVELS):
-        found = refusals(cell, _POLICY, 3.0, level, most_late)
-        yield f"| {level:g}, {most_late:g} | {cell} | {found}"
+    for cell, options in product((*CELLS, *HELD_OUT), _LEVELS):
+        named = ", ".join(f"`{name}={value:g}`" for name, value in options.items())
+        found = refusals(cell, _POLICY, 3.0, options)
+        yield f"| {named or 'the defaults'} | {cell} | {found}"
 
 
 @cache
@@ -103,16 +120,14 @@ def num_good_by_waiting(cell: Cell, spec: str, load: float) -> int:
     return sum(good(cell.play(make_policy(spec), load, _NUM_REQUESTS, seed)) for seed in _SEEDS)
 
 
-def refusals(
-    cell: Cell, spec: str, load: float, level: float = Door.level, most_late: float = 1.0
-) -> str:
+def refusals(cell: Cell, spec: str, load: float, options: Options) -> str:
     num_waited = num_good_by_waiting(cell, spec, load)
     num_good = num_let_in = num_rejected = 0
     soon: list[bool] = []
     at_once: list[bool] = []
     tries: list[bool] = []
     for seed in _SEEDS:
-        door = LettingIn(make_policy(spec), level=level, most_late=most_late)
+        door = LettingIn(make_policy(spec), **options)
         requests = cell.play(door, load, _NUM_REQUESTS, seed)
         tried = [r for r in requests if r.request_id in door.promised]
         served = [r for r in requests if r.request_id not in door.promised]
@@ -142,10 +157,10 @@ def otherwise(cell: Cell, load: float) -> str:
     let_in: list[Request] = []
     waited: list[Request] = []
     for seed in _SEEDS:
-        door = LettingInAlike(make_policy(_POLICY))
+        door = LettingInAlike(make_policy(_POLICY), **_PLAIN)
         requests = cell.play(door, load, _NUM_REQUESTS, seed)
         let_in += [r for r in requests if r.request_id in door.promised]
-        requests = cell.play(Door(make_policy(_POLICY)), load, _NUM_REQUESTS, seed)
+        requests = cell.play(Door(make_policy(_POLICY), **_PLAIN), load, _NUM_REQUESTS, seed)
         refused = {r.request_id for r in requests if r.end_reason is EndReason.OVERLOAD}
         without = cell.play(make_policy(_POLICY), load, _NUM_REQUESTS, seed)
         waited += [r for r in without if r.request_id in refused]
@@ -187,13 +202,13 @@ _SECTIONS = {
         "## Share of first tokens that come by the quote of 90 %, in percent",
         coverage_rows,
     ),
-    "refusals": ("## Refused on arrival (`+door`)", refusal_rows),
+    "refusals": ("## Refused on arrival (`+door:busy_level=0`)", refusal_rows),
     "levels": (
-        "## Around `goodput`, with other values of `level` and `most_late`, at a load of 3",
+        "## Around `goodput`, with other options, at a load of 3",
         level_rows,
     ),
     "otherwise": (
-        "## What else might have become of those whom `goodput+door` refuses for overload",
+        "## What else might have become of those refused by `goodput+door:busy_level=0`",
         otherwise_rows,
     ),
     "second-tries": (

@@ -47,7 +47,11 @@ class Door(Wrapper, Doorkeeper):
        second token alone, cannot be kept: it is refused as `unkeepable`.
     2. The chance that its first token comes in time is less than `level`, or than what `most_late`
        has made of it: it is refused as `overload`, and told when to come again.
-    3. All others wait, and the inner policy decides about them, and may still reject them.
+    3. Where prompts wait all the time, another request takes the time of one that is refused.  The
+       least chance rises to `busy_level` there.  It then has to be left after what is taken from
+       those that were let in before, and go behind the new one: the sum of the chances that they
+       lose.  Who would be in time behind all of them is let in.
+    4. All others wait, and the inner policy decides about them, and may still reject them.
 
     Source: ours.  Early rejection as such is Mooncake's (arXiv 2407.00079; `early_rejection`).
     """
@@ -56,12 +60,15 @@ class Door(Wrapper, Doorkeeper):
     level: float = tunable(0.2, 0.05, 0.5)
     """Least chance to be in time that a request must have.  At 0.2 it is refused if it is expected
     that more than four of five like it would be late."""
+    busy_level: float = tunable(0.4, 0.0)
+    """Least chance where prompts wait all the time.  At most `level`: nothing rises there, and what
+    is taken from others does not count."""
     most_late: float = 1.0
     """Share of those let in that may be late or rejected later.  While it is more, the least chance
     is above `level`, up to 0.5.  At 1 it is always `level`."""
 
     def __post_init__(self) -> None:
-        check_share(level=self.level)
+        check_share(level=self.level, busy_level=self.busy_level)
         if not 0 < self.most_late <= 1:
             raise ValueError(f"most_late must be in (0, 1], not {self.most_late}")
         self.reset()
@@ -159,9 +166,22 @@ class Door(Wrapper, Doorkeeper):
             return Refusal(unkeepable, "TTFT", alone_s, slo.ttft_s, None)
         if request.max_tokens > 1 and (step_s := decode_s(request, model)) > slo.tpot_s:
             return Refusal(unkeepable, "TPOT", step_s, slo.tpot_s, None)
-        if self.refuse is not Refuse.LATE or expected.in_time >= self._strictness.least_chance:
+        if self.refuse is not Refuse.LATE or (late_s := self._late_s(expected)) is None:
             return None
-        return Refusal(EndReason.OVERLOAD, "TTFT", expected.likely_s, slo.ttft_s, None)
+        return Refusal(EndReason.OVERLOAD, "TTFT", late_s, slo.ttft_s, None)
+
+    def _late_s(self, expected: Expected) -> float | None:
+        """Return the likely TTFT of a request that is to be refused; None to let it in."""
+        least = self._strictness.least_chance
+        pressure = self._quoter.pressure if self.busy_level > least else 0.0
+        least += pressure * (self.busy_level - least)
+        if expected.in_time < least:
+            return expected.likely_s
+        if not pressure:
+            return None
+        num_late, last_s = self._quoter.displaced(expected)
+        is_worth_it = expected.in_time - pressure * num_late >= least
+        return None if is_worth_it or last_s <= expected.request.slo.ttft_s else last_s
 
 
 def _is_preempted(request: Request) -> bool:

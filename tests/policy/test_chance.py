@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from slosched.policy.kit.chance import Prospects
+from slosched.policy.kit.chance import Arrivals, Outlook, Prospects, Queued
 
 WATCHED_S = 4 * (1 - math.exp(-1 / 4))
 """The weight of a second, which is the least time over which arrivals are averaged."""
@@ -70,3 +70,34 @@ def test_the_speed_is_that_of_full_steps_and_comes_back_while_there_are_none() -
     assert expected_s(0.0) == pytest.approx(0.2, rel=0.01)
     assert expected_s(30.0) == pytest.approx(0.1 / (1 - 0.5 / math.e), rel=0.01)
     assert expected_s(600.0) == pytest.approx(0.1, rel=0.01)
+
+
+def test_what_overtakes_several_is_what_overtakes_each() -> None:
+    arrivals = Arrivals()
+    assert arrivals.shorter_than_each([0.1], 0.0) == [arrivals.shorter_than(0.1, 0.0)]
+    for i in range(700):
+        arrivals.add(i / 50, 0.01 + 0.07 * (i % 13))
+    works_s = [0.01, 0.05, 0.4, 2.0]
+    each = [arrivals.shorter_than(work_s, 15.0) for work_s in works_s]
+    for found, alone in zip(arrivals.shorter_than_each(works_s, 15.0), each, strict=True):
+        assert found == pytest.approx(alone)
+
+
+def test_chances_are_lost_where_more_goes_first_and_time_is_short() -> None:
+    """One has 0.1 s to spare, one half a second, and one has lost already; nobody overtakes."""
+    tight, ample, lost = (Queued(0.4, 0.1, left_s) for left_s in (0.5, 0.9, 0.3))
+    prospects = Prospects()
+    assert prospects.chance_lost([tight, ample, lost], 0.2, 0.0) == pytest.approx(1.0)
+    assert prospects.chance_lost([tight, ample, lost], 0.05, 0.0) == pytest.approx(0.0, abs=1e-3)
+    assert prospects.chance_lost([], 0.2, 0.0) == 0.0
+
+
+def test_what_is_lost_is_the_difference_of_two_chances() -> None:
+    prospects = Prospects()
+    prospects.let_in(0.0, 0.1)
+    queued = Queued(needed_s=0.3, work_s=0.2, left_s=0.5)
+    outlook = prospects.outlook(0.1, 0.2, 0.0, is_overtaken=True)
+    later = Outlook(0.4, outlook.speed, outlook.overtaking)
+    lost = outlook.chance(0.5) - later.chance(0.5)
+    assert 0.01 < lost < 0.99
+    assert prospects.chance_lost([queued], 0.1, 0.0) == pytest.approx(lost)

@@ -150,13 +150,30 @@ def test_most_of_those_rejected_know_at_once_and_nearly_as_many_are_good() -> No
     assert num_good >= 0.95 * num_good_waiting
 
 
+def test_in_a_lasting_overload_hardly_anyone_is_let_in_and_rejected_later() -> None:
+    """Who would make others late is refused instead of them."""
+
+    def found(spec: str) -> tuple[int, int]:
+        records = replayed(spec, "l40s", 12.0, 1200)
+        rejected = [r for r in records if r.status is RequestStatus.REJECTED]
+        num_later = sum(r.end_reason is not EndReason.OVERLOAD for r in rejected)
+        return num_later, sum(is_good(r, DeadlineRule.MEAN_TPOT) for r in records)
+
+    (num_later, num_good), (others_later, others_good) = (
+        found(spec) for spec in ("goodput+door", "goodput+door:busy_level=0")
+    )
+    assert num_later < 0.5 * others_later
+    assert num_good >= 0.99 * others_good
+
+
 def test_with_a_limit_on_late_ones_fewer_of_those_let_in_are_late() -> None:
     def num_late(spec: str) -> int:
         records = replayed(spec, "l40s", 12.0, 600)
         let_in = [r for r in records if r.end_reason is not EndReason.OVERLOAD]
         return sum(not is_good(r, DeadlineRule.MEAN_TPOT) for r in let_in)
 
-    assert num_late("goodput+door:most_late=0.02") < 0.7 * num_late("goodput+door")
+    door = "goodput+door:busy_level=0"
+    assert num_late(f"{door},most_late=0.02") < 0.7 * num_late(door)
 
 
 @pytest.mark.parametrize("most_late", ["0", "-0.1", "1.5"])

@@ -53,6 +53,32 @@ def test_shorter_ones_that_arrive_later_overtake_it_where_the_shortest_comes_fir
     assert expected_ttft_s(PromptOrder.LENGTH, new) == pytest.approx(0.025 / 0.99)
 
 
+@pytest.mark.parametrize(
+    ("order", "is_one_late"),
+    [(PromptOrder.LENGTH, True), (PromptOrder.ARRIVAL, False), (PromptOrder.DEADLINE, False)],
+)
+def test_a_new_prompt_makes_those_late_that_go_behind_it(
+    order: PromptOrder, *, is_one_late: bool
+) -> None:
+    """By length, one has 25 ms to spare that needs 30 ms more now, and one has enough."""
+    quoter = Quoter(lambda: order)
+    for request in (
+        waiting("short", 300, 0.3),
+        waiting("tight", 1000, 0.1),
+        waiting("ample", 1100, 0.9),
+        waiting("far", 1200, 100.0),
+    ):
+        quoter.add(quoter.expect(request, FLAT))
+    new = quoter.expect(waiting("new", 500, due_s=1.0), FLAT)
+    displaced = quoter.displaced(new)
+    assert (0.7 < displaced.num_late <= 1) == is_one_late
+    if is_one_late:
+        others_s = 0.02 + 0.055 + 0.06
+        assert displaced.last_s == pytest.approx((others_s + 0.03) / (1 - 0.02), rel=0.01)
+    else:
+        assert displaced.num_late == 0
+
+
 def test_a_step_at_leisure_does_not_show_how_fast_the_device_is() -> None:
     assert likely_after_slow_steps_s(is_at_leisure=True) == pytest.approx(0.01)
     assert likely_after_slow_steps_s(is_at_leisure=False) > 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -82,13 +83,44 @@ class Arrivals:
         """Return what shorter prompts bring in a second.  O(arrivals kept)."""
         if not self._num:
             return _NOBODY
+        works_s = np.where(self._works_s < work_s, self._works_s, 0.0)
+        weighted = self._weights(now_s) * works_s
+        watched_s = self._watched_s(now_s)
+        return Overtaking(float(weighted.sum()) / watched_s, float(weighted @ works_s) / watched_s)
+
+    def shorter_than_each(self, works_s: Sequence[float], now_s: float) -> list[Overtaking]:
+        """Return for each of several prompts what shorter ones bring.  O(arrivals)."""
+        if not self._num:
+            return [_NOBODY] * len(works_s)
+        by_work = np.argsort(self._works_s)
+        works = self._works_s[by_work]
+        weighted = self._weights(now_s)[by_work] * works / self._watched_s(now_s)
+        places = np.searchsorted(works, works_s)  # how many are shorter
+        shares = np.concatenate(([0.0], np.cumsum(weighted)))[places]
+        variances = np.concatenate(([0.0], np.cumsum(weighted * works)))[places]
+        return [Overtaking(*each) for each in zip(shares.tolist(), variances.tolist(), strict=True)]
+
+    def _weights(self, now_s: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        weights: np.ndarray[tuple[int], np.dtype[np.float64]]
+        weights = np.exp((self._times_s - now_s) / _MEMORY_S)
+        return weights
+
+    def _watched_s(self, now_s: float) -> float:
+        """Return the time over which arrivals are averaged, where older seconds count less."""
         oldest_s = self._times_s[self._num % _SIZE if self._num > _SIZE else 0]
         seen_s = max(_LEAST_WATCH_S, now_s - float(oldest_s))
-        weights = np.exp((self._times_s - now_s) / _MEMORY_S)
-        works_s = np.where(self._works_s < work_s, self._works_s, 0.0)
-        weighted = weights * works_s
-        watched_s = _MEMORY_S * (1 - math.exp(-seen_s / _MEMORY_S))
-        return Overtaking(float(weighted.sum()) / watched_s, float(weighted @ works_s) / watched_s)
+        return _MEMORY_S * (1 - math.exp(-seen_s / _MEMORY_S))
+
+
+class Queued(NamedTuple):
+    """A prompt that was let in and waits behind others."""
+
+    needed_s: float
+    """Seconds of prefills until its first token: those that go first, and its own."""
+    work_s: float
+    """Seconds of its own prefill."""
+    left_s: float
+    """Time until its first token is due."""
 
 
 class Prospects:
@@ -122,5 +154,21 @@ class Prospects:
         shorter prompts that are still to arrive go first, and are foreseen.
         """
         overtaking = self._arrivals.shorter_than(work_s, now_s) if is_overtaken else _NOBODY
-        speed = remembered(self._speed.value, now_s - self._seen_s)
-        return Outlook(ahead_s + work_s, speed, overtaking)
+        return Outlook(ahead_s + work_s, self._speed_at(now_s), overtaking)
+
+    def chance_lost(self, queued: Sequence[Queued], more_s: float, now_s: float) -> float:
+        """Return how many fewer of the queued are in time if `more_s` of prefills go first, too.
+
+        It is the sum of the chances that they lose.  Shorter prompts that are still to arrive go
+        first, and are foreseen.
+        """
+        speed = self._speed_at(now_s)
+        overtaking = self._arrivals.shorter_than_each([each.work_s for each in queued], now_s)
+        lost = 0.0
+        for each, others in zip(queued, overtaking, strict=True):
+            before = Outlook(each.needed_s, speed, others).chance(each.left_s)
+            lost += before - Outlook(each.needed_s + more_s, speed, others).chance(each.left_s)
+        return lost
+
+    def _speed_at(self, now_s: float) -> float:
+        return remembered(self._speed.value, now_s - self._seen_s)

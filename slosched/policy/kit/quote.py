@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from slosched.core import (
@@ -16,7 +17,8 @@ from slosched.core import (
     RequestStatus,
     SchedulerOutput,
 )
-from slosched.policy.kit.chance import Prospects
+from slosched.policy.kit.backlog import Backlog
+from slosched.policy.kit.chance import Prospects, Queued
 from slosched.policy.kit.make_way import FAR_S
 from slosched.policy.kit.speed import Speed
 from slosched.policy.kit.spread import Factors, Spread
@@ -27,6 +29,9 @@ _LEAST_WATCH_S = 1.0
 """Least time over which these arrivals are counted."""
 _FIRST = -math.inf
 """The place of a prompt that goes before all that wait."""
+_NUM_BEHIND = 64
+"""Prompts behind a new one that are looked at; it bounds the cost."""
+_by_place = attrgetter("place")
 
 
 class Quote(NamedTuple):
@@ -52,6 +57,8 @@ class Expected:
     ttft_factors: Factors
     tpot_s: float
     tpot_factors: Factors
+    ahead_s: float
+    """Time that the prefills before it take alone on the device."""
     in_time: float
     """The chance that its first token comes in time."""
     likely_s: float
@@ -64,6 +71,15 @@ class Expected:
             {level: self.ttft_s * factor for level, factor in self.ttft_factors.items()},
             {level: self.tpot_s * factor for level, factor in self.tpot_factors.items()},
         )
+
+
+class Displaced(NamedTuple):
+    """What a request would cost those that were let in before it and go behind it."""
+
+    num_late: float
+    """How many fewer of them are expected to be in time."""
+    last_s: float
+    """Its own TTFT if it went behind all of them instead."""
 
 
 class Quoter:
@@ -101,7 +117,7 @@ class Quoter:
         self._pace = Speed(first=1e3, first_s=1e-6)
         """Tokens that a decode gets in a second."""
         self._alone, self._behind, self._tpot = Spread(), Spread(), Spread()
-        self._prospects = Prospects()
+        self._prospects, self._backlog = Prospects(), Backlog()
         self._step: _Step | None = None
         self._busy_until_s = -math.inf
 
@@ -144,9 +160,40 @@ class Quoter:
             spread.factors,
             tpot_s,
             self._tpot.factors,
+            ahead_s,
             in_time,
             likely_s,
         )
+
+    def displaced(self, expected: Expected) -> Displaced:
+        """Return what the request that arrives now costs those that were let in.  O(prompts).
+
+        Only where it goes before longer prompts it costs any.
+        """
+        request, place = expected.request, expected.place
+        if not self._is_by_length:
+            return Displaced(0.0, expected.likely_s)
+        now_s = request.arrival_s
+        pressing = [p for p in self._prompts.copy().values() if p.due_s < now_s + FAR_S]
+        behind = [p for p in pressing if p.place > place]
+        behind.sort(key=_by_place)
+        wait_s = max(0.0, self._busy_until_s - now_s)
+        needed_s, queued = expected.ahead_s, []
+        for each in behind[:_NUM_BEHIND]:
+            needed_s += each.work_s
+            queued.append(Queued(needed_s, each.work_s, each.due_s - now_s - wait_s))
+        num_late = self._prospects.chance_lost(queued, expected.work_s, now_s) if queued else 0.0
+        ahead_s = sum([p.work_s for p in pressing])
+        last = self._prospects.outlook(ahead_s, expected.work_s, now_s, is_overtaken=True)
+        return Displaced(num_late, request.server_s + wait_s + last.expected_s)
+
+    @property
+    def pressure(self) -> float:
+        """Return whether others would take the time of a request that is refused, from 0 to 1.
+
+        It is known only under a policy that serves short prompts first.
+        """
+        return self._backlog.pressure if self._is_by_length else 0.0
 
     def add(self, expected: Expected) -> None:
         """Count a request that waits from now on."""
@@ -171,6 +218,7 @@ class Quoter:
             spread.factors,
             0.0,
             {},
+            0.0,
             1.0,
             0.0,
         )
@@ -298,6 +346,8 @@ class Quoter:
         if step.work_s or presses:
             self._speed.observe(step.work_s, took_s, step.start_s - self._speed_seen_s)
             self._speed_seen_s = step.start_s + took_s
+        elapsed_s = now_s - step.start_s
+        self._backlog.note_step(elapsed_s, step.predicted_s, is_full=step.is_full)
         if step.is_full:
             self._prospects.observe_full_step(step.work_s, took_s, step.start_s + took_s)
         if step.num_decodes:
