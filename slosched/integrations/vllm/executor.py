@@ -121,7 +121,7 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
             return _done(EMPTY_MODEL_RUNNER_OUTPUT) if non_block else EMPTY_MODEL_RUNNER_OUTPUT
         shape, output = self._run(scheduler_output)
         self._step = (output, self._ends_s(now_s, self._model.predict(shape)))
-        return _done(None) if non_block else None
+        return _NOTHING if non_block else None
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:  # noqa: ARG002
         output, ends_s = self._step
@@ -138,14 +138,21 @@ class EmulatedExecutor(Executor):  # type: ignore[misc]
 
     def _run(self, scheduler_output: Any) -> tuple[BatchShape, ModelRunnerOutput]:
         shape = BatchShape()
-        computed = self._num_computed(scheduler_output)
-        names = list(scheduler_output.num_scheduled_tokens)
+        computed, sequences = self._num_computed(scheduler_output), self._sequences
+        planned = scheduler_output.num_scheduled_tokens
+        names = list(planned)
         tokens: list[list[int]] = []
-        for name in names:
-            n, sequence = scheduler_output.num_scheduled_tokens[name], self._sequences[name]
-            shape.add(n, computed[name])
+        contexts: list[int] = []
+        for name, n in planned.items():
+            sequence, after = sequences[name], computed[name] + n
+            if n == 1:  # Hundreds of decodes are summed up at once.
+                contexts.append(after)
+            else:
+                shape.add(n, after - n)
             known = sequence.num_prompt_tokens + sequence.num_emitted
-            tokens.append([sequence.next_token()] if computed[name] + n >= known else [])
+            tokens.append([sequence.next_token()] if after >= known else [])
+        if contexts:
+            shape.add_decodes(contexts)
         return shape, ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -219,6 +226,10 @@ def _done(result: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(result)
     return future
+
+
+_NOTHING = _done(None)
+"""What is returned of each step's first half, in which vLLM expects no result."""
 
 
 def _as_set(token_ids: int | list[int] | None) -> frozenset[int]:
