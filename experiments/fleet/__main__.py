@@ -11,6 +11,7 @@ import pandas as pd
 import typer
 
 from experiments.command import make_app, start
+from experiments.fleet import agents as agents_study
 from experiments.fleet import truth as truth_study
 from experiments.fleet.ceilings import CEILINGS, bound_all
 from experiments.fleet.pools import PAGE as POOLS_PAGE
@@ -102,6 +103,17 @@ def scaling() -> None:
     play_scaling()
     SCALING_PAGE.write_text(scaling_page(), encoding="utf-8")
     console.print(f"wrote {SCALING_PAGE}")
+
+
+@app.command()
+def agents() -> None:
+    """Play what agents.csv does not have (all of it takes 12 minutes), and make agents.md.
+
+    Example: `python -m experiments.fleet agents`.
+    """
+    agents_study.play()
+    agents_study.PAGE.write_text(agents_study.page(), encoding="utf-8")
+    console.print(f"wrote {agents_study.PAGE}")
 
 
 @app.command()

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.fleet import scaling
-from experiments.fleet.questions import QUESTIONS, TRACES, Question
+from experiments.fleet import agents, scaling
+from experiments.fleet.questions import POLICIES, QUESTIONS, TRACES, Question
 from experiments.fleet.tables import interval, tables
 from slosched.fleet.spec import make_router, make_scaler
 
@@ -101,3 +101,10 @@ def test_a_day_is_quiet_at_its_ends_and_busy_in_its_middle() -> None:
     assert rates.mean() == pytest.approx(scaling.RATE, rel=0.02)
     assert max(rates[0], rates[-1]) < 4.2, "3.6 requests/s at the trough"
     assert rates[10:14].mean() == pytest.approx(14.3, rel=0.05)
+
+
+def test_the_committed_page_of_agents_is_that_of_the_committed_results() -> None:
+    assert agents.PAGE.read_text(encoding="utf-8") == agents.page()
+    results = pd.read_csv(agents.RESULTS)
+    played = set(results[["rate", "policy", "router", "seed"]].itertuples(index=False, name=None))
+    assert played == set(product(agents.RATES, POLICIES, agents.ROUTERS, agents.SEEDS))
