@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from slosched.batch import BatchBuilder
 from slosched.core import (
@@ -24,9 +24,9 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
-from slosched.policy.kit.checks import check_positive_share, check_share
+from slosched.policy.kit.checks import check_part, check_positive_share, check_share
 from slosched.policy.kit.chunks import beside_decodes, in_chunks_like
-from slosched.policy.kit.decode_first import add_decodes
+from slosched.policy.kit.decode_first import add_decodes, split_running
 from slosched.policy.kit.deferred import add_without_preempting
 from slosched.policy.kit.drafts import drafts_in_time
 from slosched.policy.kit.drift import Drift
@@ -35,8 +35,9 @@ from slosched.policy.kit.giving_way import give_way
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.lost import may_be_lost, num_lost
 from slosched.policy.kit.make_way import have_room, make_way
-from slosched.policy.kit.memory import is_short_of_blocks, tokens_at_leisure, tokens_in_turn
+from slosched.policy.kit.memory import are_few, lacks_blocks, tokens_at_leisure, tokens_in_turn
 from slosched.policy.kit.pace import Pace, first_slack_s
+from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded, least_urgent_last
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
     Order,
@@ -46,22 +47,10 @@ from slosched.policy.kit.punctual import (
     best_order,
     by_deadline,
     most_urgent,
-    shortest_first,
 )
+from slosched.policy.kit.shortage import Shortage as Shortage
+from slosched.policy.kit.stays import Stays
 from slosched.policy.kit.worth import Worth
-
-
-class Shortage(NamedTuple):
-    """A step in which prompts lack time or KV blocks if every decode gets its token."""
-
-    view: SchedulerView
-    """The view of the policy, without the requests that it rejects in this step."""
-    decodes: Sequence[Request]
-    """All decodes, by deadline."""
-    prompts: Sequence[Timed]
-    """The prompts that wait or have begun, by deadline, with the time that they add to steps."""
-    supply: Supply
-    """Time and seats for the prompts while decodes run only as often as their TPOTs ask for."""
 
 
 @dataclass
@@ -88,9 +77,11 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     5. On some devices most of the time of a chunk is spent on its first tokens.  There prompts go
        faster in steps longer than a TPOT (`LongSteps`): all steps hold all decodes, no prompt runs
        until each decode is ahead by a long step, and then a whole chunk runs.
-    6. While KV blocks are scarcer than time (kit/memory.py), no decode gives way, prompts go by
-       length, and a step takes about as many of their tokens as decodes free in it.  Once half of
-       the cache is filled, prompts that have time are spread over more steps.
+    6. While KV blocks are scarcer than time (kit/memory.py), no decode gives way, and a step takes
+       about as many prompt tokens as decodes free in it.  A decode that lacks a block gets it from
+       the one that is furthest ahead (kit/pausing.py).  If more prompts arrive than decodes make
+       room for, they go by length.  Once half of the cache is filled, prompts that have time are
+       spread over more steps.
     7. Best effort, and what is due much later, gives its seats and KV blocks to prompts that lack
        them (kit/make_way.py).
     8. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
@@ -139,32 +130,31 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def __post_init__(self) -> None:
         check_share(margin=self.margin)
         check_positive_share(shortest=self.shortest, min_share=self.min_share)
-        for name in ("fairness", "ageing"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], not {getattr(self, name)}")
+        check_part(fairness=self.fairness, ageing=self.ageing)
         self.reset()
 
     def reset(self) -> None:
         self._drift = Drift()
         self._worth = self.worth_class()
+        self._stays = Stays()
 
     @property
     def prompt_order(self) -> PromptOrder:
         return PromptOrder.LENGTH
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        seen = self._corrected(view, is_busy=bool(view.running))
-        self._worth.see(view.waiting)
+        seen = self._drift.corrected_view(view, is_busy=bool(view.running))
+        self._stays.watch(self._worth.see(view.waiting))
         output = self._planned(seen)
         self._drift.note(view.now_s, view.model, output)
         return output
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Plan the prompts as `schedule` does; return None if a decode may have to give way."""
-        seen = self._corrected(view, is_busy=True)
+        seen = self._drift.corrected_view(view, is_busy=True)
         if may_be_lost(decodes, view):
             return None
-        self._worth.see(view.waiting)
+        self._stays.watch(self._worth.see(view.waiting))
         output = self._planned_beside(decodes, seen)
         if output is not None:
             self._drift.note(view.now_s, view.model, output)
@@ -172,24 +162,17 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def _planned(self, view: SchedulerView) -> SchedulerOutput:
         batch, model = self.new_batch(view), view.model
-        begun: list[Request] = []
-        decodes: list[Request] = []
-        for request in view.running:  # hundreds, for which calling `is_decode` would take its time
-            known = request.num_prompt_tokens + request.num_output_tokens
-            if known - request.num_computed_tokens == 1:
-                decodes.append(request)
-            else:
-                begun.append(request)
+        decodes, begun = split_running(view.running)
         prompts = self._prompts(batch, model, view, begun)
         view = without_rejected(batch, view)
         if make_way(batch, view, [request for request, _ in prompts]):
             view = replace(view, running=_staying(view.running, batch))
             begun, decodes = _staying(begun, batch), _staying(decodes, batch)
             prompts = [timed for timed in prompts if not batch.has_left(timed[0])]
-        decodes.sort(key=attrgetter("deadline_s"))
+        decodes = sorted(decodes, key=attrgetter("deadline_s"))
         pace = self._pace(decodes, view)
         if view.swapped or batch.num_free_blocks < len(decodes):
-            self._serve_short_of_memory(batch, view, pace, prompts)
+            self._serve_short_of_memory(batch, pace, decodes, prompts, view)
         else:
             pack = self.pack_class(batch, view.now_s, begun)
             self._serve(pack, pace, decodes, prompts, view)
@@ -216,7 +199,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if not self.is_enough_for_all(pace, prompts, supply):
             return None
         pack = self.pack_class(batch, view.now_s, view.running)
-        if self._is_short_of_blocks(prompts, pack, view):
+        if lacks_blocks(prompts, pack.num_free_blocks, view):
             return None
         self.spread(pace, prompts, supply, batch, view)
         pack.add(r for r, _ in prompts)
@@ -306,22 +289,20 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def take_freed(self, pace: Pace, shortage: Shortage, pack: PromptPack) -> bool:
         """Add all decodes, and prompts as far as decodes free KV blocks, if there are few.
 
-        Prompts go by length then: a short one takes least of what is scarce.  Returns False, and
-        adds nothing, if blocks are not short or decodes alone take longer than the step may last.
+        Returns False, and adds nothing, if blocks are not short or decodes alone take longer than
+        the step may last.
         """
         view, decodes, prompts, _ = shortage
         batch = pack.batch
-        if pace.all_s >= batch.time_limit_s or not self._is_short_of_blocks(prompts, pack, view):
-            return False
-        tokens = tokens_in_turn(pace, decodes, view)
-        if tokens is None:
+        if pace.all_s >= batch.time_limit_s or not self._is_short_of_blocks(
+            pace, prompts, pack, view
+        ):
             return False
         pack.reserved_blocks += len(decodes)  # Each will need its next block soon.
         add_without_preempting(batch, decodes)
-        batch.num_free_tokens = min(batch.num_free_tokens, tokens)
-        order = shortest_first(self.order(shortage), prompts, self.fairness)
-        pack.add(order.in_time)
-        pack.add(order.late)
+        tokens = tokens_in_turn(pace, decodes, view)
+        batch.num_free_tokens = min(batch.num_free_tokens, tokens or batch.num_free_tokens)
+        pack.add(self._short_of_blocks(self.order(shortage), prompts, pace, view))
         return True
 
     def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
@@ -341,26 +322,18 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def take_turns(self, long: LongSteps, pace: Pace, shortage: Shortage, pack: PromptPack) -> None:
         """Add all decodes, and the chunk of a long step as soon as they are ahead by as much."""
         view, decodes, prompts, supply = shortage
-        batch, model = pack.batch, view.model
-        add_without_preempting(batch, decodes)
-        slack_s = long.first_slack_s(decodes, pace, view.now_s) - self.margin * long.tpot_s
-        num_left = sum([r.num_uncomputed_tokens for r, _ in prompts])
-        chunk = long.chunk_of(num_left, pace, model)
-        if chunk.step_s > max(slack_s, (1 - self.margin) * long.tpot_s):
+        add_without_preempting(pack.batch, decodes)
+        limit_s = long.limit_s(decodes, prompts, pace, view, self.margin)
+        if limit_s is None:
             return
-        batch.time_limit_s = max(slack_s, math.nextafter(chunk.step_s, math.inf))
-        timed = in_chunks_like(long.chunk, prompts, model, view.limits.max_num_batched_tokens)
+        pack.batch.time_limit_s = limit_s
+        budget_tokens = view.limits.max_num_batched_tokens
+        timed = in_chunks_like(long.chunk, prompts, view.model, budget_tokens)
         share = self._share(pace.all_s / long.tpot_s)
         order = self.order(Shortage(view, decodes, timed, supply._replace(share=share)))
-        if self._is_short_of_blocks(prompts, pack, view):
-            order = shortest_first(order, timed, self.fairness)
-        pack.add(order.in_time)
-        pack.add(order.late)
-
-    def _corrected(self, view: SchedulerView, *, is_busy: bool) -> SchedulerView:
-        """Return the view with a model that is right in the mean; learn from the latest step."""
-        model = self._drift.corrected(view.model, view.now_s, is_busy=is_busy)
-        return view if model is view.model else replace(view, latency_model=model)
+        is_short = self._is_short_of_blocks(pace, prompts, pack, view)
+        in_turn = [*order.in_time, *order.late]
+        pack.add(self._short_of_blocks(order, timed, pace, view) if is_short else in_turn)
 
     def _pace(self, decodes: Sequence[Request], view: SchedulerView) -> Pace:
         """Return the pace of `decodes`, which are sorted by deadline, as far as it is worth it."""
@@ -398,7 +371,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             self.take_turns(long, pace, Shortage(view, decodes, prompts, supply), pack)
             return
         is_enough = self.is_enough_for_all(pace, prompts, supply)
-        if not is_enough or self._is_short_of_blocks(prompts, pack, view):
+        if not is_enough or self._is_short_of_blocks(pace, prompts, pack, view):
             bare = self.at_bare_pace(pace, supply)
             shortage = Shortage(view, decodes, self.beside_decodes(pace, prompts, view), bare)
             if self.take_freed(pace, shortage, pack):
@@ -411,29 +384,51 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         pack.add(r for r, _ in prompts)
 
     def _is_short_of_blocks(
-        self, prompts: Sequence[Timed], pack: PromptPack, view: SchedulerView
+        self, pace: Pace, prompts: Sequence[Timed], pack: PromptPack, view: SchedulerView
     ) -> bool:
-        """Tell whether few KV blocks are free, and not enough for all prompts."""
-        num_free_blocks = pack.batch.num_free_blocks - pack.reserved_blocks
-        return is_short_of_blocks(prompts, num_free_blocks, view)
+        """Tell whether prompts lack KV blocks, and few are free or many more will be wanted."""
+        num_free = pack.num_free_blocks
+        if not lacks_blocks(prompts, num_free, view):
+            return False
+        return are_few(num_free, view) or self._is_flooded(pace, view)
+
+    def _is_flooded(self, pace: Pace, view: SchedulerView) -> bool:
+        tokens_per_s = self._worth.tokens_per_s(view.now_s)
+        return is_flooded(tokens_per_s, self._stays.mean_tokens(), pace, view)
+
+    def _short_of_blocks(
+        self, order: Order, prompts: Sequence[Timed], pace: Pace, view: SchedulerView
+    ) -> list[Request]:
+        """Return the prompts in the order in which they get blocks that are too few for all."""
+        if self._is_flooded(pace, view):
+            return in_turn_for_blocks(order, prompts, pace, view, self.fairness)
+        return [*order.in_time, *order.late]
 
     def _share(self, of_decodes: float) -> float:
         """Return the share of the device that prompts are planned with."""
         return max(self.min_share, 1 - of_decodes)
 
     def _serve_short_of_memory(
-        self, batch: BatchBuilder, view: SchedulerView, pace: Pace, prompts: list[Timed]
+        self,
+        batch: BatchBuilder,
+        pace: Pace,
+        decodes: Sequence[Request],
+        prompts: Sequence[Timed],
+        view: SchedulerView,
     ) -> None:
         """Preempt for decodes, bring swapped requests back, and only then go on with prompts."""
-        begun, may_start = add_decodes(batch, view)
+        begun, may_start = add_decodes(batch, replace(view, running=least_urgent_last(view)))
         batch.time_limit_s = max(self.step_s(pace), math.nextafter(pace.all_s, math.inf))
-        left = [
-            request
-            for request, _ in prompts
-            if not batch.has_left(request)
-            and (may_start or request.status is RequestStatus.RUNNING)
+        prompts = [
+            timed
+            for timed in prompts
+            if (may_start or timed[0].status is RequestStatus.RUNNING)
+            and not batch.has_left(timed[0])
         ]
-        self.pack_class(batch, view.now_s, begun).add(left)
+        supply = self.at_bare_pace(pace, self.supply(pace, batch, view.now_s))
+        order = self.order(Shortage(view, decodes, prompts, supply))
+        pack = self.pack_class(batch, view.now_s, begun)
+        pack.add(self._short_of_blocks(order, prompts, pace, view))
 
 
 def _staying(requests: Iterable[Request], batch: BatchBuilder) -> list[Request]:

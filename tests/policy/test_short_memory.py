@@ -8,7 +8,7 @@ from slosched.core import SLO, BatchShape, DeadlineRule, Limits, SchedulerView
 from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import LinearModel, load_model
 from slosched.policy.goodput import Goodput, Shortage
-from slosched.policy.kit.memory import is_short_of_blocks, tokens_at_leisure, tokens_in_turn
+from slosched.policy.kit.memory import are_few, lacks_blocks, tokens_at_leisure, tokens_in_turn
 from slosched.policy.kit.pace import Pace, stay_tokens
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Supply
@@ -65,12 +65,17 @@ def test_memory_limits_no_step_that_holds_fewer_tokens_anyway() -> None:
     assert tokens_in_turn(pace_of(view), view.running, view) is None
 
 
-def test_blocks_are_short_if_they_are_few_and_do_not_hold_the_prompts() -> None:
-    prompts = [(R("prompt", 9000, 9.0).request(), 1.0)]
+def test_blocks_are_lacking_if_they_do_not_hold_the_prompts() -> None:
+    prompts = [(R("prompt", 500, 9.0).request(), 1.0)]
+    view = full_view(num_blocks=1000)
+    assert lacks_blocks(prompts, 499, view)
+    assert not lacks_blocks(prompts, 500, view)
+
+
+def test_blocks_are_few_if_eight_full_steps_would_take_them() -> None:
     view = full_view(num_blocks=16_000)
-    assert is_short_of_blocks(prompts, 7999, view)
-    assert not is_short_of_blocks(prompts, 8000, view)  # eight full steps
-    assert not is_short_of_blocks([(R("prompt", 500, 9.0).request(), 1.0)], 500, view)
+    assert are_few(7999, view)
+    assert not are_few(8000, view)
 
 
 def test_prompts_that_have_time_are_spread_once_the_cache_fills() -> None:
@@ -103,19 +108,20 @@ def test_a_step_that_spreads_prompts_says_that_it_had_time() -> None:
     assert plan(9000) == (600, False)
 
 
-def test_prompts_go_by_length_while_the_cache_does_not_hold_them() -> None:
-    """Not all three prompts can be in time, so the longest is given up; then the first is due."""
-    limits = Limits(max_num_batched_tokens=1000, max_num_seqs=100)
+def test_prompts_go_by_length_while_more_arrive_than_the_cache_holds() -> None:
+    """3,810 tokens arrive in a second, in which 800 steps of 5.1 ms free 7,298 / (800 · 5.1 ms)."""
     decodes = [R(f"d{i}", 3100, 9.0, out=400, tpot_s=0.04) for i in range(2)]
-    prompts = [R("long", 900, 0.085), R("short", 300, 0.086), R("longest", 1500, 0.090)]
+    prompts = [R(f"p{i}", 200 - i, 1.0 + i / 100, arrival_s=i / 20 - 1) for i in range(20)]
 
-    def first(num_free: int) -> str:
-        view = view_of([*decodes, *prompts], HIDDEN, limits=limits, num_blocks=6198 + num_free)
-        scheduled = Goodput().schedule(view).num_scheduled_tokens
-        return next(name for name in scheduled if not name.startswith("d"))
+    def first(prompts: list[R], num_free: int) -> str:
+        view = view_of([*decodes, *prompts], HIDDEN, limits=LIMITS, num_blocks=6198 + num_free)
+        policy = Goodput()
+        policy._stays.watch(view.running)
+        return next(n for n in policy.schedule(view).num_scheduled_tokens if n.startswith("p"))
 
-    assert first(4100) == "long"
-    assert first(1100) == "short"
+    assert first(prompts, 5000) == "p0"  # all fit
+    assert first(prompts, 1100) == "p19"
+    assert first(prompts[:10], 550) == "p0"  # so few arrivals do not tell of a flood
 
 
 def test_a_small_cache_serves_more_when_it_is_filled_no_faster_than_it_is_emptied() -> None:

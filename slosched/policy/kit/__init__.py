@@ -17,6 +17,7 @@
 | `give_way` | fills a step with the decodes that are due, then prompts and the others |
 | `num_in_time`, `add_without_preempting` | serve only the decodes for which there is time |
 | `plan_turn` | a whole step in which chosen requests come first |
+| `least_urgent_last` | who gives up KV blocks first: the one that is furthest ahead |
 | `have_room`, `make_way`, `with_way_made` | preempt what can wait for prompts that lack room |
 | `serve_something` | runs a step although nothing can be in time |
 | `largest_that_fits` | finds the largest number that fits, by bisection |
@@ -39,6 +40,8 @@
 | `Chunk`, `chunks_beside` | what a prompt's tokens add to a step of decodes |
 | `LongSteps`, `long_steps` | steps longer than a TPOT, where they let prompts go faster |
 | `tokens_in_turn`, `tokens_at_leisure` | prompt tokens of a step while KV blocks are short |
+| `Stays` | how many tokens requests emit, learnt also from those that go on |
+| `is_flooded`, `in_turn_for_blocks` | who gets KV blocks when more prompts come than have room |
 | `Quoter` | the `Quote` of a request: its TTFT and TPOT if it came now |
 | `Speed` | what is done in a second, over several times past |
 | `Worth` | the smallest TPOT that is worth keeping when not all prompts can be in time |
@@ -46,12 +49,13 @@
 | `num_lost` | decodes that miss their SLO whatever comes |
 | `Spread` | quantiles of what came over what was expected |
 
-`check_at_least`, `check_positive`, `check_share` and `check_positive_share` raise ValueError for an
-option out of range.
+`check_at_least`, `check_positive`, `check_part`, `check_share` and `check_positive_share` raise
+ValueError for an option out of range.
 """
 
 from slosched.batch import largest_that_fits as largest_that_fits
 from slosched.policy.kit.checks import check_at_least as check_at_least
+from slosched.policy.kit.checks import check_part as check_part
 from slosched.policy.kit.checks import check_positive as check_positive
 from slosched.policy.kit.checks import check_positive_share as check_positive_share
 from slosched.policy.kit.checks import check_share as check_share
@@ -89,6 +93,9 @@ from slosched.policy.kit.make_way import with_way_made as with_way_made
 from slosched.policy.kit.memory import tokens_at_leisure as tokens_at_leisure
 from slosched.policy.kit.memory import tokens_in_turn as tokens_in_turn
 from slosched.policy.kit.pace import Pace as Pace
+from slosched.policy.kit.pausing import in_turn_for_blocks as in_turn_for_blocks
+from slosched.policy.kit.pausing import is_flooded as is_flooded
+from slosched.policy.kit.pausing import least_urgent_last as least_urgent_last
 from slosched.policy.kit.prompt_pack import PromptPack as PromptPack
 from slosched.policy.kit.punctual import Supply as Supply
 from slosched.policy.kit.punctual import best_order as best_order
@@ -97,6 +104,7 @@ from slosched.policy.kit.quote import Quote as Quote
 from slosched.policy.kit.quote import Quoter as Quoter
 from slosched.policy.kit.speed import Speed as Speed
 from slosched.policy.kit.spread import Spread as Spread
+from slosched.policy.kit.stays import Stays as Stays
 from slosched.policy.kit.turn import plan_turn as plan_turn
 from slosched.policy.kit.worth import Worth as Worth
 from slosched.policy.kit.wrapper import Gate as Gate

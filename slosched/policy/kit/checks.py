@@ -31,3 +31,10 @@ def check_positive_share(**options: float) -> None:
     for name, value in options.items():
         if not 0 < value <= 1:
             raise ValueError(f"{name} must be in (0, 1], not {value}")
+
+
+def check_part(**options: float) -> None:
+    """Raise ValueError for an option that is not in [0, 1]."""
+    for name, value in options.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must be in [0, 1], not {value}")

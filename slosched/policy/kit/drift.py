@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from slosched.core import BatchShape, LatencyModel, SchedulerOutput
+from slosched.core import BatchShape, LatencyModel, SchedulerOutput, SchedulerView
 
 _GAIN = 0.05
 """Weight of the latest step in the mean error."""
@@ -65,6 +66,11 @@ class Drift:
     def is_measuring(self) -> bool:
         """Tell whether the time of the latest step counts, so that its end has to be seen."""
         return self._step is not None
+
+    def corrected_view(self, view: SchedulerView, *, is_busy: bool) -> SchedulerView:
+        """Return the view with a model that is right in the mean; see `corrected`."""
+        model = self.corrected(view.model, view.now_s, is_busy=is_busy)
+        return view if model is view.model else replace(view, latency_model=model)
 
     def corrected(self, model: LatencyModel, now_s: float, *, is_busy: bool) -> LatencyModel:
         """Learn from the latest step, which ends now if the device `is_busy`; return a model."""

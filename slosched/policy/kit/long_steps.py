@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from slosched.core import LatencyModel, Request
+from slosched.core import LatencyModel, Request, SchedulerView
 from slosched.policy.kit.chunks import Chunk, chunk_beside, chunks_beside, in_a_tpot
 from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.punctual import Timed
 
 _SPARE = 0.02
 """Share of the TPOT by which the mean of the steps stays below it."""
@@ -32,6 +33,25 @@ class LongSteps(NamedTuple):
         """
         slacks_s = (r.deadline_s - now_s for r in decodes if r.slo.tpot_s >= self.tpot_s)
         return next((slack_s for slack_s in slacks_s if slack_s >= pace.all_s), math.inf)
+
+    def limit_s(
+        self,
+        decodes: Iterable[Request],
+        prompts: Iterable[Timed],
+        pace: Pace,
+        view: SchedulerView,
+        margin: float,
+    ) -> float | None:
+        """Return the time limit of a long step now; None if decodes cannot afford one yet.
+
+        It ends `margin` of the TPOT before the first of `decodes`, sorted by deadline, is due.
+        """
+        slack_s = self.first_slack_s(decodes, pace, view.now_s) - margin * self.tpot_s
+        num_left = sum([request.num_uncomputed_tokens for request, _ in prompts])
+        step_s = self.chunk_of(num_left, pace, view.model).step_s
+        if step_s > max(slack_s, (1 - margin) * self.tpot_s):
+            return None
+        return max(slack_s, math.nextafter(step_s, math.inf))
 
     def chunk_of(self, num_tokens: int, pace: Pace, model: LatencyModel) -> Chunk:
         """Return the chunk of a long step when `num_tokens` tokens of prompts are left."""
@@ -68,7 +88,7 @@ def long_steps(
     in a mixture of experts, prompts go several times as fast in long chunks.
 
     The TPOT is the smallest of the decodes' at which prompts still go at the share `min_share` of
-    the speed that they would have if no decode counted.
+    the speed that they would have if no decode counted, or else the largest.
     """
     max_tokens = budget_tokens - pace.shape.num_decodes
     if not pace.tiers or max_tokens <= 0:
@@ -85,7 +105,8 @@ def long_steps(
         in_turns = tokens_per_s_in_turns(tpot_s, pace, chunks)
         in_tpot = in_a_tpot(tpot_s, pace, model, budget_tokens)
         within = 0.0 if in_tpot is None else in_tpot.num_tokens / tpot_s
-        if max(in_turns, within) < min_share * full.num_tokens / full.step_s:
+        is_slow = max(in_turns, within) < min_share * full.num_tokens / full.step_s
+        if is_slow and tpot_s < pace.tiers[-1][0]:
             continue
         return LongSteps(tpot_s, cheapest) if in_turns > _LEAST_GAIN * within else None
     return None

@@ -42,12 +42,15 @@ def num_blocks_needed(prompts: Sequence[Timed], block_size: int) -> int:
     )
 
 
-def is_short_of_blocks(prompts: Sequence[Timed], num_free_blocks: int, view: SchedulerView) -> bool:
-    """Tell whether few KV blocks are free, and not enough for all of the prompts.  O(n)."""
-    size = view.kv.block_size
-    if num_free_blocks * size >= _FULL_STEPS * view.limits.max_num_batched_tokens:
-        return False
-    return num_blocks_needed(prompts, size) > num_free_blocks
+def lacks_blocks(prompts: Sequence[Timed], num_free_blocks: int, view: SchedulerView) -> bool:
+    """Tell whether there are not enough free KV blocks for all of the prompts.  O(n)."""
+    return num_blocks_needed(prompts, view.kv.block_size) > num_free_blocks
+
+
+def are_few(num_free_blocks: int, view: SchedulerView) -> bool:
+    """Tell whether a few full steps of prompts would take all free blocks."""
+    budget_tokens = view.limits.max_num_batched_tokens
+    return num_free_blocks * view.kv.block_size < _FULL_STEPS * budget_tokens
 
 
 def tokens_in_turn(pace: Pace, decodes: Sequence[Request], view: SchedulerView) -> int | None:

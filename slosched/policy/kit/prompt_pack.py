@@ -30,6 +30,11 @@ class PromptPack:
         self._is_blocked = False
         self._is_full = False
 
+    @property
+    def num_free_blocks(self) -> int:
+        """Return the free KV blocks that nobody has been promised."""
+        return self.batch.num_free_blocks - self.reserved_blocks
+
     def add(self, prompts: Iterable[Request]) -> bool:
         """Add `prompts` in their order; return False once the step is full.
 

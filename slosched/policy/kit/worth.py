@@ -54,8 +54,8 @@ class Worth:
         self._tpot_s = 0.0
         """The smallest TPOT worth keeping; 0 if all that can be kept are."""
 
-    def see(self, waiting: Sequence[Request]) -> None:
-        """Take in the requests that have arrived."""
+    def see(self, waiting: Sequence[Request]) -> Sequence[Request]:
+        """Take in the requests that have arrived, and return them, the latest first."""
         new: list[Request] = []
         for request in islice(reversed(waiting), _NUM_ARRIVALS):
             if request.arrival_s <= self._last_s or request.num_preemptions:
@@ -64,6 +64,17 @@ class Worth:
         if new:
             self._last_s, self._is_new = new[0].arrival_s, True
             self._arrivals.extend(map(_arrival, reversed(new)))
+        return new
+
+    def tokens_per_s(self, now_s: float) -> float:
+        """Return the prompt tokens that have arrived lately in a second; 0 while that is unknown.
+
+        They are those that were not cached when they arrived.
+        """
+        arrivals = self._arrivals
+        if len(arrivals) < _LEAST_ARRIVALS or now_s <= arrivals[0].arrival_s:
+            return 0.0
+        return sum([a.num_tokens for a in arrivals]) / (now_s - arrivals[0].arrival_s)
 
     def is_known_of(self, pace: Pace) -> bool:
         """Tell whether `judge` need not be called, since nobody has arrived or there is no choice.

@@ -1,0 +1,62 @@
+"""How many tokens a request emits until it ends, learnt from ended and unended ones."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from slosched.core import Request
+
+_NUM_ENDED = 64
+"""Latest ended requests that stand for those to come."""
+_FIRST_SWEEP = 1024
+"""Watched requests from which on those that have ended are looked for."""
+_NUM_ASKED = 16
+"""Times that the mean is asked for before it is taken anew, if nobody arrives meanwhile."""
+
+
+class Stays:
+    """The mean number of tokens that requests emit.
+
+    Those that have ended alone would say too little, since short ones end first: after a start, or
+    when longer ones begin to arrive.  So the tokens of those that go on count, too, and the mean is
+    all emitted tokens for each request that has ended.  That is the most likely mean if a request
+    that goes on ends with the same chance at each of its tokens.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[str, Request] = {}
+        self._ended: deque[int] = deque(maxlen=_NUM_ENDED)
+        self._sweep_at = _FIRST_SWEEP
+        self._mean_tokens = 1.0
+        self._num_asked = _NUM_ASKED
+
+    def watch(self, arrived: Sequence[Request]) -> None:
+        """Follow requests until they end."""
+        if not arrived:
+            return
+        self._num_asked = _NUM_ASKED
+        self._watched.update((request.request_id, request) for request in arrived)
+        if len(self._watched) >= self._sweep_at:
+            self._sweep()
+            self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._watched))
+
+    def mean_tokens(self) -> float:
+        """Return the mean; at least 1.  One request counts as ended before any has.
+
+        It is taken anew, in O(n), after arrivals and now and then.
+        """
+        if self._num_asked == _NUM_ASKED:
+            self._num_asked = 0
+            self._sweep()
+            emitted = sum(self._ended) + sum([r.num_output_tokens for r in self._watched.values()])
+            self._mean_tokens = max(1.0, emitted / (len(self._ended) + 1))
+        self._num_asked += 1
+        return self._mean_tokens
+
+    def _sweep(self) -> None:
+        """Learn from the requests that have ended, and forget them; the rejected emitted none."""
+        for request in [r for r in self._watched.values() if r.end_reason is not None]:
+            del self._watched[request.request_id]
+            if request.num_output_tokens:
+                self._ended.append(request.num_output_tokens)

@@ -1,0 +1,127 @@
+"""Decodes that are ahead lend their KV blocks, with times added up by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from views import R, decode, flat_model, view_of
+
+from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, SchedulerView
+from slosched.evaluate.capacity import Outcomes
+from slosched.perfmodel import load_model
+from slosched.policy.goodput import Goodput
+from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded, least_urgent_last
+from slosched.policy.kit.punctual import Order, Timed
+from slosched.policy.kit.stays import Stays
+from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.workload import synthesize
+from slosched.workload.slo import Tiers
+
+MODEL = flat_model()
+"""5 ms + 50 us a token."""
+
+
+def seen(
+    *requests: R | Request,
+    rule: DeadlineRule = DeadlineRule.MEAN_TPOT,
+    num_blocks: int = 1000,
+) -> SchedulerView:
+    return view_of(requests, MODEL, limits=Limits(deadline_rule=rule), num_blocks=num_blocks)
+
+
+@pytest.mark.parametrize(
+    ("rule", "names"),
+    [
+        ("mean_tpot", ["late", "near", "soon", "far"]),
+        ("envelope", ["near", "soon", "far", "late"]),  # a late token is lost there
+        ("tbt", ["far", "late", "near", "soon"]),  # in order of admission
+    ],
+)
+def test_who_is_furthest_ahead_gives_up_its_blocks_first(rule: str, names: list[str]) -> None:
+    slacks_ms = {"far": 900, "late": -9, "near": 5, "soon": 90}
+    decodes = [decode(name, 100, slack_ms) for name, slack_ms in slacks_ms.items()]
+    view = seen(*decodes, rule=DeadlineRule(rule))
+    assert [r.request_id for r in least_urgent_last(view)] == names
+
+
+def test_a_decode_that_lacks_a_block_takes_those_of_the_one_that_is_furthest_ahead() -> None:
+    """Three decodes hold all nine blocks of one token, and each needs one more."""
+    decodes = [R("ahead", 4, 2.0, out=1), R("next", 4, 0.03, out=1), R("last", 4, 0.04, out=1)]
+    output = Goodput().schedule(seen(*decodes, num_blocks=9))
+    assert output.preempted == ("ahead",)
+    assert set(output.num_scheduled_tokens) == {"next", "last"}
+
+
+def test_the_mean_stay_counts_the_tokens_of_requests_that_go_on() -> None:
+    stays, requests = Stays(), [R(f"d{i}", 11, 1.0, out=10).request() for i in range(4)]
+    stays.watch(requests[:3])
+    assert stays.mean_tokens() == 30  # as if one had ended
+    requests[0].end_reason = EndReason.STOP
+    stays.watch(requests[3:])
+    assert stays.mean_tokens() == 20
+    requests[1].num_output_tokens = 90
+    assert [stays.mean_tokens() for _ in range(16)] == [20] * 15 + [60]
+
+
+def test_a_rejected_request_tells_nothing_of_stays() -> None:
+    stays, rejected = Stays(), R("rejected", 11, 1.0).request()
+    rejected.end_reason = EndReason.EXPIRED
+    stays.watch([R("decode", 11, 1.0, out=10).request(), rejected])
+    assert stays.mean_tokens() == 10
+
+
+def test_ended_requests_are_forgotten_though_nobody_asks() -> None:
+    stays = Stays()
+    for i in range(20_000):
+        request = R(f"r{i}", 11, 1.0, out=10).request()
+        request.end_reason = EndReason.STOP
+        stays.watch([request])
+    assert len(stays._watched) < 1024
+
+
+def test_a_cache_is_flooded_by_more_prompt_tokens_than_decodes_free() -> None:
+    """Stays of 100 steps of 5.1 ms free 1,000 tokens in 0.51 s, 1,961 in a second; 1.5 times that
+    is 2,941."""
+    view = seen(R("a", 11, 1.0, out=1), R("b", 11, 1.0, out=1))
+    pace = Pace.of(view.running, MODEL, 0.0)
+    assert is_flooded(2950, 100, pace, view)
+    assert not is_flooded(2930, 100, pace, view)
+
+
+def in_turn(prompts: Sequence[R], num_resumed: int) -> list[str]:
+    """Return the names in turn; the first of `prompts` have emitted a token and were paused."""
+    timed = [(p.request(), MODEL.predict_prefill(p.tokens)) for p in prompts]
+    for request, _ in timed[:num_resumed]:
+        request.num_output_tokens = 1
+    order = Order([request for request, _ in timed], [])
+    pace = Pace.of(seen(R("decode", 11, 1.0, out=1)).running, MODEL, 0.0)
+    view = seen(*[request for request, _ in timed])
+    return [r.request_id for r in in_turn_for_blocks(order, timed, pace, view, fairness=0.0)]
+
+
+def test_paused_requests_wait_for_new_ones_until_they_are_due() -> None:
+    """100 tokens take 10 ms, twice that and eight steps of 5.05 ms are 60.4."""
+    prompts = [R("due", 100, 0.060), R("has time", 100, 0.061), R("long", 900, 0.7)]
+    assert in_turn([*prompts, R("short", 90, 0.9)], 2) == ["due", "short", "long", "has time"]
+
+
+def test_in_a_flood_a_small_cache_serves_more_prompts_by_length_than_by_deadline() -> None:
+    """A sixteenth of an H100's cache, at twice the rate that it holds."""
+
+    class ByDeadline(Goodput):
+        def _short_of_blocks(
+            self, order: Order, prompts: Sequence[Timed], pace: Pace, view: SchedulerView
+        ) -> list[Request]:
+            return [*order.in_time, *order.late]
+
+    trace = synthesize("azure_conv", num_requests=300, seed=3).scaled_to(40.0)
+    trace = trace.with_slo(Tiers((SLO(5.0, 0.1),), (1.0,)))
+    config = SimulationConfig(Limits(), num_blocks=1700)
+
+    def num_good(policy: Goodput) -> int:
+        requests = simulate(trace, policy, load_model("h100/llama-3.1-8b"), config)
+        return int(Outcomes.of(requests, DeadlineRule.MEAN_TPOT).requests["good"].sum())
+
+    assert num_good(Goodput()) > num_good(ByDeadline()) + 30
