@@ -86,7 +86,7 @@ def show(cells: NumCells = 60, seed: Seed = report.REPORT_SEED) -> None:
 
 @app.command("again")
 def play_again(
-    seed: Seed = report.FORMER_SEED,
+    seed: Seed = report.FORMER_SEEDS[-1],
     only: Annotated[
         list[int] | None, typer.Option(metavar="CELL", min=0, help="Cells; by default all.")
     ] = None,
