@@ -163,7 +163,7 @@ def names(replicas: Iterable[Replica]) -> list[str]:
 
 @pytest.mark.parametrize("replica", REPLICAS, ids=names(REPLICAS))
 @pytest.mark.parametrize(
-    "num_rounds", [pytest.param(20, marks=pytest.mark.slow), 2], ids=["long", "short"]
+    "num_rounds", [pytest.param(20, marks=pytest.mark.slow), 4], ids=["long", "short"]
 )
 def test_requests_end_once_and_leave_nothing(
     world: World, replica: Replica, num_rounds: int
@@ -171,7 +171,7 @@ def test_requests_end_once_and_leave_nothing(
     load = Load(world, replica, seed=1)
     sizes = []
     for _ in range(num_rounds):
-        load.play(100 if num_rounds > 2 else 50)
+        load.play(100 if num_rounds > 4 else 25)
         sizes.append(held_bytes(load.engine))
     assert {EndReason.LENGTH, EndReason.STOP, EndReason.CLIENT} <= load.reasons.keys()
     half = num_rounds // 2

@@ -172,7 +172,7 @@ WRONG = [
     ({"use_beam_search": True, "stop": "x"}, "stop"),
     ({"length_penalty": 2}, "length_penalty"),
     ({"logprobs": 1}, "logprobs"),
-    ({"echo": True}, "echo"),
+    ({"echo": "yes"}, "echo"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": "1"}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
