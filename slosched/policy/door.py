@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
@@ -25,7 +26,7 @@ from slosched.policy.kit.returns import Returns
 from slosched.policy.kit.strictness import Strictness
 from slosched.policy.kit.wrapper import Gate, Wrapper
 
-_MAX_JUDGED = 32
+_MAX_JUDGED = 16
 """Requests judged in one step, where none was on arrival; it bounds the cost of a step."""
 
 
@@ -143,14 +144,19 @@ class Door(Wrapper, Doorkeeper):
         for request in takewhile(_is_preempted, view.waiting):
             if not quoter.knows(request):
                 quoter.add_again(request, model)
-        for request in self._new(view)[:_MAX_JUDGED]:
-            refusal = self.judge(request, model)
-            if refusal is not None:
-                self._refused[request.request_id] = refusal
+        if new := self._new(view)[:_MAX_JUDGED]:
+            with quoter.lined_up() if len(new) > 1 else nullcontext():
+                self._judge_all(new, model)
         if not self._refused:
             return Gate(view.waiting, {})
         through = tuple(r for r in view.waiting if r.request_id not in self._refused)
         return Gate(through, {name: each.reason for name, each in self._refused.items()})
+
+    def _judge_all(self, new: Iterable[Request], model: LatencyModel) -> None:
+        for request in new:
+            refusal = self.judge(request, model)
+            if refusal is not None:
+                self._refused[request.request_id] = refusal
 
     def _new(self, view: SchedulerView) -> list[Request]:
         """Return the waiting requests that were not judged yet; they stand at the end."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from slosched.core import (
 )
 from slosched.policy.kit.backlog import Backlog
 from slosched.policy.kit.chance import Prospects, Queued
+from slosched.policy.kit.lineup import Lineup
 from slosched.policy.kit.make_way import FAR_S
 from slosched.policy.kit.speed import Speed
 from slosched.policy.kit.spread import Factors, Spread
@@ -105,6 +107,8 @@ class Quoter:
         self._order = order
         self._prompts: dict[str, Expected] = {}
         """Prompts that wait or have begun, by request id."""
+        self._lineup: Lineup | None = None
+        """The same prompts while many requests are expected at once."""
         self._emitting: list[Expected] = []
         """Prompts whose first token comes with the step that runs."""
         self._decoding: list[Expected] = []
@@ -140,8 +144,7 @@ class Quoter:
         far_s = request.arrival_s + FAR_S
         if self._all_press or due_s >= far_s:
             far_s = math.inf
-        prompts = self._prompts.copy().values()  # another thread may add some meanwhile
-        ahead_s = sum([p.work_s for p in prompts if p.place <= place and p.due_s <= far_s])
+        ahead_s = self._ahead_s(place, far_s)
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
         overtaking = self._overtaking(work_s, request.arrival_s)
@@ -164,6 +167,22 @@ class Quoter:
             in_time,
             likely_s,
         )
+
+    @contextmanager
+    def lined_up(self) -> Iterator[None]:
+        """Expect many requests at once, while no prompt is computed: each takes a fraction."""
+        self._lineup = Lineup(self._prompts.copy().values())
+        try:
+            yield
+        finally:
+            self._lineup = None
+
+    def _ahead_s(self, place: float, far_s: float) -> float:
+        """Return the work of the prompts up to `place` that are due by `far_s`."""
+        if (lineup := self._lineup) is not None:
+            return lineup.ahead_s(place, far_s)
+        prompts = self._prompts.copy().values()  # another thread may add some meanwhile
+        return sum([p.work_s for p in prompts if p.place <= place and p.due_s <= far_s])
 
     def displaced(self, expected: Expected) -> Displaced:
         """Return what the request that arrives now costs those that were let in.  O(prompts).
@@ -200,6 +219,8 @@ class Quoter:
         self._note_arrival(expected)
         self._prospects.let_in(expected.request.arrival_s, expected.work_s)
         self._prompts[expected.request.request_id] = expected
+        if (lineup := self._lineup) is not None:
+            lineup.add(expected)
 
     def turn_away(self, expected: Expected) -> None:
         """Count a request that was refused: others like it will come."""
