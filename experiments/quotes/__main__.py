@@ -45,7 +45,7 @@ class Options(TypedDict, total=False):
 _PLAIN: Options = {"busy_level": 0.0}
 """A door that is as strict in an overload that lasts as in a burst."""
 _LEVELS: tuple[Options, ...] = (
-    {},
+    {"busy_level": 0.4},
     _PLAIN,
     {"busy_level": 0.0, "level": 0.5},
     {"busy_level": 0.0, "most_late": 0.02},

@@ -61,7 +61,7 @@ class Door(Wrapper, Doorkeeper):
     level: float = tunable(0.2, 0.05, 0.5)
     """Least chance to be in time that a request must have.  At 0.2 it is refused if it is expected
     that more than four of five like it would be late."""
-    busy_level: float = tunable(0.4, 0.0)
+    busy_level: float = tunable(0.5, 0.0)
     """Least chance where prompts wait all the time.  At most `level`: nothing rises there, and what
     is taken from others does not count."""
     most_late: float = 1.0
