@@ -14,6 +14,7 @@ from experiments.command import make_app, start
 from experiments.fleet import agents as agents_study
 from experiments.fleet import truth as truth_study
 from experiments.fleet.ceilings import CEILINGS, bound_all
+from experiments.fleet.playing import play_cases
 from experiments.fleet.pools import PAGE as POOLS_PAGE
 from experiments.fleet.pools import page, play
 from experiments.fleet.questions import POLICIES, QUESTIONS, Question
@@ -21,7 +22,7 @@ from experiments.fleet.scaling import PAGE as SCALING_PAGE
 from experiments.fleet.scaling import page as scaling_page
 from experiments.fleet.scaling import play as play_scaling
 from experiments.fleet.tables import tables
-from slosched.cli.console import console, progress_bar
+from slosched.cli.console import console
 from slosched.core import DeadlineRule
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.policy.spec import make_policy
@@ -55,11 +56,7 @@ def run(
         for case in product(question.rates, POLICIES, question.routers, range(question.num_windows))
         if (question.name, *case) not in known
     ]
-    rows: list[Mapping[Hashable, object]] = [*kept.to_dict("records")]
-    with progress_bar() as progress:
-        for case in progress.track(cases, description="replaying"):
-            rows.append(_row(*case))
-            pd.DataFrame(rows).to_csv(RESULTS, index=False)
+    play_cases(cases, _row, kept, RESULTS)
     report()
 
 

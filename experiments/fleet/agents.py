@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.fleet.playing import play_cases
 from experiments.fleet.questions import H100, POLICIES
 from experiments.fleet.tables import interval
 from experiments.markdown import table
 from experiments.sessions.cells import BLOCK_TOKENS, PROGRAM_FACTOR, SLO_OF_TURNS
-from slosched.cli.console import progress_bar
 from slosched.core import DeadlineRule
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.fleet.setup import FleetSetup
@@ -43,12 +43,8 @@ def play() -> None:
     """Play what agents.csv does not have, and write it there."""
     kept = pd.read_csv(RESULTS) if RESULTS.exists() else pd.DataFrame(columns=_KEY)
     known = set(kept[_KEY].itertuples(index=False, name=None))
-    rows: list[Mapping[Hashable, object]] = [*kept.to_dict("records")]
     cases = [case for case in product(RATES, POLICIES, ROUTERS, SEEDS) if case not in known]
-    with progress_bar() as progress:
-        for case in progress.track(cases, description="replaying"):
-            rows.append(_row(*case))
-            pd.DataFrame(rows).to_csv(RESULTS, index=False)
+    play_cases(cases, _row, kept, RESULTS)
 
 
 def page() -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.fleet.playing import play_cases
 from experiments.fleet.questions import H100, Question
 from experiments.fleet.tables import interval
 from experiments.markdown import table
-from slosched.cli.console import progress_bar
 from slosched.core import SLO, DeadlineRule
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.fleet.setup import FleetSetup
@@ -49,17 +49,13 @@ def play() -> None:
     key = ["question", "policy", "layout", "window"]
     kept = pd.read_csv(RESULTS) if RESULTS.exists() else pd.DataFrame(columns=key)
     known = set(kept[key].itertuples(index=False, name=None))
-    rows: list[Mapping[Hashable, object]] = [*kept.to_dict("records")]
     cases = [
         (question, *case)
         for question in QUESTIONS
         for case in product(POLICIES, LAYOUTS, range(_NUM_WINDOWS))
         if (question.name, *case) not in known
     ]
-    with progress_bar() as progress:
-        for case in progress.track(cases, description="replaying"):
-            rows.append(_row(*case))
-            pd.DataFrame(rows).to_csv(RESULTS, index=False)
+    play_cases(cases, _row, kept, RESULTS)
 
 
 def page() -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from mixed_load import LORAS, PROMPTS, Kind, World, end_of
-from served import Replica, serve
+from served import Ask, Replica, serve
 
 from slosched.core import Limits, PreemptionMode
 from slosched.kv import PrefixCaching
@@ -79,24 +79,32 @@ def world(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> World
     return World(model, tmp_path_factory.mktemp("adapters"))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in REST)],
-    ids=lambda case: "-".join(map(str, case)),
-)
-def test_greedy_tokens_are_those_of_generate(world: World, case: Features) -> None:
+Wanted = tuple[str, str | None, Kind]
+"""A prompt, its adapter, and how its answer is drawn."""
+
+
+def wanted_in(case: Features) -> list[Wanted]:
+    """Return the prompts of a case, each with every adapter that it has."""
     loras = LORAS if case.has_adapters else (None,)
     kinds = [Kind.FREE, Kind.GRAMMAR if case.has_grammars else Kind.FREE, Kind.FEW]
-    wanted = [
+    return [
         (text, lora, kinds[(i + j) % 3])
         for j, lora in enumerate(loras)
         for i, text in enumerate(PROMPTS)
     ]
-    asks = [
+
+
+def asks_for(wanted: Sequence[Wanted], world: World, case: Features) -> list[Ask]:
+    """Return what is asked for in a case, a prompt in each step."""
+    return [
         world.ask(*each, n=3 if case.has_groups and i % 2 else 1, arrival_step=i)
         for i, each in enumerate(wanted)
     ]
-    replica = Replica(
+
+
+def replica_of(case: Features) -> Replica:
+    """Return a replica so small that requests are preempted."""
+    return Replica(
         case.policy,
         Limits(max_num_batched_tokens=24, max_loras=2, preemption_mode=case.mode),
         num_blocks=18,
@@ -105,7 +113,16 @@ def test_greedy_tokens_are_those_of_generate(world: World, case: Features) -> No
         prefix_cache=case.prefix_cache,
         num_draft_tokens=case.num_draft_tokens,
     )
-    run = serve(world.model, replica, asks)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in REST)],
+    ids=lambda case: "-".join(map(str, case)),
+)
+def test_greedy_tokens_are_those_of_generate(world: World, case: Features) -> None:
+    wanted = wanted_in(case)
+    run = serve(world.model, replica_of(case), asks_for(wanted, world, case))
     for answer, each in zip(run.answers, wanted, strict=True):
         for request in answer:
             assert request.output_token_ids == world.expected(*each), request.request_id

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from mixed_load import LORAS, PROMPTS, Kind, World, end_of
+from mixed_load import PROMPTS, Kind, World, end_of
 from served import Ask, Replica, serve
-from test_features_together import CASES, Features
+from test_features_together import CASES, Features, asks_for, replica_of, wanted_in
 
 from slosched.core import Limits, SamplingParams
 from slosched.engine.torch.forward import ATTENTION_NAME
@@ -62,31 +62,13 @@ def check(parts: list[PromptLogprobs], ids: list[int], odds: torch.Tensor, num: 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_all_prompts_are_told_as_transformers_finds_them(world: World, case: Features) -> None:
-    loras = LORAS if case.has_adapters else (None,)
-    kinds = [Kind.FREE, Kind.GRAMMAR if case.has_grammars else Kind.FREE, Kind.FEW]
-    wanted = [
-        (text, lora, kinds[(i + j) % 3])
-        for j, lora in enumerate(loras)
-        for i, text in enumerate(PROMPTS)
-    ]
-    asks = [
-        world.ask(*each, n=3 if case.has_groups and i % 2 else 1, arrival_step=i)
-        for i, each in enumerate(wanted)
-    ]
+    wanted = wanted_in(case)
+    asks = asks_for(wanted, world, case)
     asks = [
         replace(ask, sampling=replace(ask.sampling, num_prompt_logprobs=NUM_LIKELIEST))
         for ask in asks
     ]
-    replica = Replica(
-        case.policy,
-        Limits(max_num_batched_tokens=24, max_loras=2, preemption_mode=case.mode),
-        num_blocks=18,
-        num_host_blocks=200,
-        overlap=case.overlap,
-        prefix_cache=case.prefix_cache,
-        num_draft_tokens=case.num_draft_tokens,
-    )
-    run = serve(world.model, replica, asks)
+    run = serve(world.model, replica_of(case), asks)
     tellers = {answer[0].request_id for answer in run.answers if answer[0].num_prompt_tokens > 1}
     assert run.told.keys() == tellers
     for answer, (text, lora, kind) in zip(run.answers, wanted, strict=True):

@@ -22,8 +22,7 @@ class Waiting(Protocol):
 class Lineup:
     """The work that goes before a prompt, of those that wait now and those that are added later.
 
-    A question takes O(prompts) as one operation on arrays, a twentieth of the time that a look at
-    each object takes.
+    A question takes O(prompts), as one operation on arrays instead of a look at each object.
     """
 
     def __init__(self, prompts: Iterable[Waiting]) -> None:
