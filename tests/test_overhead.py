@@ -130,7 +130,8 @@ def test_a_quote_takes_less_than_a_fifth_of_a_millisecond(name: str) -> None:
 
 def test_a_door_judges_in_less_than_a_millisecond() -> None:
     """It looks at those that go behind the new one, of 1,000 that wait without a break."""
-    door = Door(make_policy("goodput"), refuse=Refuse.NOTHING)
+    busy_level = 0.25  # more than `level`, so that the door looks; the new one's chance is more
+    door = Door(make_policy("goodput"), refuse=Refuse.NOTHING, busy_level=busy_level)
     scheduler, now_s = busy_scheduler(door)
     for waiting in scheduler.queues.waiting.values():
         assert door.judge(waiting, MODEL) is None
@@ -241,4 +242,13 @@ def test_a_whole_scheduling_step_stays_cheap(benchmark: BenchmarkFixture, name: 
         Scheduler.schedule, setup=lambda: (busy_scheduler(policy), {}), rounds=15
     )
     assert batch.shape.num_tokens > NUM_RUNNING  # some policies let decodes wait
-    assert benchmark.stats.stats.median < slowed(3 * limit_s(name))
+
+    def step_s() -> float:
+        scheduler, now_s = busy_scheduler(policy)
+        begin_s = time.perf_counter()
+        scheduler.schedule(now_s)
+        return time.perf_counter() - begin_s
+
+    max_s = 3 * limit_s(name)
+    measure = partial(undisturbed, step_s)
+    assert benchmark.stats.stats.median < slowed(max_s) or is_below(max_s, measure)
