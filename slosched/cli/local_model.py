@@ -94,6 +94,21 @@ def expert_facts(config: object) -> dict[str, str]:
     return {"num_experts": str(num_experts), "num_experts_per_token": str(per_token)}
 
 
+def runs_on_cpu(model: ModelOptions) -> bool:
+    """Tell whether the options choose the CPU, which `auto` does where torch sees no GPU."""
+    try:
+        from slosched.engine.torch import chosen_device  # takes seconds
+    except ImportError as error:
+        raise _torch_missing(error) from error
+    return chosen_device(model.device).type == "cpu"
+
+
+def _torch_missing(error: ImportError) -> ExtraMissingError:
+    return ExtraMissingError(
+        f"running a model needs the torch extra ({error}): pip install 'slosched[torch]'"
+    )
+
+
 def open_local(
     model: ModelOptions,
     kv: KVOptions,
@@ -118,9 +133,7 @@ def open_local(
             measured_kv_size,
         )
     except ImportError as error:
-        raise ExtraMissingError(
-            f"running a model needs the torch extra ({error}): pip install 'slosched[torch]'"
-        ) from error
+        raise _torch_missing(error) from error
     with console.status(f"loading {model.model}"):
         loaded = load_model(
             model.model,

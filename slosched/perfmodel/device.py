@@ -22,6 +22,11 @@ def num_devices(model: FittedModel) -> int:
     return int(facts.get("num_gpus", math.prod(ways)))
 
 
+def is_of_cpu(model: FittedModel) -> bool:
+    """Tell whether a model was measured on a CPU: only there the number of threads is noted."""
+    return bool(model.provenance.get("threads"))
+
+
 def check_device(model: FittedModel, device: str, count: int = 1) -> None:
     """Raise OtherDeviceError if the model's provenance names another device, or another count.
 

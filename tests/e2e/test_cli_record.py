@@ -71,7 +71,7 @@ def test_recorded_traffic_is_fitted_and_simulates(cli: Cli) -> None:
     assert provenance["method"] == f"recorded from {server.url}"
     assert provenance["origin"] == f"emulated from {GPU}, nothing was computed"
     assert provenance["policy"] == "fcfs"
-    assert provenance["limits"] == "256 tokens and 32 requests"
+    assert provenance["limits"] == "256 tokens and 256 requests"
 
     assert "the server adds" in said_by_two
     assert second.server_time.per_step_host_s > 0

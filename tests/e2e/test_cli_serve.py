@@ -46,6 +46,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 def test_it_says_what_it_serves_and_promises(gpu: Server) -> None:
     assert f"serving {GPU} at {gpu.url}" in gpu.announced
     assert "under the policy edf:drop=infeasible" in gpu.announced
+    assert "a step has at most 2048 tokens and 256 requests" in " ".join(gpu.announced.split())
 
 
 def test_health_and_models(gpu: Server) -> None:
@@ -289,6 +290,7 @@ def test_a_real_model_from_its_first_start_to_sigterm(tmp_path: Path, cli: Cli) 
         env={**os.environ, "SLOSCHED_CACHE": str(tmp_path / "cache")},
     ) as server:
         assert "profiling tiny-random" in server.announced
+        assert "512 tokens and 8 requests" in " ".join(server.announced.split()), "as for a CPU"
         (model,) = (tmp_path / "cache" / "latency").glob("tiny-random-*.json")
         assert load_model(model).provenance["model"] == "tiny-random", "kept for the next start"
         check_answers_are_the_same_in_a_crowd(server)

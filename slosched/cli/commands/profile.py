@@ -13,7 +13,7 @@ from slosched.cli.bundled_models import ShowBundled
 from slosched.cli.commands.record import RecordUrl, record_to
 from slosched.cli.composed_profile import ComposedRun, SourceOptions
 from slosched.cli.console import console
-from slosched.cli.local_model import open_local
+from slosched.cli.local_model import open_local, runs_on_cpu
 from slosched.cli.option_groups import grouped
 from slosched.cli.profile_run import ProfileRun, run_profile, summary
 from slosched.cli.profile_server import profile_server
@@ -27,9 +27,7 @@ def profile(
         "profile.csv"
     ),
     model: options.ModelOptions = options.ModelOptions(),
-    limits: options.LimitOptions = options.LimitOptions(
-        max_num_batched_tokens=512, max_num_seqs=32
-    ),
+    limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(host_kv_tokens=4096),
     max_context_tokens: Annotated[
         int | None,
@@ -101,6 +99,7 @@ def profile(
         record_to(out, record, time_limit, overwrite)
         return
     name, rest = split(words, engine, model.model)
+    limits = limits.on(context, is_cpu=runs_on_cpu(model))
     run = ProfileRun(batches, passes, time_limit, max_context_tokens, seed, overwrite)
     if engine is Engine.VLLM:
         check_vllm(context, force=True)

@@ -23,6 +23,7 @@ from slosched.cli.local_model import (
     make_grammars,
     make_tokenizer,
     open_local,
+    runs_on_cpu,
 )
 from slosched.cli.network_options import NetworkOptions
 from slosched.cli.operator_options import OperatorOptions
@@ -47,7 +48,7 @@ from slosched.perfmodel import (
     load_model,
     with_longer_steps,
 )
-from slosched.perfmodel.device import check_device
+from slosched.perfmodel.device import check_device, is_of_cpu
 from slosched.perfmodel.scheduling import check_can_schedule
 from slosched.policy.door import Door, Refuse
 from slosched.policy.spec import make_policy
@@ -86,9 +87,7 @@ def serve(
             "h100/llama-3.1-8b.",
         ),
     ] = None,
-    limits: options.LimitOptions = options.LimitOptions(
-        max_num_batched_tokens=512, max_num_seqs=32
-    ),
+    limits: options.LimitOptions = options.LimitOptions(),
     kv: options.KVOptions = options.KVOptions(host_kv_tokens=4096),
     calibrate: Annotated[
         float,
@@ -217,13 +216,15 @@ def serve(
     tls, origins = network.tls(), network.origins()
     http.check_can_listen(network.host, network.port)
     slo = promise.slo() or NO_SLO
+    limits = limits.on(
+        context,
+        is_cpu=runs_on_cpu(model) if emulate is None else is_of_cpu(load_model(emulate)),
+    )
     adapters = local = background = None
     if emulate is not None:
         device = _emulated(emulate, kv)
     else:
-        given = None if latency_model is None else load_model(latency_model, force=force)
-        if given is not None:
-            check_can_schedule(given)
+        given = None if latency_model is None else _schedulable(latency_model, force=force)
         local = open_local(
             model,
             kv,
@@ -283,7 +284,7 @@ def serve(
             **device.provenance,
             "policy": policy,
             "overlap": "yes" if overlap else "no",
-            "limits": f"{limits.max_num_batched_tokens} tokens and {limits.max_num_seqs} requests",
+            "limits": limits.described(),
             "kv_capacity_tokens": str(worker.capacity_tokens),
         },
     )
@@ -293,7 +294,8 @@ def serve(
             f"serving {device.name} at {url} under the policy {policy}\n"
             f"{service.described()}"
             f"promise: TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s ({limits.deadline_rule}); "
-            f"KV cache: {worker.capacity_tokens} tokens; Ctrl-C drains and stops"
+            f"KV cache: {worker.capacity_tokens} tokens; "
+            f"a step has at most {limits.described()}; Ctrl-C drains and stops"
         )
 
     with ending.on(http.ServerStoppedError):
@@ -342,11 +344,17 @@ class _Device:
     """What this server adds to the latency model's times."""
 
 
+def _schedulable(latency_model: str, *, force: bool = False) -> FittedModel:
+    """Load a latency model by which a policy can schedule."""
+    model = load_model(latency_model, force=force)
+    check_can_schedule(model)
+    return model
+
+
 def _emulated(name: str, kv: options.KVOptions) -> _Device:
     from slosched.engine.server import ByteTokenizer
 
-    model = load_model(name)
-    check_can_schedule(model)
+    model = _schedulable(name)
     # What the measured server added to each step is the device's; this server has its own times.
     model = with_longer_steps(model, model.server_time.per_step_device_s)
     num_blocks = kv.num_blocks(kv_capacity_tokens(model))

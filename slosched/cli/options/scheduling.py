@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
 
+from slosched.cli.options.values import is_given
 from slosched.core import DeadlineRule, Limits, PreemptionMode
 
 PolicyName = Annotated[
@@ -28,6 +29,9 @@ LatencyModelName = Annotated[
     ),
 ]
 
+_CPU_TOKENS, _CPU_SEQS = 512, 32
+"""The limits of a step on a CPU, where one of 2,048 tokens takes seconds."""
+
 
 @dataclass(frozen=True)
 class LimitOptions:
@@ -46,10 +50,29 @@ class LimitOptions:
             "swapped to host memory."
         ),
     ] = PreemptionMode.RECOMPUTE
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in one step.")] = (
-        2048
-    )
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests that run at once.")] = 256
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option(min=1, help="Most tokens in one step.  On a CPU the default is 512."),
+    ] = 2048
+    max_num_seqs: Annotated[
+        int,
+        typer.Option(min=1, help="Most requests that run at once.  On a CPU the default is 32."),
+    ] = 256
+
+    def on(self, context: typer.Context, *, is_cpu: bool) -> LimitOptions:
+        """Return these options, with a CPU's limits where a model runs on one and none is given."""
+        if not is_cpu:
+            return self
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if not is_given(context, "max_num_batched_tokens"):
+            tokens = _CPU_TOKENS
+        if not is_given(context, "max_num_seqs"):
+            seqs = _CPU_SEQS
+        return replace(self, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+
+    def described(self) -> str:
+        """Return the size of the largest step in words."""
+        return f"{self.max_num_batched_tokens} tokens and {self.max_num_seqs} requests"
 
     def limits(self) -> Limits:
         return Limits(

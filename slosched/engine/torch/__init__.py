@@ -10,7 +10,7 @@ from slosched.engine.torch.executor import TorchExecutor
 from slosched.engine.torch.forward import UnsupportedModelError
 from slosched.engine.torch.graphs import graph_sizes
 from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
-from slosched.engine.torch.model import LoadedModel, load_model
+from slosched.engine.torch.model import LoadedModel, chosen_device, load_model
 from slosched.engine.torch.step_memory import KVSize, LargestStep, measured_kv_size
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "TorchControl",
     "TorchExecutor",
     "UnsupportedModelError",
+    "chosen_device",
     "default_cache_dir",
     "graph_sizes",
     "load_model",

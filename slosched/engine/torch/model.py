@@ -92,7 +92,7 @@ def load_model(
     check_name(attention)  # before the model is loaded, which takes a while
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    torch_device = _device(device)
+    torch_device = chosen_device(device)
     torch_dtype = _dtype(dtype, torch_device)
     if name == TINY_RANDOM:
         model = _random_model(tiny_config(), torch_dtype, torch_device, seed)
@@ -134,7 +134,8 @@ def _proven(
     )
 
 
-def _device(device: str) -> torch.device:
+def chosen_device(device: str) -> torch.device:
+    """Return the device that `--device` names; "auto" is a GPU where there is one."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
