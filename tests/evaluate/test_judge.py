@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from slosched.cli.judge_report import rows, sentence
 from slosched.evaluate.capacity import CapacityError, local_pool
 from slosched.evaluate.judge import Contender, Judge, Scenario, Verdict, scenarios
+from slosched.evaluate.judge import judge as judging
 from slosched.evaluate.judge.bout import Bout
 from slosched.evaluate.judge.sequential import LOOKS, FloatArray, ratio_interval, ratio_of_means
 from slosched.evaluate.statistics import Interval
@@ -195,6 +199,29 @@ class TestJudge:
         judge.run(local_pool(1), 0.0, lambda _done, _left: None)
         assert judge.is_out_of_time
         assert "no verdict yet" in sentence(judge)
+
+    @pytest.mark.parametrize("limit_s", [5.0, 40.0])  # while the knee is looked for, and later
+    def test_it_stops_when_the_time_is_over(
+        self, limit_s: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On this clock a replay takes a second."""
+        now_s = 0.0
+
+        class Counting(Executor):
+            def __init__(self, initialize: Callable[[], None]) -> None:
+                self.inner = local_pool(1)(initialize)
+
+            def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+                nonlocal now_s
+                now_s += 1.0
+                return self.inner.submit(fn, *args, **kwargs)
+
+        monkeypatch.setattr(judging, "time", SimpleNamespace(monotonic=lambda: now_s))
+        judge = Judge(Contender("fcfs"), tiny())
+        judge.run(Counting, limit_s, lambda _done, _left: None)
+        assert judge.is_out_of_time
+        assert now_s == limit_s
+        assert bool(judge.bouts) == (limit_s > 10)
 
     def test_a_trace_that_is_too_short_is_refused(self) -> None:
         trace = synthesize("poisson", num_requests=500)

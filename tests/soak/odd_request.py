@@ -15,6 +15,7 @@ from typing import Any
 
 from slosched.core import NO_SLO
 from slosched.workload import Trace, TraceRequest
+from slosched.workload.request import MOST_SEQUENCES
 from soak.fuzzer import Sent
 from soak.promised import Outcome, ask, ask_at, completion
 from soak.stage import Stage, add_options
@@ -33,6 +34,7 @@ ODD: Mapping[str, dict[str, Any]] = {
     "times of a million years": {"slo_ttft_ms": 1e16, "slo_tpot_ms": 1e16},
     "the highest priority": {"priority": -(2**31), "max_tokens": 2000},
     "thirty answers": {"n": 30, "slo_ttft_ms": 10_000, "slo_tpot_ms": 1000},
+    "as many answers as are allowed": {"n": MOST_SEQUENCES, "max_tokens": 500},
     "the longest prompt": {"prompt": "longest", "max_tokens": 5},
     "the longest prompt, served late": {
         "prompt": "longest",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
+from typing import Protocol
 
 from slosched.evaluate.capacity import CapacityError, MakePool
 from slosched.evaluate.capacity.pool import give
 from slosched.evaluate.judge.bout import Bout
-from slosched.evaluate.judge.play import Stage, Task, knee_of, share_good
+from slosched.evaluate.judge.knee import KneeSearch
+from slosched.evaluate.judge.play import Stage, Task, share_good
 from slosched.evaluate.judge.scenarios import (
     MIN_WINDOW_REQUESTS,
     NUM_KNEE_WINDOWS,
@@ -24,13 +26,21 @@ from slosched.workload import Trace
 
 LOADS = (1.0, 2.0)
 """The loads at which policies are compared, as multiples of the knee."""
-_PLAIN = "plain"
-"""The class of the finalist whose capacity is the knee."""
 _AHEAD = 8
 """The replays that are given to the pool before they are needed; more would delay the end."""
 
 OnProgress = Callable[[int, int], None]
 """A function that is called with the number of replays done and of those that may be left."""
+
+
+class Player(Protocol):
+    """What asked for a replay."""
+
+    def take(self, task: Task, share: float, /) -> object: ...
+
+
+More = Callable[[Container[Task]], Iterator[tuple[Player, Task]]]
+"""Yields the replays to run next, with those who ask for them, given those that run."""
 
 
 @dataclass
@@ -73,17 +83,18 @@ class Judge:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _find_knees(self, pool: Executor, end_s: float) -> None:
-        """Find all knees, and make the bouts of the scenarios in order."""
-        asked = {
-            name: pool.submit(knee_of, name, scenario.finalists[_PLAIN])
-            for name, scenario in self.scenarios.items()
-        }
-        for name, future in asked.items():
-            if time.monotonic() > end_s:
-                self.is_out_of_time = True
-                return
-            self.knees[name] = future.result()
-            self.bouts += [self._bout(name, load) for load in LOADS]
+        """Find all knees, those of the first scenarios first, and make the bouts of each."""
+        searches = {name: KneeSearch(one, self.trace) for name, one in self.scenarios.items()}
+
+        def more(running: Container[Task]) -> Iterator[tuple[Player, Task]]:
+            for search in searches.values():
+                yield from ((search, task) for task in search.tasks() if task not in running)
+
+        self.is_out_of_time = not _work(pool, more, end_s)
+        for name, search in searches.items():
+            if (knee := search.knee) is not None:
+                self.knees[name] = knee
+                self.bouts += [self._bout(name, load) for load in LOADS]
 
     def _bout(self, name: str, load: float) -> Bout:
         scenario = self.scenarios[name]
@@ -92,28 +103,41 @@ class Judge:
         return Bout(name, load, load * self.knees[name], self.policy, rivals, windows)
 
     def _play(self, pool: Executor, end_s: float, on_progress: OnProgress) -> None:
-        running: dict[Future[float], tuple[Bout, Task]] = {}
-        asked = deque(self._round())
-        while running or asked:
-            while asked and len(running) < _AHEAD:
-                bout, task = asked.popleft()
-                running[pool.submit(share_good, task)] = bout, task
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                bout, task = running.pop(future)
-                bout.take(task, future.result())
-            on_progress(*self._progress())
-            if time.monotonic() > end_s:
-                self.is_out_of_time = bool(self._progress()[1])
-                return
-            if not running and not asked:
-                asked = deque(self._round())
+        """Take looks in rounds: nobody takes the next look before all have taken this one."""
 
-    def _round(self) -> Iterator[tuple[Bout, Task]]:
-        """Yield the replays of the next look of all bouts."""
-        for bout in self.bouts:
-            for task in bout.tasks():
-                yield bout, task
+        def more(running: Container[Task]) -> Iterator[tuple[Player, Task]]:
+            playing = [bout for bout in self.bouts if bout.look is not None]
+            first = min((bout.num_looks for bout in playing), default=0)
+            for bout in playing:
+                if bout.num_looks == first:
+                    yield from ((bout, task) for task in bout.tasks() if task not in running)
+
+        _work(pool, more, end_s, lambda: on_progress(*self._progress()))
+        self.is_out_of_time |= bool(self._progress()[1])
 
     def _progress(self) -> tuple[int, int]:
         done = sum(len(bout.shares) for bout in self.bouts)
         return done, sum(bout.num_left() for bout in self.bouts)
+
+
+def _work(
+    pool: Executor, more: More, end_s: float, on_progress: Callable[[], None] = lambda: None
+) -> bool:
+    """Run replays until there are no more, and hand them to those that asked for them.
+
+    Returns False if the time was over before.
+    """
+    running: dict[Future[float], tuple[Player, Task]] = {}
+    while time.monotonic() < end_s:
+        asked = more({task for _, task in running.values()})
+        for player, task in islice(asked, _AHEAD - len(running)):
+            if time.monotonic() >= end_s:  # a pool of this process itself replays in `submit`
+                break
+            running[pool.submit(share_good, task)] = player, task
+        if not running:
+            return True
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            player, task = running.pop(future)
+            player.take(task, future.result())
+        on_progress()
+    return False
