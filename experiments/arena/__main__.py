@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +25,13 @@ from experiments.arena.tournament import Tournament
 from experiments.command import add_report, make_app, provenance, start
 from experiments.random_arena import __main__ as random_arena
 from slosched.cli.console import console, progress_bar, table
-from slosched.evaluate.capacity import Store
+from slosched.evaluate.capacity import Store, local_pool
+from slosched.evaluate.capacity.pool import give
+from slosched.evaluate.judge import scenarios
+from slosched.evaluate.judge.knee import find_knees
+from slosched.evaluate.judge.play import Stage
 from slosched.evaluate.judge.promises import PROMISED
+from slosched.evaluate.judge.scenarios import KNEES_FILE
 
 app = make_app(__doc__)
 _STORE = Path("runs/arena/points.sqlite")
@@ -201,6 +209,18 @@ def take_over(
     console.print(
         f"taken over: {num_carried} scenarios, {num_rows} rows of which came out the same"
     )
+
+
+@app.command("knees")
+def make_knees() -> None:
+    """Find the knees of the scenarios of `slosched judge`, and write them where it reads them.
+
+    Example: `python -m experiments.arena knees`, after `finalists`.
+    """
+    every = scenarios()
+    with local_pool()(partial(give, Stage(every))) as pool:
+        knees = find_knees(every, None, pool, math.inf)
+    KNEES_FILE.write_text(json.dumps(knees, indent=1) + "\n", encoding="utf-8")
 
 
 @app.command("finalists")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,13 @@ import pytest
 
 from slosched.cli.judge_report import rows, sentence
 from slosched.evaluate.capacity import CapacityError, local_pool
-from slosched.evaluate.judge import Contender, Judge, Scenario, Verdict, scenarios
+from slosched.evaluate.capacity.pool import give
+from slosched.evaluate.judge import Contender, Judge, Scenario, Verdict, scenarios, work
 from slosched.evaluate.judge import judge as judging
 from slosched.evaluate.judge.bout import Bout
+from slosched.evaluate.judge.knee import find_knees
+from slosched.evaluate.judge.play import Stage
+from slosched.evaluate.judge.scenarios import known_knees
 from slosched.evaluate.judge.sequential import LOOKS, FloatArray, ratio_interval, ratio_of_means
 from slosched.evaluate.statistics import Interval
 from slosched.policy.spec import make_policy
@@ -216,7 +221,8 @@ class TestJudge:
                 now_s += 1.0
                 return self.inner.submit(fn, *args, **kwargs)
 
-        monkeypatch.setattr(judging, "time", SimpleNamespace(monotonic=lambda: now_s))
+        for module in (judging, work):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
         judge = Judge(Contender("fcfs"), tiny())
         judge.run(Counting, limit_s, lambda _done, _left: None)
         assert judge.is_out_of_time
@@ -244,3 +250,22 @@ def test_every_finalist_is_a_policy_and_every_scenario_has_one_of_each_class() -
             make_policy(contender.policy)
             config = scenario.config(contender, seed=1)
             assert all(getattr(config.limits, name) == v for name, v in contender.limits)
+
+
+def test_the_knee_of_every_scenario_is_known() -> None:
+    assert list(known_knees()) == list(scenarios())
+
+
+@pytest.mark.slow  # it takes minutes, for which the knees are kept
+def test_the_known_knees_are_found_again() -> None:
+    every = scenarios()
+    with local_pool()(partial(give, Stage(every))) as pool:
+        assert find_knees(every, None, pool, math.inf) == known_knees()
+
+
+def test_scenarios_as_they_are_need_no_search_for_the_knee() -> None:
+    (name, scenario), *_ = scenarios().items()
+    judge = Judge(Contender("fcfs"), {name: scenario})
+    judge.run(local_pool(1), 1e-9, lambda _done, _left: None)
+    assert judge.knees == {name: known_knees()[name]}
+    assert [bout.load for bout in judge.bouts] == [1.0, 2.0]

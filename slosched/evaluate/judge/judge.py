@@ -4,43 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
-from typing import Protocol
 
 from slosched.evaluate.capacity import CapacityError, MakePool
 from slosched.evaluate.capacity.pool import give
 from slosched.evaluate.judge.bout import Bout
-from slosched.evaluate.judge.knee import KneeSearch
-from slosched.evaluate.judge.play import Stage, Task, share_good
+from slosched.evaluate.judge.knee import find_knees
+from slosched.evaluate.judge.play import Stage, Task
 from slosched.evaluate.judge.scenarios import (
     MIN_WINDOW_REQUESTS,
     NUM_KNEE_WINDOWS,
     Contender,
     Scenario,
+    known_knees,
+    scenarios,
 )
 from slosched.evaluate.judge.sequential import LOOKS
+from slosched.evaluate.judge.work import Player, work
 from slosched.workload import Trace
 
 LOADS = (1.0, 2.0)
 """The loads at which policies are compared, as multiples of the knee."""
-_AHEAD = 8
-"""The replays that are given to the pool before they are needed; more would delay the end."""
-
 OnProgress = Callable[[int, int], None]
 """A function that is called with the number of replays done and of those that may be left."""
-
-
-class Player(Protocol):
-    """What asked for a replay."""
-
-    def take(self, task: Task, share: float, /) -> object: ...
-
-
-More = Callable[[Container[Task]], Iterator[tuple[Player, Task]]]
-"""Yields the replays to run next, with those who ask for them, given those that run."""
 
 
 @dataclass
@@ -84,17 +72,20 @@ class Judge:
 
     def _find_knees(self, pool: Executor, end_s: float) -> None:
         """Find all knees, those of the first scenarios first, and make the bouts of each."""
-        searches = {name: KneeSearch(one, self.trace) for name, one in self.scenarios.items()}
+        self.knees |= self._known_knees()
+        wanted = {name: one for name, one in self.scenarios.items() if name not in self.knees}
+        self.knees |= find_knees(wanted, self.trace, pool, end_s)
+        self.is_out_of_time = len(self.knees) < len(self.scenarios)
+        found = [name for name in self.scenarios if name in self.knees]
+        self.bouts = [self._bout(name, load) for name in found for load in LOADS]
 
-        def more(running: Container[Task]) -> Iterator[tuple[Player, Task]]:
-            for search in searches.values():
-                yield from ((search, task) for task in search.tasks() if task not in running)
-
-        self.is_out_of_time = not _work(pool, more, end_s)
-        for name, search in searches.items():
-            if (knee := search.knee) is not None:
-                self.knees[name] = knee
-                self.bouts += [self._bout(name, load) for load in LOADS]
+    def _known_knees(self) -> dict[str, float]:
+        """Return the knees of the scenarios that are played as they are."""
+        if self.trace is not None:
+            return {}
+        known, every = known_knees(), scenarios()
+        as_they_are = [name for name, one in self.scenarios.items() if every.get(name) == one]
+        return {name: known[name] for name in as_they_are}
 
     def _bout(self, name: str, load: float) -> Bout:
         scenario = self.scenarios[name]
@@ -112,32 +103,9 @@ class Judge:
                 if bout.num_looks == first:
                     yield from ((bout, task) for task in bout.tasks() if task not in running)
 
-        _work(pool, more, end_s, lambda: on_progress(*self._progress()))
+        work(pool, more, end_s, lambda: on_progress(*self._progress()))
         self.is_out_of_time |= bool(self._progress()[1])
 
     def _progress(self) -> tuple[int, int]:
         done = sum(len(bout.shares) for bout in self.bouts)
         return done, sum(bout.num_left() for bout in self.bouts)
-
-
-def _work(
-    pool: Executor, more: More, end_s: float, on_progress: Callable[[], None] = lambda: None
-) -> bool:
-    """Run replays until there are no more, and hand them to those that asked for them.
-
-    Returns False if the time was over before.
-    """
-    running: dict[Future[float], tuple[Player, Task]] = {}
-    while time.monotonic() < end_s:
-        asked = more({task for _, task in running.values()})
-        for player, task in islice(asked, _AHEAD - len(running)):
-            if time.monotonic() >= end_s:  # a pool of this process itself replays in `submit`
-                break
-            running[pool.submit(share_good, task)] = player, task
-        if not running:
-            return True
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            player, task = running.pop(future)
-            player.take(task, future.result())
-        on_progress()
-    return False

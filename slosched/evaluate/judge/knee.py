@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
+from concurrent.futures import Executor
 from statistics import fmean
 
 from slosched.evaluate.capacity.rates import Lattice, Search
 from slosched.evaluate.capacity.sweep import busy_rate_of_one
 from slosched.evaluate.judge.play import Task
 from slosched.evaluate.judge.scenarios import NUM_KNEE_WINDOWS, Scenario
+from slosched.evaluate.judge.work import Player, work
 from slosched.workload import Trace
 
 KNEE_TARGET = 0.9
@@ -66,3 +68,21 @@ class KneeSearch:
     def _tasks_at(self, place: int) -> list[Task]:
         rate = self._search.lattice.rate(place)
         return [Task(self.scenario.name, rate, number, self.plain) for number in self._windows]
+
+
+def find_knees(
+    wanted: Mapping[str, Scenario], trace: Trace | None, pool: Executor, end_s: float
+) -> dict[str, float]:
+    """Return the knees that are found before the time is over, the first scenarios' first.
+
+    The processes of the pool have the scenarios and the trace (`Stage`).
+    """
+    searches = {name: KneeSearch(one, trace) for name, one in wanted.items()}
+
+    def more(running: Container[Task]) -> Iterator[tuple[Player, Task]]:
+        for search in searches.values():
+            yield from ((search, task) for task in search.tasks() if task not in running)
+
+    work(pool, more, end_s)
+    knees = {name: search.knee for name, search in searches.items()}
+    return {name: knee for name, knee in knees.items() if knee is not None}

@@ -2,6 +2,8 @@
 
 `arena.json` is made by `python -m experiments.arena finalists` from the arena's committed results:
 of each class the contender that served most, with the setting that was best for it in tuning.
+`knees.json` has the knees of these scenarios, which take minutes to find; it is made by
+`python -m experiments.arena knees`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from slosched.workload import Trace, synthesize
 from slosched.workload.lengths import Lognormal
 
 FILE = Path(__file__).with_name("arena.json")
+KNEES_FILE = Path(__file__).with_name("knees.json")
 NOISE = 0.05
 WINDOW_REQUESTS = 800
 """Requests of a window; a scenario with long requests has fewer."""
@@ -102,6 +105,12 @@ def scenarios() -> dict[str, Scenario]:
     """Return the scenarios by name, the most informative ones first."""
     found = json.loads(FILE.read_text(encoding="utf-8"))
     return {name: _scenario(name, fields) for name, fields in found.items()}
+
+
+def known_knees() -> dict[str, float]:
+    """Return the knees of the scenarios as they are, with made-up requests, in requests/s."""
+    found: dict[str, float] = json.loads(KNEES_FILE.read_text(encoding="utf-8"))
+    return found
 
 
 def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
