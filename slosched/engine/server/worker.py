@@ -79,7 +79,7 @@ class EngineWorker:
         self,
         engine: Engine,
         *,
-        max_records: int = 10_000,
+        max_records: int = 1000,
         max_consecutive_faults: int = 10,
         step_limit: StepLimit = _STEP_LIMIT,
     ) -> None:
@@ -97,7 +97,8 @@ class EngineWorker:
         self.metrics = ServerMetrics(engine.scheduler, self.watchdog)
         self.steps = StepFeed()
         self.records: deque[RequestRecord] = deque(maxlen=max_records)
-        """The latest requests that ended, in the order in which they ended."""
+        """The latest requests that ended, in the order in which they ended.  They are few, since a
+        full garbage collection, during which nobody is answered, looks at each."""
 
     @property
     def scheduler(self) -> Scheduler:
