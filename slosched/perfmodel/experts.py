@@ -43,7 +43,7 @@ class ExpertLayers:
         return np.asarray(self.experts_s * touched + self.rest.at(counts))
 
 
-def touched_share(num_tokens: Array, share_per_token: float, evenness: float) -> Array:
+def touched_share(num_tokens: Array, share_per_token: float, evenness: float | Array) -> Array:
     """Return the expected share of the experts that compute at least one of the tokens."""
     tokens_per_expert = -np.log1p(-share_per_token) * num_tokens
     return np.asarray(-np.expm1(-evenness * np.log1p(tokens_per_expert / evenness)))

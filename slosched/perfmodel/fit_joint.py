@@ -41,6 +41,7 @@ from slosched.perfmodel.graphs import graph_sizes_of
 from slosched.perfmodel.layered import LayeredModel
 from slosched.perfmodel.measurement import Measurement
 from slosched.perfmodel.solve import Estimate, Parameter, solve
+from slosched.perfmodel.table import Knots
 
 _MIN_PURE = 4
 _UNEQUAL = 1.5
@@ -74,7 +75,7 @@ def fit_profiled_joint(
         parameters,
         seed=seed,
     )
-    kernel = grid.kernel(parameters, solution.values)
+    kernel = grid.kernel(parameters, solution.values.tolist())
     model = LayeredModel(tables[0], tables[1], JointAttention(kernel, decode))
     estimates = (*decode_estimates, *named("kernel", solution.estimates))
     return with_swap(model, measurements, estimates)
@@ -110,8 +111,9 @@ class _Grid:
         first_whole = first_whole_decodes(sms, kv_heads)
         return cls(sms / heads, heads / kv_heads, kv_heads, first_whole)
 
-    def kernel(self, parameters: Sequence[Parameter], values: Array) -> JointKernel:
-        fitted = {p.name: v for p, v in zip(parameters, values.tolist(), strict=True)}
+    def kernel(self, parameters: Sequence[Parameter], values: Array | list[float]) -> JointKernel:
+        """Return the kernel of these parameters, or of many guesses at once (see `solve`)."""
+        fitted = {p.name: v for p, v in zip(parameters, values, strict=True)}
         return JointKernel(tiles_per_wave=self.tiles_per_wave, group_size=self.group_size, **fitted)
 
 
@@ -148,10 +150,11 @@ class _Decodes:
         flash = flash_parameters(launch.start, grid.num_kv_heads, grid.first_whole)
         return cls((*parameters, *flash), grid.first_whole)
 
-    def kernel(self, values: Array) -> DecodeAttention:
+    def kernel(self, values: Array | list[float]) -> DecodeAttention:
+        """Return the kernel of these parameters, or of many guesses at once (see `solve`)."""
         if self.first_whole is None:
-            return DecodeAttention(*values.tolist())
-        return FlashDecodeAttention(*[*values.tolist(), self.first_whole])
+            return DecodeAttention(*values)
+        return FlashDecodeAttention(*[*values, self.first_whole])
 
     def fit(
         self, steps: Sequence[Measurement], base: Base, seed: int
@@ -165,7 +168,7 @@ class _Decodes:
             self.parameters,
             seed=seed,
         )
-        return self.kernel(solution.values), named("decode", solution.estimates)
+        return self.kernel(solution.values.tolist()), named("decode", solution.estimates)
 
 
 def _is_unequal(shape: BatchShape, first_whole: float) -> bool:
@@ -195,6 +198,7 @@ def _fit_free_joint(
     alone, _ = decodes.fit(steps, (first.layers, first.requests), seed)
     c, seconds = columns(steps)
     layers = free_layers(kind, graph_sizes, c, seconds)
+    requests = Knots((1, 2), c.num_reqs)
     kernel = joint_parameters(alone, grid.tiles_per_wave)
     decode = [
         replace(p, start=start) for p in decodes.parameters for start in [vars(alone)[p.name]]
@@ -202,17 +206,22 @@ def _fit_free_joint(
     parameters = (*layers.parameters, request_parameter(seconds), *decode, *kernel)
     ends = np.cumsum([len(layers.parameters), 1, len(decode)]).tolist()
 
-    def parts(values: Array) -> tuple[Base, JointAttention]:
-        of_layers, [per_request_s], of_decode, of_kernel = np.split(values, ends)
-        attention = JointAttention(grid.kernel(kernel, of_kernel), decodes.kernel(of_decode))
-        return (layers.build(of_layers), request_table(float(per_request_s))), attention
+    def attention(of_decode: Array | list[float], of_kernel: Array | list[float]) -> JointAttention:
+        return JointAttention(grid.kernel(kernel, of_kernel), decodes.kernel(of_decode))
 
-    def predict(values: Array) -> Array:
-        base, attention = parts(values)
-        return base_seconds(base, c) + attention.column_seconds(c)
+    def predict(guesses: Array) -> Array:
+        of_layers, [per_request_s], of_decode, of_kernel = np.split(guesses, ends)
+        requests_s = requests.read(np.hstack([np.zeros_like(per_request_s), per_request_s]))
+        base_s = layers.seconds(of_layers) + requests_s
+        return np.asarray(base_s + attention(of_decode, of_kernel).column_seconds(c))
 
     solution = solve(predict, seconds, parameters, num_starts=1, seed=seed)
-    base, attention = parts(solution.values)
+    values = solution.values
+    model = LayeredModel(
+        layers.build(values[: ends[0]]),
+        request_table(float(values[ends[0]])),
+        attention(values[ends[1] : ends[2]].tolist(), values[ends[2] :].tolist()),
+    )
     of_layers, [of_request], of_decode, of_kernel = (
         solution.estimates[low:high]
         for low, high in zip([0, *ends], [*ends, len(parameters)], strict=True)
@@ -223,4 +232,4 @@ def _fit_free_joint(
         *named("decode", of_decode),
         *named("kernel", of_kernel),
     )
-    return with_swap(LayeredModel(*base, attention), measurements, estimates)
+    return with_swap(model, measurements, estimates)

@@ -69,7 +69,7 @@ def fit_profiled_separate(
         attention_parameters(steps),
         seed=seed,
     )
-    model = LayeredModel(tables[0], tables[1], _separate(solution.values))
+    model = LayeredModel(tables[0], tables[1], _separate(solution.values.tolist()))
     return with_swap(model, measurements, _separate_named(solution.estimates))
 
 
@@ -186,10 +186,10 @@ def fit_free_separate(
         *attention_parameters(whole_steps(rows)),
     )
 
-    def predict(values: Array) -> Array:
-        base = layers.build(values[:num_layers]).at(c.num_tokens)
-        base = base + values[num_layers] * (c.num_reqs - 1)
-        attention = _separate(values[num_layers + 1 :]).column_seconds(c)
+    def predict(guesses: Array) -> Array:
+        base = layers.seconds(guesses[:num_layers])
+        base = base + guesses[num_layers] * (c.num_reqs - 1)
+        attention = _separate(guesses[num_layers + 1 :]).column_seconds(c)
         return np.asarray(base + np.where(attends, attention, 0.0))
 
     solution = solve(predict, seconds, parameters, seed=seed)
@@ -197,7 +197,7 @@ def fit_free_separate(
     model = LayeredModel(
         layers.build(values[:num_layers]),
         request_table(float(values[num_layers])),
-        _separate(values[num_layers + 1 :]),
+        _separate(values[num_layers + 1 :].tolist()),
     )
     estimates = solution.estimates
     by_part = (
@@ -218,8 +218,9 @@ def request_table(per_request_s: float) -> Table:
     return Table((1, 2), (0.0, per_request_s))
 
 
-def _separate(values: Array) -> SeparateAttention:
-    decode, prefill = values[:NUM_DECODE].tolist(), values[NUM_DECODE:].tolist()
+def _separate(values: Array | list[float]) -> SeparateAttention:
+    """Return the attention of these parameters, or of many guesses at once (see `solve`)."""
+    decode, prefill = values[:NUM_DECODE], values[NUM_DECODE:]
     return SeparateAttention(PrefillAttention(*prefill), DecodeAttention(*decode))
 
 

@@ -9,12 +9,12 @@ from typing import Protocol
 import numpy as np
 
 from slosched.perfmodel.columns import Array, Columns
-from slosched.perfmodel.experts import ExpertLayers
+from slosched.perfmodel.experts import ExpertLayers, touched_share
 from slosched.perfmodel.graphs import PaddedLayers, padded
 from slosched.perfmodel.layered import AnyLayers
 from slosched.perfmodel.roofline import RooflineLayers, roofline_parameters
 from slosched.perfmodel.solve import Parameter
-from slosched.perfmodel.table import Table
+from slosched.perfmodel.table import Knots, Table
 
 _MAX_KNOTS = 14
 
@@ -24,6 +24,10 @@ class FreeLayers(Protocol):
 
     parameters: tuple[Parameter, ...]
 
+    def seconds(self, guesses: Array) -> Array:
+        """Return the layers' seconds in every step, for guesses as `solve` makes them."""
+        ...
+
     def build(self, values: Array) -> AnyLayers: ...
 
 
@@ -31,6 +35,8 @@ class FreeUnpadded(Protocol):
     """Free layers without CUDA graphs."""
 
     parameters: tuple[Parameter, ...]
+
+    def seconds(self, guesses: Array) -> Array: ...
 
     def build(self, values: Array) -> Table | RooflineLayers | ExpertLayers: ...
 
@@ -50,6 +56,10 @@ class FreeRoofline:
     def __init__(self, c: Columns, seconds: Array) -> None:
         fastest_s = float(seconds.min())
         self.parameters = roofline_parameters(fastest_s, _token_s(c, seconds))
+        self._num_tokens = c.num_tokens
+
+    def seconds(self, guesses: Array) -> Array:
+        return RooflineLayers(*guesses).at(self._num_tokens)
 
     @staticmethod
     def build(values: Array) -> RooflineLayers:
@@ -64,6 +74,7 @@ class FreeKnots:
         spread = np.unique(np.geomspace(tokens[0], tokens[-1], _MAX_KNOTS).round())
         nearest = {float(tokens[np.abs(tokens - s).argmin()]) for s in spread}
         self._counts = tuple(int(t) for t in sorted(nearest))
+        self._knots = Knots(self._counts, c.num_tokens)
         fastest_s, per_token_s = float(seconds.min()), _token_s(c, seconds)
         self.parameters = (
             Parameter("first_s", 0.8 * fastest_s, 0.01 * fastest_s, 10 * fastest_s),
@@ -79,6 +90,9 @@ class FreeKnots:
             ),
         )
 
+    def seconds(self, guesses: Array) -> Array:
+        return self._knots.read(np.cumsum(guesses[:, :, 0], axis=0).T)
+
     def build(self, values: Array) -> Table:
         return Table(self._counts, tuple(np.cumsum(values).tolist()))
 
@@ -89,12 +103,18 @@ class FreeExperts:
     def __init__(self, share_per_token: float, c: Columns, seconds: Array) -> None:
         self._share_per_token = share_per_token
         self._rest = FreeKnots(c, seconds)
+        self._num_tokens = c.num_tokens
         fastest_s = float(seconds.min())
         self.parameters = (
             Parameter("experts_s", 4 * fastest_s, 0.01 * fastest_s, 100 * fastest_s),
             Parameter("evenness", 2, 0.1, 100, weight=0.05),
             *self._rest.parameters,
         )
+
+    def seconds(self, guesses: Array) -> Array:
+        experts_s, evenness = guesses[:2]
+        touched = touched_share(self._num_tokens, self._share_per_token, evenness)
+        return np.asarray(experts_s * touched + self._rest.seconds(guesses[2:]))
 
     def build(self, values: Array) -> ExpertLayers:
         experts_s, evenness = values[:2].tolist()
@@ -114,6 +134,9 @@ class FreePadded:
         self._graph_sizes = graph_sizes
         self._unpadded = kind(as_run, seconds)
         self.parameters = self._unpadded.parameters
+
+    def seconds(self, guesses: Array) -> Array:
+        return self._unpadded.seconds(guesses)
 
     def build(self, values: Array) -> PaddedLayers:
         return PaddedLayers(self._graph_sizes, self._unpadded.build(values))

@@ -37,7 +37,7 @@ class Table:
     @property
     def slope_s(self) -> float:
         """Return the seconds per unit beyond the last count, from the upper half of the table."""
-        low = len(self.counts) // 2 - (len(self.counts) % 2 == 0 and len(self.counts) > 1)
+        low = _slope_from(len(self.counts))
         span = self.counts[-1] - self.counts[low]
         return (self.times_s[-1] - self.times_s[low]) / span if span else 0.0
 
@@ -45,6 +45,32 @@ class Table:
         """Return the seconds at each of `counts`."""
         inside = np.interp(counts, self.counts, self.times_s)
         return np.asarray(inside + self.slope_s * np.maximum(0, counts - self.counts[-1]))
+
+
+class Knots:
+    """The counts of tables of different times, which are read at the same places.
+
+    A fit reads many such tables, so what depends on counts alone is computed once.
+    """
+
+    def __init__(self, counts: Sequence[int], places: Array) -> None:
+        knots = np.array(counts, dtype=np.float64)
+        self._slope_from = _slope_from(len(knots))
+        spans = np.append(np.diff(knots), knots[-1] - knots[self._slope_from])
+        self._spans = np.where(spans > 0, spans, np.inf)
+        self._knot = np.maximum(0, np.searchsorted(knots, places, side="right") - 1)
+        self._beyond = np.maximum(0.0, places - knots[self._knot])
+
+    def read(self, times_s: Array) -> Array:
+        """Return what `Table.at` returns, for k tables at once: from times of shape (k, knots)."""
+        last_s = times_s[:, -1:] - times_s[:, self._slope_from, None]
+        slopes_s = np.hstack([np.diff(times_s), last_s]) / self._spans
+        return np.asarray(slopes_s[:, self._knot] * self._beyond + times_s[:, self._knot])
+
+
+def _slope_from(num_counts: int) -> int:
+    """Return the index of the count from which on a table's slope beyond its end is taken."""
+    return num_counts // 2 - (num_counts % 2 == 0 and num_counts > 1)
 
 
 def monotone_table(counts: Sequence[int], seconds: Sequence[float]) -> Table:

@@ -99,3 +99,30 @@ def test_rows_of_more_weight_pull_more() -> None:
 def test_the_seed_decides_the_starts() -> None:
     first, second = (solve(line, noisy(0), PARAMETERS, seed=5) for _ in range(2))
     assert first.values.tolist() == second.values.tolist()
+
+
+def test_the_guesses_of_a_derivative_are_asked_for_in_one_call() -> None:
+    """This is what makes a fit fast: a call takes much longer than the arithmetic in it."""
+    asked: list[int] = []
+
+    def predict(guesses: Array) -> Array:
+        asked.append(guesses.shape[1])
+        return line(guesses)
+
+    solve(predict, noisy(0), PARAMETERS, num_starts=1)
+    at_a_point_and_beside_it = 1 + len(PARAMETERS)
+    assert set(asked) == {1, at_a_point_and_beside_it}
+
+
+def test_a_derivative_does_not_look_beyond_the_ends_of_a_range() -> None:
+    """The times ask for 6, and no value above 2 is allowed."""
+    seen: list[list[float]] = []
+
+    def predict(guesses: Array) -> Array:
+        seen.append(guesses[0, :, 0].tolist())
+        return np.asarray(guesses[0] * X)
+
+    [found] = solve(predict, 6 * X, [Parameter("slope_s", 1.0, 0.1, 2.0)], num_starts=1).values
+    assert found == pytest.approx(2.0, rel=1e-6)
+    *during_the_search, _for_the_intervals = seen
+    assert max(map(max, during_the_search)) < 2.0 + 1e-12

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slosched.perfmodel.table import Table, monotone_table
+from slosched.perfmodel.table import Knots, Table, monotone_table
 
 counts_and_times = st.lists(
     st.tuples(st.integers(0, 5000), st.floats(0, 10)),
@@ -94,3 +94,15 @@ def test_a_fall_is_flattened_to_a_relative_mean() -> None:
     """The mean of 1 and 2 is near 1, since weights are 1/t²."""
     table = monotone_table([1, 2], [2.0, 1.0])
     assert table.times_s == pytest.approx((1.2, 1.2))
+
+
+@given(counts_and_times, counts_and_times)
+def test_many_tables_of_the_same_counts_are_read_at_once_as_each_is_alone(
+    one: tuple[list[int], list[float]], other: tuple[list[int], list[float]]
+) -> None:
+    """To the last bit: a fit must judge exactly the model that it then returns."""
+    counts, times_s = one[0], (one[1], [t + 1 for t in one[1]])
+    places = np.array([0, *other[0], *counts, counts[-1] + 1], dtype=float)
+    read = Knots(counts, places).read(np.array(times_s))
+    for at_once_s, alone_s in zip(read, times_s, strict=True):
+        assert at_once_s.tolist() == Table(tuple(counts), tuple(alone_s)).at(places).tolist()
