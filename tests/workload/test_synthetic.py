@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -190,3 +192,14 @@ def test_a_day_without_a_shape_is_refused():
     for make in (lambda: DailyArrivals(swing=1.5), lambda: DailyArrivals(day_s=0)):
         with pytest.raises(ValueError, match="must be"):
             make()
+
+
+def test_a_trace_is_made_without_what_takes_seconds_to_import() -> None:
+    program = """
+import sys
+from slosched.workload import KINDS, synthesize
+for kind in set(KINDS) - {"weibull"}:
+    synthesize(kind, num_requests=10)
+sys.exit("scipy" in sys.modules or "pandas" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

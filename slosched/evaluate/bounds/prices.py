@@ -131,10 +131,14 @@ def legal_steps(
 
 def _ranges(most: int, num_cells: int, power: int) -> list[tuple[int, int]]:
     """Return cells [low, high] of integers that cover 0 … most, with one for 0 alone."""
-    edges = np.ceil(most * (np.arange(num_cells + 1) / num_cells) ** power).astype(np.int64)
-    edges = np.unique(edges)
-    pairs = itertools.pairwise(edges.tolist())
-    return [(0, 0), *((low + 1, high) for low, high in pairs)]
+    edges = np.ceil(most * _edges(num_cells, power)).astype(np.int64).tolist()
+    pairs = itertools.pairwise(edges)
+    return [(0, 0), *[(low + 1, high) for low, high in pairs if low < high]]
+
+
+@lru_cache
+def _edges(num_cells: int, power: int) -> FloatArray:
+    return np.asarray((np.arange(num_cells + 1) / num_cells) ** power)
 
 
 def _within(least: int, most: int, num_cells: int) -> Iterator[tuple[int, int]]:
