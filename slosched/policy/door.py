@@ -21,6 +21,7 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy.kit.checks import check_share
+from slosched.policy.kit.crowd import Crowd
 from slosched.policy.kit.quote import Expected, Quote, Quoter, decode_s, prompt_s
 from slosched.policy.kit.returns import Returns
 from slosched.policy.kit.strictness import Strictness
@@ -45,14 +46,17 @@ class Door(Wrapper, Doorkeeper):
     """Refuses a request on arrival if its promise cannot be kept, or hardly would be.
 
     1. A TTFT below the time of its own prefill alone on the device, or a TPOT below a step of its
-       second token alone, cannot be kept: it is refused as `unkeepable`.
-    2. The chance that its first token comes in time is less than `level`, or than what `most_late`
+       second token alone, cannot be kept: it is refused as `unkeepable`.  With several answers to
+       one prompt it is the step of all second tokens.
+    2. Several answers to one prompt that would take most of the time of decodes, so that prompts
+       and other decodes are late, are refused as `overload` (kit/crowd.py).
+    3. The chance that its first token comes in time is less than `level`, or than what `most_late`
        has made of it: it is refused as `overload`, and told when to come again.
-    3. Where prompts wait all the time, another request takes the time of one that is refused.  The
+    4. Where prompts wait all the time, another request takes the time of one that is refused.  The
        least chance rises to `busy_level` there.  It then has to be left after what is taken from
        those that were let in before, and go behind the new one: the sum of the chances that they
        lose.  Who would be in time behind all of them is let in.
-    4. All others wait, and the inner policy decides about them, and may still reject them.
+    5. All others wait, and the inner policy decides about them, and may still reject them.
 
     Source: ours.  Early rejection as such is Mooncake's (arXiv 2407.00079; `early_rejection`).
     """
@@ -77,7 +81,7 @@ class Door(Wrapper, Doorkeeper):
     def reset(self) -> None:
         super().reset()
         self._quoter = Quoter(lambda: self.prompt_order)
-        self._returns = Returns()
+        self._returns, self._crowd = Returns(), Crowd()
         self._strictness = Strictness(self.level, self.most_late)
         self._refused: dict[str, Refusal] = {}
         """The requests that the step being planned refuses."""
@@ -109,7 +113,8 @@ class Door(Wrapper, Doorkeeper):
     def judge(self, request: Request, model: LatencyModel) -> Refusal | None:
         expected = self._quoter.expect(request, model)
         is_kept = request.on_infeasible is not OnInfeasible.REJECT
-        is_welcome = request.on_infeasible is OnInfeasible.SERVE
+        # Several answers to one prompt that are served all the same get an eased SLO at once.
+        is_welcome = request.on_infeasible is OnInfeasible.SERVE and request.group is None
         refusal = None if is_welcome else self._refusal(expected, model)
         if refusal is None or is_kept:
             self._quoter.add(expected)
@@ -121,10 +126,12 @@ class Door(Wrapper, Doorkeeper):
 
     def gate(self, view: SchedulerView) -> Gate:
         self._num_decodes = sum([request.is_decode for request in view.running])
+        self._crowd.note(view.running)
         return self._gate(view)
 
     def gate_beside(self, decodes: DecodeGroup, view: SchedulerView) -> Gate:
         self._num_decodes = decodes.num_decodes
+        self._crowd.note(view.running, decodes)
         return self._gate(view)
 
     def planned(self, view: SchedulerView, gate: Gate, output: SchedulerOutput) -> None:
@@ -132,7 +139,12 @@ class Door(Wrapper, Doorkeeper):
         self.refusals, self._refused = self._refused, {}
 
     def is_new(self, request: Request) -> bool:
-        """Tell whether a waiting request has yet to be judged."""
+        """Tell whether a waiting request has yet to be judged.
+
+        The first of several answers to a prompt is judged for all of them.
+        """
+        if request.group is not None and request is not request.group.members[0]:
+            return False
         is_judged = self._quoter.knows(request) or request.request_id in self._refused
         return not is_judged and not _is_preempted(request)
 
@@ -172,7 +184,12 @@ class Door(Wrapper, Doorkeeper):
             return Refusal(unkeepable, "TTFT", alone_s, slo.ttft_s, None)
         if request.max_tokens > 1 and (step_s := decode_s(request, model)) > slo.tpot_s:
             return Refusal(unkeepable, "TPOT", step_s, slo.tpot_s, None)
-        if self.refuse is not Refuse.LATE or (late_s := self._late_s(expected)) is None:
+        if self.refuse is not Refuse.LATE:
+            return None
+        awaited = self._quoter.awaited() if request.group is not None else ()
+        if (crowded_s := self._crowd.too_long_s(request, model, awaited)) is not None:
+            return Refusal(EndReason.OVERLOAD, "TPOT", crowded_s, slo.tpot_s, None)
+        if (late_s := self._late_s(expected)) is None:
             return None
         return Refusal(EndReason.OVERLOAD, "TTFT", late_s, slo.ttft_s, None)
 

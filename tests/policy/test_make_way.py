@@ -18,6 +18,7 @@ from slosched.core import (
     OnInfeasible,
     PreemptionMode,
     Request,
+    RequestStatus,
     fan_out,
 )
 from slosched.evaluate.comparison import kv_capacity_tokens
@@ -36,7 +37,7 @@ from slosched.workload import Proportional, synthesize
 L40S = load_model("l40s/llama-3.1-8b")
 KV_TOKENS = kv_capacity_tokens(L40S) // 16 * 16
 AT_ONCE = SLO(0.001, 0.05)
-SERVE, RELEGATE = OnInfeasible.SERVE, OnInfeasible.RELEGATE
+REJECT, SERVE, RELEGATE = OnInfeasible.REJECT, OnInfeasible.SERVE, OnInfeasible.RELEGATE
 
 
 def preempted_for(
@@ -155,6 +156,20 @@ def test_an_answer_many_times_over_leaves_its_seats_to_others() -> None:
     odd = Request("odd", 5.0, 500, 2000, NO_SLO)
     fan_out(odd, 250)
     assert share_good(3.0, odd) >= share_good_without(3.0) - 0.01
+
+
+@pytest.mark.parametrize(
+    ("num_answers", "tpot_s", "on_infeasible"),
+    [(80, 0.05, REJECT), (128, 0.05, REJECT), (128, 0.05, SERVE), (120, 0.07, REJECT)],
+)
+def test_many_answers_at_once_cost_others_at_most_one_percent(
+    num_answers: int, tpot_s: float, on_infeasible: OnInfeasible
+) -> None:
+    """Alone on the device all answers would be in time, or, if 128, hardly not."""
+    odd = Request("odd", 5.0, 500, 500, SLO(1.0, tpot_s), on_infeasible=on_infeasible)
+    fan_out(odd, num_answers)
+    assert share_good(2.0, odd) >= share_good_without(2.0) - 0.01
+    assert (odd.status is RequestStatus.REJECTED) == (num_answers > 80 and on_infeasible is REJECT)
 
 
 BY_DEADLINE = ("edf:drop=expired", "edf:drop=infeasible+door", "slo_aware")

@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from slosched.core import (
-    BatchShape,
     LatencyModel,
     PromptOrder,
     Request,
@@ -20,6 +19,7 @@ from slosched.core import (
 )
 from slosched.policy.kit.backlog import Backlog
 from slosched.policy.kit.chance import Prospects, Queued
+from slosched.policy.kit.crowd import num_answers, step_s
 from slosched.policy.kit.lineup import Lineup
 from slosched.policy.kit.make_way import FAR_S
 from slosched.policy.kit.speed import Speed
@@ -128,6 +128,10 @@ class Quoter:
     def knows(self, request: Request) -> bool:
         """Tell whether the prompt of `request` is among those that wait or have begun."""
         return request.request_id in self._prompts
+
+    def awaited(self) -> list[Request]:
+        """Return the requests whose prompts wait or have begun; any thread may ask."""
+        return [each.request for each in self._prompts.copy().values()]
 
     def find(self, request_id: str) -> Expected | None:
         """Return what was expected of a request that has no token yet; None if it is unknown."""
@@ -401,10 +405,11 @@ def prompt_s(request: Request, model: LatencyModel) -> float:
 
 
 def decode_s(request: Request, model: LatencyModel) -> float:
-    """Return the time of a step in which the request's second token is alone on the device."""
-    shape = BatchShape()
-    shape.add(1, request.num_prompt_tokens)
-    return model.predict(shape)
+    """Return the time of a step in which its second token is alone on the device.
+
+    With several answers to its prompt it is the step of all their second tokens.
+    """
+    return step_s(num_answers(request), request.num_prompt_tokens, model)
 
 
 def _due_s(request: Request) -> float:
