@@ -31,13 +31,14 @@ from slosched.policy.kit.deferred import add_without_preempting
 from slosched.policy.kit.drafts import drafts_in_time
 from slosched.policy.kit.drift import Drift
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
+from slosched.policy.kit.flood import Flood
 from slosched.policy.kit.giving_way import give_way
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.lost import may_be_lost, num_lost
 from slosched.policy.kit.make_way import have_room, make_way
-from slosched.policy.kit.memory import are_few, lacks_blocks, tokens_at_leisure, tokens_in_turn
+from slosched.policy.kit.memory import lacks_blocks, tokens_at_leisure, tokens_in_turn
 from slosched.policy.kit.pace import Pace, first_slack_s
-from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded, least_urgent_last
+from slosched.policy.kit.pausing import least_urgent_last
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
     Order,
@@ -49,7 +50,7 @@ from slosched.policy.kit.punctual import (
     most_urgent,
 )
 from slosched.policy.kit.shortage import Shortage as Shortage
-from slosched.policy.kit.stays import Stays
+from slosched.policy.kit.unkeepable import behind_others, split_unkeepable
 from slosched.policy.kit.worth import Worth
 
 
@@ -72,11 +73,13 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        makes the most of the prompts punctual; the others are late.  If seats are scarcer than
        time and many prompts are late, prompts go by length instead of by deadline.  The step takes
        the decodes that are due, then the punctual prompts and the other decodes by deadline, then
-       the late prompts.  The next step plans all of them anew.  A prompt counts by the time that
-       it adds to steps of decodes, not by the time that it takes alone.
+       the late prompts, and last those whose TPOT is shorter than any step.  The next step plans
+       all of them anew.  A prompt counts by the time that it adds to steps of decodes, not by the
+       time that it takes alone.
     5. On some devices most of the time of a chunk is spent on its first tokens.  There prompts go
-       faster in steps longer than a TPOT (`LongSteps`): all steps hold all decodes, no prompt runs
-       until each decode is ahead by a long step, and then a whole chunk runs.
+       faster in steps longer than a TPOT (`LongSteps`): no prompt runs until each decode is ahead
+       by a long step, and then a whole chunk runs beside all of them.  The steps between leave out
+       decodes that ask for much more than the TPOT kept and are ahead.
     6. While KV blocks are scarcer than time (kit/memory.py), no decode gives way, and a step takes
        about as many prompt tokens as decodes free in it.  A decode that lacks a block gets it from
        the one that is furthest ahead (kit/pausing.py).  If more prompts arrive than decodes make
@@ -136,7 +139,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def reset(self) -> None:
         self._drift = Drift()
         self._worth = self.worth_class()
-        self._stays = Stays()
+        self._flood = Flood(self._worth)
 
     @property
     def prompt_order(self) -> PromptOrder:
@@ -144,7 +147,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         seen = self._drift.corrected_view(view, is_busy=bool(view.running))
-        self._stays.watch(self._worth.see(view.waiting))
+        self._flood.stays.watch(self._worth.see(view.waiting))
         output = self._planned(seen)
         self._drift.note(view.now_s, view.model, output)
         return output
@@ -154,7 +157,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         seen = self._drift.corrected_view(view, is_busy=True)
         if may_be_lost(decodes, view):
             return None
-        self._stays.watch(self._worth.see(view.waiting))
+        self._flood.stays.watch(self._worth.see(view.waiting))
         output = self._planned_beside(decodes, seen)
         if output is not None:
             self._drift.note(view.now_s, view.model, output)
@@ -271,7 +274,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def order(self, shortage: Shortage) -> Order:
         """Return which prompts are in time, which are late, and in what order they run."""
-        return best_order(shortage.prompts, shortage.supply, self.fairness, self.ageing)
+        prompts, hopeless = split_unkeepable(shortage.prompts, shortage.view)
+        order = best_order(prompts, shortage.supply, self.fairness, self.ageing)
+        return behind_others(order, hopeless)
 
     def spread(
         self,
@@ -294,7 +299,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """
         view, decodes, prompts, _ = shortage
         batch = pack.batch
-        if pace.all_s >= batch.time_limit_s or not self._is_short_of_blocks(
+        if pace.all_s >= batch.time_limit_s or not self._flood.is_short_of_blocks(
             pace, prompts, pack, view
         ):
             return False
@@ -302,7 +307,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         add_without_preempting(batch, decodes)
         tokens = tokens_in_turn(pace, decodes, view)
         batch.num_free_tokens = min(batch.num_free_tokens, tokens or batch.num_free_tokens)
-        pack.add(self._short_of_blocks(self.order(shortage), prompts, pace, view))
+        pack.add(self._flood.in_turn(self.order(shortage), prompts, pace, view, self.fairness))
         return True
 
     def give_way(self, shortage: Shortage, order: Order, pack: PromptPack) -> None:
@@ -322,18 +327,22 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def take_turns(self, long: LongSteps, pace: Pace, shortage: Shortage, pack: PromptPack) -> None:
         """Add all decodes, and the chunk of a long step as soon as they are ahead by as much."""
         view, decodes, prompts, supply = shortage
-        add_without_preempting(pack.batch, decodes)
+        is_short = self._flood.is_short_of_blocks(pace, prompts, pack, view)
         limit_s = long.limit_s(decodes, prompts, pace, view, self.margin)
         if limit_s is None:
+            between = long.between(decodes, prompts, pace, view, self.margin)
+            add_without_preempting(pack.batch, decodes if is_short else between)
             return
+        add_without_preempting(pack.batch, decodes)
         pack.batch.time_limit_s = limit_s
         budget_tokens = view.limits.max_num_batched_tokens
         timed = in_chunks_like(long.chunk, prompts, view.model, budget_tokens)
-        share = self._share(pace.all_s / long.tpot_s)
-        order = self.order(Shortage(view, decodes, timed, supply._replace(share=share)))
-        is_short = self._is_short_of_blocks(pace, prompts, pack, view)
+        supply = supply._replace(share=self._share(long.between_s / long.tpot_s))
+        order = self.order(Shortage(view, decodes, timed, supply))
         in_turn = [*order.in_time, *order.late]
-        pack.add(self._short_of_blocks(order, timed, pace, view) if is_short else in_turn)
+        if is_short:
+            in_turn = self._flood.in_turn(order, timed, pace, view, self.fairness)
+        pack.add(in_turn)
 
     def _pace(self, decodes: Sequence[Request], view: SchedulerView) -> Pace:
         """Return the pace of `decodes`, which are sorted by deadline, as far as it is worth it."""
@@ -371,9 +380,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             self.take_turns(long, pace, Shortage(view, decodes, prompts, supply), pack)
             return
         is_enough = self.is_enough_for_all(pace, prompts, supply)
-        if not is_enough or self._is_short_of_blocks(pace, prompts, pack, view):
+        if not is_enough or self._flood.is_short_of_blocks(pace, prompts, pack, view):
             bare = self.at_bare_pace(pace, supply)
-            shortage = Shortage(view, decodes, self.beside_decodes(pace, prompts, view), bare)
+            timed = self.beside_decodes(pace, prompts, view)
+            shortage = Shortage(view, decodes, timed, bare)
             if self.take_freed(pace, shortage, pack):
                 return
             if not is_enough:
@@ -382,27 +392,6 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         add_without_preempting(batch, decodes)
         self.spread(pace, prompts, supply, batch, view)
         pack.add(r for r, _ in prompts)
-
-    def _is_short_of_blocks(
-        self, pace: Pace, prompts: Sequence[Timed], pack: PromptPack, view: SchedulerView
-    ) -> bool:
-        """Tell whether prompts lack KV blocks, and few are free or many more will be wanted."""
-        num_free = pack.num_free_blocks
-        if not lacks_blocks(prompts, num_free, view):
-            return False
-        return are_few(num_free, view) or self._is_flooded(pace, view)
-
-    def _is_flooded(self, pace: Pace, view: SchedulerView) -> bool:
-        tokens_per_s = self._worth.tokens_per_s(view.now_s)
-        return is_flooded(tokens_per_s, self._stays.mean_tokens(), pace, view)
-
-    def _short_of_blocks(
-        self, order: Order, prompts: Sequence[Timed], pace: Pace, view: SchedulerView
-    ) -> list[Request]:
-        """Return the prompts in the order in which they get blocks that are too few for all."""
-        if self._is_flooded(pace, view):
-            return in_turn_for_blocks(order, prompts, pace, view, self.fairness)
-        return [*order.in_time, *order.late]
 
     def _share(self, of_decodes: float) -> float:
         """Return the share of the device that prompts are planned with."""
@@ -428,7 +417,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         supply = self.at_bare_pace(pace, self.supply(pace, batch, view.now_s))
         order = self.order(Shortage(view, decodes, prompts, supply))
         pack = self.pack_class(batch, view.now_s, begun)
-        pack.add(self._short_of_blocks(order, prompts, pace, view))
+        pack.add(self._flood.in_turn(order, prompts, pace, view, self.fairness))
 
 
 def _staying(requests: Iterable[Request], batch: BatchBuilder) -> list[Request]:

@@ -54,6 +54,15 @@ def test_moore_and_hodgson_send_the_longest_back() -> None:
     assert (names(order.in_time), names(order.late)) == (["a", "c"], ["b"])
 
 
+def test_a_prompt_whose_tpot_no_step_is_short_enough_for_goes_last() -> None:
+    """A step takes at least 5.05 ms.  Both prompts take 50.05 ms together, and one is due at 40."""
+    first, second = R("first", 300, 0.030, tpot_s=0.005), R("second", 600, 0.040)
+    assert tokens_of(first, second)["second"] == 600
+    assert tokens_of(replace(first, tpot_s=0.006), second)["first"] == 300
+    both_in_time = tokens_of(replace(first, due_s=0.060), replace(second, due_s=0.070))
+    assert both_in_time == {"first": 300, "second": 600}, "it is served where there is time"
+
+
 def test_fairness_sends_back_who_takes_longest_for_its_length() -> None:
     """10 ms for 100 tokens and 40 ms for 700, both due at 45: 0.10 and 0.057 ms a token."""
     view = view_of([R("short", 100, 0.045), R("long", 700, 0.045)])

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from views import R, flat_model, view_of
+from views import R, decode, flat_model, prompt, view_of
 
 from slosched.core import SLO, BatchShape, DeadlineRule, Limits
 from slosched.evaluate.capacity import Outcomes
@@ -154,6 +154,43 @@ def test_a_short_prompt_waits_only_for_the_step_that_it_needs() -> None:
     """100 tokens take 41.01 ms, which is within the TPOT minus its margin, 42.75."""
     behind = R("decode", 11, 0.020, tpot_s=0.045, out=1)
     assert tokens_of(behind, R("short", 100, 9.0)) == {"decode": 1, "short": 100}
+
+
+def test_a_decode_that_has_time_is_left_out_between_long_steps() -> None:
+    """It is left out if it stays ahead by a long step, 50 ms and 2.25 of margin, until this one
+    ends after 10 ms, and asks for at least 1.5 times the TPOT that steps keep."""
+    hasty, long = R("hasty", 11, 0.020, tpot_s=0.045, out=1), R("long", 2000, 9.0)
+    alone = {"hasty": 1}
+    assert tokens_of(hasty, R("loose", 11, 0.063, tpot_s=0.2, out=1), long) == alone
+    for due_s, tpot_s in ((0.061, 0.2), (0.063, 0.060)):
+        other = R("loose", 11, due_s, tpot_s=tpot_s, out=1)
+        assert tokens_of(hasty, other, long) == {"hasty": 1, "loose": 1}
+    ahead = replace(hasty, due_s=0.055)
+    with_prompt = tokens_of(ahead, R("loose", 11, 0.2, tpot_s=0.2, out=1), long)
+    assert with_prompt.pop("long") > 900
+    assert with_prompt == {"hasty": 1, "loose": 1}, "a long step holds all"
+
+
+def test_between_long_steps_a_lost_decode_gets_a_token_as_often_as_the_largest_tpot_asks() -> None:
+    """Its last token came 21 ms ago, and the step takes 10."""
+    limits = replace(LIMITS, deadline_rule=DeadlineRule.ENVELOPE)
+    hasty, long = R("hasty", 11, 0.020, tpot_s=0.045, out=1), prompt("long", 2000, 9000)
+    lost = decode("lost", 11, -20, tpot_s=0.001)
+    for tpot_s, gets_one in ((0.045, False), (0.030, True)):
+        requests = [lost, replace(hasty, tpot_s=tpot_s), long]
+        output = Goodput().schedule(view_of(requests, EXPERTS, limits=limits))
+        assert ("lost" in output.num_scheduled_tokens) is gets_one
+
+
+def test_a_tpot_is_kept_by_long_steps_if_only_those_who_ask_for_it_run_between_them() -> None:
+    """A step of all 101 decodes takes 11.01 ms, which leaves nothing of 11 ms; one of those that
+    are due within 11 ms, 12, takes 10.12."""
+    hasty = R("hasty", 11, 0.1, tpot_s=0.011, out=1)
+    loose = [R(f"loose{i}", 11, 0.1, tpot_s=0.1, out=1) for i in range(100)]
+    found = long_steps(pace_of(hasty, *loose), EXPERTS, 1101, 0.05)
+    assert found is not None
+    assert found.tpot_s == 0.011
+    assert found.between_s == pytest.approx(0.01012)
 
 
 def test_a_decode_that_is_late_already_holds_no_long_step_up() -> None:

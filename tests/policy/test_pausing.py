@@ -11,9 +11,10 @@ from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, Schedul
 from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import load_model
 from slosched.policy.goodput import Goodput
+from slosched.policy.kit.flood import Flood
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded, least_urgent_last
-from slosched.policy.kit.punctual import Order, Timed
+from slosched.policy.kit.punctual import Order
 from slosched.policy.kit.stays import Stays
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import synthesize
@@ -110,11 +111,14 @@ def test_paused_requests_wait_for_new_ones_until_they_are_due() -> None:
 def test_in_a_flood_a_small_cache_serves_more_prompts_by_length_than_by_deadline() -> None:
     """A sixteenth of an H100's cache, at twice the rate that it holds."""
 
-    class ByDeadline(Goodput):
-        def _short_of_blocks(
-            self, order: Order, prompts: Sequence[Timed], pace: Pace, view: SchedulerView
-        ) -> list[Request]:
+    class WithoutAnOrder(Flood):
+        def in_turn(self, order: Order, *_: object) -> list[Request]:
             return [*order.in_time, *order.late]
+
+    class ByDeadline(Goodput):
+        def reset(self) -> None:
+            super().reset()
+            self._flood = WithoutAnOrder(self._worth)
 
     trace = synthesize("azure_conv", num_requests=300, seed=3).scaled_to(40.0)
     trace = trace.with_slo(Tiers((SLO(5.0, 0.1),), (1.0,)))

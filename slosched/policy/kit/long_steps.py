@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from slosched.core import LatencyModel, Request, SchedulerView
 from slosched.policy.kit.chunks import Chunk, chunk_beside, chunks_beside, in_a_tpot
+from slosched.policy.kit.lost import due_by, num_lost
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.punctual import Timed
 
@@ -15,15 +16,24 @@ _SPARE = 0.02
 """Share of the TPOT by which the mean of the steps stays below it."""
 _LEAST_GAIN = 1.1
 """Factor by which prompts must go faster, since they wait while decodes get ahead."""
+_LEAST_GAIN_OF_SOME = 1.5
+"""The same factor where prompts go faster only if some decodes are left out between long steps."""
+_LOOSE = 1.5
+"""Multiple of the TPOT kept from which on a decode is left out of steps while it is ahead."""
 
 
 class LongSteps(NamedTuple):
-    """Steps longer than a TPOT, in turn with steps of decodes alone that make up for them."""
+    """Steps longer than a TPOT, in turn with steps of decodes alone that make up for them.
+
+    In a long step a decode costs next to nothing, between them each makes all others wait.
+    """
 
     tpot_s: float
     """Smallest TPOT that the mean of the steps keeps."""
     chunk: Chunk
     """The chunk of a long step, of all the one that adds least time for each token."""
+    between_s: float
+    """Predicted time of a step of the decodes that are due within the TPOT."""
 
     def first_slack_s(self, decodes: Iterable[Request], pace: Pace, now_s: float) -> float:
         """Return the time until the first of `decodes`, sorted by deadline, that counts is due.
@@ -47,11 +57,37 @@ class LongSteps(NamedTuple):
         It ends `margin` of the TPOT before the first of `decodes`, sorted by deadline, is due.
         """
         slack_s = self.first_slack_s(decodes, pace, view.now_s) - margin * self.tpot_s
-        num_left = sum([request.num_uncomputed_tokens for request, _ in prompts])
-        step_s = self.chunk_of(num_left, pace, view.model).step_s
+        step_s = self._next_step_s(prompts, pace, view.model)
         if step_s > max(slack_s, (1 - margin) * self.tpot_s):
             return None
         return max(slack_s, math.nextafter(step_s, math.inf))
+
+    def between(
+        self,
+        decodes: Sequence[Request],
+        prompts: Iterable[Timed],
+        pace: Pace,
+        view: SchedulerView,
+        margin: float,
+    ) -> Sequence[Request]:
+        """Return those of `decodes`, sorted by deadline, that a step between two long ones holds.
+
+        The fewer they are, the sooner they are ahead by a long step.  Those that ask for much more
+        than the TPOT need no token while they are ahead by one.  Lost decodes get a token as often
+        as the largest TPOT of the others asks for.
+        """
+        num = num_lost(decodes, view)
+        lost, others = decodes[:num], decodes[num:]
+        end_s = view.now_s + pace.all_s
+        until_s = end_s + self._next_step_s(prompts, pace, view.model) + margin * self.tpot_s
+        loose_s = _LOOSE * self.tpot_s
+        due = [r for r in others if r.slo.tpot_s < loose_s or r.deadline_s < until_s]
+        return [*due, *due_by(lost, others, end_s)] or decodes
+
+    def _next_step_s(self, prompts: Iterable[Timed], pace: Pace, model: LatencyModel) -> float:
+        """Return the time of the next long step."""
+        num_left = sum([request.num_uncomputed_tokens for request, _ in prompts])
+        return self.chunk_of(num_left, pace, model).step_s
 
     def chunk_of(self, num_tokens: int, pace: Pace, model: LatencyModel) -> Chunk:
         """Return the chunk of a long step when `num_tokens` tokens of prompts are left."""
@@ -60,14 +96,15 @@ class LongSteps(NamedTuple):
         return chunk_beside(model, pace.shape, pace.all_s, num_tokens)
 
 
-def tokens_per_s_in_turns(tpot_s: float, pace: Pace, chunks: Sequence[Chunk]) -> float:
+def tokens_per_s_in_turns(tpot_s: float, between_s: float, chunks: Sequence[Chunk]) -> float:
     """Return the prompt tokens per second in long steps and steps of decodes alone, in turn.
 
-    `chunks` are those that a long step may have.  Their steps take `tpot_s` on average.  Returns 0
-    if no step with such a chunk is longer, or if decodes leave no time.
+    `chunks` are those that a long step may have; a step of decodes alone takes `between_s`.  The
+    steps take `tpot_s` on average.  Returns 0 if no step with such a chunk is longer, or if decodes
+    leave no time.
     """
     cheapest = _cheapest_beyond(tpot_s, chunks)
-    share = 1 - pace.all_s / ((1 - _SPARE) * tpot_s)
+    share = 1 - between_s / ((1 - _SPARE) * tpot_s)
     return 0.0 if cheapest is None or share <= 0 else share / cheapest.token_s
 
 
@@ -102,11 +139,15 @@ def long_steps(
             return None
         cheapest = _cheapest_beyond(tpot_s, chunks)
         assert cheapest is not None, "the full step is longer"
-        in_turns = tokens_per_s_in_turns(tpot_s, pace, chunks)
+        between_s = model.predict(pace.due_within(tpot_s))
+        in_turns = tokens_per_s_in_turns(tpot_s, between_s, chunks)
         in_tpot = in_a_tpot(tpot_s, pace, model, budget_tokens)
         within = 0.0 if in_tpot is None else in_tpot.num_tokens / tpot_s
         is_slow = max(in_turns, within) < min_share * full.num_tokens / full.step_s
         if is_slow and tpot_s < pace.tiers[-1][0]:
             continue
-        return LongSteps(tpot_s, cheapest) if in_turns > _LEAST_GAIN * within else None
+        with_all = tokens_per_s_in_turns(tpot_s, pace.all_s, chunks)
+        if with_all <= _LEAST_GAIN * within and in_turns <= _LEAST_GAIN_OF_SOME * within:
+            return None
+        return LongSteps(tpot_s, cheapest, between_s)
     return None

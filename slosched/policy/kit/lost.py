@@ -34,4 +34,4 @@ def due_by(lost: Iterable[Request], others: Iterable[Request], until_s: float) -
     Each gets one as often as the largest TPOT of the `others` asks for.
     """
     every_s = max((r.slo.tpot_s for r in others), default=math.inf)
-    return [r for r in lost if r.token_times_s[-1] + every_s <= until_s]
+    return [r for r in lost if not r.token_times_s or r.token_times_s[-1] + every_s <= until_s]

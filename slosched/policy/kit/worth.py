@@ -116,7 +116,7 @@ class Worth:
         for place, tpot_s in enumerate(tpots_s):
             within = in_a_tpot(tpot_s, pace, view.model, budget_tokens)
             speed = 0.0 if within is None else within.num_tokens / tpot_s
-            speed = max(speed, tokens_per_s_in_turns(tpot_s, pace, long_chunks))
+            speed = max(speed, tokens_per_s_in_turns(tpot_s, pace.all_s, long_chunks))
             tokens = speed * (view.now_s - arrivals[0].arrival_s)
             share = _num_through(lengths, tokens) / len(lengths)
             if place:

@@ -1,0 +1,51 @@
+"""Who gets KV blocks while prompts want more of them than decodes leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slosched.core import Request, SchedulerView
+from slosched.policy.kit.memory import are_few, lacks_blocks
+from slosched.policy.kit.pace import Pace
+from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded
+from slosched.policy.kit.prompt_pack import PromptPack
+from slosched.policy.kit.punctual import Order, Timed
+from slosched.policy.kit.stays import Stays
+from slosched.policy.kit.worth import Worth
+
+
+@dataclass
+class Flood:
+    """Tells whether KV blocks are short, and in what order prompts then get them."""
+
+    worth: Worth
+    """It knows how many prompt tokens arrive in a second."""
+    stays: Stays = field(default_factory=Stays)
+
+    def is_short_of_blocks(
+        self, pace: Pace, prompts: Sequence[Timed], pack: PromptPack, view: SchedulerView
+    ) -> bool:
+        """Tell whether prompts lack KV blocks, and few are free or many more will be wanted."""
+        num_free = pack.num_free_blocks
+        if not lacks_blocks(prompts, num_free, view):
+            return False
+        return are_few(num_free, view) or self.is_rising(pace, view)
+
+    def is_rising(self, pace: Pace, view: SchedulerView) -> bool:
+        """Tell whether more prompts arrive than decodes make room for."""
+        tokens_per_s = self.worth.tokens_per_s(view.now_s)
+        return is_flooded(tokens_per_s, self.stays.mean_tokens(), pace, view)
+
+    def in_turn(
+        self,
+        order: Order,
+        prompts: Sequence[Timed],
+        pace: Pace,
+        view: SchedulerView,
+        fairness: float,
+    ) -> list[Request]:
+        """Return the prompts in the order in which they get blocks that are too few for all."""
+        if self.is_rising(pace, view):
+            return in_turn_for_blocks(order, prompts, pace, view, fairness)
+        return [*order.in_time, *order.late]
