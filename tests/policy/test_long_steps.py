@@ -231,3 +231,21 @@ def test_long_steps_go_on_at_the_largest_tpot_though_it_leaves_prompts_little_ti
     found = long_steps(pace, EXPERTS, LIMITS.max_num_batched_tokens, min_share=0.1)
     assert found is not None
     assert found.tpot_s == 0.0105
+
+
+def test_of_hundreds_of_tpots_only_a_few_are_weighed() -> None:
+    """Each takes about ten predictions, and at first decodes leave nothing of a TPOT."""
+    num_asked = 0
+
+    class Counting(Experts):
+        def predict(self, shape: BatchShape) -> float:
+            nonlocal num_asked
+            num_asked += 1
+            return super().predict(shape)
+
+    decodes = [R(f"d{i}", 11, 0.1, tpot_s=0.010 + i * 1e-4, out=1) for i in range(256)]
+    pace = pace_of(*decodes)
+    found = long_steps(pace, Counting(EXPERTS.coefficients), 1256, min_share=0.1)
+    assert found is not None
+    assert 0.0125 < found.tpot_s < 0.020
+    assert num_asked < 150

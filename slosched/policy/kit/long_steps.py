@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from slosched.core import LatencyModel, Request, SchedulerView
@@ -114,6 +115,17 @@ def _cheapest_beyond(tpot_s: float, chunks: Sequence[Chunk]) -> Chunk | None:
     return min(longer, key=lambda chunk: chunk.token_s, default=None)
 
 
+def _first(is_fast: Callable[[float], bool], tpots_s: Sequence[float]) -> int:
+    """Return the place of the first TPOT at which prompts are fast; their number if there is none.
+
+    The larger a TPOT, the faster prompts go.  Mostly it is the first, and hundreds may ask for one
+    of their own.
+    """
+    if is_fast(tpots_s[0]):
+        return 0
+    return bisect_left(tpots_s, True, lo=1, key=is_fast)
+
+
 def long_steps(
     pace: Pace, model: LatencyModel, budget_tokens: int, min_share: float
 ) -> LongSteps | None:
@@ -134,20 +146,32 @@ def long_steps(
     if full.step_s <= pace.tiers[0][0]:
         return None
     chunks = chunks_beside(model, pace.shape, pace.all_s, max_tokens)
-    for tpot_s, _ in pace.tiers:
-        if full.step_s <= tpot_s:
+    shorter = [tpot_s for tpot_s, _ in pace.tiers if tpot_s < full.step_s]
+    least = min_share * full.num_tokens / full.step_s
+
+    def between_s(tpot_s: float) -> float:
+        return model.predict(pace.due_within(tpot_s))
+
+    def in_turns(tpot_s: float) -> float:
+        return tokens_per_s_in_turns(tpot_s, between_s(tpot_s), chunks)
+
+    def within(tpot_s: float) -> float:
+        chunk = in_a_tpot(tpot_s, pace, model, budget_tokens)
+        return 0.0 if chunk is None else chunk.num_tokens / tpot_s
+
+    def is_fast(tpot_s: float) -> bool:
+        return in_turns(tpot_s) >= least or within(tpot_s) >= least
+
+    at = _first(is_fast, shorter)
+    if at == len(shorter):
+        if len(shorter) < len(pace.tiers):
             return None
-        cheapest = _cheapest_beyond(tpot_s, chunks)
-        assert cheapest is not None, "the full step is longer"
-        between_s = model.predict(pace.due_within(tpot_s))
-        in_turns = tokens_per_s_in_turns(tpot_s, between_s, chunks)
-        in_tpot = in_a_tpot(tpot_s, pace, model, budget_tokens)
-        within = 0.0 if in_tpot is None else in_tpot.num_tokens / tpot_s
-        is_slow = max(in_turns, within) < min_share * full.num_tokens / full.step_s
-        if is_slow and tpot_s < pace.tiers[-1][0]:
-            continue
-        with_all = tokens_per_s_in_turns(tpot_s, pace.all_s, chunks)
-        if with_all <= _LEAST_GAIN * within and in_turns <= _LEAST_GAIN_OF_SOME * within:
-            return None
-        return LongSteps(tpot_s, cheapest, between_s)
-    return None
+        at -= 1
+    tpot_s = shorter[at]
+    with_all = tokens_per_s_in_turns(tpot_s, pace.all_s, chunks)
+    in_tpots = within(tpot_s)
+    if with_all <= _LEAST_GAIN * in_tpots and in_turns(tpot_s) <= _LEAST_GAIN_OF_SOME * in_tpots:
+        return None
+    cheapest = _cheapest_beyond(tpot_s, chunks)
+    assert cheapest is not None, "the full step is longer"
+    return LongSteps(tpot_s, cheapest, between_s(tpot_s))
