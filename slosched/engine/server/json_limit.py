@@ -7,14 +7,18 @@ import asyncio
 _CHEAP, _DEAR = b",", (b"[", b"{", b":")
 _TIMES_DEARER = 8
 """How much longer an object, a list or a member takes than one more number or string."""
+_FRACTION = b".", b"e", b"E"
+_MORE_FOR_FRACTION = 3
+"""How much longer a number with a fraction or an exponent takes: this many whole numbers more."""
 _QUOTES_AT_ONCE = 2000
 """Quotation marks that are looked at before others get their turn."""
 
 
 async def exceeds_work(content: bytearray, most: int) -> bool:
-    """Tell whether JSON has more values than `most`; lists, objects and members count as several.
+    """Tell whether JSON has more values than `most`.
 
-    What stands in strings is no value; quotation marks count as one each.
+    Lists, objects, members, and numbers with a fraction or an exponent count as several.  What
+    stands in strings is no value; quotation marks count as one each.
     """
     if _work(content, 0, len(content)) <= most:
         return False
@@ -32,7 +36,9 @@ async def exceeds_work(content: bytearray, most: int) -> bool:
 
 def _work(content: bytearray, start: int, end: int) -> int:
     num_dear = sum(content.count(mark, start, end) for mark in _DEAR)
-    return content.count(_CHEAP, start, end) + _TIMES_DEARER * num_dear
+    num_fractions = sum(content.count(mark, start, end) for mark in _FRACTION)
+    num_cheap = content.count(_CHEAP, start, end)
+    return num_cheap + _TIMES_DEARER * num_dear + _MORE_FOR_FRACTION * num_fractions
 
 
 def _is_escaped(content: bytearray, start: int, quote: int) -> bool:

@@ -57,13 +57,16 @@ def exceeds(text: str, most: int) -> bool:
     return asyncio.run(exceeds_work(bytearray(text.encode()), most))
 
 
-@pytest.mark.parametrize("value", [[7] * 101, [[]] * 13, [{}] * 13, {str(i): 1 for i in range(13)}])
-def test_lists_objects_and_members_count_as_several_values(value: Any) -> None:
+@pytest.mark.parametrize(
+    "value",
+    [[7] * 101, [[]] * 13, [{}] * 13, {str(i): 1 for i in range(13)}, [1.5] * 26, [1e300] * 26],
+)
+def test_what_takes_longer_counts_as_several_values(value: Any) -> None:
     assert exceeds(json.dumps(value), 100)
     assert not exceeds(json.dumps(value), 250)
 
 
-@pytest.mark.parametrize("mark", [",", "[", ":", "\\", '\\"'])
+@pytest.mark.parametrize("mark", [",", "[", ":", ".", "e", "\\", '\\"'])
 def test_what_stands_in_a_string_is_no_value(mark: str) -> None:
     text = json.dumps({"prompt": mark * 1000, "n": 1})
     assert not exceeds(text, 1100)
