@@ -38,9 +38,15 @@ def test_answers_may_take_three_quarters_of_the_time_with_the_decodes_that_run()
     assert too_long_s(asked(251), running) is not None
 
 
-def test_those_that_are_awaited_count_like_those_that_run() -> None:
+def test_answers_of_one_token_are_no_decodes() -> None:
+    request = asked(651)
+    request.max_tokens = 1
+    assert too_long_s(request) is None
+
+
+def test_several_answers_that_are_awaited_count_like_those_that_run() -> None:
     assert too_long_s(asked(251), awaited=[asked(400, name="before")]) is not None
-    assert too_long_s(asked(251), awaited=[asked(1, name=f"b{i}") for i in range(300)]) is None
+    assert too_long_s(asked(251), awaited=[asked(1, name=f"b{i}") for i in range(900)]) is None
 
 
 def test_decodes_with_twice_the_tpot_take_half_of_the_time() -> None:

@@ -13,8 +13,8 @@ from slosched.evaluate.judge.scenarios import NUM_KNEE_WINDOWS, Scenario
 from slosched.evaluate.judge.work import Player, work
 from slosched.workload import Trace
 
-KNEE_TARGET = 0.9
-PLAIN = "plain"
+_TARGET = 0.9
+_PLAIN = "plain"
 """The class of the finalist whose capacity is the knee."""
 _PRECISION = 0.05
 _FIRST_WINDOW = 1 << 20
@@ -28,13 +28,13 @@ class KneeSearch:
     """The replays that are needed to find a scenario's knee, and what came of them."""
 
     def __init__(self, scenario: Scenario, trace: Trace | None) -> None:
-        self.scenario, self.plain = scenario, scenario.finalists[PLAIN]
+        self.scenario, self.plain = scenario, scenario.finalists[_PLAIN]
         first = _FIRST_WINDOW if trace is None else int(scenario.num_windows(trace))
         self._windows = range(first, first + NUM_KNEE_WINDOWS)
         window = scenario.window(first, 1.0, trace)
         busy = busy_rate_of_one(scenario.device(), scenario.config(self.plain, 0), window)
         lattice = Lattice.between(_LOWEST * busy, _HIGHEST * busy, _PRECISION)
-        self._search = Search(lattice, KNEE_TARGET, lattice.nearest(_FIRST * busy), margin=0)
+        self._search = Search(lattice, _TARGET, lattice.nearest(_FIRST * busy), margin=0)
         self._shares: dict[Task, float] = {}
         self._known: dict[int, float] = {}
         """The mean share of good requests by place in the lattice of rates."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from slosched.core import BatchShape, DecodeGroup, LatencyModel, Request
 
@@ -35,17 +35,20 @@ class Crowd:
     ) -> float | None:
         """Return the time of a step with all decodes if the answers to `request` are too many.
 
-        Returns None if they are not.  The answers to `awaited` prompts begin before them.
+        Returns None if they are not.  Several answers to one of the `awaited` prompts begin before
+        them.
 
         A decode takes a share of the time: what it adds to a step, over its TPOT.  A step alone
         takes a share, too: its time without what decodes add, over the tightest TPOT.  Decodes
         whose TPOT is less than that time cannot keep it, and have none here.
         """
         num_new, tpot_s = num_answers(request), request.slo.tpot_s
-        if num_new == 1:
+        if num_new == 1 or request.max_tokens == 1:  # which is no decode
             return None
         decodes, num_tokens = self._decodes()
         for each in awaited:
+            if num_answers(each) == 1:  # a policy can let it wait
+                continue
             decodes[each.slo.tpot_s] += num_answers(each)
             num_tokens += num_answers(each) * _halfway_tokens(each)
         decodes[tpot_s] += num_new
@@ -68,8 +71,7 @@ class Crowd:
         found = Counter(request.slo.tpot_s for request in decodes)
         num_tokens = sum(request.num_tokens for request in decodes)
         if self._group is not None:
-            by_tpot_s: Mapping[float, int] = self._group.num_by_tpot_s
-            found.update(by_tpot_s)
+            found.update(self._group.num_by_tpot_s)
             num_tokens += self._group.context_tokens
         return found, num_tokens
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slosched.core import BatchShape, Request, SchedulerView
+from slosched.core import Request, SchedulerView
+from slosched.policy.kit.crowd import step_s
 from slosched.policy.kit.punctual import Order, Timed
 
 
@@ -15,9 +16,7 @@ def split_unkeepable(
 
     A step is never shorter than that of one decode alone.  O(n), with one prediction.
     """
-    step = BatchShape()
-    step.add_decodes([1])
-    least_s = view.model.predict(step)
+    least_s = step_s(1, 1, view.model)
     unkeepable = [r for r, _ in prompts if r.slo.tpot_s < least_s]
     if not unkeepable:
         return prompts, []
