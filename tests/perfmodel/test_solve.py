@@ -112,6 +112,9 @@ def test_the_guesses_of_a_derivative_are_asked_for_in_one_call() -> None:
     solve(predict, noisy(0), PARAMETERS, num_starts=1)
     at_a_point_and_beside_it = 1 + len(PARAMETERS)
     assert set(asked) == {1, at_a_point_and_beside_it}
+    assert asked.count(at_a_point_and_beside_it) > 1, (
+        "in the search, too, not only for the intervals"
+    )
 
 
 def test_a_derivative_does_not_look_beyond_the_ends_of_a_range() -> None:
