@@ -8,7 +8,7 @@ _CHEAP, _DEAR = b",", (b"[", b"{", b":")
 _TIMES_DEARER = 8
 """How much longer an object, a list or a member takes than one more number or string."""
 _FRACTION = b".", b"e", b"E"
-_MORE_FOR_FRACTION = 3
+_MORE_FOR_FRACTION = 1
 """How much longer a number with a fraction or an exponent takes: this many whole numbers more."""
 _QUOTES_AT_ONCE = 2000
 """Quotation marks that are looked at before others get their turn."""

@@ -1,46 +1,25 @@
-"""JSON that clients send: parsed as a whole, and text throughout."""
+"""JSON that clients send: parsed as a whole, and text throughout.
+
+While a body is parsed nobody else is answered, which is why it is not `json` that parses it: jiter
+takes a third of its time for a list of token ids, and a sixth for one of fractions.
+"""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterable
+from codecs import BOM_UTF8
 
-_PERHAPS_HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON spells half of a surrogate pair; two halves in a row are a character."""
-
-
-class NotTextError(ValueError):
-    """A string has half of a surrogate pair, which is no character and cannot be sent or stored."""
-
-    def __init__(self, field: str | None) -> None:
-        """`field` is the field of the outermost object in which the string is, if that is known."""
-        super().__init__("half of a surrogate pair stands for no character")
-        self.field = field
+import jiter
 
 
 def parse_json(content: bytes | bytearray | str) -> object:
     """Return the value of a JSON text.
 
-    Raises ValueError if it is none, NotTextError if a string in it cannot be text, and
-    RecursionError if it is nested too deeply.
+    Raises ValueError, with the place, if it is none: also for NaN and Infinity, for bytes that are
+    not UTF-8, for half of a surrogate pair, which stands for no character, and for lists and
+    objects in more than 200 others.
     """
-    text = content if isinstance(content, str) else content.decode("utf-8-sig")
-    value: object = json.loads(text, parse_constant=_refuse_constant)
-    if _PERHAPS_HALF.search(text) and not _is_text(value):
-        fields: Iterable[tuple[str, object]] = value.items() if isinstance(value, dict) else ()
-        wrong = [name for name, inner in fields if _is_text(name) and not _is_text(inner)]
-        raise NotTextError(wrong[0] if wrong else None)
+    said = content.encode() if isinstance(content, str) else bytes(content)
+    value: object = jiter.from_json(
+        said.removeprefix(BOM_UTF8), allow_inf_nan=False, cache_mode="keys"
+    )
     return value
-
-
-def _is_text(value: object) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

@@ -98,7 +98,7 @@ def called_function(where: str, function: Body) -> Body:
         raise wrong(f"{where}.name", name, "the name of a function")
     try:
         given = parse_json(arguments) if isinstance(arguments, str) else None
-    except (ValueError, RecursionError):
+    except ValueError:
         given = None
     if not isinstance(given, dict):
         raise wrong(f"{where}.arguments", arguments, "a JSON object as a string")
