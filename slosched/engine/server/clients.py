@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,6 +42,8 @@ class Clients:
     """Those on which nothing has been said yet."""
     idle: dict[Idle, None] = field(default_factory=dict)
     """Those without a request, in the order of their waiting."""
+    look: Callable[[], None] = lambda: None
+    """Looks for probes of liveness that have come; to be called often in turns that take long."""
 
     def make_room(self, num_new: int) -> bool:
         """Close the one that has waited longest for a request if there are too many connections.

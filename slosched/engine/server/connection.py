@@ -66,7 +66,8 @@ class Connection(H11Protocol):
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast("asyncio.Transport", JoinedWrites(transport, self.loop)))
+        joined = JoinedWrites(transport, self.loop, self._clients.look)
+        super().connection_made(cast("asyncio.Transport", joined))
         if not self._clients.make_room(0):
             self.app = _answer_too_many
         self._watch_headers()
@@ -76,6 +77,7 @@ class Connection(H11Protocol):
         self._forget_timers()
 
     def data_received(self, data: bytes) -> None:
+        self._clients.look()
         super().data_received(data)
         self._watch_headers()
 

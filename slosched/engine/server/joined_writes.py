@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -14,8 +14,14 @@ class JoinedWrites:
     to make it, as it wakes up the other side.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop = transport, loop
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        on_piece: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_piece` is called after each piece."""
+        self._transport, self._loop, self._on_piece = transport, loop, on_piece
         self._pieces: list[bytes] = []
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -23,6 +29,7 @@ class JoinedWrites:
         if not self._pieces:
             self._loop.call_soon(self.flush)
         self._pieces.append(bytes(data))
+        self._on_piece()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.write(b"".join(list_of_data))

@@ -25,6 +25,7 @@ from slosched.engine.server.clients import Clients, ConnectionLimits
 from slosched.engine.server.connection import Connection, raise_descriptor_limit
 from slosched.engine.server.event_loop import TimedLoop
 from slosched.engine.server.log_limit import limit_log_lines
+from slosched.engine.server.probes import Probes
 from slosched.engine.server.throughput_log import ThroughputLog
 from slosched.engine.server.tls import TLSFiles
 from slosched.engine.server.worker import EngineWorker
@@ -94,7 +95,10 @@ class DrainingServer(uvicorn.Server):
         state, app_state = self.server_state, self.lifespan.state
         new = partial(protocol_class, config=self.config, server_state=state, app_state=app_state)
         tls = self.config.ssl
-        self._accepting = [FromBothEnds(each, new, tls, self._clients) for each in sockets or ()]
+        probes = Probes(self.config.loaded_app, lambda: state.default_headers)
+        self._accepting = [
+            FromBothEnds(each, new, tls, self._clients, probes) for each in sockets or ()
+        ]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for accepting in self._accepting:
@@ -206,18 +210,24 @@ def start_up_frozen() -> Iterator[None]:
 
 def run_loop(main: Coroutine[None, None, None]) -> None:
     """Run a server in an event loop that measures its turns."""
+    asyncio.run(_use_anyio())
     with asyncio.Runner(loop_factory=TimedLoop) as runner:
         runner.run(main)
+
+
+async def _use_anyio() -> None:
+    """Use anyio once, as Starlette's streams do, so that it has imported most of itself.
+
+    The first stream, and everybody beside it, would wait for a tenth of a second otherwise.
+    """
+    async with anyio.create_task_group():
+        pass
 
 
 async def run_server(
     server: DrainingServer, listener: socket.socket, on_ready: Callable[[], None]
 ) -> None:
     """Serve until the server has drained; `on_ready` is called once it accepts connections."""
-    # Starlette's streams use anyio, which imports a large part of itself when it is first used: the
-    # first stream, and everybody beside it, would wait for a tenth of a second.
-    async with anyio.create_task_group():
-        pass
     # The kernel queues connections as soon as `listen` returns; uvicorn accepts them a moment
     # later.
     asyncio.get_running_loop().call_soon(on_ready)
@@ -247,6 +257,7 @@ def make_server(
         ssl_certfile=None if tls is None else tls.certfile,
         ssl_keyfile=None if tls is None else tls.keyfile,
     )
+    config.load()  # its imports take a tenth of a second, which no turn of the loop should
     return DrainingServer(config, worker, drain_timeout_s, clients)
 
 

@@ -67,11 +67,19 @@ class SilentCrowd:
         self._selector = selectors.DefaultSelector()
         self._silent: dict[Silent, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._loop.add_reader(self._selector, self._listen)
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when `listen` has something to hear."""
+        return self._selector.fileno()
 
     def add(self, connection: socket.socket) -> None:
-        """Wait for what is said on a new connection; make room for it if there are too many."""
+        """Hear what is said on a new connection; make room for it if there are too many."""
         self._clients.make_room(1)
+        if not self._hears(connection):
+            self.wait_for(connection)
+
+    def wait_for(self, connection: socket.socket) -> None:
+        """Wait for what is said next on a connection."""
         silent = Silent(connection, self._loop.time(), self)
         self._selector.register(connection, selectors.EVENT_READ, silent)
         self._silent[silent] = self._clients.idle[silent] = None
@@ -93,18 +101,32 @@ class SilentCrowd:
         for silent in tuple(self._silent):
             self.leave(silent)
             silent.socket.close()
-        self._loop.remove_reader(self._selector)
         self._selector.close()
 
-    def _listen(self) -> None:
+    def listen(self) -> None:
+        """Pass on those on which something was said."""
         for key, _ in self._selector.select(0)[:_HEARD_AT_ONCE]:
             silent: Silent = key.data
             self.leave(silent)
-            word = _first_bytes(silent.socket)
-            if word:
-                self._on_word(silent.socket, word)
-            else:
-                silent.socket.close()
+            if not self._hears(silent.socket):
+                self.wait_for(silent.socket)
+
+    def _hears(self, connection: socket.socket) -> bool:
+        """Pass on a connection on which something was said, or close one whose client has gone.
+
+        Returns False if nothing has happened on it.
+        """
+        try:
+            word = connection.recv(_WORD_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            word = b""
+        if word:
+            self._on_word(connection, word)
+        else:
+            connection.close()
+        return True
 
     def _await_limit(self, oldest: Silent) -> None:
         due_s = oldest.since_s + self._clients.limits.headers_timeout_s
@@ -126,11 +148,3 @@ class SilentCrowd:
 
 def _said(error: ApiError) -> bytes:
     return on_the_wire(error, h11.Connection(h11.SERVER))
-
-
-def _first_bytes(connection: socket.socket) -> bytes:
-    """Return the first bytes of what is said, and leave them; none if the client has gone."""
-    try:
-        return connection.recv(_WORD_BYTES, socket.MSG_PEEK)
-    except OSError:
-        return b""

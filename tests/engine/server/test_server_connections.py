@@ -100,9 +100,12 @@ def test_where_all_connections_have_requests_a_new_one_is_a_503(hasty: Live) -> 
         while hasty.worker.num_cut_short < 3:
             pass
         late = stack.enter_context(connect(hasty))
-        late.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        late.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
         status, answer = response_of(late)
         assert (status, answer["error"]["code"]) == (503, "too_many_connections")
+        probing = stack.enter_context(connect(hasty))
+        probing.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert response_of(probing)[0] == 200  # a busy server is well
         hasty.device.gate.set()
         assert [response_of(client)[0] for client in busy] == [200] * 3
 
