@@ -71,11 +71,19 @@ class FromBothEnds:
 
     def look(self) -> None:
         """Accept and answer probes in the midst of a turn, unless that was done just now."""
-        if time.monotonic() >= self._look_at_s and not self._is_closed:
-            self._look_at_s = math.inf
-            if self._is_accepting:
-                self._context.run(self._accept)
-            self._context.run(self._hear)
+        if time.monotonic() < self._look_at_s or self._is_closed:
+            return
+        self._look_at_s = math.inf
+        try:
+            self._context.run(self._look)
+        finally:
+            self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+
+    def _look(self) -> None:
+        if self._is_accepting:
+            with contextlib.suppress(OSError):  # the loop finds it, too, and reports it
+                self._accept()
+        self._hear()
 
     def close(self) -> None:
         """Accept no more, and close the connections that are not served yet."""
