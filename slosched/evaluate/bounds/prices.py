@@ -82,9 +82,11 @@ class LegalSteps:
         self._most_tokens = min(most_tokens, self._kv_tokens)
         self._most_decodes = min(limits.max_num_seqs, self._most_tokens)
         self._max_context_tokens = min(max_context_tokens, self._kv_tokens)
-        lows_s, highs = [], []
+        lows_s: list[float] = []
+        highs: list[tuple[int, int, int, int, int]] = []
+        predict = model.predict
         for least, most in self._cells():
-            lows_s.append(model.predict(least))
+            lows_s.append(predict(least))
             highs.append(most)
         self._lows_s = np.array(lows_s)
         self._highs = np.array(highs, dtype=np.float64)
@@ -103,7 +105,10 @@ class LegalSteps:
         return self._found[key]
 
     def _cells(self) -> Iterator[tuple[BatchShape, tuple[int, int, int, int, int]]]:
-        """Yield the least shape of each cell, and its greatest (t, Bd, t2, t3, steps)."""
+        """Yield the least shape of each cell, and its greatest (t, Bd, t2, t3, steps).
+
+        As there may be 200,000 cells, they share one shape, which the next cell changes.
+        """
         max_tokens, longest = self._most_tokens, self._max_context_tokens
         for (t, t_high), (d, d_high) in itertools.product(
             _ranges(max_tokens, _PREFILL_CELLS, 1), _ranges(self._most_decodes, _DECODE_CELLS, 1)
@@ -112,11 +117,14 @@ class LegalSteps:
                 continue
             t_high, d_high = min(t_high, max_tokens - d), min(d_high, max_tokens - t)
             most_context = min(d_high * longest, self._kv_tokens - t)
+            shape = _of_counts(t, d)
             for c, c_high in _within(d, most_context, _CONTEXT_CELLS):
+                shape.decode_context_tokens = c
+                shape.max_decode_context_tokens = -(-c // d_high) if d else 0
                 most_pairs = t_high * min(longest, self._kv_tokens - c)
                 for p, p_high in _within(t, most_pairs, _PAIR_CELLS):
-                    most = (t_high, d_high, p_high, c_high, 1)
-                    yield _least_shape(t, t_high, d, d_high, p, c), most
+                    _set_pairs(shape, p, t_high)
+                    yield shape, (t_high, d_high, p_high, c_high, 1)
 
 
 _kept = lru_cache(maxsize=4)(LegalSteps)
@@ -141,36 +149,45 @@ def _edges(num_cells: int, power: int) -> FloatArray:
     return np.asarray((np.arange(num_cells + 1) / num_cells) ** power)
 
 
-def _within(least: int, most: int, num_cells: int) -> Iterator[tuple[int, int]]:
-    """Yield cells that cover least … most, finer where small; only (0, 0) if `least` is 0."""
+@lru_cache(maxsize=4096)
+def _within(least: int, most: int, num_cells: int) -> list[tuple[int, int]]:
+    """Return cells that cover least … most, finer where small; only (0, 0) if `least` is 0."""
     if least == 0:
-        yield 0, 0
-        return
-    for low, high in _ranges(most, num_cells, 2)[1:]:
-        if high >= least:
-            yield max(low, least), high
+        return [(0, 0)]
+    ranges = _ranges(most, num_cells, 2)[1:]
+    return [(max(low, least), high) for low, high in ranges if high >= least]
 
 
-def _least_shape(t: int, t_high: int, d: int, d_high: int, p: int, c: int) -> BatchShape:
-    """Return the least fields of a step with at least t tokens, d decodes, p pairs and c contexts.
+def _of_counts(t: int, d: int) -> BatchShape:
+    """Return the least fields of a step with t prefill tokens and d decodes, but no contexts yet.
 
-    The keys of a query row are at most its chunk's context, and at most the tokens that its tile
-    walks over.  A chunk has two tokens or more.
+    A chunk has two tokens or more.
     """
     shape = BatchShape()
-    shape.num_decodes, shape.decode_context_tokens = d, c
-    shape.num_prefill_tokens, shape.prefill_attention_tokens = t, p
-    if d:
-        shape.max_decode_context_tokens = -(-c // d_high)
+    shape.num_decodes, shape.num_prefill_tokens = d, t
     if t:
         shape.num_prefills = 1
         shape.squared_chunk_tokens = 2 * t
-        shape.prefill_context_tokens = max(t, -(-p // t_high))
         shape.num_prefill_tiles = -(-t // ATTENTION_TILE_TOKENS)
-        shape.prefill_tile_tokens = -(-p // ATTENTION_TILE_TOKENS)
-    longest_chunk = -(-p // t_high) if t else 0
-    shape.max_context_tokens = max(shape.max_decode_context_tokens, longest_chunk)
     return shape
+
+
+def _set_pairs(shape: BatchShape, p: int, t_high: int) -> None:
+    """Set the least fields of a step with p pairs, once those of its decodes are set.
+
+    The keys of a query row are at most its chunk's context, and at most the tokens that its tile
+    walks over.
+    """
+    longest = shape.max_decode_context_tokens
+    t = shape.num_prefill_tokens
+    if t:
+        chunk = -(-p // t_high)
+        shape.prefill_attention_tokens = p
+        shape.prefill_context_tokens = chunk if chunk > t else t
+        shape.prefill_tile_tokens = -(-p // ATTENTION_TILE_TOKENS)
+        if chunk > longest:
+            longest = chunk
+    shape.max_context_tokens = longest
 
 
 def _recompute(weights: FloatArray) -> list[float]:
