@@ -13,6 +13,8 @@ MINUTES ?= 5
 SEED ?= 1
 # How long `make soak` plays its clients.
 SECONDS ?= 60
+# Where this is set, every process compiles anew what it imports: pytest alone takes 6 s for that.
+unexport PYTHONDONTWRITEBYTECODE
 # uv does not read pip's configuration: hand it the folder of local wheels, if pip has one.
 FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get global.find-links 2>/dev/null); do \
 	[ -d "$$d" ] && echo "$$d" && break; done)
