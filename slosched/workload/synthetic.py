@@ -128,10 +128,9 @@ def synthesize_long(
 
 def _requests(size: int, seed: int, arrivals: Arrivals, lengths: LengthPairs) -> list[TraceRequest]:
     times_s, prompts, outputs = _drawn(size, seed, arrivals, lengths)
-    return [
-        TraceRequest(str(i), float(times_s[i]), int(prompts[i]), int(outputs[i]))
-        for i in range(size)
-    ]
+    times_s -= times_s[0]  # as `Trace.of` would, one request after the other
+    drawn = zip(times_s.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+    return [TraceRequest(str(i), *values) for i, values in enumerate(drawn)]
 
 
 def _drawn(

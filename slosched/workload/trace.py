@@ -195,7 +195,8 @@ class Trace:
         """Return the same requests, each with `slo`, or with the SLO that the rule gives it."""
         lengths = [r.num_prompt_tokens for r in self.requests]
         slos = [slo] * len(self) if isinstance(slo, SLO) else slo.assign(lengths)
-        requests = [replace(r, slo=s) for r, s in zip(self.requests, slos, strict=True)]
+        given = zip(self.requests, slos, strict=True)
+        requests = [r if r.slo is s else replace(r, slo=s) for r, s in given]
         if isinstance(slo, Tiers) and slo.names:
             tiers = slo.tiers_of(len(self))
             requests = [replace(r, tier=t) for r, t in zip(requests, tiers, strict=True)]
