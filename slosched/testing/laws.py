@@ -9,7 +9,7 @@ from hypothesis import given
 
 from slosched.core import Policy, Request, SchedulerOutput
 from slosched.core.merged_blocks import repeated_in
-from slosched.testing.plans import check_no_room_is_left, require
+from slosched.testing.plans import LawBrokenError, check_no_room_is_left, require
 from slosched.testing.play import play
 from slosched.testing.random_scenarios import scenarios, search
 from slosched.testing.scenario import Scenario
@@ -46,13 +46,12 @@ def check_laws(
 ) -> None:
     """Play one scenario in several ways; raise LawBrokenError if a law does not hold."""
     run = play(make_policy(), scenario)
-    again = play(make_policy(), scenario)
-    require(run.decisions == again.decisions, "the same seed gave other decisions")
     later = play(make_policy(), scenario.shifted(1024.0))
-    require(
-        [output for _, output in later.decisions] == [output for _, output in run.decisions],
-        "shifting all times changed the decisions",
-    )
+    if [output for _, output in later.decisions] != [output for _, output in run.decisions]:
+        # Chance would change them as well, so only now another run of the same is worth its time.
+        again = play(make_policy(), scenario)
+        require(run.decisions == again.decisions, "the same seed gave other decisions")
+        raise LawBrokenError("shifting all times changed the decisions")
     renamed = play(make_policy(), scenario, name=_backwards)
     names = {f"r{i}": _backwards(i) for i in range(len(scenario.requests))}
     require(
