@@ -30,7 +30,7 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 _FEWER_EXAMPLES = """
 from slosched.testing import check_policy
 
-check_policy.__kwdefaults__["max_examples"] = 15
+check_policy.__kwdefaults__["max_examples"] = 8
 """
 _RUN_AND_CHECK = """
 import runpy, sys

@@ -28,7 +28,7 @@ def check(name: str, max_examples: int) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_policy_obeys_the_laws(name: str) -> None:
-    check(name, max_examples=16 if name in POLICIES else 8)
+    check(name, max_examples=12 if name in POLICIES else 6)
 
 
 @pytest.mark.slow

@@ -31,8 +31,8 @@ KINDS = kinds((8, 10))
 EVERY = [pytest.param(k, v, id=f"{k.name} {v}") for k in KINDS for v in k.variants]
 
 
-def make_trace(num_requests: int = 90) -> Trace:
-    """Make about as many requests as the device can serve, for some twenty seconds."""
+def make_trace(num_requests: int = 60) -> Trace:
+    """Make about as many requests as the device can serve, for twelve seconds."""
     slo = SLO(0.5, 0.015)
     requests = [
         TraceRequest(f"r{i}", 0.2 * i, 2000 + 100 * (i % 37), 20 + i % 51, slo)

@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 import pytest
+from scored import num_good
 from views import R, decode, flat_model, prompt, view_of
 
 from slosched.core import SLO, BatchShape, DeadlineRule, Limits
-from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import LinearModel
 from slosched.policy.goodput import Goodput
 from slosched.policy.kit.chunks import (
@@ -22,7 +22,7 @@ from slosched.policy.kit.chunks import (
 )
 from slosched.policy.kit.long_steps import long_steps
 from slosched.policy.kit.pace import Pace
-from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
 from slosched.workload.slo import Tiers
 
@@ -217,12 +217,8 @@ def test_long_steps_keep_promises_that_steps_of_a_tpot_do_not() -> None:
     config = SimulationConfig(
         Limits(max_num_batched_tokens=2048, max_num_seqs=64), num_blocks=50_000
     )
-
-    def num_good(policy: Goodput) -> int:
-        requests = simulate(trace, policy, EXPERTS, config)
-        return int(Outcomes.of(requests, DeadlineRule.MEAN_TPOT).requests["good"].sum())
-
-    assert num_good(Goodput()) > 2 * num_good(WithoutLongSteps())
+    ours = num_good(Goodput(), trace, EXPERTS, config)
+    assert ours > 2 * num_good(WithoutLongSteps(), trace, EXPERTS, config)
 
 
 def test_long_steps_go_on_at_the_largest_tpot_though_it_leaves_prompts_little_time() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from scored import num_good
 from views import R, decode, flat_model, view_of
 
 from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, SchedulerView
-from slosched.evaluate.capacity import Outcomes
 from slosched.perfmodel import load_model
 from slosched.policy.goodput import Goodput
 from slosched.policy.kit.flood import Flood
@@ -16,7 +16,7 @@ from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded, least_urgent_last
 from slosched.policy.kit.punctual import Order
 from slosched.policy.kit.stays import Stays
-from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
 from slosched.workload.slo import Tiers
 
@@ -123,9 +123,6 @@ def test_in_a_flood_a_small_cache_serves_more_prompts_by_length_than_by_deadline
     trace = synthesize("azure_conv", num_requests=300, seed=3).scaled_to(40.0)
     trace = trace.with_slo(Tiers((SLO(5.0, 0.1),), (1.0,)))
     config = SimulationConfig(Limits(), num_blocks=1700)
-
-    def num_good(policy: Goodput) -> int:
-        requests = simulate(trace, policy, load_model("h100/llama-3.1-8b"), config)
-        return int(Outcomes.of(requests, DeadlineRule.MEAN_TPOT).requests["good"].sum())
-
-    assert num_good(Goodput()) > num_good(ByDeadline()) + 30
+    model = load_model("h100/llama-3.1-8b")
+    ours = num_good(Goodput(), trace, model, config)
+    assert ours > num_good(ByDeadline(), trace, model, config) + 30

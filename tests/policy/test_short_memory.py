@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from scored import num_good
 from views import R, flat_model, view_of
 
-from slosched.core import SLO, BatchShape, DeadlineRule, Limits, SchedulerView
-from slosched.evaluate.capacity import Outcomes
+from slosched.core import SLO, BatchShape, Limits, SchedulerView
 from slosched.perfmodel import LinearModel, load_model
 from slosched.policy.goodput import Goodput, Shortage
 from slosched.policy.kit.memory import are_few, lacks_blocks, tokens_at_leisure, tokens_in_turn
 from slosched.policy.kit.pace import Pace, stay_tokens
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Supply
-from slosched.simulator.simulate import SimulationConfig, simulate
+from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
 from slosched.workload.slo import Tiers
 
@@ -137,9 +137,6 @@ def test_a_small_cache_serves_more_when_it_is_filled_no_faster_than_it_is_emptie
     trace = synthesize("azure_conv", num_requests=500, seed=3).scaled_to(28.0)
     trace = trace.with_slo(Tiers((SLO(1.0, 0.05),), (1.0,)))
     config = SimulationConfig(Limits(), num_blocks=3382)
-
-    def num_good(policy: Goodput) -> int:
-        requests = simulate(trace, policy, load_model("h100/llama-3.1-8b"), config)
-        return int(Outcomes.of(requests, DeadlineRule.MEAN_TPOT).requests["good"].sum())
-
-    assert num_good(Goodput()) > num_good(BlindToMemory()) + 15
+    model = load_model("h100/llama-3.1-8b")
+    ours = num_good(Goodput(), trace, model, config)
+    assert ours > num_good(BlindToMemory(), trace, model, config) + 15

@@ -11,7 +11,8 @@ from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Adapters, Priorities, PriorityShare, Trace, synthesize
 
 LIMITS = Limits(max_num_batched_tokens=4096, max_num_seqs=8)
-PLAIN = synthesize("azure_conv", num_requests=60, rate=12.0, seed=2).with_slo(SLO(1.0, 0.05))
+PLAIN = synthesize("azure_conv", num_requests=60, rate=12.0, seed=2).clipped(2000, 60).trace
+PLAIN = PLAIN.with_slo(SLO(1.0, 0.05))
 MARKED = PLAIN.with_priorities(Priorities((PriorityShare(0.3, -1), PriorityShare(0.2, 20)), 1))
 ADAPTED = MARKED.with_adapters(Adapters(6, 1.0, 1))
 

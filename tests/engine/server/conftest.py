@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +20,8 @@ from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
 
 if TYPE_CHECKING:
+    import openai
+
     from slosched.engine.torch import LoadedModel
 
 
@@ -45,3 +47,12 @@ def url(model: LoadedModel, tokenizer: HuggingFaceTokenizer) -> Iterator[str]:
     app = build_app(worker, tokenizer, ServerConfig("tiny", model.max_model_len))
     with serve_in_thread(app, worker) as base:
         yield base
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> Iterator[openai.OpenAI]:
+    """Connect OpenAI's client library to the `server` of the test's module."""
+    import openai
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made

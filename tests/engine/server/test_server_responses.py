@@ -26,12 +26,6 @@ def server() -> Iterator[Live]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 def test_an_answer_with_its_settings_and_usage(client: openai.OpenAI) -> None:
     answer = client.responses.create(
         model="echo",

@@ -52,12 +52,6 @@ def server() -> Iterator[Running]:
     running.kv.check()
 
 
-@pytest.fixture(scope="module")
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 def forced(server: Running, text: str, *, ends: bool = True) -> dict[str, Any]:
     """Return the fields by which a model that draws bytes greedily begins its answer with `text`.
 

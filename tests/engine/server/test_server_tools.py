@@ -56,12 +56,6 @@ def server() -> Iterator[Running]:
     running.kv.check()
 
 
-@pytest.fixture(scope="module")
-def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
     asked = {"messages": HI, "tools": [WEATHER, TIME], "max_tokens": 400, "seed": 1, **fields}
     return client.chat.completions.create(model="tiny", **asked)
