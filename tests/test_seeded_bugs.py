@@ -268,7 +268,7 @@ def test_who_draws_lots_is_caught(seed: int) -> None:
             drawn = self.chance.sample(list(view.waiting), len(view.waiting))
             return FCFS().schedule(replace(view, waiting=tuple(drawn)))
 
-    breaks(lambda: Lottery(Random()), LawBrokenError, seed)
+    breaks(lambda: Lottery(Random()), LawBrokenError, seed, says="the same seed gave other")
 
 
 def test_a_policy_with_a_memory_is_caught(seed: int) -> None:
@@ -278,7 +278,16 @@ def test_a_policy_with_a_memory_is_caught(seed: int) -> None:
     def forget_every_second_time() -> Policy:
         return Bent(forgets_the_last_of_many) if next(num_made) % 2 else FCFS()
 
-    breaks(forget_every_second_time, LawBrokenError, seed)
+    breaks(forget_every_second_time, LawBrokenError, seed, says="the same seed gave other")
+
+
+def test_a_policy_that_goes_by_the_hour_is_caught(seed: int) -> None:
+    class LastComeFirstLater(Policy):
+        def schedule(self, view: SchedulerView) -> SchedulerOutput:
+            waiting = view.waiting[::-1] if view.now_s > 500 else view.waiting
+            return FCFS().schedule(replace(view, waiting=tuple(waiting)))
+
+    breaks(LastComeFirstLater, LawBrokenError, seed, says="shifting all times changed")
 
 
 def test_a_policy_that_reads_names_is_caught(seed: int) -> None:
