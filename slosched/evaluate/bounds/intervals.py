@@ -62,6 +62,10 @@ class Intervals:
         self._steps = steps.reshape(num_marks, -1)
         self._loads, self._mark_s, self._num_marks = loads, mark_s, num_marks
         self._known: set[tuple[int, int, int]] = set()
+        length = np.arange(1, num_marks + 1)[None, :]
+        self._begin = np.arange(num_marks)[:, None]
+        self._end = self._begin + length
+        self._limit_s = (1 + _TOLERANCE) * length * mark_s
 
     def most_good(self) -> float:
         """Return the program's optimum once no interval is overfull, or after some rounds."""
@@ -87,12 +91,12 @@ class Intervals:
             inside = jobs.due + shift < 2 * num
             at = (jobs.released[inside] + shift, jobs.due[inside] + shift)
             np.add.at(work_s, at, good[jobs.owner[inside]] * jobs.work_s[inside])
-        work_s = np.cumsum(np.cumsum(work_s[::-1], axis=0)[::-1], axis=1)
+        from_begin_s = np.cumsum(work_s[::-1], axis=0)[::-1][:num]  # what begins in the period
+        work_s = np.cumsum(from_begin_s, axis=1)
         before = np.concatenate([[0.0], np.cumsum(np.tile(steps, 2))])
-        begin, length = np.arange(num)[:, None], np.arange(1, num + 1)[None, :]
-        step_s = self._loads[load].per_step_s * (before[begin + length] - before[begin])
-        limit_s = (1 + _TOLERANCE) * length * self._mark_s
-        excess_s = work_s[begin, begin + length - 1] + step_s - limit_s
+        begin, end = self._begin, self._end
+        step_s = self._loads[load].per_step_s * (before[end] - before[begin])
+        excess_s = work_s[begin, end - 1] + step_s - self._limit_s
         longest = excess_s.argmax(axis=1)
         most_s = excess_s.max(axis=1)
         for a in np.argsort(-most_s)[:_CUTS_A_ROUND]:
