@@ -52,10 +52,11 @@ class Door(Wrapper, Doorkeeper):
        and other decodes are late, are refused as `overload` (kit/crowd.py).
     3. The chance that its first token comes in time is less than `level`, or than what `most_late`
        has made of it: it is refused as `overload`, and told when to come again.
-    4. Where prompts wait all the time, another request takes the time of one that is refused.  The
-       least chance rises to `busy_level` there.  It then has to be left after what is taken from
-       those that were let in before, and go behind the new one: the sum of the chances that they
-       lose.  Who would be in time behind all of them is let in.
+    4. Where prompts wait most of the time, another request takes the time of one that is refused.
+       The least chance then has to be left after what is taken from those that were let in before,
+       and go behind the new one: the sum of the chances that they lose.  Who would be in time
+       behind all of them is let in.  Where prompts wait all the time, the least chance is
+       `busy_level`.
     5. All others wait, and the inner policy decides about them, and may still reject them.
 
     Source: ours.  Early rejection as such is Mooncake's (arXiv 2407.00079; `early_rejection`).
@@ -203,7 +204,7 @@ class Door(Wrapper, Doorkeeper):
         if not pressure:
             return None
         num_late, last_s = self._quoter.displaced(expected)
-        is_worth_it = expected.in_time - pressure * num_late >= least
+        is_worth_it = expected.in_time - num_late >= least
         return None if is_worth_it or last_s <= expected.request.slo.ttft_s else last_s
 
 

@@ -6,7 +6,7 @@ import math
 
 _MEMORY_S = 4.0
 """Time after which what was seen counts e times less."""
-_LULLS, _NONE = 0.7, 1.0
+_LULLS, _NONE = 0.6, 1.0
 """Shares of the time with prompts left over: below the first there are lulls between bursts, from
 the second on there is hardly a lull."""
 
