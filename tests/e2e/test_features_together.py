@@ -107,7 +107,7 @@ def replica_of(case: Features) -> Replica:
     return Replica(
         case.policy,
         Limits(max_num_batched_tokens=24, max_loras=2, preemption_mode=case.mode),
-        num_blocks=18,
+        num_blocks=20,
         num_host_blocks=200,
         overlap=case.overlap,
         prefix_cache=case.prefix_cache,
