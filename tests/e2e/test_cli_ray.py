@@ -93,7 +93,9 @@ def test_a_server_that_dies_is_replaced_and_its_requests_go_elsewhere(front: Ser
     dead, alive = replica_processes(front)
     dead.send_signal(signal.SIGKILL)
     assert [ask(front, number) for number in range(6)] == [(200, 11)] * 6
-    wait_until(lambda: len({url_of(each) for each in replica_processes(front)} - {url_of(alive)}) == 1)
+    wait_until(
+        lambda: len({url_of(each) for each in replica_processes(front)} - {url_of(alive)}) == 1
+    )
 
 
 @pytest.mark.slow
