@@ -45,7 +45,7 @@ MAX_JUDGE_S = 1e-3
 MAX_QUESTION_S = 3e-3
 MAX_DRAFTS_S = 0.5e-3
 PUBLISHED = {"qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve"}
-PUBLISHED |= {"medha_lars", "vtc", "scorpio", "sola"}
+PUBLISHED |= {"medha_lars", "vtc", "scorpio", "sola", "vllm_slo"}
 WRAPPED = tuple(f"edf+{name}" for name in WRAPPERS)
 COSTLIER = ("slosserve:admission=dp",)
 """Options that cost more than their policy's defaults."""
