@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from slosched.core import SLO, OnInfeasible, Request
 from slosched.engine.server.errors import ApiError
+from slosched.engine.server.json_text import parse_json
 from slosched.engine.server.slo import parse_slo
 from slosched.workload.http_slo import (
     BEST_EFFORT_FIELD,
@@ -49,9 +49,9 @@ def read(
     fields are checked by the replica.
     """
     try:
-        body = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error!r:.200}") from error
+        body = parse_json(content)
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise ApiError(400, f"the body must be a JSON object, not {body!r:.100}")
     prompt = _prompt(body)

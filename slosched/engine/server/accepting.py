@@ -73,7 +73,7 @@ class FromBothEnds:
         """Accept and answer probes in the midst of a turn, unless that was done just now."""
         if time.monotonic() < self._look_at_s or self._is_closed:
             return
-        self._look_at_s = math.inf
+        self._look_at_s = math.inf  # those who make room for others write, and so look again
         try:
             self._context.run(self._look)
         finally:
@@ -124,7 +124,6 @@ class FromBothEnds:
         for connection in _ends(self._without_body):
             if not self._is_probe(connection):
                 self._begin(connection)
-        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
 
     def _is_probe(self, connection: socket.socket) -> bool:
         """Answer a connection if it probes whether the server is well; tell whether it did."""
