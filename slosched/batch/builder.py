@@ -8,7 +8,7 @@ is always legal.  The builder knows no policy and changes nothing outside itself
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from slosched.batch.account import RUNNING, SWAPPED, StepAccount
 from slosched.core import EndReason, PreemptionMode, Request, SchedulerOutput
@@ -79,31 +79,34 @@ class BatchBuilder(StepAccount):
         something always runs.  A chunk, of `max_new_tokens` at most, gets all its blocks or none,
         and time is no limit.  O(n).
         """
+        if self.num_scheduled_tokens:
+            requests = [r for r in requests if r not in self]
+        requests, block_size = tuple(requests), self._block_size
         # Hundreds of decodes pass here in every step, and nearly all have room in a block that they
-        # hold already.  Those are added without a further call, and their sums all at once.
-        scheduled, out, block_size = self.num_scheduled_tokens, self._out, self._block_size
-        contexts: list[int] = []
-        num_left = self.num_free_tokens
-        for request in requests:
-            request_id, computed = request.request_id, request.num_computed_tokens
-            if request_id in scheduled or request_id in out:
-                continue
-            context = request.num_prompt_tokens + request.num_output_tokens
-            if (
-                context - computed == 1
-                and computed % block_size
-                and num_left > 0
-                and request.lora_id is None
-            ):
-                scheduled[request_id] = 1
-                contexts.append(context)
-                num_left -= 1
-                continue
-            self._book_decodes(contexts)
-            contexts = []
-            self._add_or_preempt(request, victims, max_new_tokens)
-            num_left = self.num_free_tokens
-        self._book_decodes(contexts)
+        # hold already.  Those between two others are added all at once.
+        others = [
+            place
+            for place, r in enumerate(requests)
+            if not (computed := r.num_computed_tokens) % block_size
+            or r.num_prompt_tokens + r.num_output_tokens - computed != 1
+            or r.lora_id is not None
+        ]
+        begin = 0
+        for place in others:
+            self._add_decodes(requests[begin:place])
+            self._add_or_preempt(requests[place], victims, max_new_tokens)
+            begin = place + 1
+        self._add_decodes(requests[begin:])
+
+    def _add_decodes(self, decodes: Sequence[Request]) -> None:
+        """Add a token of each of the decodes, which need no block, as far as tokens suffice."""
+        if self._out:
+            decodes = [r for r in decodes if r.request_id not in self._out]
+        decodes = decodes[: max(0, self.num_free_tokens)]
+        if decodes:
+            self.num_scheduled_tokens.update(dict.fromkeys([r.request_id for r in decodes], 1))
+            self.num_free_tokens -= len(decodes)
+            self.shape.add_decodes([r.num_computed_tokens + 1 for r in decodes])
 
     def _add_or_preempt(
         self, request: Request, victims: list[Request], max_new_tokens: int | None
@@ -114,12 +117,6 @@ class BatchBuilder(StepAccount):
         missing = self.blocks_missing(request, n)
         if missing <= self.num_free_blocks or self.make_room(request, n, victims):
             self._take(request, n, missing)
-
-    def _book_decodes(self, contexts: list[int]) -> None:
-        """Count the tokens and the shape of decodes that need no new block."""
-        if contexts:
-            self.num_free_tokens -= len(contexts)
-            self.shape.add_decodes(contexts)
 
     def make_room(self, request: Request, num_new_tokens: int, victims: list[Request]) -> bool:
         """Preempt from the back of `victims` until `num_new_tokens` of `request` have blocks.

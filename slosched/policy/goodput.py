@@ -168,7 +168,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         decodes, begun = split_running(view.running)
         prompts = self._prompts(batch, model, view, begun)
         view = without_rejected(batch, view)
-        if make_way(batch, view, [request for request, _ in prompts]):
+        if prompts and make_way(batch, view, (request for request, _ in prompts)):
             view = replace(view, running=_staying(view.running, batch))
             begun, decodes = _staying(begun, batch), _staying(decodes, batch)
             prompts = [timed for timed in prompts if not batch.has_left(timed[0])]

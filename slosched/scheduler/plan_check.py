@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,17 +63,23 @@ class PlanCheck:
         running, block_size = self.queues.running, self.kv.block_size
         num_ready, turns = ledger.num_ready_blocks, turns_of(output, ledger, num_lent)
         num_busy = len(running) + len(self.queues.finishing) - num_left
-        for request_id, n in output.num_scheduled_tokens.items():
+        chunks: Collection[tuple[str, int]] = output.num_scheduled_tokens.items()
+        if not turns:  # nearly always; hundreds of decodes go on in blocks that they hold
+            num_tokens += len(chunks)
+            chunks = [
+                (request_id, n)
+                for request_id, n in chunks
+                if n != 1
+                or (request := running.get(request_id)) is None
+                or not (computed := request.num_computed_tokens) % block_size
+                or computed >= request.num_prompt_tokens + request.num_output_tokens
+            ]
+            num_tokens -= len(chunks)
+        for request_id, n in chunks:
             request = running.get(request_id)
             if request is None:
                 request = self._startable(request_id, output.swapped_in)
                 num_started += 1
-            elif n == 1 and not turns:  # nearly always; hundreds of decodes are in a plan
-                computed = request.num_computed_tokens
-                known = request.num_prompt_tokens + request.num_output_tokens
-                if computed < known and computed % block_size:
-                    num_tokens += 1
-                    continue  # into a block that it holds
             computed = turns.num_prior_tokens(request, n) if turns else request.num_computed_tokens
             if not 0 < n <= request.num_prompt_tokens + request.num_output_tokens - computed:
                 raise IllegalPlanError(

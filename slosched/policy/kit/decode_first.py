@@ -125,12 +125,12 @@ class DecodeFirst(StallFree, ForeseesDecodes):
 
 def split_running(running: Sequence[Request]) -> tuple[Sequence[Request], list[Request]]:
     """Return the decodes among running requests, and the prompts that have begun, in order."""
-    begun: list[Request] = []
-    decodes: list[Request] = []
-    for request in running:  # hundreds, for which calling `is_decode` would take its time
-        known = request.num_prompt_tokens + request.num_output_tokens
-        (decodes if known - request.num_computed_tokens == 1 else begun).append(request)
-    return decodes, begun
+    decodes = [  # hundreds, for which calling `is_decode` would take its time
+        r for r in running if r.num_prompt_tokens + r.num_output_tokens - r.num_computed_tokens == 1
+    ]
+    if len(decodes) == len(running):
+        return decodes, []
+    return decodes, [request for request in running if not request.is_decode]
 
 
 def add_decodes(

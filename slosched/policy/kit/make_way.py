@@ -24,7 +24,7 @@ def have_room(batch: BatchBuilder, view: SchedulerView, prompts: Iterable[Reques
     return _have_room(batch, *_starting(prompts, view))
 
 
-def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Sequence[Request]) -> bool:
+def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Iterable[Request]) -> bool:
     """Preempt requests that can wait where prompts that may start lack a seat or KV blocks.
 
     `prompts` are sorted by deadline; as many may start as the step has tokens for.  Only for those
@@ -35,8 +35,8 @@ def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Sequence[Request
     out comes back before any prompt starts.  Returns whether any was preempted.  Call it before
     anything is added to the step.
     """
-    patient = _patient(view) if prompts else []
-    if not patient:
+    patient = _patient(view)
+    if not patient:  # Nearly always, and hundreds of prompts may wait.
         return False
     starting, begun = _starting(prompts, view)
     if _have_room(batch, starting, begun):

@@ -25,6 +25,8 @@ class PromptPack:
     def __init__(self, batch: BatchBuilder, now_s: float, begun: Iterable[Request]) -> None:
         """Pack into `batch`; `begun` are the prompts that hold KV blocks and will need more."""
         self.batch, self.now_s = batch, now_s
+        begun = tuple(begun)
+        self._has_begun = bool(begun)
         self.reserved_blocks = batch.blocks_promised(begun)
         """KV blocks that prompts which start in this step may not take."""
         self._is_blocked = False
@@ -41,7 +43,7 @@ class PromptPack:
         The first waiting prompt that does not fit into the KV cache keeps out those after it.
         """
         if self.batch.num_free_seqs <= 0:  # Hundreds may wait for a seat: do not look at them.
-            prompts = [r for r in prompts if r.status is _RUNNING]
+            prompts = [r for r in prompts if r.status is _RUNNING] if self._has_begun else ()
         for request in prompts:
             if self._is_full or self.batch.num_free_tokens <= 0:
                 return False
