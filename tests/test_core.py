@@ -38,6 +38,16 @@ def test_the_third_token_is_due_as_each_rule_says(rule: DeadlineRule, expected_s
     assert rule.next_deadline_s(request) == pytest.approx(expected_s)
 
 
+@pytest.mark.parametrize("rule", DeadlineRule)
+def test_deadlines_that_are_set_at_once_are_those_of_each_request(rule: DeadlineRule) -> None:
+    requests = [Request(f"r{i}", 0.1 * i, 5, 9, slo=SLO(1.0 + i, 0.1)) for i in range(4)]
+    for i, request in enumerate(requests):
+        request.token_times_s = [2.0 + 0.3 * place for place in range(i)]
+        request.num_output_tokens = i
+    rule.set_deadlines(requests)
+    assert [r.deadline_s for r in requests] == [rule.next_deadline_s(r) for r in requests]
+
+
 def test_an_early_token_banks_slack_only_in_the_envelope() -> None:
     early, late = make_request(ttft_s=1.0), make_request(ttft_s=1.0)
     for request, first_s in ((early, 0.1), (late, 0.9)):

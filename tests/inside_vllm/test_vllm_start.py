@@ -303,6 +303,23 @@ def test_a_rejected_request_ends_with_the_reason_and_the_others_are_served(is_as
     assert pool.get_num_free_blocks() == workload.num_blocks - 1
 
 
+@pytest.mark.parametrize("late", [("r4",), ("r3", "r4"), ("r2", "r4"), ("r1", "r2", "r3", "r4")])
+def test_whoever_is_not_rejected_keeps_its_place(late: tuple[str, ...]) -> None:
+    """The rejected are the last of vLLM's queue, or not all of them are."""
+    workload = replace(random_workload(SEED), max_num_seqs=1)
+    scheduler = start({"policy": "fcfs:drop=expired"}, workload)
+    for name in ("r0", "r1", "r2", "r3", "r4"):
+        args = (("slo_ttft_ms", 0.001),) if name in late else ()
+        arrival = Arrival(0, name, (5, 6, 7), max_tokens=4, extra_args=args)
+        scheduler.add_request(make_request(arrival, workload.block_size, time.time() - 1))
+    scheduler.schedule()
+    left = [name for name in ("r1", "r2", "r3", "r4") if name not in late]
+    assert [request.request_id for request in scheduler.waiting] == left
+    assert scheduler.finished_req_ids == set()
+    assert list(scheduler.requests) == ["r0", *left]
+    assert scheduler.truth.rejections == {EndReason.EXPIRED: len(late)}
+
+
 def test_a_request_with_an_impossible_promise_is_refused_and_the_others_are_served() -> None:
     workload = random_workload(SEED)
     first, *rest = workload.arrivals

@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
-from vllm.v1.request import RequestStatus as Status
 
 from slosched.core import BatchShape, EndReason, Policy, SchedulerOutput
-from slosched.integrations.vllm.enact import narrowed, preempt
+from slosched.integrations.vllm.enact import end, narrowed, preempt
 from slosched.integrations.vllm.link import Link
 from slosched.integrations.vllm.loads import Loads
 from slosched.integrations.vllm.settings import Settings
@@ -165,10 +164,11 @@ class Driver(Link):
 
     def _checked(self, begins_s: float, *, may_start: bool) -> SchedulerOutput:
         mirror = self._mirror
-        plan = self._policy.schedule(mirror.view(begins_s, self._model))
+        view = mirror.view(begins_s, self._model)
+        plan = self._policy.schedule(view)
         # The check reads only counts, which vLLM's blocks provide as well.
         planner = type(self._policy).__name__
-        PlanCheck(mirror.queues, self._kv, mirror.limits, planner)(plan)
+        PlanCheck(mirror.queues, self._kv, view.limits, planner)(plan)
         if may_start and mirror.num_seats > 0:
             return plan
         running = mirror.queues.running
@@ -217,9 +217,10 @@ class Driver(Link):
         preempt(self._host, eased & mirror.queues.running.keys())
         ending = {name: reason for name, reason in rejected.items() if name not in eased}
         self._end({name: self._why(name, reason, now_s) for name, reason in ending.items()})
-        for request_id, reason in ending.items():
-            self.truth.note_rejection(reason)
-            self._mirror.note_ends((request_id,), now_s, reason)
+        for reason in dict.fromkeys(ending.values()):
+            names = [name for name, why in ending.items() if why is reason]
+            self.truth.note_rejections(reason, len(names))
+            mirror.note_ends(names, now_s, reason)
 
     def _why(self, request_id: str, reason: EndReason, now_s: float) -> str:
         """Return the `stop_reason` of a rejected request, with what a door says of it."""
@@ -239,12 +240,8 @@ class Driver(Link):
             self._mirror.note_ends(refused, time.time())
 
     def _end(self, stop_reasons: Mapping[str, str]) -> None:
-        """Remove requests from vLLM, and keep their ends for the next outputs to their clients.
-
-        All are removed at once, since vLLM goes through its whole queue each time.
-        """
-        ending = self._host.finish_requests(stop_reasons, Status.FINISHED_ABORTED)
-        by_id = {request.request_id: request for request in ending}
+        """Remove requests from vLLM, and keep their ends for the next outputs to their clients."""
+        by_id = {request.request_id: request for request in end(self._host, stop_reasons)}
         for request_id, stop_reason in stop_reasons.items():
             request = by_id.get(request_id)
             if request is None:

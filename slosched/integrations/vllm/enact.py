@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,27 @@ def preempt(host: Any, request_ids: Iterable[str]) -> None:
         request = host.requests[request_id]
         host.running.remove(request)
         host._preempt_request(request, time.monotonic(), host.requires_kv_delivery)
+
+
+def end(host: Any, request_ids: Collection[str]) -> list[Any]:
+    """End requests as if their clients had left; return those that had not ended yet.
+
+    vLLM goes through its whole queue for that.  Most that a policy rejects have just come, so it is
+    shown no queue if all of them were the last ones there.
+    """
+    waiting, latest = host.waiting, list[Any]()
+    if isinstance(waiting, FCFSRequestQueue):
+        while waiting and waiting[-1].request_id in request_ids:
+            latest.append(waiting.pop())
+    if len(latest) < len(request_ids):
+        if latest:
+            waiting.extend(reversed(latest))
+        return list(host.finish_requests(request_ids, Status.FINISHED_ABORTED))
+    host.waiting = FCFSRequestQueue()
+    try:
+        return list(host.finish_requests(request_ids, Status.FINISHED_ABORTED))
+    finally:
+        host.waiting = waiting
 
 
 @contextmanager

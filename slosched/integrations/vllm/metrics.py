@@ -30,12 +30,12 @@ def counter(engine: int) -> Count:
     """Return a function that counts events of the engine with this number in vLLM's metrics."""
 
     # Prometheus takes 5 µs to find a counter by its labels, and several are counted in a step.
-    increments: dict[tuple[str, str], Callable[[], None]] = {}
+    increments: dict[tuple[str, str], Callable[[float], None]] = {}
 
-    def count(event: str, kind: str) -> None:
+    def count(event: str, kind: str, num: int = 1) -> None:
         increment = increments.get((event, kind))
         if increment is None:
             increment = increments[event, kind] = _events().labels(engine, event, kind).inc
-        increment()
+        increment(num)
 
     return count

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -76,10 +77,13 @@ class Mirror:
         self._requests: dict[str, Request] = {}
         self._theirs: dict[str, Any] = {}
         self._max_model_len: int = host.max_model_len
-        self._next_deadline_s = limits.deadline_rule.next_deadline_s
+        self._rule = limits.deadline_rule
+        self._staggers = host.vllm_config.parallel_config.pipeline_parallel_size > 1
+        """Whether a decode may have to wait for a later step, as in a pipeline."""
         self._running: list[Any] = []
-        self._waiting: list[Any] = []
-        """vLLM's queues when they were last read."""
+        """Those that ran when vLLM's queues were last read."""
+        self._num_read = 0
+        """The number of those that waited then."""
         self._left: set[Any] = set()
         """Those that have left vLLM's waiting queue since then: they run or have ended."""
         self._pairs: list[tuple[Any, Request, int]] = []
@@ -127,7 +131,6 @@ class Mirror:
 
         Tokens that are on their way count as emitted at `begins_s`, when the next step begins.
         """
-        next_step = self._host.current_step + 1
         is_same = self._host.running == self._running
         if not is_same:
             self._running = list(self._host.running)
@@ -138,7 +141,8 @@ class Mirror:
                 if ours is not None
             ]
         finishing = {name: self._requests[name] for name in self.withheld}
-        next_deadline_s = self._next_deadline_s
+        foreseen: list[Request] = []
+        staggers, next_step = self._staggers, self._host.current_step + 1
         for theirs, ours, most_tokens in self._pairs:
             computed = ours.num_computed_tokens = theirs.num_computed_tokens
             num_placeholders = theirs.num_output_placeholders
@@ -147,17 +151,18 @@ class Mirror:
                 ours.token_times_s.append(begins_s)
                 ours.num_output_tokens += 1
                 ours.num_output_placeholders = 1
-                ours.deadline_s = next_deadline_s(ours)
+                foreseen.append(ours)
             elif num_placeholders or ours.num_output_placeholders:
                 self._foresee(ours, num_placeholders, begins_s)
             # nearly always; no other rule needs a look
             is_far_from_end = (
                 computed < ours.num_prompt_tokens + ours.num_output_tokens
                 and computed + 2 < most_tokens
-                and theirs.next_decode_eligible_step <= next_step
+                and not (staggers and theirs.next_decode_eligible_step > next_step)
             )
             if not is_far_from_end and self._has_nothing_to_compute(theirs):
                 finishing[ours.request_id] = ours
+        self._rule.set_deadlines(foreseen)
         if not is_same or finishing or self.queues.finishing:
             self._show_all_but(finishing)
         self._read_waiting(begins_s)
@@ -167,24 +172,31 @@ class Mirror:
 
         If more are on their way, `refresh` sets the deadline of the token after those.
         """
-        requests, theirs_of, next_deadline_s = self._requests, self._theirs, self._next_deadline_s
+        requests, theirs_of = self._requests, self._theirs
+        stamped: list[Request] = []
         for request_id in request_ids:
             ours = requests.get(request_id)
             if ours is None:
                 continue
-            times, theirs = ours.token_times_s, theirs_of[request_id]
+            theirs = theirs_of[request_id]
             num_tokens, num_expected = theirs.num_output_tokens, ours.num_output_placeholders
-            if num_expected == 1 and num_tokens == ours.num_output_tokens:  # nearly always
-                times[-1] = now_s
+            num_more = num_tokens - ours.num_output_tokens
+            if num_expected == 1 and not num_more:  # nearly always, if vLLM plans ahead
+                ours.token_times_s[-1] = now_s
                 ours.num_output_placeholders = 0
-            elif num_expected or num_tokens != ours.num_output_tokens:
+            elif num_more == 1 and not num_expected:  # nearly always, if it does not
+                ours.token_times_s.append(now_s)
+                ours.num_output_tokens = num_tokens
+            elif num_expected or num_more:
+                times = ours.token_times_s
                 del times[ours.num_output_tokens - num_expected :]
                 times += [now_s] * (num_tokens - len(times))
                 ours.num_output_tokens, ours.num_output_placeholders = num_tokens, 0
             else:
                 continue  # a chunk that was not the last of its prompt
             if not theirs.num_output_placeholders:
-                ours.deadline_s = next_deadline_s(ours)
+                stamped.append(ours)
+        self._rule.set_deadlines(stamped)
 
     def note_ends(
         self, request_ids: Iterable[str], now_s: float, reason: EndReason | None = None
@@ -218,7 +230,7 @@ class Mirror:
             return False
         ours.asked_slo = ours.asked_slo or ours.slo
         ours.slo = slo
-        ours.deadline_s = self._limits.deadline_rule.next_deadline_s(ours)
+        ours.deadline_s = self._rule.next_deadline_s(ours)
         return True
 
     def _run(self, theirs: Any) -> Request | None:
@@ -267,7 +279,7 @@ class Mirror:
             lora_id=None if theirs.lora_request is None else theirs.lora_request.lora_name,
             server_s=self._per_request_s,
         )
-        ours.deadline_s = self._limits.deadline_rule.next_deadline_s(ours)
+        ours.deadline_s = self._rule.next_deadline_s(ours)
         return ours
 
     def _foresee(self, ours: Request, num_placeholders: int, begins_s: float) -> None:
@@ -276,7 +288,7 @@ class Mirror:
         ours.token_times_s[num_known:] = [begins_s] * num_placeholders
         ours.num_output_tokens = num_known + num_placeholders
         ours.num_output_placeholders = num_placeholders
-        ours.deadline_s = self._next_deadline_s(ours)
+        ours.deadline_s = self._rule.next_deadline_s(ours)
 
     def _has_nothing_to_compute(self, theirs: Any) -> bool:
         """Tell whether vLLM would skip this running request, by its own rules."""
@@ -292,39 +304,44 @@ class Mirror:
         )
 
     def _read_waiting(self, begins_s: float) -> None:
-        theirs_now = list(self._host.waiting)
-        if self._host.connector is not None:  # vLLM turns to those with loaded blocks first
-            theirs_now = [*self._host.kv_holding_waiting, *theirs_now]
-        num_known = self._forget_gone(theirs_now)
-        if num_known is None:
-            new = self.queues.waiting = self._shown_of(theirs_now, begins_s)
-        else:  # often none is new, and the queue may be long
-            new = self._shown_of(islice(theirs_now, num_known, None), begins_s)
-            self.queues.waiting.update(new)
-        self._waiting = theirs_now
+        queue = self._host.waiting
+        # vLLM turns to those with loaded blocks first.  A queue by priority has no places.
+        if self._host.connector is not None or not isinstance(queue, deque):
+            queue = [*self._host.kv_holding_waiting, *queue]
+        new = self._new_in(queue)
+        if new is None:
+            shown = self.queues.waiting = self._shown_of(queue, begins_s)
+        else:  # often none, and the queue may be long
+            shown = self._shown_of(new, begins_s)
+            self.queues.waiting.update(shown)
+        self._num_read = len(queue)
         if self._kv.caches_prefixes:
-            self._match(new)
+            self._match(shown)
 
-    def _forget_gone(self, theirs_now: list[Any]) -> int | None:
-        """Take out of the view what has left vLLM's queue, which is now `theirs_now`.
+    def _new_in(self, queue: Sequence[Any]) -> list[Any] | None:
+        """Return what was appended to vLLM's queue, after taking out of the view what has left it.
 
-        Returns how many requests at the front of the queue are in the view as they were; None if
-        all have to be read anew.
+        Returns None if all have to be read anew, since some are hidden, came back to the front, or
+        went in between.  To look at each of thousands that still wait would take its time.
         """
-        waiting, before, left = self.queues.waiting, self._waiting, self._left
+        waiting, num_read, left = self.queues.waiting, self._num_read, self._left
         self._left = set()
-        if len(waiting) != len(before):  # some are hidden, which may be about to change
-            return None
-        if left:
-            # What a KV connector has loaded changes in place.
-            if self._host.connector is not None:
-                return None
-            before = [theirs for theirs in before if theirs not in left]
-        if theirs_now[: len(before)] != before:  # some may have come back to the front
+        # Those that are hidden may be about to change, and so what a KV connector has loaded.
+        if len(waiting) != num_read or (left and self._host.connector is not None):
             return None
         for theirs in left:
             waiting.pop(theirs.request_id, None)
-        return len(before)
+        new: list[Any] = []
+        for theirs in reversed(queue):
+            if theirs.request_id in waiting:
+                break
+            new.append(theirs)
+        new.reverse()
+        if len(waiting) + len(new) != len(queue):
+            return None
+        if waiting and next(iter(waiting)) != queue[0].request_id:
+            return None
+        return new
 
     def _shown_of(self, theirs_now: Iterable[Any], begins_s: float) -> dict[str, Request]:
         """Return the requests of vLLM's queue that it would start."""

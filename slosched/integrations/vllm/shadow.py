@@ -85,7 +85,7 @@ class Shadow(Link):
         for request_id, reason in plan.rejected.items():
             if request_id not in self._rejected:
                 self._rejected.add(request_id)
-                self.truth.note_rejection(reason)
+                self.truth.note_rejections(reason, 1)
                 self._files.note_rejection(request_id, reason)
 
     def _ended(self, ours: Request, theirs: Any) -> None:

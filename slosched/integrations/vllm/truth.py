@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 logger = logging.getLogger("vllm.slosched")
 
@@ -34,11 +34,13 @@ class Fallback(StrEnum):
     """The policy scheduled nothing for a second while nothing ran."""
 
 
-Count = Callable[[str, str], None]
-"""A function that is called with every event and its kind."""
+class Count(Protocol):
+    """A function that is called with every event and its kind, or with several of a kind."""
+
+    def __call__(self, event: str, kind: str, num: int = 1) -> None: ...
 
 
-def _nobody(event: str, kind: str) -> None:
+def _nobody(event: str, kind: str, num: int = 1) -> None:
     """Ignore the event."""
 
 
@@ -107,9 +109,9 @@ class Truth:
                 exc_info=error,
             )
 
-    def note_rejection(self, reason: str) -> None:
-        self.rejections[reason] += 1
-        self.count("rejection", reason)
+    def note_rejections(self, reason: str, num: int) -> None:
+        self.rejections[reason] += num
+        self.count("rejection", reason, num)
 
     def _note(
         self, found: set[Divergence], planned: Mapping[str, int], executed: Mapping[str, int]
