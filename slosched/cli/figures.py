@@ -91,9 +91,14 @@ def leave_report(
     rule: DeadlineRule,
     provenance: Mapping[str, object],
     shares: Mapping[str, float] | None = None,
+    *,
+    draws: bool = True,
 ) -> None:
-    """Write report.html and its figures, each as PNG and SVG, into the folder `out`."""
-    made = figures(outcomes, rule)
+    """Write report.html and its figures, each as PNG and SVG, into the folder `out`.
+
+    Unless it `draws`, the report has only text and tables.
+    """
+    made = figures(outcomes, rule) if draws else {}
     save_figures(out, made)
     frame = comparison_frame(outcomes, rule, shares)
     sections = [

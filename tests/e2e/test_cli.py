@@ -74,6 +74,10 @@ def row(table: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
+FEW_SEATS = ("--max-num-seqs", "8")
+"""With which a bound has fewer kinds of steps to look at."""
+LEFT = ("-o", "out", "--no-figures")
+"""What a replay or comparison leaves without its figures, whose drawing takes the longest."""
 TRACED = ("--perfetto", "trace.json")
 """A replay that leaves a trace says there how it was made, as in records.jsonl, but draws nothing."""
 
@@ -159,8 +163,8 @@ def test_replay_takes_a_bundled_model_by_its_name(cli: Cli, name: str) -> None:
 
 
 def test_compare_takes_a_bundled_model_by_its_name(cli: Cli) -> None:
-    load = ("-n", "20", "--rate", "4", "-o", "out")
-    said = cli("compare", "-p", "fcfs", "--latency-model", BUNDLED[1], *load)
+    load = ("-n", "20", "--rate", "4", *FEW_SEATS)
+    said = cli("compare", "-p", "fcfs", "--latency-model", BUNDLED[1], *load, *LEFT)
     assert said.status == 0, said.err
     assert f"<dd>{BUNDLED[1]}</dd>" in Path("out/report.html").read_text()
 
@@ -217,10 +221,10 @@ def test_replay_scores_a_trace_and_leaves_records_and_figures(cli: Cli) -> None:
         "azure_conv",
         "-n",
         "40",
-        "--slo-ttft",
-        "2s",
-        "--slo-tpot",
-        "50ms",
+        "--slo-tier",
+        "0.5:2s/50ms",
+        "--slo-tier",
+        "0.5:5s/100ms",
         "-o",
         "t.csv",
     )
@@ -240,7 +244,7 @@ def test_replay_scores_a_trace_and_leaves_records_and_figures(cli: Cli) -> None:
     assert replay.provenance["measured model"] == "meta-llama/Llama-3.1-8B"
     pngs = {path.stem for path in Path("run").glob("*.png") if is_png(path)}
     assert pngs == {
-        *("goodput", "outcomes", "latency", "gaps", "by_prompt_length"),
+        *("goodput", "outcomes", "latency", "gaps", "by_prompt_length", "by_tier"),
         "timeline_edf_drop_expired_token_budget_256",
     }
     for name in pngs:
@@ -301,11 +305,11 @@ def cached_percent(said: Said) -> float:
 
 
 def test_what_the_prefix_cache_found_is_told(cli: Cli) -> None:
-    shared = ("--trace", "sessions", "-n", "40", "--prefix-cache", "radix", "-o", "run")
-    said = cli("replay", *shared)
+    shared = ("--trace", "sessions", "-n", "40", "--prefix-cache", "radix")
+    said = cli("replay", *shared, *LEFT)
     assert said.status == 0, said.err
     assert cached_percent(said) > 0
-    run = read_records(Path("run/records.jsonl"))
+    run = read_records(Path("out/records.jsonl"))
     assert run.provenance["prefix_cache"] == "radix"
     assert sum(record.num_cached_tokens for record in run.records) > 0
     assert run.provenance["prefix_host_tokens"] == 0
@@ -345,12 +349,23 @@ def test_what_the_device_evicts_is_found_in_host_memory(cli: Cli) -> None:
 
 def test_a_prompt_that_the_kv_cache_cannot_hold_is_rejected(cli: Cli) -> None:
     Path("t.csv").write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n1,2000,5\n2,100,5\n")
-    said = cli("replay", "--trace", "t.csv", "--policy", "fcfs", "--kv-tokens", "1024", "-o", "run")
+    said = cli("replay", "--trace", "t.csv", "--policy", "fcfs", "--kv-tokens", "1024", *LEFT)
     assert said.status == 0
-    short, long, last = read_records(Path("run/records.jsonl")).records
+    short, long, last = read_records(Path("out/records.jsonl")).records
     assert (long.status, long.end_reason) == (RequestStatus.REJECTED, EndReason.TOO_LONG)
     assert "rejected: 1 too_long\n" in said.out
     assert short.status is last.status is RequestStatus.FINISHED
+
+
+def test_without_figures_a_replay_leaves_its_tables_and_records(cli: Cli) -> None:
+    said = cli("replay", "-n", "5", *LEFT)
+    assert said.status == 0, said.err
+    assert "figures" not in said.out
+    left = {"records.jsonl", "report.html", "trace.perfetto.json.gz"}
+    assert {path.name for path in Path("out").iterdir()} == left
+    page = Path("out/report.html").read_text()
+    assert "<svg" not in page
+    assert "token_attainment" in page
 
 
 def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_path: Path) -> None:
@@ -362,13 +377,13 @@ def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_pat
     Path("result.json").write_text(json.dumps(result))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "lifo.py").write_text(LIFO)
-    assert cli("replay", "-n", "30", "--policy", "sjf", "-o", "before").status == 0
-    specs = ("fcfs", "slo_aware:margin=0.1,late=bind", "mine.lifo:LIFO", "mine.lifo:LIFO:most=3")
+    assert cli("replay", "-n", "30", "--policy", "sjf", *LEFT).status == 0
+    specs = ("fcfs", "slo_aware:margin=0.1,late=bind", "mine.lifo:LIFO:most=3")
     said = cli(
         *("compare", "-n", "30", "--rate", "8", "--slo-ttft", "1s", "--slo-tpot", "50ms"),
         *(word for spec in specs for word in ("-p", spec)),
-        *("--records", "before=before/records.jsonl", "--records", "vllm=result.json"),
-        *("-o", "out"),
+        *("--records", "before=out/records.jsonl", "--records", "vllm=result.json"),
+        *("-o", "compared"),
     )
     assert said.status == 0, said.err
     assert row(said.out, "fcfs")[2].endswith("%")
@@ -378,24 +393,24 @@ def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_pat
     assert row(said.out, "before")[-1] == "-", "it may have been another trace"
     assert "No scheduler serves more than" in said.out
     assert "before has other SLOs than the simulated" in said.out
-    page = Path("out/report.html").read_text()
+    page = Path("compared/report.html").read_text()
     for text in (*specs, "before", "mean_tpot", "rtx4090/llama-3.1-8b", "<dt>seed</dt>"):
         assert text in page, text
     assert page.count("<svg") == 5 + len(specs)  # a recorded replay has no steps to draw
     assert not re.search(r'(src|href)="(?!#)', page), "it loads from elsewhere"
-    assert sum(is_png(path) for path in Path("out").glob("*.png")) == 5 + len(specs)
+    assert sum(is_png(path) for path in Path("compared").glob("*.png")) == 5 + len(specs)
 
 
 def test_compare_judges_a_trace_by_its_own_slos_unless_others_are_asked_for(cli: Cli) -> None:
     """As `replay` does; the promise that `compare` has by default is for traces without SLOs."""
     hopeless = ("--slo-ttft", "0.1ms", "--slo-tpot", "0.1ms", "-o", "hopeless.jsonl")
     assert cli("trace", "make", "azure_code", "-n", "6", "--rate", "1", *hopeless).status == 0
-    trace = ("--trace", "hopeless.jsonl", "-p", "fcfs")
-    own = cli("compare", *trace, "-o", "own")
+    trace = ("--trace", "hopeless.jsonl", "-p", "fcfs", *FEW_SEATS)
+    own = cli("compare", *trace, *LEFT)
     assert own.status == 0, own.err
     assert row(own.out, "fcfs")[2] == row(cli("replay", *trace).out, "fcfs")[2] == "0.0%"
     assert "each request is judged by its own SLO, which azure_code has" in own.out
-    other = cli("compare", *trace, "--slo-ttft", "1m", "--slo-tpot", "10s", "-o", "other")
+    other = cli("compare", *trace, "--slo-ttft", "1m", "--slo-tpot", "10s", *LEFT)
     assert row(other.out, "fcfs")[2] == "100.0%"
     assert "judged by its own SLO" not in other.out
 
@@ -407,13 +422,13 @@ def test_compare_keeps_what_others_did_where_a_policy_fails(cli: Cli, tmp_path: 
         "    def schedule(self, view):\n"
         "        raise RuntimeError('out of ideas')\n"
     )
-    said = cli("compare", "-n", "5", "-p", "fails:Fails", "-p", "fcfs", "-o", "out")
+    said = cli("compare", "-n", "5", "-p", "fails:Fails", "-p", "fcfs", *FEW_SEATS, *LEFT)
     assert said.status == 1
     assert re.search(r"│ fcfs .* 100.0% │", said.out)
     why = "fails.py, line 6, in schedule: RuntimeError: out of ideas"
     assert "fails:Fails was given up" in said.out
     assert why in (Path("out") / "report.html").read_text()
-    said = cli("compare", "-n", "5", "-p", "fails:Fails", "-o", "alone")
+    said = cli("compare", "-n", "5", "-p", "fails:Fails", *FEW_SEATS, *LEFT)
     assert said.status == 1
     assert why in said.complaint
 
@@ -434,9 +449,8 @@ def test_ctrl_c_keeps_the_policies_that_are_done() -> None:
 
 def test_compare_gives_no_bound_that_luck_could_beat(cli: Cli) -> None:
     tiers = ("--slo-tier", "0.5:1s/50ms", "--slo-tier", "0.5:5s/100ms")
-    said = cli("compare", "-n", "10", "-p", "fcfs", "--noise", "0.1", *tiers, "-o", "out")
+    said = cli("compare", "-n", "10", "-p", "fcfs", "--noise", "0.1", *tiers, *FEW_SEATS, *LEFT)
     assert said.status == 0, said.err
-    assert is_png(Path("out/by_tier.png"))
     assert "No bound on every scheduler is given" in said.out
     assert "noise 0.1" in said.out
     assert "÷" not in said.out
@@ -481,10 +495,10 @@ def test_profile_then_fit_then_replay_on_the_fitted_device(cli: Cli) -> None:
     assert float(row(said.out, "C7 constant")[1].removesuffix(" µs")) >= 0
 
     said = cli(
-        "replay", "-n", "10", "--length-scale", "0.05", "--latency-model", "m.json", "-o", "run"
+        *("replay", "-n", "10", "--length-scale", "0.05", "--latency-model", "m.json"), *LEFT
     )
     assert said.status == 0, said.err
-    replay = read_records(Path("run/records.jsonl"))
+    replay = read_records(Path("out/records.jsonl"))
     assert replay.provenance["kv_tokens"] == 4096, "the cache that was profiled"
     assert all(r.status is RequestStatus.FINISHED for r in replay.records)
 

@@ -12,10 +12,13 @@ pytestmark = pytest.mark.e2e
 
 Cli = Callable[..., Said]
 ASKED = ("bounds", "--trace", "azure_code", "-n", "60", "--rate", "20", "--seed", "1")
+FEW_SEATS = ("--max-num-seqs", "8")
+"""With which there are fewer kinds of steps to be looked at."""
 
 
 def test_bounds_prints_all_four_and_the_capacity(cli: Cli) -> None:
-    said = cli(*ASKED, "--latency-model", "h100/llama-3.1-8b", "--capacity", "0.9")
+    device = ("--latency-model", "h100/llama-3.1-8b", *FEW_SEATS)
+    said = cli(*ASKED, *device, "--capacity", "0.9")
     good = re.findall(r"│ (L\d)[^│]*│[^│]*│ *([\d.]+)% │", said.out)
     assert [name for name, _ in good] == ["L1", "L2", "L3", "L4"]
     assert all(0 < float(share) <= 100 for _, share in good)
@@ -26,6 +29,6 @@ def test_bounds_prints_all_four_and_the_capacity(cli: Cli) -> None:
 
 
 def test_bounds_of_an_unreliable_device_are_for_reference(cli: Cli) -> None:
-    said = cli(*ASKED, "--no-hindsight", "--noise", "0.1")
+    said = cli(*ASKED, *FEW_SEATS, "--no-hindsight", "--noise", "0.1")
     assert "L3" not in said.out
     assert "For reference only: the simulated steps do not take what" in said.out

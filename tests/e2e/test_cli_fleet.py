@@ -32,7 +32,7 @@ def test_replay_on_unequal_replicas_one_of_which_fails(cli: Cli, tmp_path: Path)
 
 def test_compare_plays_each_policy_behind_each_router(cli: Cli) -> None:
     routers = ["--router", "round_robin", "--router", "power_of_two:seed=1"]
-    said = cli("compare", *SHORT, "--replicas", "2", *routers, "-p", "fcfs", "-o", "out")
+    said = cli("compare", *SHORT, "--replicas", "2", *routers, "-p", "fcfs", "--no-figures")
     assert said.status == 0, said.err
     assert "fcfs behind round_robin" in said.out
     assert "fcfs behind power_of_two:seed=1" in said.out
@@ -59,7 +59,7 @@ SUMMARIZED = ("--replicas", "3", "--summary", "--jobs", "1")
 def test_a_summary_says_what_the_whole_replay_says(cli: Cli, tmp_path: Path) -> None:
     device = ["--latency-model", "h100/llama-3.1-8b", "-p", "fcfs"]
     load = [*SHORT, "--rate", "60", *device, "--slo-ttft", "25ms", "--slo-tpot", "20ms"]
-    whole = cli("replay", *load, "--replicas", "3", "-o", "whole")
+    whole = cli("replay", *load, "--replicas", "3", "-o", "whole", "--no-figures")
     said = cli("replay", *load, *SUMMARIZED, "-o", "rows")
     assert said.status == whole.status == 0, said.err + whole.err
     records = read_records(tmp_path / "whole" / "records.jsonl").records
@@ -91,7 +91,8 @@ def test_a_summary_needs_replicas_that_do_not_depend_on_each_other(
 
 
 def test_a_fleet_of_a_fixed_size_says_what_it_costs(cli: Cli, tmp_path: Path) -> None:
-    said = cli("replay", *SHORT, "--replicas", "2:h100/llama-3.1-70b-tp4", "-o", "out")
+    fleet = ("--replicas", "2:h100/llama-3.1-70b-tp4")
+    said = cli("replay", *SHORT, *fleet, "-o", "out", "--no-figures")
     assert said.status == 0, said.err
     records = read_records(tmp_path / "out" / "records.jsonl").records
     end_s = max(record.end_s or 0.0 for record in records)

@@ -53,7 +53,7 @@ def test_what_is_typed_comes_before_the_engines_choice(cli: Cli) -> None:
 def test_engines_are_compared_each_under_its_own_settings(cli: Cli, tmp_path: Path) -> None:
     said = cli(
         *("compare", "-p", "goodput", "-p", "like:sglang", "-p", "like:vllm-0.6", *H100),
-        *("-o", "out"),
+        *("-o", "out", "--no-figures"),
     )
     assert said.status == 0, said.err
     assert "like sglang 0.5.5: sglang:chunked_prefill_size=8192, 8192 tokens" in said.out

@@ -25,7 +25,7 @@ def rows(said: Said) -> list[list[str]]:
 
 
 def test_priority_orders_what_has_priorities_and_says_where_nothing_has(cli: Cli) -> None:
-    without = cli("compare", "-p", POLICIES[0], "-p", POLICIES[1], *TRACE, "-o", "out")
+    without = cli("compare", "-p", POLICIES[0], "-p", POLICIES[1], *TRACE, "--no-figures")
     assert without.status == 0
     assert rows(without)[0] == rows(without)[1]
     assert without.out.count("policy=priority has nothing to go by") == 1
@@ -64,7 +64,8 @@ def test_marks_go_into_trace_files_and_records(cli: Cli, tmp_path) -> None:
     requests = read_trace(tmp_path / "marked.csv").requests
     assert {r.priority for r in requests} == {-1, 0}
     assert {r.lora_id for r in requests} == {"lora-1", "lora-2", "lora-3"}
-    cli("replay", "--trace", "marked.csv", "-p", "vllm_v1:policy=priority", "-o", "run")
+    policy = ("-p", "vllm_v1:policy=priority")
+    cli("replay", "--trace", "marked.csv", *policy, "-o", "run", "--no-figures")
     records = read_records(tmp_path / "run" / "records.jsonl").records
     assert [(r.priority, r.lora_id) for r in records] == [(r.priority, r.lora_id) for r in requests]
 

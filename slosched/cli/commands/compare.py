@@ -71,6 +71,7 @@ def compare(
     ] = None,
     seed: options.Seed = 0,
     out: options.OutDir = Path("runs/compare"),
+    figures: options.Figures = True,
 ) -> None:
     """Simulate policies on the same trace and device; write a table, figures and an HTML report.
 
@@ -138,8 +139,11 @@ def compare(
     provenance |= settings
     provenance |= {f"tuned {tuning.base}": str(tuning) for tuning in tunings}
     provenance |= missing
-    leave_report(out, "Policies compared", text, outcomes, rule, provenance, shares)
-    console.print(f"wrote {out}/report.html, and its figures as PNG and SVG")
+    leave_report(
+        *(out, "Policies compared", text, outcomes, rule, provenance, shares), draws=figures
+    )
+    drawn = ", and its figures as PNG and SVG" if figures else ""
+    console.print(f"wrote {out}/report.html{drawn}")
     if not simulated.is_whole:
         raise typer.Exit(130 if simulated.stopped else 1)
 

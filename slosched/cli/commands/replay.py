@@ -66,6 +66,7 @@ def replay(
             "unless it would be large: runs/live.",
         ),
     ] = None,
+    figures: options.Figures = True,
     perfetto: Annotated[
         Path | None,
         typer.Option(
@@ -153,7 +154,7 @@ def replay(
             write_perfetto(perfetto, outcome.records, outcome.steps, rule, provenance)
         console.print(f"wrote {perfetto}: open it at https://ui.perfetto.dev")
     if out is not None:
-        _leave(out, name, outcome, rule, title, provenance)
+        _leave(out, name, outcome, rule, title, provenance, draws=figures)
     if not is_whole:
         raise typer.Exit(130)
 
@@ -178,14 +179,19 @@ def _leave(
     rule: DeadlineRule,
     title: str,
     provenance: Mapping[str, object],
+    *,
+    draws: bool,
 ) -> None:
     """Write records, report, figures and the Perfetto trace of one replay to `out`."""
     from slosched.cli.figures import leave_report  # slow to import
 
     write_records(out / "records.jsonl", outcome.records, provenance)
     text = f"{title}. Rejected and unfinished requests count as misses."
-    leave_report(out, f"A replay of {name}", text, {name: outcome}, rule, provenance)
-    wrote = "records.jsonl, report.html, and its figures as PNG and SVG"
+    leave_report(
+        *(out, f"A replay of {name}", text, {name: outcome}, rule, provenance), draws=draws
+    )
+    wrote = "records.jsonl, report.html"
+    wrote += ", and its figures as PNG and SVG" if draws else ""
     if outcome.evaluations:
         write_evaluations(out, outcome.evaluations)
         console.print(f"why the portfolio chose what it chose: slosched explain {out}")

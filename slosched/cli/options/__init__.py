@@ -13,6 +13,7 @@ from slosched.cli.options.promises import PromiseOptions, TracePromiseOptions
 from slosched.cli.options.scheduling import LatencyModelName, LimitOptions, PolicyName
 from slosched.cli.options.traces import Seed, TraceOptions, TraceSource
 from slosched.cli.options.values import (
+    Figures,
     OutDir,
     Seconds,
     duration,
@@ -23,6 +24,7 @@ from slosched.cli.options.values import (
 )
 
 __all__ = [
+    "Figures",
     "Format",
     "KVOptions",
     "LatencyModelName",

@@ -81,3 +81,9 @@ OutDir = Annotated[
     Path,
     typer.Option("--out", "-o", file_okay=False, callback=writable, help="Folder for the results."),
 ]
+Figures = Annotated[
+    bool,
+    typer.Option(
+        help="Whether to draw figures.  Of a short replay that takes longer than all the rest."
+    ),
+]
