@@ -10,6 +10,7 @@ from law_variants import LEAVES_ROOM, PAYS_FOR_UNKEEPABLE, VARIANTS
 from slosched.policy import POLICIES
 from slosched.policy.spec import make_policy
 from slosched.testing import (
+    Broken,
     LawBrokenError,
     check_laws,
     check_others_unharmed,
@@ -53,12 +54,19 @@ def test_no_law_breaks_where_one_once_did(path: Path, name: str) -> None:
 UNHARMED = [name for name in POLICIES if name not in PAYS_FOR_UNKEEPABLE]
 
 
-@pytest.mark.parametrize("shares", [(0.1,), pytest.param((0.01, 0.5), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("shares", "parts"),
+    [
+        ((0.1,), (Broken.TTFT, Broken.TPOT)),
+        pytest.param((0.1,), (Broken.BOTH,), marks=pytest.mark.slow),
+        pytest.param((0.01, 0.5), tuple(Broken), marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("spec", [*UNHARMED, "goodput+door:refuse=unkeepable"])
 def test_nobody_pays_for_a_promise_that_cannot_be_kept(
-    spec: str, shares: tuple[float, ...]
+    spec: str, shares: tuple[float, ...], parts: tuple[Broken, ...]
 ) -> None:
-    check_others_unharmed(lambda: make_policy(spec), shares=shares)
+    check_others_unharmed(lambda: make_policy(spec), shares=shares, parts=parts)
 
 
 @pytest.mark.parametrize("spec", PAYS_FOR_UNKEEPABLE)

@@ -16,9 +16,10 @@ from slosched.testing.plans import LawBrokenError
 from slosched.testing.play import Run, play
 from slosched.testing.random_scenarios import prefix_hosts, scenarios
 from slosched.testing.scenario import Scenario, ScenarioRequest, device_model
-from slosched.testing.unkeepable import check_others_unharmed
+from slosched.testing.unkeepable import Broken, check_others_unharmed
 
 __all__ = [
+    "Broken",
     "LawBrokenError",
     "Run",
     "Scenario",
