@@ -20,7 +20,7 @@ FIND_LINKS = $(shell for d in $$PIP_FIND_LINKS $$($(PYTHON) -m pip config get gl
 	[ -d "$$d" ] && echo "$$d" && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check-types test-slow fuzz soak test-vllm test-vllm-part bench bench-simulator bench-accuracy arena robustness engines fidelity clean look-again
+.PHONY: help setup demo test test-most lint check-types test-slow fuzz soak test-vllm test-vllm-part bench bench-simulator bench-accuracy arena robustness engines fidelity clean look-again
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -39,11 +39,20 @@ $(VENV)/.ready: pyproject.toml
 demo: setup  ## Profile, fit, serve and replay a real model on this machine; leave a report
 	$(BIN)/slosched demo --out runs/demo
 
-test: setup lint check-types  ## Lint, types, and all tests but the slow ones
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not cost"
+# mypy uses one core and pytest waits now and then, so they run side by side.
+test: setup lint $(VENV)/.compiled  ## Lint, types, and all tests but the slow ones
+	@$(MAKE) --no-print-directory -j 2 check-types test-most
 	$(BIN)/python -m pytest -m "cost and not slow" $(COST_TESTS) --benchmark-columns=min,median,max
 	@if [ -e $(VLLM_VENV)/.ready ]; then $(MAKE) --no-print-directory test-vllm-part; \
 	else echo "not run inside vLLM: make test-vllm sets up $(VLLM_VENV) and does"; fi
+
+test-most: setup
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow and not cost"
+
+# Else each of pytest's processes would compile torch anew, since all of them import it at once.
+$(VENV)/.compiled: $(VENV)/.ready
+	@$(BIN)/python -c "import matplotlib.figure, openai, ray, sklearn.ensemble, slosched.cli, slosched.engine.server, slosched.engine.torch"
+	@touch $@
 
 lint: setup
 	$(BIN)/ruff check .
