@@ -39,10 +39,11 @@ from slosched.testing import check_policy
 
 sys.path.insert(0, "")
 import fewer_examples
-for defined in runpy.run_path(sys.argv[1]).values():
-    is_policy = isinstance(defined, type) and issubclass(defined, Policy)
-    if is_policy and defined.__module__ == "<run_path>":
-        check_policy(defined)
+for path in sys.argv[1:]:
+    for defined in runpy.run_path(path).values():
+        is_policy = isinstance(defined, type) and issubclass(defined, Policy)
+        if is_policy and defined.__module__ == "<run_path>":
+            check_policy(defined)
 """
 
 
@@ -117,8 +118,8 @@ def test_python_code_runs(page: Path, tmp_path: Path) -> None:
     (tmp_path / "fewer_examples.py").write_text(_FEWER_EXAMPLES, encoding="utf-8")
     scripts = [path for path in written if path.name.startswith("block_")]
     tests = [path for path in written if path.name.startswith("test_")]
-    for path in scripts:
-        run(tmp_path, "-c", _RUN_AND_CHECK, str(path))
+    if scripts:
+        run(tmp_path, "-c", _RUN_AND_CHECK, *map(str, scripts))
     if tests:
         options = ("-q", "-p", "no:cacheprovider", "-p", "fewer_examples")
         run(tmp_path, "-m", "pytest", *options, *map(str, tests))

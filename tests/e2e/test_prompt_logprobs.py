@@ -60,7 +60,13 @@ def check(parts: list[PromptLogprobs], ids: list[int], odds: torch.Tensor, num: 
     assert found == likeliest.indices.flatten().tolist()
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if i % 3 else (), id="-".join(map(str, case)))
+        for i, case in enumerate(CASES)
+    ],
+)
 def test_all_prompts_are_told_as_transformers_finds_them(world: World, case: Features) -> None:
     wanted = wanted_in(case)
     asks = asks_for(wanted, world, case)

@@ -40,7 +40,7 @@ def plain(model: LoadedModel, text: str) -> list[int]:
     ("policy", "overlap", "prefix_cache"),
     [
         ("fcfs", False, PrefixCaching.OFF),
-        ("goodput", True, PrefixCaching.HASH),
+        pytest.param("goodput", True, PrefixCaching.HASH, marks=pytest.mark.slow),
         pytest.param("goodput", False, PrefixCaching.RADIX, marks=pytest.mark.slow),
         pytest.param("vllm_v1", True, PrefixCaching.HASH, marks=pytest.mark.slow),
     ],
@@ -62,13 +62,8 @@ def test_a_text_that_repeats_itself_takes_fewer_steps_and_has_the_same_tokens(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "mode",
-    [
-        PreemptionMode.SWAP,
-        pytest.param(PreemptionMode.RECOMPUTE, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", PreemptionMode)
 def test_requests_with_drafts_are_preempted_like_others(
     smollm2: LoadedModel, mode: PreemptionMode
 ) -> None:

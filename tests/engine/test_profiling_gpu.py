@@ -28,6 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_stages_leave_results(results: Path) -> None:
     conformance = pd.read_csv(results / "conformance.csv")
     assert (conformance["error"] <= conformance["allowed"]).all()
@@ -43,6 +44,7 @@ def test_the_stages_leave_results(results: Path) -> None:
     assert graphs == {"decode": {"on", "off"}, "chunk": {"off"}}
 
 
+@pytest.mark.slow
 def test_the_traffic_is_predicted_played_and_reported(results: Path) -> None:
     scale = replace(REHEARSAL, rates={"azure_conv": (20.0,)})
     (results / PREDICTED).unlink()

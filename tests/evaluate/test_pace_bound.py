@@ -46,7 +46,13 @@ def repeated(trace: Trace, period_s: float) -> Trace:
     return Trace.of(copies, "again and again")
 
 
-@pytest.mark.parametrize("rule", DeadlineRule)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(rule, marks=() if rule is DeadlineRule.MEAN_TPOT else pytest.mark.slow)
+        for rule in DeadlineRule
+    ],
+)
 def test_no_policy_keeps_up_more(rule: DeadlineRule) -> None:
     """Count the requests that are due before the last period ends, as the proof does."""
     limits = replace(LIMITS, deadline_rule=rule)

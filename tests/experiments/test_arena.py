@@ -85,12 +85,12 @@ def test_stored_results_are_carried_over_if_a_sample_comes_out_the_same(
     results = Results(tmp_path / "results")
     runs = results.read("runs")
     results.write("runs", runs.assign(code_digest="of another day"))
-    drawn = sample(results, 2, seed=0)
+    drawn = sample(results, 1, seed=0)
     replays = play_again(results, drawn, {"tiny": SMALL}, {"tiny": TINY})
     assert carry_over(results, replays, lambda _: None) == 1
     assert list(results.read("runs")["code_digest"]) == list(runs["code_digest"])
     proof = results.read("carried_over")
-    assert len(proof) == 2
+    assert len(proof) == 1
     assert set(proof["earlier_code"]) == {"of another day"}
 
 
@@ -197,6 +197,7 @@ def test_what_lengths_and_memory_are_worth(played: Path, tmp_path: Path) -> None
     assert "### What lengths and memory would be worth" in report.text_of(results.tables(), [])
 
 
+@pytest.mark.slow
 def test_the_page_says_what_bounds_a_capacity(played: Path, tmp_path: Path) -> None:
     found = pd.DataFrame(ceilings(SMALL, replace(TINY, num_windows=1)))
     rates = found.set_index(["bound", "target"])["requests_per_s"].to_dict()

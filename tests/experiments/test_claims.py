@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.claims import report
-from experiments.claims.__main__ import STUDIES, app
+from experiments.claims.__main__ import PPAS, STUDIES, app
 from experiments.claims.report import verdict_of
 from experiments.engines import results
 from experiments.engines.study import Case, Finding, Scale, Study
@@ -20,7 +20,13 @@ def kind_of(case: Case) -> tuple[str, int]:
     return case.policy, case.config.limits.max_num_batched_tokens
 
 
-@pytest.mark.parametrize("study", [pytest.param(study, id=study.title) for study in STUDIES])
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param(study, id=study.title, marks=pytest.mark.slow if study is PPAS else ())
+        for study in STUDIES
+    ],
+)
 def test_each_study_tells_its_cases_apart_and_makes_findings(study: Study, tmp_path: Path) -> None:
     """Play one case of each policy, where it has most to do, and use its result for all cases."""
     cases = list(study.cases(SMALL))

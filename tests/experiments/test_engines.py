@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from experiments.arena.scenarios import TRACES
 from experiments.engines import report, results
-from experiments.engines.__main__ import STUDIES, app
+from experiments.engines.__main__ import PREFIXES, STUDIES, app
 from experiments.engines.prefixes import reuse
 from experiments.engines.study import Scale, Study, gap_column, over_windows, ratio
 from experiments.robustness.__main__ import app as robustness_app
@@ -21,7 +21,10 @@ from slosched.workload import Trace
 from slosched.workload.request import TraceRequest
 
 SMALL = Scale(num_windows=2, window_requests=12)
-EVERY = [pytest.param(study, id=study.name) for study in STUDIES]
+EVERY = [
+    pytest.param(study, id=study.name, marks=pytest.mark.slow if study is PREFIXES else ())
+    for study in STUDIES
+]
 
 needs_traces = pytest.mark.skipif(
     not (TRACES / "mooncake_conversation.jsonl").exists(), reason=f"no public traces in {TRACES}"

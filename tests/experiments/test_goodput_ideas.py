@@ -51,7 +51,13 @@ def base() -> list[tuple[float, ...]]:
 OFTEN = [idea for idea in IDEAS if idea is not BASE and idea.name not in RARE]
 
 
-@pytest.mark.parametrize("idea", OFTEN, ids=lambda idea: idea.name)
+@pytest.mark.parametrize(
+    "idea",
+    [
+        pytest.param(idea, id=idea.name, marks=pytest.mark.slow if i % 3 else ())
+        for i, idea in enumerate(OFTEN)
+    ],
+)
 def test_an_idea_does_something(idea: Idea, base: list[tuple[float, ...]]) -> None:
     assert token_times(idea) != base
 

@@ -47,13 +47,13 @@ def play(trace: Trace, config: SimulationConfig) -> Outcomes:
 
 
 @pytest.mark.parametrize(("kind", "variant"), EVERY)
-def test_a_kind_at_its_neutral_strength_disturbs_nothing_and_at_others_something(
+def test_a_kind_at_its_neutral_strength_disturbs_nothing_and_at_its_greatest_something(
     kind: Kind, variant: str
 ) -> None:
     trace = make_trace()
     calm = replace(CALM, online=variant != "as fitted")
     digests = []
-    for strength in (kind.neutral, *kind.strengths):
+    for strength in (kind.neutral, kind.strengths[-1]):
         config = kind.change(CALM, variant, strength)
         digests.append(play(kind.trace(trace, strength), config).digest)
     assert digests[0] == play(trace, calm).digest

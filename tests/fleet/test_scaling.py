@@ -172,11 +172,19 @@ def test_a_fixed_fleet_costs_its_replicas_to_the_last_end() -> None:
     assert ReplicaKind(four, SimulationConfig()).num_gpus == 4
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.25])
-@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize(
+    ("is_closed", "delay_s"),
+    [
+        (True, 0.25),
+        pytest.param(True, 0.0, marks=pytest.mark.slow),
+        pytest.param(False, 0.0, marks=pytest.mark.slow),
+        pytest.param(False, 0.25, marks=pytest.mark.slow),
+    ],
+)
 def test_with_as_few_as_many_replicas_it_is_the_fixed_fleet(
-    delay_s: float, is_closed: bool
+    is_closed: bool, delay_s: float
 ) -> None:
+    """On random scenarios this is one of the laws of scalers."""
     if is_closed:
         trace = synthesize("agents", num_requests=60, rate=1.0, seed=1).clipped(2000, 20).trace
     else:

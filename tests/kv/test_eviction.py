@@ -125,7 +125,7 @@ def test_ranked_by_recency_the_index_evicts_what_lru_does(prompts: list[list[int
 
 
 @pytest.mark.parametrize("eviction", IN_THE_DARK)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(scenario=scenarios())
 def test_the_laws_of_policies_hold_in_every_order(eviction: Eviction, scenario: Scenario) -> None:
     changed = replace(scenario, prefix_cache=PrefixCaching.HASH, eviction=eviction)
@@ -139,7 +139,13 @@ def agents(num_requests: int, rate: float) -> Trace:
     return trace.with_lengths_scaled(1 / 8).with_slo(Tiers((SLO(10.0, 0.5),), (1.0,)))
 
 
-@pytest.mark.parametrize("eviction", RANKED)
+@pytest.mark.parametrize(
+    "eviction",
+    [
+        pytest.param(one, marks=() if one in (Eviction.BELADY, Eviction.SAGA) else pytest.mark.slow)
+        for one in RANKED
+    ],
+)
 def test_two_replays_of_sessions_are_equal_and_every_turn_ends(eviction: Eviction) -> None:
     config = SimulationConfig(
         num_blocks=1500, prefix_cache=PrefixCaching.HASH, eviction=eviction, num_host_blocks=0

@@ -121,7 +121,10 @@ def test_one_more_request_never_makes_a_step_faster(name: str) -> None:
 
 
 @needs_tables
-@pytest.mark.parametrize("index", range(len(COMPOSED)))
+@pytest.mark.parametrize(
+    "index",
+    [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, len(COMPOSED)))],
+)
 def test_composing_and_fitting_again_gives_the_bundled_model(
     compose: ModuleType, index: int
 ) -> None:

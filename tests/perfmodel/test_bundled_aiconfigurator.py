@@ -66,7 +66,14 @@ def test_a_model_says_what_its_server_adds_and_how_that_is_known(name: str) -> N
     assert "docs/fidelity.md" in model.provenance[SERVER_TIME_ORIGIN]
 
 
-@pytest.mark.parametrize("name", ["h200/llama-3.1-8b", "h200/qwen3-32b", "h200/llama-3.1-70b-tp4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "h200/llama-3.1-8b",
+        pytest.param("h200/qwen3-32b", marks=pytest.mark.slow),
+        pytest.param("h200/llama-3.1-70b-tp4", marks=pytest.mark.slow),
+    ],
+)
 def test_the_committed_steps_give_the_bundled_model(name: str) -> None:
     path = CSVS[NAMES.index(name)]
     bundled = load_model(name)

@@ -84,10 +84,10 @@ def fresh(truth: FittedModel) -> tuple[Measurement, ...]:
     [
         ("linear", make_model(), False, 1.0),
         ("roofline", FORMS["roofline"], False, 1.5),
-        ("profiled-separate", SEPARATE_TRUTH, False, 1.5),
+        pytest.param("profiled-separate", SEPARATE_TRUTH, False, 1.5, marks=pytest.mark.slow),
         ("profiled-separate", SEPARATE_TRUTH, True, 1.0),
         ("experts-separate", EXPERTS_TRUTH, False, 1.5),
-        ("profiled-joint", JOINT_TRUTH, False, 2.0),
+        pytest.param("profiled-joint", JOINT_TRUTH, False, 2.0, marks=pytest.mark.slow),
         ("profiled-joint", JOINT_TRUTH, True, 1.0),
         ("experts-joint", EXPERTS_JOINT_TRUTH, False, 2.0),
     ],
@@ -140,7 +140,14 @@ def test_the_time_of_a_copied_block_is_found(form: str) -> None:
     assert report.by_regime["swap"].mape < 2
 
 
-@pytest.mark.parametrize("form", ["linear", "roofline", "profiled-separate", "profiled-joint"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "linear",
+        "profiled-separate",
+        *(pytest.param(form, marks=pytest.mark.slow) for form in ("roofline", "profiled-joint")),
+    ],
+)
 def test_without_copies_their_time_is_reported_as_undetermined(form: str) -> None:
     rows = layers_rows(JOINT_TRUTH)
     report = fit(profile_of(JOINT_TRUTH, count=60, rows=rows), form, num_folds=2)

@@ -28,6 +28,8 @@ PERF = ROOT.parent / "shared" / "data" / "llmservingsim"
 NUM_TRAINED = 160
 NUM_JUDGED = 3000
 NAMES = ("rtx4090/llama-3.1-8b", "rtxpro6000/llama-3.1-8b", "rtxpro6000/qwen3-32b")
+FIRST_ALONE = [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])]
+"""One device on every commit, and the others in `make test-slow`."""
 
 pytestmark = pytest.mark.skipif(
     not PERF.exists(), reason=f"LLMServingSim's tables are not at {PERF}"
@@ -85,7 +87,7 @@ def off_grid_errors(name: str, form: str) -> ErrorReport:
     return errors(model, [m for m in steps if not on_grid(m)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FIRST_ALONE)
 def test_a_random_split(name: str) -> None:
     """The 160 fitted steps are among the some ten thousand that judge, too."""
     joint = errors(on_a_random_split(name, "profiled-joint"), device(name).steps)
@@ -96,7 +98,7 @@ def test_a_random_split(name: str) -> None:
     assert linear.p99 > 3 * joint.p99
 
 
-@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("name", [NAMES[1], pytest.param(NAMES[2], marks=pytest.mark.slow)])
 def test_off_the_grid_of_powers_of_two(name: str) -> None:
     """The fit sees powers of two only; the judging batches have up to more than 200k tokens."""
     joint = off_grid_errors(name, "profiled-joint")
@@ -118,8 +120,8 @@ def test_the_largest_caches_lie_off_the_grid() -> None:
     ("name", "mape", "p99"),
     [
         ("rtx4090/llama-3.1-8b", 2.6, 9.0),
-        ("rtxpro6000/llama-3.1-8b", 3.1, 20.0),
-        ("rtxpro6000/qwen3-32b", 2.5, 8.0),
+        pytest.param("rtxpro6000/llama-3.1-8b", 3.1, 20.0, marks=pytest.mark.slow),
+        pytest.param("rtxpro6000/qwen3-32b", 2.5, 8.0, marks=pytest.mark.slow),
     ],
 )
 def test_decodes_of_unequal_context_which_no_fit_saw(name: str, mape: float, p99: float) -> None:
@@ -130,7 +132,7 @@ def test_decodes_of_unequal_context_which_no_fit_saw(name: str, mape: float, p99
     assert errors(on_a_random_split(name, "linear"), steps).mape > 2 * joint.mape
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FIRST_ALONE)
 def test_unequal_contexts_of_decodes_alone_are_learnt_from_forty_steps(name: str) -> None:
     """They take up to 41 % longer than equal ones, where keys are not split.  The rest judges."""
     skewed = compose().compose_skewed(device(name).source, PERF)

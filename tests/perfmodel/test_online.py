@@ -150,7 +150,11 @@ def play(
 @pytest.mark.parametrize("stalls", [0.0, 0.005])
 @pytest.mark.parametrize("drift", [steady, steps_up_and_down, ramp, sine])
 @pytest.mark.parametrize(
-    ("trace", "rate"), [("azure_conv_2023.csv", 3.0), ("azure_code_2023.csv", 1.5)]
+    ("trace", "rate"),
+    [
+        pytest.param("azure_conv_2023.csv", 3.0, marks=pytest.mark.slow),
+        ("azure_code_2023.csv", 1.5),
+    ],
 )
 def test_one_step_in_a_hundred_exceeds_the_upper_bound(
     trace: str, rate: float, drift: Callable[[float], float], stalls: float

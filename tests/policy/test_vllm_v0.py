@@ -395,6 +395,6 @@ def test_options_on_the_command_line() -> None:
 def test_it_obeys_the_laws(options: str) -> None:
     check_policy(
         lambda: make_policy(f"vllm_v0:{options}"),
-        max_examples=40,
+        max_examples=15,
         conserves_work=options.startswith("enable_chunked_prefill"),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -176,28 +176,36 @@ def replay(spec: str, replica: str) -> list[Request]:
     return simulate(make_trace(), make_policy(spec), MODEL, REPLICAS[replica])
 
 
+def in_turn(specs: Sequence[str], others: Iterable[object]) -> list[Any]:
+    """Pair each policy with one of the others in turn; `make test-slow` has the other pairs."""
+    others = list(others)
+    return [
+        pytest.param(spec, other, marks=() if i % len(others) == j else pytest.mark.slow)
+        for i, spec in enumerate(specs)
+        for j, other in enumerate(others)
+    ]
+
+
 @pytest.mark.parametrize(("spec", "replica"), KEPT)
 def test_a_replay_is_what_it_always_was(spec: str, replica: str) -> None:
     requests = replay(spec, replica)
     assert digest(requests) == GOLDEN[spec, replica]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str) -> None:
+@pytest.mark.parametrize(("spec", "replica"), in_turn(SPECS, REPLICAS))
+def test_steps_done_in_one_go_are_those_done_one_by_one(spec: str, replica: str) -> None:
     """A grouped replay equals one with `on_step`, also with disturbances and a learning model."""
     trace = make_trace(100, calm=10)
     disturbances = Disturbances(0.1, 0.2, tail=0.05, stall_s=0.125, stall_every_s=2.0)
-    for replica in REPLICAS.values():
-        config = replace(replica, disturbances=disturbances, bias=1.1, online=True, seed=3)
-        watched: list[StepRecord] = []
-        one_by_one = simulate(trace, make_policy(spec), MODEL, config, on_step=watched.append)
-        in_one_go = simulate(trace, make_policy(spec), MODEL, config)
-        assert digest(in_one_go) == digest(one_by_one)
-        assert len(watched) > 500
+    config = replace(REPLICAS[replica], disturbances=disturbances, bias=1.1, online=True, seed=3)
+    watched: list[StepRecord] = []
+    one_by_one = simulate(trace, make_policy(spec), MODEL, config, on_step=watched.append)
+    in_one_go = simulate(trace, make_policy(spec), MODEL, config)
+    assert digest(in_one_go) == digest(one_by_one)
+    assert len(watched) > 500
 
 
-@pytest.mark.parametrize("timeout_s", [0.06, 0.25, 1.0])
-@pytest.mark.parametrize("spec", [*SPECS, *GROUPED])
+@pytest.mark.parametrize(("spec", "timeout_s"), in_turn([*SPECS, *GROUPED], [0.06, 0.25, 1.0]))
 def test_clients_that_leave_are_the_same_in_steps_done_in_one_go(
     spec: str, timeout_s: float
 ) -> None:

@@ -139,7 +139,7 @@ def test_responses_follow_a_schema_too(server: Running) -> None:
     assert is_instance(answer["output"][0]["content"][0]["text"])
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_answers_follow_their_grammars_beside_free_ones(server: Running, temperature: int) -> None:
     """What others draw in the same steps does not change for it."""
     [alone] = server.together(FREE)
@@ -291,7 +291,7 @@ def test_an_emulated_device_and_a_missing_library_say_so(
         GuidanceCompiler("{}", 10, {2})
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_grammars_survive_recomputation(
     model: LoadedModel, compiler: GuidanceCompiler, overlap: bool
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -183,9 +184,27 @@ def test_metrics_count_the_group_once(url: str) -> None:
     assert grown["slosched:good_requests_total"] == 1
 
 
-@pytest.mark.parametrize("prefix_cache", [PrefixCaching.OFF, PrefixCaching.HASH])
-@pytest.mark.parametrize("mode", PreemptionMode)
-@pytest.mark.parametrize("policy", ["fcfs", "goodput", "vllm_v0"])
+SWAP, RECOMPUTE = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE
+REPLICAS = [
+    ("fcfs", SWAP, PrefixCaching.OFF),
+    ("fcfs", RECOMPUTE, PrefixCaching.HASH),
+    ("goodput", SWAP, PrefixCaching.HASH),
+    ("goodput", RECOMPUTE, PrefixCaching.OFF),
+]
+"""Each two of a policy, a preemption mode and a cache; `make test-slow` plays the rest."""
+REST = [
+    each
+    for each in product(
+        ("fcfs", "goodput", "vllm_v0"), PreemptionMode, (PrefixCaching.OFF, PrefixCaching.HASH)
+    )
+    if each not in REPLICAS
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "mode", "prefix_cache"),
+    [*REPLICAS, *(pytest.param(*replica, marks=pytest.mark.slow) for replica in REST)],
+)
 def test_preempted_siblings_keep_their_tokens(
     model: LoadedModel, policy: str, mode: PreemptionMode, prefix_cache: PrefixCaching
 ) -> None:

@@ -212,6 +212,7 @@ def test_a_response_has_a_message_and_calls_as_items(
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_real_model_calls_by_itself_once_it_has_seen_a_call(smollm2: LoadedModel) -> None:
     """Nothing forces it: it was asked for the weather before, and called then."""
     own = HuggingFaceTokenizer(smollm2.tokenizer, smollm2.vocab_size)

@@ -57,7 +57,8 @@ def server() -> Iterator[Running]:
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
-    asked = {"messages": HI, "tools": [WEATHER, TIME], "max_tokens": 400, "seed": 1, **fields}
+    """Ask with a seed for which the tiny model's strings end soon."""
+    asked = {"messages": HI, "tools": [WEATHER, TIME], "max_tokens": 400, "seed": 11, **fields}
     return client.chat.completions.create(model="tiny", **asked)
 
 
@@ -128,7 +129,8 @@ FLAT = [{"type": "function", **WEATHER["function"]}, {"type": "function", "name"
 
 
 def respond(client: openai.OpenAI, **fields: Any) -> Any:
-    asked = {"input": "hi", "tools": FLAT, "max_output_tokens": 1200, "extra_body": {"seed": 1}}
+    """Ask with a seed for which the tiny model makes two calls if one is required."""
+    asked = {"input": "hi", "tools": FLAT, "max_output_tokens": 1200, "extra_body": {"seed": 19}}
     return client.responses.create(model="tiny", **{**asked, **fields})
 
 
