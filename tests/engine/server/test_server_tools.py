@@ -57,8 +57,7 @@ def server() -> Iterator[Running]:
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
-    """Ask with a seed for which the tiny model's strings end soon."""
-    asked = {"messages": HI, "tools": [WEATHER, TIME], "max_tokens": 400, "seed": 11, **fields}
+    asked = {"messages": HI, "tools": [WEATHER, TIME], "max_tokens": 400, "seed": 1, **fields}
     return client.chat.completions.create(model="tiny", **asked)
 
 
