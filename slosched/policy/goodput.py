@@ -24,6 +24,7 @@ from slosched.core import (
     SchedulerView,
     tunable,
 )
+from slosched.policy.kit.caution import with_caution
 from slosched.policy.kit.checks import check_part, check_positive_share, check_share
 from slosched.policy.kit.chunks import beside_decodes, in_chunks_like
 from slosched.policy.kit.decode_first import add_decodes, split_running
@@ -89,8 +90,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        them (kit/make_way.py).
     8. A step that finishes a prompt ends before that prompt is due.  The first prompt that has to
        be cut ends with a whole tile of 64 tokens.
-    9. Under the deadline rule `tbt`, which counts every gap, a step is limited by the time that it
-       hardly ever exceeds; under the other rules, which forgive a slow step, by its expected time.
+    9. Under the deadline rule `tbt`, which counts every gap, a step is taken to last as long as it
+       hardly ever exceeds (kit/caution.py); under the other rules, which forgive a slow step, as
+       long as is expected.
     10. Under the rule `envelope` a decode that is late has lost: it shortens no step (kit/lost.py).
     11. A model that is off in the mean, and does not learn it, is corrected (`Drift`).
 
@@ -146,7 +148,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         return PromptOrder.LENGTH
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
-        seen = self._drift.corrected_view(view, is_busy=bool(view.running))
+        seen = with_caution(self._drift.corrected_view(view, is_busy=bool(view.running)))
         self._flood.stays.watch(self._worth.see(view.waiting))
         output = self._planned(seen)
         self._drift.note(view.now_s, view.model, output)
@@ -154,7 +156,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Plan the prompts as `schedule` does; return None if a decode may have to give way."""
-        seen = self._drift.corrected_view(view, is_busy=True)
+        seen = with_caution(self._drift.corrected_view(view, is_busy=True))
         if may_be_lost(decodes, view):
             return None
         self._flood.stays.watch(self._worth.see(view.waiting))
@@ -227,9 +229,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     # Parts of a decision, which a subclass may replace.
 
     def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
-        """Return an empty step; it predicts cautiously where the deadline rule counts every gap."""
-        is_cautious = view.limits.deadline_rule is DeadlineRule.TBT
-        return BatchBuilder(view, beside=beside, cautious=is_cautious)
+        """Return an empty step."""
+        return BatchBuilder(view, beside=beside)
 
     def timed(
         self, batch: BatchBuilder, model: LatencyModel, prompts: Iterable[Request], now_s: float

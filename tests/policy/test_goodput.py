@@ -363,6 +363,20 @@ class Unsteady(LinearModel):
 
 
 @pytest.mark.parametrize(
+    ("rule", "tokens"), [(DeadlineRule.MEAN_TPOT, 62), (DeadlineRule.TBT, 638)]
+)
+def test_where_every_gap_counts_a_tpot_that_slow_steps_miss_keeps_no_prompt_out(
+    rule: DeadlineRule, tokens: int
+) -> None:
+    """A tile beside the hasty decode takes 8.25 ms, or 9.08 if the step is slow; its TPOT is 8.6."""
+    hasty, other = R("hasty", 11, 0.008, tpot_s=0.0086, out=1), R("other", 11, 0.045, out=1)
+    limits = Limits(100_000, 100_000, deadline_rule=rule)
+    requests = hasty, other, R("long", 1000, 9.0)
+    view = view_of(requests, Unsteady(MODEL.coefficients), limits=limits)
+    assert Goodput().schedule(view).num_scheduled_tokens["long"] == tokens
+
+
+@pytest.mark.parametrize(
     ("rule", "tokens"), [(DeadlineRule.MEAN_TPOT, 703), (DeadlineRule.TBT, 639)]
 )
 def test_where_every_gap_counts_a_step_is_as_long_as_it_hardly_ever_exceeds(

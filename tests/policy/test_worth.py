@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from views import R, flat_model, view_of
 
@@ -29,10 +32,14 @@ def arrivals(num: int, tokens: int, share_hasty: float, ttft_s: float = 1.0) -> 
     ]
 
 
-def chosen(waiting: list[Request], rule: DeadlineRule = DeadlineRule.TBT) -> float:
-    """Return the TPOT to which the pace of `decodes` is raised, or their own."""
+def chosen(
+    waiting: list[Request],
+    rule: DeadlineRule = DeadlineRule.TBT,
+    of: Sequence[R] = tuple(decodes()),
+) -> float:
+    """Return the TPOT to which the pace of the decodes `of` is raised, or their own."""
     limits = Limits(deadline_rule=rule)
-    view: SchedulerView = view_of([*decodes(), *waiting], MODEL, now_s=NOW_S, limits=limits)
+    view: SchedulerView = view_of([*of, *waiting], MODEL, now_s=NOW_S, limits=limits)
     pace = Pace.of(view.running, MODEL, NOW_S)
     worth = Worth()
     worth.see(view.waiting)
@@ -52,6 +59,18 @@ def test_a_tpot_of_a_few_that_keeps_many_prompts_out_is_not_kept() -> None:
 
 def test_a_tpot_of_many_is_kept_though_prompts_are_late() -> None:
     assert chosen(arrivals(40, 400, 0.6)) == 0.010
+
+
+def test_who_asks_for_a_tpot_that_cannot_be_kept_does_not_count_for_the_next_one() -> None:
+    """No step lasts 4 ms, which half of the arrivals ask for.  With 10 ms, which nobody else asks
+    for, 60 % of the prompts go through, and the half of these are good.  With 50 ms all go through,
+    and half of all are good."""
+    waiting = [
+        replace(each, slo=SLO(1.0, 0.004 if i % 2 else 0.050))
+        for i, each in enumerate(arrivals(40, 400, 0.0))
+    ]
+    assert chosen(waiting) == 0.010, "all TPOTs of the decodes can be kept"
+    assert chosen(waiting, of=[*decodes(), R("lost", 11, 9.0, tpot_s=0.004, out=1)]) == 0.050
 
 
 def test_the_ttft_that_a_request_does_not_use_is_left_for_its_tokens() -> None:

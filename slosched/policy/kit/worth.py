@@ -44,7 +44,8 @@ class Worth:
     TPOTs they ask for.  For each TPOT of the decodes the latency model tells how many tokens go
     through, in steps no longer than it or in turns of long and short ones.  The shortest prompts
     go first.  The most requests are good at the TPOT with the largest product of two shares:
-    prompts that go through, and requests that ask for this TPOT or a larger one.
+    prompts that go through, and requests that ask for this TPOT or a larger one.  These are all
+    only at the smallest TPOT of the decodes, if that can be kept.
     """
 
     def __init__(self) -> None:
@@ -119,11 +120,10 @@ class Worth:
             speed = max(speed, tokens_per_s_in_turns(tpot_s, pace.all_s, long_chunks))
             tokens = speed * (view.now_s - arrivals[0].arrival_s)
             share = _num_through(lengths, tokens) / len(lengths)
-            if place:
+            kept = 1.0
+            if tpot_s > pace.tiers[0][0]:
                 num_kept = sum(a.tpot_s + spare * a.ttft_s >= tpot_s for a in arrivals)
                 kept = num_kept / len(arrivals)
-            else:
-                kept = 1.0
             if share * kept > _LEAST_GAIN * best_share:
                 best_share, best_s = share * kept, tpot_s if place else 0.0
             if share == 1:

@@ -1,0 +1,41 @@
+"""Caution where a deadline rule counts every gap between tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slosched.core import BatchShape, DeadlineRule, LatencyModel, SchedulerView
+
+
+class Cautious(LatencyModel):
+    """A latency model that says of every step the time that it hardly ever exceeds."""
+
+    __slots__ = ("_base",)
+
+    def __init__(self, base: LatencyModel) -> None:
+        self._base = base
+
+    def predict(self, shape: BatchShape) -> float:
+        return self._base.predict_upper(shape)
+
+    def predict_upper(self, shape: BatchShape) -> float:
+        return self._base.predict_upper(shape)
+
+    def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
+        """Return the expected time: a prompt alone on the device makes no decode wait."""
+        return self._base.predict_prefill(num_new_tokens, num_prior_tokens)
+
+    def observe(self, shape: BatchShape, seconds: float) -> None:
+        self._base.observe(shape, seconds)
+
+
+def with_caution(view: SchedulerView) -> SchedulerView:
+    """Return the view with a `Cautious` model under the rule `tbt`, and as it is under others.
+
+    All questions about a step are then asked of the same model.  If the step that is planned is
+    judged more cautiously than the TPOTs that it should keep, a TPOT may count as one that can be
+    kept although no step that keeps it has time for a prompt.
+    """
+    if view.limits.deadline_rule is not DeadlineRule.TBT:
+        return view
+    return replace(view, latency_model=Cautious(view.model))
