@@ -27,7 +27,7 @@ from slosched.policy.kit.returns import Returns
 from slosched.policy.kit.strictness import Strictness
 from slosched.policy.kit.wrapper import Gate, Wrapper
 
-_MAX_JUDGED = 16
+MAX_JUDGED = 16
 """Requests judged in one step, where none was on arrival; it bounds the cost of a step."""
 
 
@@ -157,7 +157,7 @@ class Door(Wrapper, Doorkeeper):
         for request in takewhile(_is_preempted, view.waiting):
             if not quoter.knows(request):
                 quoter.add_again(request, model)
-        if new := self._new(view)[:_MAX_JUDGED]:
+        if new := self._new(view)[:MAX_JUDGED]:
             with quoter.lined_up() if len(new) > 1 else nullcontext():
                 self._judge_all(new, model)
         if not self._refused:

@@ -27,6 +27,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from slosched.integrations.vllm import SLOScheduler
+from slosched.policy.door import MAX_JUDGED
 
 
 class Parts:
@@ -112,7 +113,10 @@ def main() -> None:
         timed = partial(Timed, is_async=is_async, num_running=num_running, num_waiting=num_waiting)
         theirs = timed(AsyncScheduler if is_async else Scheduler, {})
         ours = timed(SLOScheduler, {"policy": policy, **SETTINGS})
-        for _ in range(NUM_STEPS + 5):
+        num_judging = -(
+            -num_waiting // MAX_JUDGED
+        )  # in these a door judges those that came at once
+        for _ in range(num_judging + NUM_STEPS + 5):
             late.step_and_give_up(theirs)
             late.step(ours)
         column = {
