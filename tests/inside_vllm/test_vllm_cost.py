@@ -20,7 +20,7 @@ from slosched.integrations.vllm import SLOScheduler
 
 NUM_RUNNING, NUM_WAITING = 256, 1000
 NUM_STEPS = 60
-MOST = 1.35
+MOST = 1.4
 """The limit as a multiple of vLLM's own time."""
 
 SETTINGS = {
