@@ -63,18 +63,18 @@ class PlanCheck:
         running, block_size = self.queues.running, self.kv.block_size
         num_ready, turns = ledger.num_ready_blocks, turns_of(output, ledger, num_lent)
         num_busy = len(running) + len(self.queues.finishing) - num_left
-        chunks: Collection[tuple[str, int]] = output.num_scheduled_tokens.items()
+        planned = output.num_scheduled_tokens.items()
+        chunks: Collection[tuple[str, int]] = planned
         if not turns:  # nearly always; hundreds of decodes go on in blocks that they hold
-            num_tokens += len(chunks)
             chunks = [
                 (request_id, n)
-                for request_id, n in chunks
+                for request_id, n in planned
                 if n != 1
                 or (request := running.get(request_id)) is None
                 or not (computed := request.num_computed_tokens) % block_size
                 or computed >= request.num_prompt_tokens + request.num_output_tokens
             ]
-            num_tokens -= len(chunks)
+            num_tokens += len(planned) - len(chunks)
         for request_id, n in chunks:
             request = running.get(request_id)
             if request is None:

@@ -139,9 +139,8 @@ def compare(
     provenance |= settings
     provenance |= {f"tuned {tuning.base}": str(tuning) for tuning in tunings}
     provenance |= missing
-    leave_report(
-        *(out, "Policies compared", text, outcomes, rule, provenance, shares), draws=figures
-    )
+    heading = "Policies compared"
+    leave_report(out, heading, text, outcomes, rule, provenance, shares, draws=figures)
     drawn = ", and its figures as PNG and SVG" if figures else ""
     console.print(f"wrote {out}/report.html{drawn}")
     if not simulated.is_whole:

@@ -187,9 +187,8 @@ def _leave(
 
     write_records(out / "records.jsonl", outcome.records, provenance)
     text = f"{title}. Rejected and unfinished requests count as misses."
-    leave_report(
-        *(out, f"A replay of {name}", text, {name: outcome}, rule, provenance), draws=draws
-    )
+    heading = f"A replay of {name}"
+    leave_report(out, heading, text, {name: outcome}, rule, provenance, draws=draws)
     wrote = "records.jsonl, report.html"
     wrote += ", and its figures as PNG and SVG" if draws else ""
     if outcome.evaluations:
