@@ -9,7 +9,20 @@ from factories import make_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slosched.core import SLO, BatchShape, DeadlineRule, Limits, Request
+from slosched.core import (
+    SLO,
+    BatchShape,
+    DeadlineRule,
+    DecodeGroup,
+    ForeseesDecodes,
+    Limits,
+    PlansBesideDecodes,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    foreseer,
+    planner_beside,
+)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.5, math.nan])
@@ -139,3 +152,41 @@ def test_decodes_added_at_once_are_decodes_added_one_by_one(contexts: list[int])
         one_by_one.add(1, context - 1)
     at_once.add_decodes(contexts)
     assert at_once == one_by_one
+
+
+class Plain(PlansBesideDecodes, ForeseesDecodes):
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        return SchedulerOutput()
+
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        return SchedulerOutput()
+
+    def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
+        return math.inf
+
+
+class Renamed(Plain):
+    """A subclass that decides as its base does."""
+
+
+class Changed(Plain):
+    """A subclass whose base no longer knows what it decides."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        return SchedulerOutput(preempted=tuple(r.request_id for r in view.running))
+
+
+class ChangedBoth(Changed):
+    def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
+        return None
+
+
+def test_a_subclass_that_replaces_schedule_alone_is_not_asked_about_groups() -> None:
+    for policy in (Plain(), Renamed()):
+        assert planner_beside(policy) is policy
+        assert foreseer(policy) is policy
+    assert planner_beside(Changed()) is None
+    assert foreseer(Changed()) is None
+    both = ChangedBoth()
+    assert planner_beside(both) is both
+    assert foreseer(both) is None

@@ -20,7 +20,9 @@ from slosched.core.decode_group import (
     DecodeGroup,
     ForeseesDecodes,
     PlansBesideDecodes,
+    foreseer,
     group_shape,
+    planner_beside,
 )
 from slosched.core.door import Doorkeeper, Refusal
 from slosched.core.drafts import DraftOffer
@@ -118,7 +120,9 @@ __all__ = [
     "StepResult",
     "TokenLogprobs",
     "fan_out",
+    "foreseer",
     "group_shape",
     "heeding",
+    "planner_beside",
     "tunable",
 ]

@@ -1,13 +1,15 @@
-"""Decodes that the simulator serves as one group, and what a policy can do to allow it.
+"""Decodes that are served as one group, and what a policy can do to allow it.
 
 Both base classes are optional.  A policy without them is asked about every request in every step:
-its decisions are the same, its replays are slower.
+its decisions are the same, its replays are slower, and so are its steps inside vLLM.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from functools import cache
+from itertools import takewhile
 from typing import Protocol
 
 from slosched.core.plan import Limits, Policy, SchedulerOutput, SchedulerView
@@ -24,6 +26,10 @@ class DecodeGroup(Protocol):
     max_context_tokens: int
     are_oldest: bool
     """Whether every other running request was admitted after the last of them."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Return the sum of the tokens that they have emitted."""
 
     @property
     def num_by_tpot_s(self) -> Mapping[float, int]:
@@ -43,6 +49,10 @@ class DecodeGroup(Protocol):
     @property
     def first_deadline_s(self) -> float:
         """Return the earliest deadline of their next tokens."""
+
+    @property
+    def last_deadline_s(self) -> float:
+        """Return the latest deadline of their next tokens."""
 
     def first_deadline_from(self, tpot_s: float) -> float:
         """Return the earliest deadline of those with at least this TPOT; infinite without any."""
@@ -65,9 +75,10 @@ class PlansBesideDecodes(Policy):
         """Return the plan for all others, or None to be shown each of the decodes.
 
         Each of `decodes` gets one token in the same step, and `view` shows all other requests.  The
-        plan must be what `schedule` plans for these, and must neither preempt nor swap.  The
-        simulator asks only while no request is swapped out, no LoRA limit is set, and there are
-        blocks for the tokens of the decodes.  After None it calls `schedule` with all in view.
+        plan must be what `schedule` plans for these, and must neither preempt nor swap.  It is
+        asked for, by the simulator and inside vLLM, only while no request is swapped out, no LoRA
+        limit is set, and there are blocks for the tokens of the decodes.  After None `schedule` is
+        called with all in view.
         """
 
 
@@ -82,3 +93,31 @@ class ForeseesDecodes(Policy):
         until a request arrives or ends.  It asks only while there is no other request, and stops
         when blocks run out.  Return `-math.inf` to be asked in every step.
         """
+
+
+def planner_beside(policy: Policy) -> PlansBesideDecodes | None:
+    """Return `policy` if it can plan beside a group of decodes.
+
+    A subclass that has replaced `schedule` alone cannot: `schedule_beside` plans as its base does.
+    """
+    if isinstance(policy, PlansBesideDecodes) and _goes_with_schedule(
+        type(policy), "schedule_beside"
+    ):
+        return policy
+    return None
+
+
+def foreseer(policy: Policy) -> ForeseesDecodes | None:
+    """Return `policy` if it can foresee steps of decodes, as with `planner_beside`."""
+    if isinstance(policy, ForeseesDecodes) and _goes_with_schedule(type(policy), "decodes_until_s"):
+        return policy
+    return None
+
+
+@cache
+def _goes_with_schedule(policy: type[Policy], method: str) -> bool:
+    """Tell whether no subclass of the class that wrote `method` has written another `schedule`."""
+    return all(
+        "schedule" not in vars(each)
+        for each in takewhile(lambda each: method not in vars(each), policy.__mro__)
+    )

@@ -36,12 +36,18 @@ from slosched.policy.kit.flood import Flood
 from slosched.policy.kit.giving_way import give_way
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.lost import may_be_lost, num_lost
-from slosched.policy.kit.make_way import have_room, make_way
-from slosched.policy.kit.memory import lacks_blocks, tokens_at_leisure, tokens_in_turn
+from slosched.policy.kit.make_way import have_room, make_way, may_make_way
+from slosched.policy.kit.memory import (
+    lacks_blocks,
+    tokens_at_leisure,
+    tokens_in_turn,
+    will_be_filled,
+)
 from slosched.policy.kit.pace import Pace, first_slack_s
 from slosched.policy.kit.pausing import least_urgent_last
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import (
+    MAX_ASKED,
     Order,
     Supply,
     Timed,
@@ -192,6 +198,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             return None
         first_s = decodes.first_deadline_from
         pace = self._worth.kept(pace, model, lambda s: first_s(s) - view.now_s)
+        if not view.running and batch.num_free_seqs <= 0:
+            return self._beside_full_seats(batch, pace, decodes, view)
         prompts = self._prompts(batch, model, view, view.running)
         if len(prompts) - len(view.running) > batch.num_free_seqs:
             return None
@@ -209,6 +217,45 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         self.spread(pace, prompts, supply, batch, view)
         pack.add(r for r, _ in prompts)
         return batch.build()
+
+    def _beside_full_seats(
+        self, batch: BatchBuilder, pace: Pace, decodes: DecodeGroup, view: SchedulerView
+    ) -> SchedulerOutput | None:
+        """Plan beside decodes that leave no seat: prompts can be rejected, but none can start.
+
+        Returns None if a decode may have to give way.
+        """
+        waiting, model, now_s = view.waiting, view.model, view.now_s
+        batch.time_limit_s = self.step_s(pace)
+        if pace.all_s >= batch.time_limit_s:
+            return None
+        if not waiting:
+            return batch.build()
+        longest = max([r.num_prompt_tokens + r.num_output_tokens for r in waiting])
+        most_blocks = min(len(waiting), MAX_ASKED) * -(-longest // view.kv.block_size)
+        longest_s = model.predict_prefill(longest)
+        if will_be_filled(most_blocks, view.kv):
+            self._judge_leisure(batch, pace, decodes, view)
+        else:  # It is not at leisure, and of those due later than this none is hopeless.
+            urgent = [r for r in waiting if r.deadline_s - now_s < longest_s]
+            self.timed(batch, model, most_urgent(urgent), now_s)
+        if may_make_way(batch, decodes, view, longest_s):
+            return None
+        return batch.build() if self.long_steps(pace, view) is None else None
+
+    def _judge_leisure(
+        self, batch: BatchBuilder, pace: Pace, decodes: DecodeGroup, view: SchedulerView
+    ) -> None:
+        """Reject prompts, and note whether the others have time although none can start."""
+        prompts = self._prompts(batch, view.model, view, ())
+        supply = self.supply(pace, batch, view.now_s, pace.seat_s(decodes.output_tokens))
+        is_short = view.kv.num_free_blocks < decodes.num_decodes
+        if is_short or not self.is_enough_for_all(pace, prompts, supply):
+            return
+        pack = self.pack_class(batch, view.now_s, ())
+        pack.reserved_blocks -= decodes.num_new_blocks  # `_serve` asks before these are taken.
+        if not self._flood.is_short_of_blocks(pace, prompts, pack, view):
+            self.spread(pace, prompts, supply, batch, view)
 
     def choose_drafts(
         self, offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView
@@ -375,7 +422,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         """Fill the step of `pack`, as the class says, while every decode has its next block."""
         batch = pack.batch
         batch.time_limit_s = self.step_s(pace)
-        supply = self.supply(pace, batch, view.now_s, pace.seat_s(decodes))
+        supply = self.supply(
+            pace, batch, view.now_s, pace.seat_s(sum([r.num_output_tokens for r in decodes]))
+        )
         long = self.long_steps(pace, view) if prompts else None
         if long is not None:
             self.take_turns(long, pace, Shortage(view, decodes, prompts, supply), pack)

@@ -41,6 +41,7 @@ class GroupedDecodes:
         self.num_decodes = 0
         self.context_tokens = 0
         self.max_context_tokens = 0
+        self.output_tokens = 0
         self._num_by_tpot_s: Counter[float] = Counter()
         self._num_by: dict[Callable[[Request], Hashable], Counter[Hashable]] = {}
         self.are_oldest = True
@@ -56,6 +57,8 @@ class GroupedDecodes:
         self._longest: list[tuple[int, int]] = []
         """Heap of (number of steps minus context at joining, end), also of members that left."""
         self._due = _Deadlines(rule)
+        self._last_due: _Deadlines | None = None
+        """The latest deadline, once it was asked for."""
 
     def join(self, request: Request, num_tokens_left: int) -> None:
         """Add a running decode that has emitted a token and has `num_tokens_left` to emit."""
@@ -69,6 +72,7 @@ class GroupedDecodes:
         for key, num_by in self._num_by.items():
             num_by[key(request)] += 1
         self.context_tokens += context
+        self.output_tokens += request.num_output_tokens
         if context > self.max_context_tokens:
             self.max_context_tokens = context
         self._num_filling[(step - request.num_computed_tokens) % self._block_size] += 1
@@ -88,7 +92,7 @@ class GroupedDecodes:
         request.num_computed_tokens += 1
         self._kv.grow_lent(request.request_id, request.num_computed_tokens)
         self._longest.clear()
-        self._due = _Deadlines(self._rule)
+        self._due, self._last_due = _Deadlines(self._rule), None
         for other in self._members.values():
             self._enter(other)
         self._find_longest()
@@ -114,6 +118,14 @@ class GroupedDecodes:
 
     def first_deadline_from(self, tpot_s: float) -> float:
         return self._due.first_s(self._times_s, tpot_s)
+
+    @property
+    def last_deadline_s(self) -> float:
+        if self._last_due is None:
+            self._last_due = _Deadlines(self._rule, latest=True)
+            for member in self._members.values():
+                self._last_due.add(member.request, member.start_step, member.end_step)
+        return self._last_due.first_s(self._times_s)
 
     @property
     def num_steps_to_end(self) -> int:
@@ -146,6 +158,7 @@ class GroupedDecodes:
         times_s = self._times_s
         times_s += ends_s
         self.context_tokens += self.num_decodes * len(ends_s)
+        self.output_tokens += self.num_decodes * len(ends_s)
         self.max_context_tokens += len(ends_s)
         if len(times_s) not in self._ending:
             return ()
@@ -165,6 +178,8 @@ class GroupedDecodes:
         request, step = member.request, member.start_step
         heappush(self._longest, (step - request.num_computed_tokens - 1, member.end_step))
         self._due.add(request, step, member.end_step)
+        if self._last_due is not None:
+            self._last_due.add(request, step, member.end_step)
 
     def _remove(self, member: Member) -> None:
         request = member.request
@@ -177,6 +192,7 @@ class GroupedDecodes:
         for key, num_by in self._num_by.items():
             _take_one(num_by, key(request))
         self.context_tokens -= request.num_computed_tokens + 1
+        self.output_tokens -= request.num_output_tokens
 
     def _find_longest(self) -> None:
         step, heap = len(self._times_s), self._longest
@@ -206,30 +222,36 @@ def _take_one(counter: Counter[_Key], key: _Key) -> None:
 class _Deadlines:
     """The earliest deadline of all members; with every step each one moves by its TPOT."""
 
-    def __init__(self, rule: DeadlineRule) -> None:
+    def __init__(self, rule: DeadlineRule, *, latest: bool = False) -> None:
+        """Look for the earliest deadline, or for the latest one."""
         self._rule = rule
+        self._sign = -1 if latest else 1
+        """With -1, deadlines are compared as if time ran backwards."""
         self._first_s: dict[float, float] = {}
-        """For each TPOT the earliest deadline of the members that joined before the first step."""
+        """For each TPOT the first deadline, times the sign, of the members that joined before the
+        first step."""
         self._heaps: dict[float, list[tuple[float, int, float, int]]] = {}
-        """For each TPOT a heap of (deadline as if at step 0, end, anchor, tokens out minus steps).
-        """
+        """For each TPOT a heap of (deadline as if at step 0, times the sign, end, anchor, tokens
+        out minus steps)."""
 
     def add(self, request: Request, step: int, end_step: int) -> None:
         tpot_s, ahead = request.slo.tpot_s, request.num_output_tokens - step
-        self._first_s[tpot_s] = min(self._first_s.get(tpot_s, math.inf), request.deadline_s)
+        due_s = self._sign * request.deadline_s
+        self._first_s[tpot_s] = min(self._first_s.get(tpot_s, math.inf), due_s)
         anchor_s = 0.0 if self._rule is DeadlineRule.TBT else self._rule.anchor_s(request)
         at_0_s = anchor_s + ahead * tpot_s if tpot_s < math.inf else math.inf
-        heappush(self._heaps.setdefault(tpot_s, []), (at_0_s, end_step, anchor_s, ahead))
+        entry = self._sign * at_0_s, end_step, anchor_s, ahead
+        heappush(self._heaps.setdefault(tpot_s, []), entry)
 
     def first_s(self, times_s: list[float], least_tpot_s: float = 0.0) -> float:
-        """Return the earliest deadline after the steps that ended at `times_s`.
+        """Return the first deadline after the steps that ended at `times_s`.
 
         Members with a TPOT below `least_tpot_s` do not count.
         """
-        step = len(times_s)
+        step, sign = len(times_s), self._sign
         if not step:
             due_s = (first_s for tpot_s, first_s in self._first_s.items() if tpot_s >= least_tpot_s)
-            return min(due_s, default=math.inf)
+            return sign * min(due_s, default=math.inf)
         first_s = math.inf
         for tpot_s, heap in self._heaps.items():
             if tpot_s < least_tpot_s:
@@ -240,5 +262,5 @@ class _Deadlines:
                 _, _, anchor_s, ahead = heap[0]
                 if self._rule is DeadlineRule.TBT:
                     anchor_s, ahead = times_s[-1], 1 - step
-                first_s = min(first_s, anchor_s + (ahead + step) * tpot_s)
-        return first_s
+                first_s = min(first_s, sign * (anchor_s + (ahead + step) * tpot_s))
+        return sign * first_s

@@ -19,7 +19,9 @@ from slosched.core import (
     Request,
     RequestStatus,
     ScheduledBatch,
+    foreseer,
     group_shape,
+    planner_beside,
 )
 from slosched.engine.loop import Engine
 from slosched.metrics import StepRow
@@ -65,8 +67,8 @@ class GroupedSteps:
         learns = model is not None and not is_unchanging(model)
         self._observe = model.observe if model is not None and learns else None
         policy = scheduler.policy
-        self._planner = policy if isinstance(policy, PlansBesideDecodes) else None
-        self._foreseeing = policy if isinstance(policy, ForeseesDecodes) else None
+        self._planner = planner_beside(policy)
+        self._foreseeing = foreseer(policy)
         # Grouped decodes only take blocks: with a sliding window they also give back some.
         self._is_possible = (
             scheduler.limits.max_loras is None

@@ -83,6 +83,7 @@ def by_part(ours: Timed, step: Callable[[Timed], None]) -> dict[str, float]:
     parts, driver = Parts(), ours.scheduler._link
     parts.time(driver._mirror, "refresh", "read vLLM's queues")
     parts.time(driver._policy, "schedule", "the policy")
+    parts.time(driver._grouped, "plan", "the policy")
     parts.time(driver, "_checked", "checked")
     parts.time(driver, "schedule", "schedule")
     parts.time(driver._mirror, "note_tokens", "stamp the tokens (in update_from_output)")

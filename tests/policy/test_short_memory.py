@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from scored import num_good
 from views import R, flat_model, view_of
 
@@ -12,6 +15,7 @@ from slosched.policy.kit.memory import are_few, lacks_blocks, tokens_at_leisure,
 from slosched.policy.kit.pace import Pace, stay_tokens
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Supply
+from slosched.simulator.decodes import GroupedDecodes
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
 from slosched.workload.slo import Tiers
@@ -106,6 +110,24 @@ def test_a_step_that_spreads_prompts_says_that_it_had_time() -> None:
     assert 0 < num_tokens <= 128
     assert is_at_leisure
     assert plan(9000) == (600, False)
+
+
+@pytest.mark.parametrize("num_blocks", [6_050, 7_500, 13_000, 20_000])
+@pytest.mark.parametrize("due_s", [0.01, 0.05, 9.0])
+def test_a_step_without_a_seat_says_so_for_a_group_of_decodes_as_for_each(
+    num_blocks: int, due_s: float
+) -> None:
+    decodes = [R(f"d{i}", 3000, 9.0, out=20) for i in range(2)]
+    view = full_view(*decodes, R("prompt", 600, due_s), num_blocks=num_blocks)
+    view = replace(view, limits=replace(LIMITS, max_num_seqs=2))
+    group = GroupedDecodes(view.kv, LIMITS.deadline_rule)
+    for request in view.running:
+        request.token_times_s = [0.0] * request.num_output_tokens
+        group.join(request, num_tokens_left=5)
+    beside = Goodput().schedule_beside(group, replace(view, running=()))
+    assert beside is not None
+    is_at_leisure = due_s == 9.0 and num_blocks in (7_500, 13_000)
+    assert beside.is_at_leisure == Goodput().schedule(view).is_at_leisure == is_at_leisure
 
 
 def test_prompts_go_by_length_while_more_arrive_than_the_cache_holds() -> None:

@@ -63,9 +63,9 @@ decodes = st.tuples(
 )
 
 
-@given(st.lists(decodes, min_size=1, max_size=6), st.sampled_from(DeadlineRule))
+@given(st.lists(decodes, min_size=1, max_size=6), st.sampled_from(DeadlineRule), st.integers(0, 8))
 def test_the_group_is_the_sum_of_its_members(
-    lines: list[tuple[int, int, int, int, int, int]], rule: DeadlineRule
+    lines: list[tuple[int, int, int, int, int, int]], rule: DeadlineRule, asks_from: int
 ) -> None:
     grouped_kv, kv = (KVCache(400, BLOCK_SIZE) for _ in range(2))
     group: GroupedDecodes = GroupedDecodes(grouped_kv, rule)
@@ -90,9 +90,12 @@ def test_the_group_is_the_sum_of_its_members(
         assert as_seen.num_decodes == len(members)
         assert as_seen.context_tokens == sum(contexts)
         assert as_seen.max_context_tokens == max(contexts)
+        assert as_seen.output_tokens == sum(request.num_output_tokens for request in members)
         assert as_seen.num_by_tpot_s == Counter(request.slo.tpot_s for request in members)
         assert as_seen.num_new_blocks == blocks_needed(kv, members)
         assert as_seen.first_deadline_s == min(request.deadline_s for request in members)
+        if step >= asks_from:  # what is known by then has to be found anew
+            assert as_seen.last_deadline_s == max(request.deadline_s for request in members)
         for ticks in range(1, 6):
             deadlines_s = [r.deadline_s for r in members if r.slo.tpot_s >= ticks * TICK_S]
             first_s = as_seen.first_deadline_from(ticks * TICK_S)

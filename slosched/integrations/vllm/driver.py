@@ -12,6 +12,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
 from slosched.core import BatchShape, EndReason, Policy, SchedulerOutput
 from slosched.integrations.vllm.enact import end, narrowed, preempt
+from slosched.integrations.vllm.grouped import GroupedPlans
 from slosched.integrations.vllm.link import Link
 from slosched.integrations.vllm.loads import Loads
 from slosched.integrations.vllm.settings import Settings
@@ -35,6 +36,7 @@ class Driver(Link):
         super().__init__(host, settings, device, record)
         self._policy = settings.make_policy(self._model, self._limits)
         rehearse_apart(self._policy)
+        self._grouped = GroupedPlans(self._policy, host, self._kv, self._limits)
         self._loads = None if host.connector is None else Loads(host, self._kv, self._mirror.queues)
         self._ended: list[tuple[int, EngineCoreOutput]] = []
         self._stands_since_s: float | None = None
@@ -165,11 +167,14 @@ class Driver(Link):
     def _checked(self, begins_s: float, *, may_start: bool) -> SchedulerOutput:
         mirror = self._mirror
         view = mirror.view(begins_s, self._model)
-        plan = self._policy.schedule(view)
         # The check reads only counts, which vLLM's blocks provide as well.
-        planner = type(self._policy).__name__
-        PlanCheck(mirror.queues, self._kv, view.limits, planner)(plan)
-        if may_start and mirror.num_seats > 0:
+        check = PlanCheck(mirror.queues, self._kv, view.limits, type(self._policy).__name__)
+        may_start &= mirror.num_seats > 0
+        if may_start and (plan := self._grouped.plan(view, check)) is not None:
+            return plan
+        plan = self._policy.schedule(view)
+        check(plan)
+        if may_start:
             return plan
         running = mirror.queues.running
         planned = {name: n for name, n in plan.num_scheduled_tokens.items() if name in running}

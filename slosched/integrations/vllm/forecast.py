@@ -64,11 +64,13 @@ class Forecast(VLLMLedger):
         block_size: int,
         num_loaded_tokens: Mapping[str, int],
         loads: Sequence[Load] = (),
+        grouped: Sequence[str] = (),
     ) -> None:
         """Prepare for one plan; `requests` are vLLM's by id, `can_forecast(manager)` is true.
 
         `num_loaded_tokens` are the tokens that a waiting request has after a KV connector's load;
-        `loads` begin in this step, in this order.
+        `loads` begin in this step, in this order.  The plan does not contain the running requests
+        `grouped`, which get a token ahead of it.
         """
         [group] = manager.coordinator.single_type_managers
         super().__init__(group.req_to_blocks, matched, caches_prefixes=True)
@@ -91,13 +93,17 @@ class Forecast(VLLMLedger):
         """Blocks with content that lost their last holder, in the order in which they did."""
         self._free = self._in_order(pool.free_block_queue)
         self._loads = list(loads)
+        self._grouped = grouped
         self._entered: set[str] = set()
 
-    def find(self, request_id: str, planned: Mapping[str, int], num_lent: int = 0) -> int | None:  # noqa: ARG002  # nothing is lent inside vLLM
+    def find(self, request_id: str, planned: Mapping[str, int], num_lent: int = 0) -> int | None:  # noqa: ARG002  # `grouped` says who gets the blocks that are lent
         """Return the tokens that the request finds cached; None if it kept its blocks.
 
         Takes O(blocks) for the request, and O(1) for each request planned since the last call.
         """
+        for name in self._grouped:
+            self._enter(name, 1)
+        self._grouped = ()
         for name, num_new_tokens in islice(planned.items(), self._num_entered, None):
             self._begin_loads()
             self._enter(name, num_new_tokens)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from slosched.integrations.vllm.forecast import Forecast, Load, can_forecast
@@ -37,6 +38,8 @@ class VLLMBlocks:
         that are cached anyway are among them."""
         self.loads: list[Load] = []
         """The loads that begin in this step, whose blocks are not free any more."""
+        self._grouped: Sequence[str] = ()
+        """The decodes that get a token ahead of all that is planned."""
 
     @property
     def num_blocks(self) -> int:
@@ -66,6 +69,7 @@ class VLLMBlocks:
                 self.block_size,
                 self.num_loaded_tokens,
                 self.loads,
+                self._grouped,
             )
         if self.groups.are_plain:
             [table] = self.groups.tables
@@ -76,6 +80,15 @@ class VLLMBlocks:
             int(self._pool.get_num_free_blocks()),
             caches_prefixes=self.caches_prefixes,
         )
+
+    @contextmanager
+    def grouping(self, request_ids: Sequence[str]) -> Iterator[None]:
+        """Within the block, ledgers begin with a token of each of these running requests."""
+        self._grouped = request_ids
+        try:
+            yield
+        finally:
+            self._grouped = ()
 
     @property
     def caches_prefixes(self) -> bool:

@@ -8,7 +8,7 @@ from itertools import chain
 from operator import attrgetter
 
 from slosched.batch import BatchBuilder
-from slosched.core import PreemptionMode, Request, RequestStatus, SchedulerView
+from slosched.core import DecodeGroup, PreemptionMode, Request, RequestStatus, SchedulerView
 
 _RUNNING = RequestStatus.RUNNING
 """A local name, because each attribute look-up on an enum takes 0.1 µs in Python 3.11."""
@@ -66,6 +66,27 @@ def with_way_made(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
 def may_have_to_make_way(batch: BatchBuilder, view: SchedulerView) -> bool:
     """Tell whether a prompt that may start lacks room, which those beside the view may have."""
     return bool(view.waiting) and not have_room(batch, view, _prompts(view))
+
+
+def may_make_way(
+    batch: BatchBuilder, decodes: DecodeGroup, view: SchedulerView, longest_s: float
+) -> bool:
+    """Tell whether one of `decodes` may be such as can wait, for a waiting prompt that cannot.
+
+    Of the prompts that wait the longest takes `longest_s` alone; those that the step rejects do not
+    count.
+    """
+    now_s = view.now_s
+    is_far = decodes.last_deadline_s - now_s >= FAR_S
+    if not is_far and True not in decodes.num_by(_is_eased):
+        return False
+    until_s = now_s + max(FAR_S, _PATIENCE * longest_s)
+    urgent = [request for request in view.waiting if now_s < request.deadline_s <= until_s]
+    return not all(batch.has_left(request) for request in urgent)
+
+
+def _is_eased(request: Request) -> bool:
+    return request.asked_slo is not None
 
 
 def _prompts(view: SchedulerView) -> Iterable[Request]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slosched.core import LatencyModel, Request, SchedulerView
+from slosched.core import KVView, LatencyModel, Request, SchedulerView
 from slosched.policy.kit.chunks import Chunk, chunks_beside
 from slosched.policy.kit.pace import Pace, stay_tokens
 from slosched.policy.kit.punctual import Supply, Timed, are_in_time
@@ -69,6 +69,11 @@ def tokens_in_turn(pace: Pace, decodes: Sequence[Request], view: SchedulerView) 
     return tokens if tokens < max_tokens - len(decodes) else None
 
 
+def will_be_filled(num_blocks_needed: int, kv: KVView) -> bool:
+    """Tell whether prompts that need so many blocks would leave less than half of them free."""
+    return kv.num_free_blocks - num_blocks_needed <= (1 - _FILLED) * kv.num_blocks
+
+
 def tokens_at_leisure(
     pace: Pace, prompts: Sequence[Timed], supply: Supply, now_s: float, view: SchedulerView
 ) -> int | None:
@@ -79,8 +84,7 @@ def tokens_at_leisure(
     stays half empty.
     """
     kv, model, max_tokens = view.kv, view.model, view.limits.max_num_batched_tokens
-    num_left = kv.num_free_blocks - num_blocks_needed(prompts, kv.block_size)
-    if num_left > (1 - _FILLED) * kv.num_blocks:
+    if not will_be_filled(num_blocks_needed(prompts, kv.block_size), kv):
         return None
     token_s = model.predict_prefill(max_tokens) / max_tokens
     for chunk in _from_cheap(pace, model, max_tokens):

@@ -116,12 +116,14 @@ class Pace:
         """Return a step of as many decodes as are due within `time_s`, on average."""
         return _due_within(time_s, self.tiers, self.shape)
 
-    def seat_s(self, decodes: Sequence[Request]) -> float:
+    def seat_s(self, output_tokens: int) -> float:
         """Return the time of decodes alone until one of them ends and leaves its seat.
 
-        Of n decodes one ends with each n-th part of their stay.
+        Of n decodes, which have emitted `output_tokens` in all, one ends with each n-th part of
+        their stay.
         """
-        return self.all_s * stay_tokens(decodes) / max(1, len(decodes))
+        num_decodes = self.shape.num_decodes
+        return self.all_s * _stay_tokens(output_tokens, num_decodes) / max(1, num_decodes)
 
 
 def first_slack_s(decodes: Iterable[Request], tpot_s: float, now_s: float) -> float:
@@ -138,7 +140,11 @@ def stay_tokens(decodes: Sequence[Request]) -> float:
     Output lengths are not known.  In a steady state, however, decodes have on average as many
     tokens ahead of them as behind them, so a decode stays for twice the tokens that it has emitted.
     """
-    return 2 * sum([r.num_output_tokens for r in decodes]) / max(1, len(decodes))
+    return _stay_tokens(sum([r.num_output_tokens for r in decodes]), len(decodes))
+
+
+def _stay_tokens(output_tokens: int, num_decodes: int) -> float:
+    return 2 * output_tokens / max(1, num_decodes)
 
 
 def _tightest(

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from slosched.core import Request, RequestStatus
 
-_MAX_ASKED = 256
+MAX_ASKED = 256
 """Number of waiting prompts, the most urgent, that a step looks at.
 
 It bounds the cost of a step in deep overload.
@@ -69,9 +69,9 @@ class Supply(NamedTuple):
 
 def most_urgent(waiting: Sequence[Request]) -> Sequence[Request]:
     """Return the waiting prompts that are due first, at most 256 of them."""
-    if len(waiting) <= _MAX_ASKED:
+    if len(waiting) <= MAX_ASKED:
         return waiting
-    return sorted(waiting, key=attrgetter("deadline_s"))[:_MAX_ASKED]
+    return sorted(waiting, key=attrgetter("deadline_s"))[:MAX_ASKED]
 
 
 def by_deadline(prefills: Iterable[Timed]) -> list[Timed]:

@@ -265,10 +265,15 @@ class Quoter:
             self._decoding = [e for e in self._decoding if e.request.end_reason is None]
             for each in ended:
                 self._learn_tpot(each)
-        for name, each in tuple(self._prompts.items()):
+        changed = [  # of a thousand, few
+            (name, each)
+            for name, each in self._prompts.copy().items()
+            if (request := each.request).end_reason is not None or request.asked_slo is not None
+        ]
+        for name, each in changed:
             if each.request.end_reason is not None:
                 del self._prompts[name]
-            elif each.request.asked_slo is not None:  # it may have been given up since
+            else:  # it may have been given up since
                 each.due_s = math.inf
 
     def note_step(

@@ -20,6 +20,8 @@ from slosched.core import (
     Request,
     SchedulerOutput,
     SchedulerView,
+    foreseer,
+    planner_beside,
 )
 
 
@@ -64,8 +66,8 @@ class Wrapper(PlansBesideDecodes, ForeseesDecodes):
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Plan beside the decodes if both this wrapper and the inner policy can."""
-        inner = self.inner
-        if not isinstance(inner, PlansBesideDecodes):
+        inner = planner_beside(self.inner)
+        if inner is None:
             return None
         gate = self.gate_beside(decodes, view)
         if gate is None:
@@ -75,10 +77,8 @@ class Wrapper(PlansBesideDecodes, ForeseesDecodes):
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         """Return the time of the inner policy: no request waits, so there is nothing to gate."""
-        inner = self.inner
-        if not isinstance(inner, ForeseesDecodes):
-            return -math.inf
-        return inner.decodes_until_s(decodes, limits)
+        inner = foreseer(self.inner)
+        return -math.inf if inner is None else inner.decodes_until_s(decodes, limits)
 
     @property
     def prompt_order(self) -> PromptOrder:

@@ -20,6 +20,8 @@ from slosched.core import (
     PromptOrder,
     SchedulerOutput,
     SchedulerView,
+    foreseer,
+    planner_beside,
     tunable,
 )
 from slosched.perfmodel.frozen import frozen
@@ -193,18 +195,20 @@ class Portfolio(PlansBesideDecodes, ForeseesDecodes, AsksForecaster):
 
     def schedule_beside(self, decodes: DecodeGroup, view: SchedulerView) -> SchedulerOutput | None:
         """Plan as the candidate does; return None when all requests have to be looked at."""
-        if view.now_s >= self._next_s or not isinstance(self._planner, PlansBesideDecodes):
+        planner = planner_beside(self._planner)
+        if planner is None or view.now_s >= self._next_s:
             return None
-        output = self._planner.schedule_beside(decodes, view)
+        output = planner.schedule_beside(decodes, view)
         if output is not None and self._forecaster is not None:
             self._seen.note(view.waiting)
         return output
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         """Return the time of the candidate, but no later than the next evaluation or answer."""
-        if not isinstance(self._planner, ForeseesDecodes):
+        planner = foreseer(self._planner)
+        if planner is None:
             return -math.inf
-        return min(self._next_s, self._planner.decodes_until_s(decodes, limits))
+        return min(self._next_s, planner.decodes_until_s(decodes, limits))
 
     def _meet(self, view: SchedulerView, forecaster: Forecaster) -> None:
         """Take the answer that is due, or look at the traffic and ask; set the next time."""

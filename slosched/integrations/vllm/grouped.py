@@ -1,0 +1,100 @@
+"""Plans for a step of vLLM in which all its decodes are one group.
+
+In most steps every decode gets its token.  A policy that can plan around a group of them
+(`PlansBesideDecodes`) then need not go through hundreds of requests.  Its plans are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from slosched.core import (
+    Limits,
+    Policy,
+    Request,
+    SchedulerOutput,
+    SchedulerView,
+    planner_beside,
+)
+from slosched.integrations.vllm.decodes import Members, RunningDecodes
+from slosched.integrations.vllm.kv_view import VLLMBlocks
+from slosched.scheduler.plan_check import PlanCheck
+
+_MOST_SKIPPED = 32
+"""Most steps without a question after the policy has declined repeatedly."""
+
+
+class GroupedPlans:
+    """Asks a policy to plan beside vLLM's decodes, where that is possible and pays."""
+
+    def __init__(self, policy: Policy, host: Any, kv: VLLMBlocks, limits: Limits) -> None:
+        """Ask `policy` about steps of `host`, which is vLLM's scheduler.
+
+        Never asks it where a decode may have more than its next token in a step (drafts), has to
+        wait (pipelines), gives back blocks (sliding windows), or where others than the policy keep
+        requests or blocks from it (adapters, KV connectors).
+        """
+        parallel = host.vllm_config.parallel_config
+        is_possible = (
+            kv.groups.are_plain
+            and limits.max_loras is None
+            and host.connector is None
+            and host.vllm_config.speculative_config is None
+            and parallel.pipeline_parallel_size == 1
+        )
+        self._policy = planner_beside(policy) if is_possible else None
+        self._kv = kv
+        self._members = Members(())
+        self._num_to_skip = 0
+        self._num_skipped = 0
+
+    def plan(self, view: SchedulerView, check: PlanCheck) -> SchedulerOutput | None:
+        """Return the checked plan of a step that serves all decodes, or None.
+
+        None means that the policy has to be shown each of them.
+        """
+        if self._policy is None:
+            return None
+        if self._num_to_skip:
+            self._num_to_skip -= 1
+            return None
+        decodes, others = self._split(view.running)
+        if decodes is None or decodes.num_new_blocks > self._kv.num_free_blocks:
+            return None
+        with self._kv.grouping(self._members.ids):
+            output = self._policy.schedule_beside(decodes, replace(view, running=others))
+            if output is not None:
+                check(output, decodes)
+        if output is None:
+            self._num_skipped = min(_MOST_SKIPPED, 2 * self._num_skipped + 1)
+            self._num_to_skip = self._num_skipped
+            return None
+        self._num_skipped = 0
+        planned = dict.fromkeys(self._members.ids, 1)
+        planned.update(output.num_scheduled_tokens)
+        return replace(output, num_scheduled_tokens=planned)
+
+    def _split(
+        self, running: Sequence[Request]
+    ) -> tuple[RunningDecodes | None, tuple[Request, ...]]:
+        """Return the decodes among the running requests, and the others.
+
+        They are no group if they are less than two, or if one has emitted nothing yet: a prompt
+        with one token left.
+        """
+        decodes = [  # hundreds, for which calling `is_decode` would take its time
+            r
+            for r in running
+            if r.num_prompt_tokens + r.num_output_tokens - r.num_computed_tokens == 1
+        ]
+        if decodes != self._members.requests or not self._members.have_emitted:
+            self._members = Members(decodes)
+        others = (
+            () if len(decodes) == len(running) else tuple([r for r in running if not r.is_decode])
+        )
+        if len(decodes) < 2 or not self._members.have_emitted:
+            return None, others
+        are_oldest = running[len(decodes) - 1] is decodes[-1]
+        return RunningDecodes(self._members, self._kv, are_oldest=are_oldest), others
