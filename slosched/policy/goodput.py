@@ -36,7 +36,7 @@ from slosched.policy.kit.flood import Flood
 from slosched.policy.kit.giving_way import give_way
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.lost import may_be_lost, num_lost
-from slosched.policy.kit.make_way import have_room, make_way, may_make_way
+from slosched.policy.kit.make_way import has_to_make_way, make_way, may_make_way
 from slosched.policy.kit.memory import (
     lacks_blocks,
     tokens_at_leisure,
@@ -203,7 +203,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         prompts = self._prompts(batch, model, view, view.running)
         if len(prompts) - len(view.running) > batch.num_free_seqs:
             return None
-        if not have_room(batch, view, [request for request, _ in prompts]):
+        if has_to_make_way(batch, decodes, view, [request for request, _ in prompts]):
             return None
         if prompts and self.long_steps(pace, view) is not None:
             return None

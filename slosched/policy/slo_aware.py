@@ -24,7 +24,7 @@ from slosched.core import (
     tunable,
 )
 from slosched.policy.kit.checks import check_at_least, check_share
-from slosched.policy.kit.make_way import have_room
+from slosched.policy.kit.make_way import has_to_make_way
 from slosched.policy.kit.urgency_queue import UrgencyQueue
 
 _RUNNING = RequestStatus.RUNNING
@@ -149,7 +149,7 @@ class SLOAware(PlansBesideDecodes, ForeseesDecodes):
         pack = self.new_pack(queue, limit_s, decodes)
         if pack.batch.num_free_tokens < 0 or (pack.batch.predicted_s or 0.0) >= limit_s:
             return None
-        if self.makes_way and not have_room(pack.batch, view, queue.prefills):
+        if self.makes_way and has_to_make_way(pack.batch, decodes, view, queue.prefills):
             return None
         pack.add_prefills()
         return pack.batch.build()

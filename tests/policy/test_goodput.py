@@ -11,9 +11,9 @@ from zlib import crc32
 
 import pytest
 from factories import make_model, make_request
-from hypothesis import event, example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from views import R, decode, flat_model, prompt, view_of
+from views import R, flat_model, view_of
 
 from slosched.core import BatchShape, DeadlineRule, EndReason, LatencyModel, Limits, Request
 from slosched.perfmodel import LinearModel
@@ -29,7 +29,6 @@ from slosched.policy.kit.punctual import (
     most_in_time,
 )
 from slosched.policy.spec import PolicySpecError, make_policy
-from slosched.simulator.decodes import GroupedDecodes
 
 MODEL = flat_model()
 """5 ms + 50 us a token: a prefill of 100 tokens takes 10 ms, of 300 20 ms, of 500 30 ms."""
@@ -388,55 +387,3 @@ def test_where_every_gap_counts_a_step_is_as_long_as_it_hardly_ever_exceeds(
     limits = Limits(100_000, 100_000, deadline_rule=rule)
     view = view_of(requests, Unsteady(MODEL.coefficients), limits=limits)
     assert Goodput().schedule(view).num_scheduled_tokens == {"decode": 1, "long": tokens}
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.0, 0.02, 0.2, 61.0]), st.integers(0, 1)),
-        min_size=2,
-        max_size=8,
-    ),
-    st.sampled_from([(0.0053, 0.0053), (0.05, 0.5)]),
-    st.lists(
-        st.tuples(
-            st.sampled_from([1, 100, 3000]), st.sampled_from([-0.1, 0.004, 0.1, 2.0, 61.0, 400.0])
-        ),
-        max_size=8,
-    ),
-    st.booleans(),
-    st.sampled_from(DeadlineRule),
-    st.sampled_from([407, 500, 800, 1_000_000]),
-)
-@example([(0.02, 0)] * 8, (0.0053, 0.0053), [(100, 0.1)], False, DeadlineRule.MEAN_TPOT, 1000)
-@example([(0.2, 1)] * 8, (0.05, 0.5), [(100, 2.0)], False, DeadlineRule.MEAN_TPOT, 800)
-def test_beside_decodes_on_all_seats_it_plans_what_it_plans_for_all(
-    decodes: list[tuple[float, int]],
-    tpots_s: tuple[float, float],
-    prompts: list[tuple[int, float]],
-    is_eased: bool,
-    rule: DeadlineRule,
-    num_blocks: int,
-) -> None:
-    """Eight decodes take 5.4 ms, so that those of 5.3 ms have to give way to each other."""
-    running = [
-        decode(f"d{i}", 50, 1e3 * slack_s, tpots_s[at]) for i, (slack_s, at) in enumerate(decodes)
-    ]
-    running[0].asked_slo = running[0].slo if is_eased else None
-    waiting = [prompt(f"p{i}", n, 1e3 * slack_s) for i, (n, slack_s) in enumerate(prompts)]
-    limits = Limits(2048, max_num_seqs=len(running), deadline_rule=rule)
-    view = view_of([*running, *waiting], limits=limits, num_blocks=num_blocks)
-    group = GroupedDecodes(view.kv, rule)
-    for request in running:
-        group.join(request, num_tokens_left=5)
-    beside = Goodput().schedule_beside(group, replace(view, running=()))
-    plan = Goodput().schedule(view)
-    event("declined" if beside is None else f"planned, {len(beside.rejected)} rejected")
-    if beside is None:
-        return
-    event(f"at leisure: {plan.is_at_leisure}")
-    assert not beside.num_scheduled_tokens
-    assert plan.num_scheduled_tokens == {request.request_id: 1 for request in running}
-    assert beside.rejected == plan.rejected
-    assert beside.is_at_leisure == plan.is_at_leisure
-    assert beside.shape == plan.shape
-    assert not plan.preempted

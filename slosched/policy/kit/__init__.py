@@ -18,7 +18,7 @@
 | `num_in_time`, `add_without_preempting` | serve only the decodes for which there is time |
 | `plan_turn` | a whole step in which chosen requests come first |
 | `least_urgent_last` | who gives up KV blocks first: the one that is furthest ahead |
-| `have_room`, `make_way`, `with_way_made` | preempt what can wait for prompts that lack room |
+| `has_to_make_way`, `make_way`, `with_way_made` | preempt what can wait where prompts lack room |
 | `serve_something` | runs a step although nothing can be in time |
 | `largest_that_fits` | finds the largest number that fits, by bisection |
 | `decodes_until_s`, `are_alone`, `all_in_time` | answers for a fast replay (`schedule_beside`) |
@@ -87,7 +87,7 @@ from slosched.policy.kit.lengths import OutputLengths as OutputLengths
 from slosched.policy.kit.long_steps import LongSteps as LongSteps
 from slosched.policy.kit.long_steps import long_steps as long_steps
 from slosched.policy.kit.lost import num_lost as num_lost
-from slosched.policy.kit.make_way import have_room as have_room
+from slosched.policy.kit.make_way import has_to_make_way as has_to_make_way
 from slosched.policy.kit.make_way import make_way as make_way
 from slosched.policy.kit.make_way import with_way_made as with_way_made
 from slosched.policy.kit.memory import tokens_at_leisure as tokens_at_leisure

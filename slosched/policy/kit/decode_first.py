@@ -23,7 +23,7 @@ from slosched.core import (
 )
 from slosched.policy.kit.checks import check_at_least
 from slosched.policy.kit.drop import Drop, drop_late
-from slosched.policy.kit.make_way import may_have_to_make_way, with_way_made
+from slosched.policy.kit.make_way import has_to_make_way, with_way_made
 
 
 class StallFree(PlansBesideDecodes):
@@ -72,7 +72,7 @@ class StallFree(PlansBesideDecodes):
         if batch.num_free_tokens < 0:
             return None
         view = drop_late(batch, view, self.drop)
-        if self.makes_way and may_have_to_make_way(batch, view):
+        if self.makes_way and has_to_make_way(batch, decodes, view):
             return None
         self.add_prompts(batch, view, view.running, view.waiting, decodes)
         return batch.build()

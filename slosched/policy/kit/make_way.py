@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -17,11 +18,6 @@ FAR_S = 60.0
 """Time from now after which a token is due so late that its request goes behind all others."""
 _PATIENCE = 2.0
 """How much longer than to compute it anew a request must have, so that it can make way."""
-
-
-def have_room(batch: BatchBuilder, view: SchedulerView, prompts: Iterable[Request]) -> bool:
-    """Tell whether there are seats and KV blocks for the prompts that may start in the step."""
-    return _have_room(batch, *_starting(prompts, view))
 
 
 def make_way(batch: BatchBuilder, view: SchedulerView, prompts: Iterable[Request]) -> bool:
@@ -63,26 +59,47 @@ def with_way_made(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
     return replace(view, running=tuple([r for r in view.running if not batch.has_left(r)]))
 
 
-def may_have_to_make_way(batch: BatchBuilder, view: SchedulerView) -> bool:
-    """Tell whether a prompt that may start lacks room, which those beside the view may have."""
-    return bool(view.waiting) and not have_room(batch, view, _prompts(view))
+def has_to_make_way(
+    batch: BatchBuilder,
+    decodes: DecodeGroup,
+    view: SchedulerView,
+    prompts: Iterable[Request] | None = None,
+) -> bool:
+    """Tell whether `make_way` may preempt a request, which may be one of `decodes` beside the view.
+
+    `prompts` are those that may start and those that have begun.  Default: all in the view.
+    """
+    if not view.waiting:
+        return False
+    starting, begun = _starting(_prompts(view) if prompts is None else prompts, view)
+    if _have_room(batch, starting, begun):
+        return False
+    return may_make_way(batch, decodes, view, longest_s(view))
 
 
 def may_make_way(
     batch: BatchBuilder, decodes: DecodeGroup, view: SchedulerView, longest_s: float
 ) -> bool:
-    """Tell whether one of `decodes` may be such as can wait, for a waiting prompt that cannot.
+    """Tell whether a running request may be such as can wait, for a waiting prompt that cannot.
 
-    Of the prompts that wait the longest takes `longest_s` alone; those that the step rejects do not
-    count.
+    It may be one of `decodes` beside the view.  Of the prompts that wait the longest takes
+    `longest_s` alone; those that the step rejects do not count.
     """
     now_s = view.now_s
     is_far = decodes.last_deadline_s - now_s >= FAR_S
-    if not is_far and True not in decodes.num_by(_is_eased):
+    if not (is_far or True in decodes.num_by(_is_eased) or _patient(view)):
         return False
     until_s = now_s + max(FAR_S, _PATIENCE * longest_s)
     urgent = [request for request in view.waiting if now_s < request.deadline_s <= until_s]
     return not all(batch.has_left(request) for request in urgent)
+
+
+def longest_s(view: SchedulerView) -> float:
+    """Return the time that the longest waiting prompt takes alone; infinite without a model."""
+    if view.latency_model is None:
+        return math.inf
+    longest = max([r.num_prompt_tokens + r.num_output_tokens for r in view.waiting])
+    return view.latency_model.predict_prefill(longest)
 
 
 def _is_eased(request: Request) -> bool:
