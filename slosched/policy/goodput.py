@@ -261,7 +261,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         self, offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView
     ) -> Sequence[int]:
         """Return the drafts that pay, in a step that makes no request late."""
-        return drafts_in_time(offers, output, with_caution(view))
+        return drafts_in_time(offers, output, with_caution(self._drift.seen(view)))
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
         """Return `margin` before the first deadline: until then all decodes fit into a step.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from slosched.core import BatchShape, LatencyModel, SchedulerOutput, SchedulerView
+from slosched.core import BatchShape, DeadlineRule, LatencyModel, SchedulerOutput, SchedulerView
+from slosched.perfmodel.online import OnlineModel
 
 _GAIN = 0.05
 """Weight of the latest step in the mean error."""
@@ -68,21 +69,28 @@ class Drift:
         return self._step is not None
 
     def corrected_view(self, view: SchedulerView, *, is_busy: bool) -> SchedulerView:
-        """Return the view with a model that is right in the mean; see `corrected`."""
-        model = self.corrected(view.model, view.now_s, is_busy=is_busy)
-        return view if model is view.model else replace(view, latency_model=model)
-
-    def corrected(self, model: LatencyModel, now_s: float, *, is_busy: bool) -> LatencyModel:
-        """Learn from the latest step, which ends now if the device `is_busy`; return a model."""
+        """Learn from the latest step, which ends now if the device `is_busy`; then see `seen`."""
         if self._step is not None:
             begin_s, predicted_s = self._step
             self._step = None
-            if is_busy and now_s > begin_s:
-                self._learn(math.log((now_s - begin_s) / predicted_s))
-        if abs(self._error) < _LEAST:
-            return model
-        upper_factor = math.exp(self._error + _UPPER_SPREADS * self._spread)
-        return CorrectedModel(model, math.exp(self._error), upper_factor)
+            if is_busy and view.now_s > begin_s:
+                self._learn(math.log((view.now_s - begin_s) / predicted_s))
+        return self.seen(view)
+
+    def seen(self, view: SchedulerView) -> SchedulerView:
+        """Return the view with a model that is right in the mean.
+
+        Under the rule `tbt`, which forgives no slow step, it also knows how steps scatter.  One
+        that learns from steps knows it by itself.
+        """
+        is_biased = abs(self._error) >= _LEAST
+        is_strict = view.limits.deadline_rule is DeadlineRule.TBT
+        if not is_biased and (not is_strict or isinstance(view.model, OnlineModel)):
+            return view
+        error = self._error if is_biased else 0.0
+        upper_factor = math.exp(error + _UPPER_SPREADS * self._spread)
+        model = CorrectedModel(view.model, math.exp(error), upper_factor)
+        return replace(view, latency_model=model)
 
     def note(self, now_s: float, model: LatencyModel, output: SchedulerOutput) -> None:
         """Remember a step that begins now; `model` is the one that is not corrected."""
