@@ -43,7 +43,7 @@ MAX_MEDIAN_S = 1e-3
 MAX_QUOTE_S = 0.2e-3
 MAX_JUDGE_S = 1e-3
 MAX_QUESTION_S = 3e-3
-MAX_DRAFTS_S = 0.5e-3
+MAX_DRAFTS_S = 0.7e-3
 PUBLISHED = {"qoserve", "fairbatching", "slidebatching", "slai", "slosserve", "jitserve"}
 PUBLISHED |= {"medha_lars", "vtc", "scorpio", "sola", "vllm_slo"}
 WRAPPED = tuple(f"edf+{name}" for name in WRAPPERS)
@@ -142,7 +142,7 @@ def test_a_door_judges_in_less_than_a_millisecond() -> None:
 
 
 @pytest.mark.parametrize("name", ["edf", "goodput"])
-def test_drafts_are_planned_in_less_than_half_a_millisecond(name: str) -> None:
+def test_drafts_are_planned_in_less_than_seven_tenths_of_a_millisecond(name: str) -> None:
     """It is what they add to a decision: each of 256 decodes may verify four, some like to."""
     policy = make_policy(name)
     scheduler, now_s = busy_scheduler(policy)
