@@ -60,15 +60,8 @@ class Acceptance:
         """Return the acceptance that is expected of each request's drafts."""
         step = self._step
         guess = self._all.share(_FIRST_GUESS, step)
-        guessed = _GUESS_TOKENS * guess
-        # There are hundreds, for which calling `share` would take its time.
-        return [
-            guess
-            if counts is None
-            else ((kept := _KEPT_BY_STEP ** (step - counts.step)) * counts.num_accepted + guessed)
-            / (kept * counts.num_verified + _GUESS_TOKENS)
-            for counts in map(self._of.get, request_ids)
-        ]
+        each = map(self._of.get, request_ids)
+        return [guess if counts is None else counts.share(guess, step) for counts in each]
 
     def note(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
         """Learn that the first `num_accepted` of a request's drafts were accepted.

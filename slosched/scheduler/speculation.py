@@ -128,22 +128,19 @@ class Speculation:
         if not spare.num_tokens:
             return []
         most = self._num_draft_tokens
-        # There are hundreds, for which calling `is_decode` would take its time.
-        decodes = [
-            request
-            for request_id, n in output.num_scheduled_tokens.items()
-            if n == 1
-            and (request := running.get(request_id)) is not None
-            and (num_outputs := request.num_output_tokens)
-            and request.max_tokens - num_outputs > 1
-            and request.num_prompt_tokens + num_outputs - request.num_computed_tokens == 1
-        ]
-        limits = [
-            most if (left := r.max_tokens - r.num_output_tokens - 1) > most else left
-            for r in decodes
-        ]
-        acceptances = self.acceptance.of([request.request_id for request in decodes])
-        offers = zip(decodes, limits, acceptances, strict=True)
+        decodes: dict[str, Request] = {}
+        limits: list[int] = []
+        for request_id, n in output.num_scheduled_tokens.items():
+            if n != 1 or (request := running.get(request_id)) is None:
+                continue
+            num_outputs = request.num_output_tokens
+            num_left = request.max_tokens - num_outputs - 1
+            # There are hundreds, for which calling `is_decode` would take its time.
+            known = request.num_prompt_tokens + num_outputs
+            if num_outputs and num_left > 0 and known - request.num_computed_tokens == 1:
+                decodes[request_id] = request
+                limits.append(most if num_left > most else num_left)
+        offers = zip(decodes.values(), limits, self.acceptance.of(decodes), strict=True)
         # The named tuple's own constructor is a Python function; this one is not.
         return list(map(tuple.__new__, repeat(DraftOffer), offers))
 

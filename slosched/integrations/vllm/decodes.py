@@ -6,11 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import TypeVar
 
 from slosched.core import KVView, Request
-
-_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Members:

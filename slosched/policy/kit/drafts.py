@@ -65,9 +65,8 @@ def drafts_in_time(
     now_s = view.now_s
     due_s = [request.deadline_s for request in view.running]
     # It may start prompts, which are due as well.
-    starting = scheduled.keys() - {request.request_id for request in view.running}
-    started = (r.deadline_s for r in view.waiting if r.request_id in starting)
-    due_s += islice(started, len(starting))
+    started = (r.deadline_s for r in view.waiting if r.request_id in scheduled)
+    due_s += islice(started, len(scheduled) - len(offers))
     end_s = now_s + predict(output.shape)
     limit_s = min([deadline_s for deadline_s in due_s if deadline_s > end_s], default=math.inf)
     return drafts_that_pay(offers, output.shape, predict, limit_s - now_s)

@@ -69,7 +69,7 @@ class Drift:
         return self._step is not None
 
     def corrected_view(self, view: SchedulerView, *, is_busy: bool) -> SchedulerView:
-        """Learn from the latest step, which ends now if the device `is_busy`; then see `seen`."""
+        """Learn from the latest step, which ends now if the device `is_busy`; see `seen`."""
         if self._step is not None:
             begin_s, predicted_s = self._step
             self._step = None

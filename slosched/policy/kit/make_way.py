@@ -74,7 +74,7 @@ def has_to_make_way(
     starting, begun = _starting(_prompts(view) if prompts is None else prompts, view)
     if _have_room(batch, starting, begun):
         return False
-    return may_make_way(batch, decodes, view, longest_s(view))
+    return may_make_way(batch, decodes, view, _longest_s(view))
 
 
 def may_make_way(
@@ -94,7 +94,7 @@ def may_make_way(
     return not all(batch.has_left(request) for request in urgent)
 
 
-def longest_s(view: SchedulerView) -> float:
+def _longest_s(view: SchedulerView) -> float:
     """Return the time that the longest waiting prompt takes alone; infinite without a model."""
     if view.latency_model is None:
         return math.inf
