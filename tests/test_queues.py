@@ -15,7 +15,7 @@ from slosched.scheduler.queues import InOrder, Queues
 @pytest.mark.parametrize("size", [0, 1, 5])
 def test_it_is_like_a_tuple(size: int, kind: type[dict[str, Request]]) -> None:
     requests = tuple(make_request(f"r{i}") for i in range(size))
-    queue = InOrder(kind((r.request_id, r) for r in requests))
+    queue = InOrder(Queues(waiting=kind((r.request_id, r) for r in requests)))
     assert tuple(queue) == requests
     assert tuple(reversed(queue)) == requests[::-1]
     assert len(queue) == size
@@ -30,7 +30,7 @@ def test_it_is_like_a_tuple(size: int, kind: type[dict[str, Request]]) -> None:
 
 def test_it_follows_the_queue() -> None:
     ordered = OrderedDict((f"r{i}", make_request(f"r{i}")) for i in range(3))
-    queue = InOrder(ordered)
+    queue = InOrder(Queues(waiting=ordered))
     del ordered["r1"]
     assert [request.request_id for request in queue] == ["r0", "r2"]
 

@@ -4,6 +4,7 @@ To write a policy, read two files: `plan.py` says what a policy is shown and wha
 `request.py` what a request is.  Read on when you need it:
 
 * `kv.py`: the KV cache as a policy sees it, and what a plan would do to its free blocks.
+* `waiting.py`: what a policy may ask about all that wait at once.
 * `shape.py`: the sums on which the time of a step depends, and the latency model that predicts it.
 * `options.py`: what the fields of a policy tell the command line, as `tunable` does.
 * `decode_group.py`: what a policy may add so that its replays run several times as fast.
@@ -70,6 +71,7 @@ from slosched.core.step import (
     StepResult,
     TokenLogprobs,
 )
+from slosched.core.waiting import WaitingRequests, due_by, longest_tokens
 
 __all__ = [
     "ATTENTION_TILE_TOKENS",
@@ -119,10 +121,13 @@ __all__ = [
     "StalledError",
     "StepResult",
     "TokenLogprobs",
+    "WaitingRequests",
+    "due_by",
     "fan_out",
     "foreseer",
     "group_shape",
     "heeding",
+    "longest_tokens",
     "planner_beside",
     "tunable",
 ]

@@ -22,6 +22,8 @@ from slosched.core import (
     RequestStatus,
     SchedulerOutput,
     SchedulerView,
+    due_by,
+    longest_tokens,
     tunable,
 )
 from slosched.policy.kit.caution import with_caution
@@ -231,14 +233,13 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             return None
         if not waiting:
             return batch.build()
-        longest = max([r.num_prompt_tokens + r.num_output_tokens for r in waiting])
+        longest = longest_tokens(waiting)
         most_blocks = min(len(waiting), MAX_ASKED) * -(-longest // view.kv.block_size)
         longest_s = model.predict_prefill(longest)
         if will_be_filled(most_blocks, view.kv):
             self._judge_leisure(batch, pace, decodes, view)
         else:  # It is not at leisure, and of those due later than this none is hopeless.
-            urgent = [r for r in waiting if r.deadline_s - now_s < longest_s]
-            self.timed(batch, model, most_urgent(urgent), now_s)
+            self.timed(batch, model, due_by(waiting, now_s + longest_s)[:MAX_ASKED], now_s)
         if may_make_way(batch, decodes, view, longest_s):
             return None
         return batch.build() if self.long_steps(pace, view) is None else None

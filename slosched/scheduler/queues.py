@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import overload
 
-from slosched.core import Request
+from slosched.core import Request, WaitingRequests
+from slosched.scheduler.waiting_index import WaitingIndex
 
 
 @dataclass(slots=True)
@@ -32,6 +33,8 @@ class Queues:
     them."""
     finishing: dict[str, Request] = field(default_factory=dict)
     """Requests that reach their output limit in the running step, with nothing left to plan."""
+    index: WaitingIndex = field(default_factory=WaitingIndex)
+    """The same as `waiting`, by length and by deadline."""
 
     def __len__(self) -> int:
         return sum(map(len, self._all()))
@@ -43,10 +46,15 @@ class Queues:
                 return request
         return None
 
+    def put_last(self, request: Request) -> None:
+        """Put a request behind those that wait."""
+        self.waiting[request.request_id] = request
+        self.index.note(request)
+
     def put_first(self, request: Request) -> None:
         """Put a request in front of those that wait, in an OrderedDict."""
         assert isinstance(self.waiting, OrderedDict), "a plain dict cannot take one in front"
-        self.waiting[request.request_id] = request
+        self.put_last(request)
         self.waiting.move_to_end(request.request_id, last=False)
 
     def remove(self, request: Request) -> None:
@@ -59,16 +67,23 @@ class Queues:
         return self.running, self.swapped, self.waiting, self.finishing, self.held
 
 
-class InOrder(Sequence[Request]):
-    """A live view of a queue as a policy sees it, so that no step has to copy a long queue.
+class InOrder(WaitingRequests):
+    """A live view of those that wait, as a policy sees it: no step has to copy a long queue.
 
     Either end is reached in O(1), the middle in O(n).
     """
 
-    __slots__ = ("_queue",)
+    __slots__ = ("_index", "_queue")
 
-    def __init__(self, queue: dict[str, Request]) -> None:
-        self._queue = queue
+    def __init__(self, queues: Queues) -> None:
+        self._queue, self._index = queues.waiting, queues.index
+
+    @property
+    def longest_tokens(self) -> int:
+        return self._index.longest_tokens(self._queue)
+
+    def due_by(self, until_s: float) -> list[Request]:
+        return self._index.due_by(until_s, self._queue)
 
     def __len__(self) -> int:
         return len(self._queue)

@@ -140,8 +140,10 @@ class Scheduler:
             request.asked_slo, request.slo = request.slo, eased
         request.deadline_s = self.limits.deadline_rule.next_deadline_s(request)
         is_held = request.group is not None and self._groups.add(request)
-        queue = self.queues.held if is_held else self.queues.waiting
-        queue[request.request_id] = request
+        if is_held:
+            self.queues.held[request.request_id] = request
+        else:
+            self.queues.put_last(request)
         if not self.kv.fits_alone(request.num_prompt_tokens + request.max_tokens):
             self._lifecycle.end(request, EndReason.TOO_LONG, now_s=request.arrival_s)
         elif refusal is not None and eased is None:
@@ -276,7 +278,7 @@ class Scheduler:
             self._groups.find_tails()
         return SchedulerView(
             now_s=now_s,
-            waiting=InOrder(waiting),
+            waiting=InOrder(self.queues),
             running=tuple(running),
             swapped=tuple(self.queues.swapped.values()),
             kv=self.kv,

@@ -34,7 +34,7 @@ SETTINGS = {
 
 def make_workload(num_running: int = NUM_RUNNING, num_waiting: int = NUM_WAITING) -> Workload:
     """Return requests that arrive at once, with prompts that fit into one step, so that only
-    decodes follow."""
+    decodes follow.  The KV cache has room for all that run, whatever their number."""
     arrivals = tuple(
         Arrival(0, f"r{i}", tuple(range(100 + i, 116 + i)), max_tokens=500)
         for i in range(num_running + num_waiting)
@@ -42,7 +42,7 @@ def make_workload(num_running: int = NUM_RUNNING, num_waiting: int = NUM_WAITING
     return Workload(
         seed=1,
         arrivals=arrivals,
-        num_blocks=20_000,
+        num_blocks=80 * num_running,
         block_size=16,
         max_num_batched_tokens=8192,
         max_num_seqs=num_running,

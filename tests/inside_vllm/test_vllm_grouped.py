@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,13 +43,16 @@ class Twice:
     policy: Any
     seen: Counter[str]
 
-    def plan(self, view: SchedulerView, check: PlanCheck) -> SchedulerOutput | None:
+    def plan(
+        self, decodes: Sequence[Request], view: SchedulerView, check: PlanCheck
+    ) -> SchedulerOutput | None:
         twin = deepcopy(self.policy)
         self.grouped._num_to_skip = 0  # be asked although the policy has declined lately
-        plan = self.grouped.plan(view, check)
+        plan = self.grouped.plan(decodes, view, check)
         self.seen["declined"] += plan is None
         if plan is not None:
-            expected = twin.schedule(view)
+            # A tuple has no index of those that wait: the copy looks at each of them, too.
+            expected = twin.schedule(replace(view, waiting=tuple(view.waiting)))
             assert plan.num_scheduled_tokens == expected.num_scheduled_tokens
             assert plan.rejected == expected.rejected
             assert plan.num_found_tokens == expected.num_found_tokens

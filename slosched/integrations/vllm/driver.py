@@ -170,7 +170,7 @@ class Driver(Link):
         # The check reads only counts, which vLLM's blocks provide as well.
         check = PlanCheck(mirror.queues, self._kv, view.limits, type(self._policy).__name__)
         may_start &= mirror.num_seats > 0
-        if may_start and (plan := self._grouped.plan(view, check)) is not None:
+        if may_start and (plan := self._grouped.plan(mirror.decodes, view, check)) is not None:
             return plan
         plan = self._policy.schedule(view)
         check(plan)

@@ -50,8 +50,10 @@ class GroupedPlans:
         self._num_to_skip = 0
         self._num_skipped = 0
 
-    def plan(self, view: SchedulerView, check: PlanCheck) -> SchedulerOutput | None:
-        """Return the checked plan of a step that serves all decodes, or None.
+    def plan(
+        self, decodes: Sequence[Request], view: SchedulerView, check: PlanCheck
+    ) -> SchedulerOutput | None:
+        """Return the checked plan of a step that serves all `decodes` of the view, or None.
 
         None means that the policy has to be shown each of them.
         """
@@ -60,13 +62,16 @@ class GroupedPlans:
         if self._num_to_skip:
             self._num_to_skip -= 1
             return None
-        decodes, others = self._split(view.running)
-        if decodes is None or decodes.num_new_blocks > self._kv.num_free_blocks:
+        group = self._group(decodes, view.running)
+        if group is None or group.num_new_blocks > self._kv.num_free_blocks:
             return None
+        others: Sequence[Request] = ()
+        if len(decodes) < len(view.running):
+            others = tuple([r for r in view.running if not r.is_decode])
         with self._kv.grouping(self._members.ids):
-            output = self._policy.schedule_beside(decodes, replace(view, running=others))
+            output = self._policy.schedule_beside(group, replace(view, running=others))
             if output is not None:
-                check(output, decodes)
+                check(output, group)
         if output is None:
             self._num_skipped = min(_MOST_SKIPPED, 2 * self._num_skipped + 1)
             self._num_to_skip = self._num_skipped
@@ -76,25 +81,17 @@ class GroupedPlans:
         planned.update(output.num_scheduled_tokens)
         return replace(output, num_scheduled_tokens=planned)
 
-    def _split(
-        self, running: Sequence[Request]
-    ) -> tuple[RunningDecodes | None, tuple[Request, ...]]:
-        """Return the decodes among the running requests, and the others.
+    def _group(
+        self, decodes: Sequence[Request], running: Sequence[Request]
+    ) -> RunningDecodes | None:
+        """Return the decodes among the running requests as a group.
 
-        They are no group if they are less than two, or if one has emitted nothing yet: a prompt
-        with one token left.
+        They are none if they are less than two, or if one has emitted nothing yet: a prompt with
+        one token left.
         """
-        decodes = [  # hundreds, for which calling `is_decode` would take its time
-            r
-            for r in running
-            if r.num_prompt_tokens + r.num_output_tokens - r.num_computed_tokens == 1
-        ]
         if decodes != self._members.requests or not self._members.have_emitted:
             self._members = Members(decodes)
-        others = (
-            () if len(decodes) == len(running) else tuple([r for r in running if not r.is_decode])
-        )
         if len(decodes) < 2 or not self._members.have_emitted:
-            return None, others
+            return None
         are_oldest = running[len(decodes) - 1] is decodes[-1]
-        return RunningDecodes(self._members, self._kv, are_oldest=are_oldest), others
+        return RunningDecodes(self._members, self._kv, are_oldest=are_oldest)

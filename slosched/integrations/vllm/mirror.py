@@ -86,8 +86,11 @@ class Mirror:
         """The number of those that waited then."""
         self._left: set[Any] = set()
         """Those that have left vLLM's waiting queue since then: they run or have ended."""
-        self._pairs: list[tuple[Any, Request, int]] = []
-        """vLLM's running requests, each with ours and the tokens that it will have at most."""
+        self._pairs: list[tuple[Any, Request, int, int]] = []
+        """vLLM's running requests, each with ours, its prompt's tokens, and the most tokens that
+        it will have."""
+        self.decodes: Sequence[Request] = ()
+        """The running requests that policies see and that have one token to compute."""
         self._shown: tuple[Request, ...] = ()
         """The running requests that policies see."""
         self.on_end: OnEnd = _nothing
@@ -117,7 +120,7 @@ class Mirror:
     def view(self, begins_s: float, model: LatencyModel | None) -> SchedulerView:
         return SchedulerView(
             now_s=begins_s,
-            waiting=InOrder(self.queues.waiting),
+            waiting=InOrder(self.queues),
             running=self._shown,
             swapped=(),
             kv=self._kv,
@@ -136,27 +139,33 @@ class Mirror:
             self._running = list(self._host.running)
             paired = ((theirs, self._run(theirs)) for theirs in self._running)
             self._pairs = [
-                (theirs, ours, ours.num_prompt_tokens + ours.max_tokens)
+                (theirs, ours, ours.num_prompt_tokens, ours.num_prompt_tokens + ours.max_tokens)
                 for theirs, ours in paired
                 if ours is not None
             ]
         finishing = {name: self._requests[name] for name in self.withheld}
         foreseen: list[Request] = []
+        decodes: list[Request] = []
         staggers, next_step = self._staggers, self._host.current_step + 1
-        for theirs, ours, most_tokens in self._pairs:
+        # A call for each of hundreds of decodes would take its time, and so would a second look.
+        for theirs, ours, num_prompt, most_tokens in self._pairs:
             computed = ours.num_computed_tokens = theirs.num_computed_tokens
-            num_placeholders = theirs.num_output_placeholders
-            # nearly always; a call for each of hundreds of decodes would take its time
-            if num_placeholders == 1 and not ours.num_output_placeholders:
+            num_placeholders, num_emitted = theirs.num_output_placeholders, ours.num_output_tokens
+            if num_placeholders == 1 and not ours.num_output_placeholders:  # nearly always
+                num_emitted += 1
                 ours.token_times_s.append(begins_s)
-                ours.num_output_tokens += 1
+                ours.num_output_tokens = num_emitted
                 ours.num_output_placeholders = 1
                 foreseen.append(ours)
             elif num_placeholders or ours.num_output_placeholders:
                 self._foresee(ours, num_placeholders, begins_s)
+                num_emitted = ours.num_output_tokens
+            num_left = num_prompt + num_emitted - computed
+            if num_left == 1:
+                decodes.append(ours)
             # nearly always; no other rule needs a look
             is_far_from_end = (
-                computed < ours.num_prompt_tokens + ours.num_output_tokens
+                num_left > 0
                 and computed + 2 < most_tokens
                 and not (staggers and theirs.next_decode_eligible_step > next_step)
             )
@@ -165,6 +174,9 @@ class Mirror:
         self._rule.set_deadlines(foreseen)
         if not is_same or finishing or self.queues.finishing:
             self._show_all_but(finishing)
+        if finishing:
+            decodes = [ours for ours in decodes if ours.request_id not in finishing]
+        self.decodes = decodes
         self._read_waiting(begins_s)
 
     def note_tokens(self, request_ids: Iterable[str], now_s: float) -> None:
@@ -245,7 +257,7 @@ class Mirror:
 
     def _show_all_but(self, finishing: dict[str, Request]) -> None:
         """Put all requests that vLLM runs into their queues: `finishing`, and all others."""
-        running = {ours.request_id: ours for _, ours, _ in self._pairs}
+        running = {ours.request_id: ours for _, ours, *_ in self._pairs}
         for request_id in finishing:
             del running[request_id]
         self.queues.running, self.queues.finishing = running, finishing
@@ -310,10 +322,15 @@ class Mirror:
             queue = [*self._host.kv_holding_waiting, *queue]
         new = self._new_in(queue)
         if new is None:
-            shown = self.queues.waiting = self._shown_of(queue, begins_s)
+            before, shown = self.queues.waiting, self._shown_of(queue, begins_s)
+            self.queues.waiting = shown
+            come = [ours for request_id, ours in shown.items() if request_id not in before]
         else:  # often none, and the queue may be long
             shown = self._shown_of(new, begins_s)
             self.queues.waiting.update(shown)
+            come = list(shown.values())
+        for ours in come:
+            self.queues.index.note(ours)
         self._num_read = len(queue)
         if self._kv.caches_prefixes:
             self._match(shown)

@@ -9,7 +9,15 @@ from itertools import chain
 from typing import overload
 
 from slosched.batch import BatchBuilder
-from slosched.core import EndReason, LatencyModel, Request, SchedulerView
+from slosched.core import (
+    EndReason,
+    LatencyModel,
+    Request,
+    SchedulerView,
+    WaitingRequests,
+    due_by,
+    longest_tokens,
+)
 
 
 class Drop(StrEnum):
@@ -79,13 +87,13 @@ def without_rejected(batch: BatchBuilder, view: SchedulerView) -> SchedulerView:
         running = tuple([r for r in running if r.request_id not in rejected])
     return replace(
         view,
-        waiting=_Remaining(view.waiting, rejected),
+        waiting=Remaining(view.waiting, rejected),
         running=running,
         swapped=tuple([r for r in view.swapped if r.request_id not in rejected]),
     )
 
 
-class _Remaining(Sequence[Request]):
+class Remaining(WaitingRequests):
     """Requests without those that a step rejects.
 
     A thousand may wait, and most steps look at none of them or at the first ones only.  So they are
@@ -97,6 +105,13 @@ class _Remaining(Sequence[Request]):
     def __init__(self, requests: Sequence[Request], rejected: Set[str]) -> None:
         self._all, self._rejected = requests, rejected
         self._kept: tuple[Request, ...] | None = None
+
+    @property
+    def longest_tokens(self) -> int:
+        return longest_tokens(self._all)
+
+    def due_by(self, until_s: float) -> list[Request]:
+        return [r for r in due_by(self._all, until_s) if r.request_id not in self._rejected]
 
     def __iter__(self) -> Iterator[Request]:
         if self._kept is not None:

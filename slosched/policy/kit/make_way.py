@@ -9,7 +9,15 @@ from itertools import chain
 from operator import attrgetter
 
 from slosched.batch import BatchBuilder
-from slosched.core import DecodeGroup, PreemptionMode, Request, RequestStatus, SchedulerView
+from slosched.core import (
+    DecodeGroup,
+    PreemptionMode,
+    Request,
+    RequestStatus,
+    SchedulerView,
+    due_by,
+    longest_tokens,
+)
 
 _RUNNING = RequestStatus.RUNNING
 """A local name, because each attribute look-up on an enum takes 0.1 µs in Python 3.11."""
@@ -90,16 +98,15 @@ def may_make_way(
     if not (is_far or True in decodes.num_by(_is_eased) or _patient(view)):
         return False
     until_s = now_s + max(FAR_S, _PATIENCE * longest_s)
-    urgent = [request for request in view.waiting if now_s < request.deadline_s <= until_s]
-    return not all(batch.has_left(request) for request in urgent)
+    urgent = due_by(view.waiting, until_s)
+    return any(r.deadline_s > now_s and not batch.has_left(r) for r in urgent)
 
 
 def _longest_s(view: SchedulerView) -> float:
     """Return the time that the longest waiting prompt takes alone; infinite without a model."""
     if view.latency_model is None:
         return math.inf
-    longest = max([r.num_prompt_tokens + r.num_output_tokens for r in view.waiting])
-    return view.latency_model.predict_prefill(longest)
+    return view.latency_model.predict_prefill(longest_tokens(view.waiting))
 
 
 def _is_eased(request: Request) -> bool:

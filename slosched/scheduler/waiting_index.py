@@ -1,0 +1,83 @@
+"""Waiting requests by length and by deadline, read from those alone that come to wait."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Mapping
+from operator import attrgetter, itemgetter
+
+from slosched.core import Request
+
+_MOST_GONE = 64
+"""Entries of requests that wait no longer, beyond as many as wait, before all are read anew."""
+
+
+class WaitingIndex:
+    """Finds the longest and the most urgent requests of a queue without a look at all of them.
+
+    It is told of each request that comes to wait, and finds out for itself which do so no longer.
+    Nothing is kept before it is first asked, so that it costs nothing where no policy asks.
+    """
+
+    def __init__(self) -> None:
+        self._lengths = _Sorted(lambda r: r.num_prompt_tokens + r.num_output_tokens)
+        self._deadlines = _Sorted(attrgetter("deadline_s"))
+
+    def note(self, request: Request) -> None:
+        """Note a request that has come to wait.  Its length stays the same while it does."""
+        self._lengths.add(request)
+        self._deadlines.add(request)
+
+    def longest_tokens(self, queue: Mapping[str, Request]) -> int:
+        """Return the most prompt and output tokens of a request in `queue`; 0 if it is empty."""
+        return int(self._lengths.largest(queue))
+
+    def due_by(self, until_s: float, queue: Mapping[str, Request]) -> list[Request]:
+        """Return the requests in `queue` whose deadline is at most `until_s`, by deadline."""
+        return self._deadlines.up_to(until_s, queue)
+
+
+class _Sorted:
+    """The ids of requests, sorted by a value that they may have increased since."""
+
+    def __init__(self, value: Callable[[Request], float]) -> None:
+        self._value = value
+        self._entries: list[tuple[float, str]] | None = None
+
+    def add(self, request: Request) -> None:
+        if self._entries is not None:
+            insort(self._entries, (self._value(request), request.request_id))
+
+    def largest(self, queue: Mapping[str, Request]) -> float:
+        entries = self._read(queue)
+        while entries:
+            value, request_id = entries[-1]
+            if (request := queue.get(request_id)) is not None and self._value(request) == value:
+                return value
+            entries.pop()
+        return 0
+
+    def up_to(self, limit: float, queue: Mapping[str, Request]) -> list[Request]:
+        entries, value_of = self._read(queue), self._value
+        while True:
+            end = bisect_right(entries, limit, key=itemgetter(0))
+            found: dict[str, Request] = {}
+            moved: list[Request] = []
+            for value, request_id in entries[:end]:
+                if (request := queue.get(request_id)) is not None:
+                    if value_of(request) == value:
+                        found[request_id] = request
+                    else:  # its SLO was eased
+                        moved.append(request)
+            if len(found) < end:
+                entries[:end] = [(value_of(r), request_id) for request_id, r in found.items()]
+            if not moved:
+                return list(found.values())
+            for request in moved:
+                self.add(request)
+
+    def _read(self, queue: Mapping[str, Request]) -> list[tuple[float, str]]:
+        """Return the entries, read anew if most of them are of requests that wait no longer."""
+        if self._entries is None or len(self._entries) > 2 * len(queue) + _MOST_GONE:
+            self._entries = sorted((self._value(r), name) for name, r in queue.items())
+        return self._entries
