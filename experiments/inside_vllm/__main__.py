@@ -123,6 +123,9 @@ def simulate(
         bool, typer.Option(help="Fit the latency model anew to what real servers recorded.")
     ] = True,
     is_warped: Warp = False,
+    rates: Annotated[
+        list[float] | None, typer.Option("--rate", help="In virtual time: only at these rates.")
+    ] = None,
 ) -> None:
     """Predict every run that was measured, with a latency model of vLLM's own recorded steps.
 
@@ -132,7 +135,7 @@ def simulate(
     """
     setup = _setup(name, is_warped)
     if is_warped:
-        VirtualSession().simulate(with_finalists(setup))
+        VirtualSession().simulate(with_finalists(setup), rates or ())
     else:
         Session().simulate(setup, refit=refit)
 

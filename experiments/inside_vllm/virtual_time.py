@@ -59,8 +59,8 @@ class VirtualSession:
         self._play(SAMPLE, systems, chosen, is_virtual=False)
         self._play(SAMPLE_VIRTUAL, systems, chosen)
 
-    def simulate(self, setup: Setup) -> None:
-        """Predict every run that was played.
+    def simulate(self, setup: Setup, rates: Sequence[float] = ()) -> None:
+        """Predict every run that was played, at these rates alone if there are any.
 
         The emulated device takes exactly the times of its latency model, and no server adds to
         them, so nothing has to be fitted.
@@ -68,6 +68,8 @@ class VirtualSession:
         model = setup.model
         device = described(model, model.provenance, model.held_out_error, noise=0.0)
         played = self.book.of(RUNS, setup.name)
+        if rates:
+            played = played[played["rate"].isin(rates)]
         systems = [s for s in self._systems(setup) if s.name in set(played["system"])]
         with progress_bar() as progress:
             heats = played[["rate", "window"]].drop_duplicates().to_dict("records")
