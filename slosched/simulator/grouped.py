@@ -26,6 +26,7 @@ from slosched.core import (
 from slosched.engine.loop import Engine
 from slosched.metrics import StepRow
 from slosched.perfmodel.frozen import is_unchanging
+from slosched.scheduler.declines import Declines
 from slosched.simulator.clients import Clients
 from slosched.simulator.decodes import GroupedDecodes
 from slosched.simulator.simulated import SimulatedExecutor, VirtualClock
@@ -35,9 +36,6 @@ OnRow = Callable[[StepRow, Sequence[Request]], None]
 _ROUNDING_S = 1e-6
 """More than what sums of times are off by.  Steps that end so close to the time at which the policy
 plans again are run one by one."""
-
-_MOST_SKIPPED = 32
-"""Most steps that go one by one after the policy has declined repeatedly."""
 
 
 class GroupedSteps:
@@ -84,8 +82,7 @@ class GroupedSteps:
         self._group: GroupedDecodes | None = None
         self._others: dict[str, Request] = {}
         """Running requests that are not in the group, since their prompts are being prefilled."""
-        self._num_to_skip = 0
-        self._num_skipped = 0
+        self._declines = Declines()
 
     def run(self, arrival_s: float) -> bool:
         """Run steps until `arrival_s`, or until the policy has to plan for all requests.
@@ -96,8 +93,7 @@ class GroupedSteps:
         if not self._is_possible:
             return False
         if self._group is None:
-            if self._num_to_skip:
-                self._num_to_skip -= 1
+            if self._declines.skips_step():
                 return False
             self._form()
         num_steps, num_unfinished = 0, self._scheduler.num_unfinished
@@ -160,8 +156,11 @@ class GroupedSteps:
         self._group.book_all()
         self._group = None
         self._others = {}
-        self._num_skipped = min(_MOST_SKIPPED, 2 * self._num_skipped + 1) if declined else 0
-        self._num_to_skip = max(1, self._num_skipped)
+        if declined:
+            self._declines.note_declined()
+        else:
+            self._declines.note_planned()
+            self._declines.skip_one()
 
     def _step_with_others(self, policy: PlansBesideDecodes, group: GroupedDecodes) -> int:
         scheduler, start_s = self._scheduler, self._clock.now_s()

@@ -21,6 +21,7 @@ from slosched.core import Request, SchedulerOutput, SchedulerView
 from slosched.integrations.vllm import SLOScheduler
 from slosched.integrations.vllm.decodes import RunningDecodes
 from slosched.integrations.vllm.grouped import GroupedPlans
+from slosched.scheduler.declines import Declines
 from slosched.scheduler.plan_check import PlanCheck
 
 POLICIES = [
@@ -47,7 +48,7 @@ class Twice:
         self, decodes: Sequence[Request], view: SchedulerView, check: PlanCheck
     ) -> SchedulerOutput | None:
         twin = deepcopy(self.policy)
-        self.grouped._num_to_skip = 0  # be asked although the policy has declined lately
+        self.grouped._declines = Declines()  # ask although the policy has declined lately
         plan = self.grouped.plan(decodes, view, check)
         self.seen["declined"] += plan is None
         if plan is not None:

@@ -20,10 +20,8 @@ from slosched.core import (
 )
 from slosched.integrations.vllm.decodes import Members, RunningDecodes
 from slosched.integrations.vllm.kv_view import VLLMBlocks
+from slosched.scheduler.declines import Declines
 from slosched.scheduler.plan_check import PlanCheck
-
-_MOST_SKIPPED = 32
-"""Most steps without a question after the policy has declined repeatedly."""
 
 
 class GroupedPlans:
@@ -47,8 +45,7 @@ class GroupedPlans:
         self._policy = planner_beside(policy) if is_possible else None
         self._kv = kv
         self._members = Members(())
-        self._num_to_skip = 0
-        self._num_skipped = 0
+        self._declines = Declines()
 
     def plan(
         self, decodes: Sequence[Request], view: SchedulerView, check: PlanCheck
@@ -57,10 +54,7 @@ class GroupedPlans:
 
         None means that the policy has to be shown each of them.
         """
-        if self._policy is None:
-            return None
-        if self._num_to_skip:
-            self._num_to_skip -= 1
+        if self._policy is None or self._declines.skips_step():
             return None
         group = self._group(decodes, view.running)
         if group is None or group.num_new_blocks > self._kv.num_free_blocks:
@@ -73,10 +67,9 @@ class GroupedPlans:
             if output is not None:
                 check(output, group)
         if output is None:
-            self._num_skipped = min(_MOST_SKIPPED, 2 * self._num_skipped + 1)
-            self._num_to_skip = self._num_skipped
+            self._declines.note_declined()
             return None
-        self._num_skipped = 0
+        self._declines.note_planned()
         planned = dict.fromkeys(self._members.ids, 1)
         planned.update(output.num_scheduled_tokens)
         return replace(output, num_scheduled_tokens=planned)
