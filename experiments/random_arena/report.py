@@ -89,7 +89,9 @@ and the best {effort.num_finalists} of each class go on to {NUM_WINDOWS} windows
 {HIGHEST:g} times it. Then all are played at {OVERLOAD:g} times the best capacity at 90 %. Ratios \
 are to the best of a class in that cell, chosen in hindsight. They are paired by window, with 95 % \
 intervals from resampled windows and blocks. The windows are short: intervals are wide, and a \
-queue that grows for minutes is not seen.
+queue that grows for minutes is not seen. On the fastest devices all requests of a window arrive \
+within one or two seconds, and those that count are the end of a burst: whoever gives up early \
+requests, which do not count, looks better there (cell 6.36).
 
 Requests that no idle device could serve in time do not count, but they are served, and in the \
 way. The class "with dropping" has `fcfs`, `sarathi`, `edf` and `sjf`, each with rejection of \
