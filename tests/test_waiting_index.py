@@ -14,7 +14,7 @@ from slosched.core import Request, due_by, longest_tokens
 from slosched.policy.kit.drop import Remaining
 from slosched.scheduler.queues import InOrder, Queues
 
-ARRIVES, STARTS, COMES_BACK, IS_EASED, ASKS = range(5)
+ARRIVES, STARTS, COMES_BACK, IS_EASED, LOSES_A_TOKEN, ASKS = range(6)
 
 
 def ids(requests: Sequence[Request]) -> list[str]:
@@ -56,6 +56,9 @@ def test_it_follows_all_that_happens_to_a_queue(
             queues.put_first(request)
         elif event == IS_EASED and waiting:
             waiting[which % len(waiting)].deadline_s += time_s
+        elif event == LOSES_A_TOKEN and waiting:  # one in flight, from before it was preempted
+            request = waiting[which % len(waiting)]
+            request.num_output_tokens = max(0, request.num_output_tokens - 1)
         elif event == ASKS:
             check(queues, time_s)
     check(queues, 5.0)

@@ -20,11 +20,11 @@ class WaitingIndex:
     """
 
     def __init__(self) -> None:
-        self._lengths = _Sorted(lambda r: r.num_prompt_tokens + r.num_output_tokens)
+        self._lengths = _Sorted(_length)
         self._deadlines = _Sorted(attrgetter("deadline_s"))
 
     def note(self, request: Request) -> None:
-        """Note a request that has come to wait.  Its length stays the same while it does."""
+        """Note a request that has come to wait; until it leaves it gets no longer, nor due sooner."""
         self._lengths.add(request)
         self._deadlines.add(request)
 
@@ -37,8 +37,12 @@ class WaitingIndex:
         return self._deadlines.up_to(until_s, queue)
 
 
+def _length(request: Request) -> int:
+    return request.num_prompt_tokens + request.num_output_tokens
+
+
 class _Sorted:
-    """The ids of requests, sorted by a value that they may have increased since."""
+    """The ids of requests, sorted by a value that may have changed since they were added."""
 
     def __init__(self, value: Callable[[Request], float]) -> None:
         self._value = value
@@ -52,9 +56,13 @@ class _Sorted:
         entries = self._read(queue)
         while entries:
             value, request_id = entries[-1]
-            if (request := queue.get(request_id)) is not None and self._value(request) == value:
+            if (request := queue.get(request_id)) is None:
+                entries.pop()
+            elif self._value(request) == value:
                 return value
-            entries.pop()
+            else:
+                entries.pop()
+                self.add(request)
         return 0
 
     def up_to(self, limit: float, queue: Mapping[str, Request]) -> list[Request]:
