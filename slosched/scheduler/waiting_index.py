@@ -24,7 +24,10 @@ class WaitingIndex:
         self._deadlines = _Sorted(attrgetter("deadline_s"))
 
     def note(self, request: Request) -> None:
-        """Note a request that has come to wait; until it leaves it gets no longer, nor due sooner."""
+        """Note a request that has come to wait.
+
+        As long as it does, it must not become longer or due sooner.
+        """
         self._lengths.add(request)
         self._deadlines.add(request)
 
