@@ -85,6 +85,19 @@ def test_nothing_is_kept_where_nobody_asks() -> None:
     assert queues.index._deadlines._entries is None
 
 
+def test_nothing_grows_where_nobody_asks_any_more() -> None:
+    queues = Queues()
+    for number in range(10_000):
+        queues.put_last(make_request(f"r{number}"))
+        if number == 10:
+            check(queues, 0.0)
+        if number > 20:
+            del queues.waiting[f"r{number}"]
+    assert queues.index._lengths._entries is None
+    assert queues.index._deadlines._entries is None
+    check(queues, math.inf)
+
+
 def test_what_a_step_rejects_is_not_due() -> None:
     queues = Queues()
     for number in range(4):

@@ -133,6 +133,8 @@ def simulate(
 
     Example: `python -m experiments.inside_vllm simulate conv-h100`.
     """
+    if rates and not is_warped:
+        raise typer.BadParameter("--rate goes with --warp")
     setup = _setup(name, is_warped)
     if is_warped:
         VirtualSession().simulate(with_finalists(setup), rates or ())

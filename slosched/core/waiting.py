@@ -26,7 +26,7 @@ def longest_tokens(waiting: Sequence[Request]) -> int:
     """Return a number of prompt and output tokens that no request exceeds; 0 if there is none."""
     if isinstance(waiting, WaitingRequests):
         return waiting.longest_tokens
-    return max([r.num_prompt_tokens + r.num_output_tokens for r in waiting], default=0)
+    return max((request.num_tokens for request in waiting), default=0)
 
 
 def due_by(waiting: Sequence[Request], until_s: float) -> list[Request]:

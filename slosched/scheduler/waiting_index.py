@@ -16,11 +16,12 @@ class WaitingIndex:
     """Finds the longest and the most urgent requests of a queue without a look at all of them.
 
     It is told of each request that comes to wait, and finds out for itself which do so no longer.
-    Nothing is kept before it is first asked, so that it costs nothing where no policy asks.
+    Nothing is kept before it is first asked, nor long after, so that it costs nothing where no
+    policy asks.
     """
 
     def __init__(self) -> None:
-        self._lengths = _Sorted(_length)
+        self._lengths = _Sorted(attrgetter("num_tokens"))
         self._deadlines = _Sorted(attrgetter("deadline_s"))
 
     def note(self, request: Request) -> None:
@@ -40,20 +41,20 @@ class WaitingIndex:
         return self._deadlines.up_to(until_s, queue)
 
 
-def _length(request: Request) -> int:
-    return request.num_prompt_tokens + request.num_output_tokens
-
-
 class _Sorted:
     """The ids of requests, sorted by a value that may have changed since they were added."""
 
     def __init__(self, value: Callable[[Request], float]) -> None:
         self._value = value
         self._entries: list[tuple[float, str]] | None = None
+        self._most_entries = 0
+        """Entries beyond which they are forgotten until somebody asks again."""
 
     def add(self, request: Request) -> None:
         if self._entries is not None:
             insort(self._entries, (self._value(request), request.request_id))
+            if len(self._entries) > self._most_entries:
+                self._entries = None
 
     def largest(self, queue: Mapping[str, Request]) -> float:
         entries = self._read(queue)
@@ -89,6 +90,7 @@ class _Sorted:
 
     def _read(self, queue: Mapping[str, Request]) -> list[tuple[float, str]]:
         """Return the entries, read anew if most of them are of requests that wait no longer."""
-        if self._entries is None or len(self._entries) > 2 * len(queue) + _MOST_GONE:
+        self._most_entries = 2 * len(queue) + _MOST_GONE
+        if self._entries is None or len(self._entries) > self._most_entries:
             self._entries = sorted((self._value(r), name) for name, r in queue.items())
         return self._entries

@@ -9,7 +9,7 @@ from views import R, begun, decode, flat_model, view_of
 
 from slosched.core import DeadlineRule, Limits, Request, SchedulerView
 from slosched.policy.goodput import Goodput
-from slosched.policy.kit.lost import due_by, num_lost
+from slosched.policy.kit.lost import lost_due_by, num_lost
 from slosched.policy.kit.pace import Pace
 
 MODEL = flat_model()
@@ -58,14 +58,14 @@ def test_a_lost_decode_shortens_no_step_but_gets_its_token() -> None:
 def test_a_lost_decode_gets_a_token_as_often_as_the_largest_tpot_asks_for() -> None:
     lost = decode("lost", 100, -40, tpot_s=0.02)  # its last token came 60 ms ago
     others = [decode("a", 100, 20, tpot_s=0.05), decode("b", 100, 30, tpot_s=0.1)]
-    assert due_by([lost], others, 0.039) == []
-    assert due_by([lost], others, 0.041) == [lost]
+    assert lost_due_by([lost], others, 0.039) == []
+    assert lost_due_by([lost], others, 0.041) == [lost]
 
 
 def test_a_lost_prompt_with_one_token_left_has_no_token_whose_time_counts() -> None:
     """It is late for its first token, and the step that computes its last prompt token emits it."""
     silent, other = begun("silent", 100, 99, -1), R("other", 11, 0.045, tpot_s=0.1, out=1)
-    assert due_by([silent], [other.request()], 0.0) == [silent]
+    assert lost_due_by([silent], [other.request()], 0.0) == [silent]
     prompts = [R("a", 519, 0.040), R("b", 900, 0.060)]
     output = Goodput().schedule(seen([silent, other, *prompts], DeadlineRule.ENVELOPE))
     assert output.num_scheduled_tokens["silent"] == 1

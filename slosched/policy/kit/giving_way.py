@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from slosched.core import Request, SchedulerView
 from slosched.policy.kit.deferred import add_due, add_in_time, serve_something
-from slosched.policy.kit.lost import due_by, num_lost
+from slosched.policy.kit.lost import lost_due_by, num_lost
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order
 
@@ -25,7 +25,7 @@ def give_way(
     at = add_due(batch, kept, 0, due_s)
     pack.reserved_blocks += len(decodes) - at
     if not at or kept[at - 1] in batch:  # All that are due found time.
-        add_in_time(batch, due_by(lost, kept, due_s))
+        add_in_time(batch, lost_due_by(lost, kept, due_s))
         _merge(kept[at:], order, pack)
         add_in_time(batch, [r for r in lost if r not in batch])
     if not batch.num_scheduled_tokens:

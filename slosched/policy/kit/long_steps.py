@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from slosched.core import LatencyModel, Request, SchedulerView
 from slosched.policy.kit.chunks import Chunk, chunk_beside, chunks_beside, in_a_tpot
-from slosched.policy.kit.lost import due_by, num_lost
+from slosched.policy.kit.lost import lost_due_by, num_lost
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.punctual import Timed
 
@@ -83,7 +83,7 @@ class LongSteps(NamedTuple):
         until_s = end_s + self._next_step_s(prompts, pace, view.model) + margin * self.tpot_s
         loose_s = _LOOSE * self.tpot_s
         due = [r for r in others if r.slo.tpot_s < loose_s or r.deadline_s < until_s]
-        return [*due, *due_by(lost, others, end_s)] or decodes
+        return [*due, *lost_due_by(lost, others, end_s)] or decodes
 
     def _next_step_s(self, prompts: Iterable[Timed], pace: Pace, model: LatencyModel) -> float:
         """Return the time of the next long step."""

@@ -28,7 +28,9 @@ def may_be_lost(decodes: DecodeGroup, view: SchedulerView) -> bool:
     return is_envelope and decodes.first_deadline_s < view.now_s
 
 
-def due_by(lost: Iterable[Request], others: Iterable[Request], until_s: float) -> list[Request]:
+def lost_due_by(
+    lost: Iterable[Request], others: Iterable[Request], until_s: float
+) -> list[Request]:
     """Return the lost decodes that get a token by `until_s` although their SLO is missed.
 
     Each gets one as often as the largest TPOT of the `others` asks for.
