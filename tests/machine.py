@@ -21,13 +21,14 @@ def slowed(limit_s: float) -> float:
     return limit_s * max(1.0, taken_s / _FULL_SPEED_S)
 
 
-def is_below(limit_s: float, measure: Callable[[], float], attempts: int = 4) -> bool:
+def is_below(limit_s: float, measure: Callable[[], float], attempts: int = 8) -> bool:
     """Tell whether any of a few measurements is below the limit, as some fall into slow phases.
 
-    There is a pause before each but the first, so that not all fall into the same one.
+    There is a pause before each but the first, each longer than the one before, so that not all
+    fall into the same one.
     """
     for attempt in range(attempts):
-        time.sleep(_PAUSE_S if attempt else 0)
+        time.sleep(attempt * _PAUSE_S)
         if measure() < slowed(limit_s):
             return True
     return False

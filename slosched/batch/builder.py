@@ -79,8 +79,8 @@ class BatchBuilder(StepAccount):
         something always runs.  A chunk, of `max_new_tokens` at most, gets all its blocks or none,
         and time is no limit.  O(n).
         """
-        if self.num_scheduled_tokens:
-            requests = [r for r in requests if r not in self]
+        if self.num_scheduled_tokens or self._out:
+            requests = [r for r in requests if r not in self and not self.has_left(r)]
         requests, block_size = tuple(requests), self._block_size
         # Hundreds of decodes pass here in every step, and nearly all have room in a block that they
         # hold already.  Those between two others are added all at once.
@@ -91,12 +91,29 @@ class BatchBuilder(StepAccount):
             or r.num_prompt_tokens + r.num_output_tokens - computed != 1
             or r.lora_id is not None
         ]
+        num_missing = self._blocks_for_decodes([requests[place] for place in others])
+        if num_missing <= self.num_free_blocks and len(requests) <= self.num_free_tokens:
+            self._add_decodes(requests)
+            self.num_free_blocks -= num_missing
+            return
         begin = 0
         for place in others:
             self._add_decodes(requests[begin:place])
             self._add_or_preempt(requests[place], victims, max_new_tokens)
             begin = place + 1
         self._add_decodes(requests[begin:])
+
+    def _blocks_for_decodes(self, requests: Sequence[Request]) -> int:
+        """Return the free blocks that a token of each takes, or more than are free.
+
+        It is more than are free if one of them is no decode, or one with an adapter.
+        """
+        num_missing = 0
+        for r in requests:
+            if not r.is_decode or r.lora_id is not None:
+                return self.num_free_blocks + 1
+            num_missing += max(0, self.blocks_missing(r, 1))
+        return num_missing
 
     def _add_decodes(self, decodes: Sequence[Request]) -> None:
         """Add a token of each of the decodes, which need no block, as far as tokens suffice."""

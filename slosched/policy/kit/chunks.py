@@ -116,10 +116,11 @@ def in_chunks_like(
     full_token_s = model.predict_prefill(budget_tokens) / budget_tokens
     factor = chunk.token_s / full_token_s
     timed = []
-    for request, alone_s in prompts:
-        tokens = request.num_uncomputed_tokens
-        if tokens < budget_tokens:
-            alone_s = min(alone_s, tokens * full_token_s)
+    for request, alone_s in prompts:  # hundreds, for which calls would take their time
+        known = request.num_prompt_tokens + request.num_output_tokens
+        tokens = known - request.num_computed_tokens
+        if tokens < budget_tokens and tokens * full_token_s < alone_s:
+            alone_s = tokens * full_token_s
         timed.append((request, factor * alone_s))
     return timed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heappushpop
 from itertools import compress
 from operator import attrgetter, not_
 from typing import NamedTuple
@@ -160,20 +160,25 @@ def most_by_rank(ordered: Sequence[Timed], supply: Supply, ranks: Sequence[Rank]
     # free `num_short` is below zero, and then the first of the two conditions is the stricter.
     start_s, share, num_free_seats, seat_s = supply
     prefill_s, num_short = 0.0, -num_free_seats
-    needs_seat = [request.status is not _RUNNING for request, _ in ordered]
+    requests = [request for request, _ in ordered]
+    needs_seat = [request.status is not _RUNNING for request in requests]
     kept: list[Rank] = []
     is_late = [False] * len(ordered)
-    for rank, (request, alone_s) in zip(ranks, ordered, strict=True):
+    for rank, (request, alone_s), takes_seat in zip(ranks, ordered, needs_seat, strict=True):
         left_s = request.deadline_s - start_s
-        heappush(kept, rank)
         prefill_s += alone_s
-        num_short += needs_seat[rank[2]]
-        while kept and (prefill_s > share * left_s or prefill_s + num_short * seat_s > left_s):
-            longest = heappop(kept)[2]
+        num_short += takes_seat
+        if not (prefill_s > share * left_s or prefill_s + num_short * seat_s > left_s):
+            heappush(kept, rank)
+            continue
+        given_up: Rank | None = heappushpop(kept, rank)
+        while given_up is not None:
+            longest = given_up[2]
             is_late[longest] = True
             prefill_s -= ordered[longest][1]
             num_short -= needs_seat[longest]
-    requests = [request for request, _ in ordered]
+            is_over = prefill_s > share * left_s or prefill_s + num_short * seat_s > left_s
+            given_up = heappop(kept) if is_over and kept else None
     return Order(list(compress(requests, map(not_, is_late))), list(compress(requests, is_late)))
 
 
