@@ -43,7 +43,7 @@ def run(
     """
     scale = Scale(windows, requests)
     begin_s = time.monotonic()
-    rates, losses = [], []
+    rates, losses, lasting = [], [], []
     with Store(store) as kept, progress_bar() as progress:
         for workload in WORKLOADS:
             study = WorkloadStudy(workload, POLICIES, scale, kept, jobs)
@@ -55,9 +55,11 @@ def run(
             rates.append(study.rates(on_progress))
             progress.reset(task, description=f"{workload.scenario.name}: disturbed")
             losses.append(study.losses(rates[-1], on_progress))
+            progress.reset(task, description=f"{workload.scenario.name}: bounds", total=None)
+            lasting.append(study.lasting(rates[-1]))
     minutes = (time.monotonic() - begin_s) / 60
     made = provenance(windows, requests, minutes)
-    Results(pd.concat(rates), pd.concat(losses), made).write()
+    Results(pd.concat(rates), pd.concat(losses), pd.concat(lasting), made).write()
     make_report()
 
 

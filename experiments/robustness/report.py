@@ -38,7 +38,8 @@ def write(results: Results, page: Path = PAGE) -> None:
 def text(results: Results) -> str:
     """Return the page in Markdown."""
     parts = [_head(results), _rates(results.rates), _summary(results.losses)]
-    parts += [_section(kind, losses) for kind, losses in _by_kind(results.losses)]
+    for kind, losses in _by_kind(results.losses):
+        parts.append(_section(kind, losses, _possible(kind, results)))
     return "\n\n".join([*parts, _foot(results.provenance)]) + "\n"
 
 
@@ -103,10 +104,30 @@ def _worst(losses: pd.DataFrame) -> str:
     return f"**{cell}**" if worst["low_points"] > LEAST_POINTS else cell
 
 
-def _section(kind: Kind, losses: pd.DataFrame) -> str:
+def _section(kind: Kind, losses: pd.DataFrame, possible: str) -> str:
     figure = f"![{kind.title}: points lost]({FIGURES.name}/{kind.name}.svg)"
-    parts = [f"## {kind.title}", _what(kind), "\n".join(_findings(kind, losses)), figure]
-    return "\n\n".join([*parts, _details(kind, losses)])
+    parts = [f"## {kind.title}", _what(kind), "\n".join(_findings(kind, losses)), possible, figure]
+    return "\n\n".join([*filter(None, parts), _details(kind, losses)])
+
+
+def _possible(kind: Kind, results: Results) -> str:
+    """Return what any schedule could serve with a smaller cache; nothing for other kinds."""
+    if kind.name != "kv" or results.lasting.empty:
+        return ""
+    lines = [
+        f"- **{row['workload']}, {kind.label(row['strength'])}**: {100 * row['share']:.1f} % "
+        f"({100 * row['least_share']:.0f} to {100 * row['most_share']:.0f} %) at "
+        f"{row['requests_per_s']:.3g}/s"
+        for row in results.lasting.to_dict("records")
+    ]
+    policy = short(str(results.rates["policy"].iloc[0]))
+    return (
+        "If the windows came again and again without end, no schedule could serve more of their "
+        "requests in time than this, even if it knew all arrivals and lengths "
+        f"([L5](bounds.md#the-five-bounds), at the knee of `{policy}`; in brackets the windows "
+        "with the least and the most):\n\n" + "\n".join(lines) + "\n\nA window that begins with an "
+        "empty cache and ends leaves more possible than lasting load does."
+    )
 
 
 def _what(kind: Kind) -> str:

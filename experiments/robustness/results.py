@@ -14,10 +14,14 @@ HERE = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Results:
-    """Tables: `rates` by workload and policy, `losses` by workload, policy and disturbance."""
+    """Tables: `rates` by workload and policy, `losses` by workload, policy and disturbance.
+
+    `lasting` has the share of requests that any schedule can serve, by workload and cache.
+    """
 
     rates: pd.DataFrame
     losses: pd.DataFrame
+    lasting: pd.DataFrame
     provenance: pd.DataFrame
     """A table of one row."""
 

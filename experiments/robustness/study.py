@@ -12,6 +12,7 @@ import pandas as pd
 from experiments.arena.scenarios import QUICK, SCENARIOS, Scenario
 from experiments.robustness.kinds import Kind, kinds
 from experiments.robustness.losses import Compared, loss
+from slosched.evaluate.bounds import Pace
 from slosched.evaluate.capacity import (
     Bench,
     CapacityError,
@@ -143,6 +144,28 @@ class WorkloadStudy:
                 "strength": arm.strength,
             }
             rows.append(facts | loss(compared)._asdict())
+        return pd.DataFrame(rows)
+
+    def lasting(self, rates: pd.DataFrame) -> pd.DataFrame:
+        """Return the share that any schedule can serve in time with each smaller KV cache.
+
+        It is that of L5, at the knee of the first policy: for windows that are repeated without
+        end.  Takes some 15 s for each window and cache.
+        """
+        rate = float(rates.loc[rates["policy"] == self.policies[0], "requests_per_s"].iloc[0])
+        (kind,) = (k for k in kinds(self.workload.small_caches) if k.name == "kv")
+        rows = []
+        for strength in kind.strengths:
+            config = kind.change(self._calm, kind.variants[0], strength)
+            paces = [Pace(w, self._model, config.limits, config.kv_tokens) for w in self._windows]
+            shares = [
+                pace.bound(rate).num_good / len(window)
+                for pace, window in zip(paces, self._windows, strict=True)
+            ]
+            facts = {"workload": self._name, "strength": strength, "requests_per_s": rate}
+            mean = sum(shares) / len(shares)
+            spread = {"share": mean, "least_share": min(shares), "most_share": max(shares)}
+            rows.append(facts | spread)
         return pd.DataFrame(rows)
 
     def _knees(

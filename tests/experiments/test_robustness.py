@@ -104,11 +104,11 @@ def test_a_small_study_from_its_replays_to_its_page(tmp_path: Path) -> None:
     policies = ("edf:drop=infeasible", "goodput")
     told: list[tuple[int, int]] = []
     with Store(tmp_path / "points.sqlite") as store:
-        study = WorkloadStudy(Workload(scenario, ()), policies, scale, store, 1, ("stall", "bias"))
+        study = WorkloadStudy(Workload(scenario, (2, 200)), policies, scale, store, 1, ("stall", "bias"))
         rates = study.rates(lambda *_: None)
         losses = study.losses(rates, lambda *done: told.append(done))
         assert told[-1][0] == told[-1][1] > 0
-        again = WorkloadStudy(Workload(scenario, ()), policies, scale, store, 1, ("stall", "bias"))
+        again = WorkloadStudy(Workload(scenario, (2, 200)), policies, scale, store, 1, ("stall", "bias"))
         told.clear()
         pd.testing.assert_frame_equal(again.losses(rates, lambda *done: told.append(done)), losses)
         assert told == []  # all of it was in the store
@@ -122,7 +122,10 @@ def test_a_small_study_from_its_replays_to_its_page(tmp_path: Path) -> None:
         one.sort_values("strength")["loss_points"].iloc[-1] >= 0
         for _, one in stalls.groupby("policy")
     )
-    Results(rates, losses, provenance(2, 40, 0.1)).write(tmp_path / "results")
+    lasting = study.lasting(rates)
+    assert lasting["share"].between(lasting["least_share"], lasting["most_share"]).all()
+    assert 1 >= lasting["share"].iloc[0] > lasting["share"].iloc[1] > 0  # of half of the cache, 1/200
+    Results(rates, losses, lasting, provenance(2, 40, 0.1)).write(tmp_path / "results")
     results = Results.read(tmp_path / "results")
     report.write(results, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
@@ -150,7 +153,7 @@ def finding(**losses: tuple[float, float, float]) -> str:
         }
         for policy, found in losses.items()
     ]
-    text = report._section(kind, pd.DataFrame(rows))
+    text = report._section(kind, pd.DataFrame(rows), "")
     return next(line for line in text.splitlines() if line.startswith("- "))
 
 
