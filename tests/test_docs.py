@@ -83,6 +83,9 @@ def test_commands_and_their_options_exist(page: Path) -> None:
             _, command, words = command.resolve_command(None, words)
         if "--" in words:  # the options of another program follow
             words = words[: words.index("--")]
+        parser = command.make_parser(typer.Context(command))
+        _, left, _ = parser.parse_args([*words, "a value, if the text ends with an option"])
+        assert len(left) <= 1, f"{left} of {words} are no arguments"
         known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
         used = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
         assert set(used) <= known, words
