@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ from statistics import fmean
 from rich.table import Table
 
 from slosched.cli.console import table
-from slosched.evaluate.judge import LOADS, Answer, Judge, Verdict
+from slosched.evaluate.judge import LOADS, Answer, Contender, Judge, Verdict
 from slosched.evaluate.statistics import Interval
 
 _OF_CLASS = {
@@ -37,7 +37,7 @@ def scenario_table(judge: Judge) -> Table:
         labels = chain((name, f"  knee {judge.knees[name]:.3g}/s"), repeat(""))
         for label, (rival, contender) in zip(labels, bouts[0].rivals.items(), strict=False):
             cells = [cell for bout in bouts for cell in _cells(bout.answers.get(rival))]
-            shown = contender.policy.partition(":")[0] if rival in _OF_CLASS else rival
+            shown = _short(contender, bouts[0].rivals.values()) if rival in _OF_CLASS else rival
             made.add_row(label, shown, *cells)
         made.add_section()
     return made
@@ -116,6 +116,13 @@ def _json(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _short(contender: Contender, rivals: Iterable[Contender]) -> str:
+    """Return the policy's name, or all of its spec if another rival has the same name."""
+    names = [rival.policy.partition(":")[0] for rival in rivals]
+    name = contender.policy.partition(":")[0]
+    return name if names.count(name) == 1 else contender.policy
+
+
 def _answers(judge: Judge, rival: str, load: float) -> Iterator[Answer]:
     for bout in judge.bouts:
         if bout.load == load and rival in bout.answers:
@@ -143,19 +150,24 @@ def _in_words(judge: Judge, load: float) -> Iterator[str]:
     for rival in rivals_of(judge):
         verdicts = [answer.verdict for answer in _answers(judge, rival, load)]
         if verdicts:
-            by_verdict.setdefault(_overall(verdicts), []).append(_OF_CLASS.get(rival, rival))
+            bouts = [bout for bout in judge.bouts if bout.load == load and rival in bout.rivals]
+            said = _overall(verdicts, len(bouts))
+            by_verdict.setdefault(said, []).append(_OF_CLASS.get(rival, rival))
     for i, (said, names) in enumerate(by_verdict.items()):
         yield f"{_AT[load] + ' ' if i == 0 else ''}{said} {_and(names)}"
 
 
-def _overall(verdicts: Sequence[Verdict]) -> str:
+def _overall(verdicts: Sequence[Verdict], num_scenarios: int) -> str:
+    """Return in words the verdicts of those scenarios that were played."""
     is_ahead, is_behind = Verdict.AHEAD in verdicts, Verdict.BEHIND in verdicts
     if is_ahead and is_behind:
         return "ahead of in some scenarios and behind in others:"
     if is_ahead or is_behind:
         surely = Verdict.AHEAD if is_ahead else Verdict.BEHIND
         count = verdicts.count(surely)
-        share = "every scenario" if count == len(verdicts) else f"{count} of {len(verdicts)}"
+        share = "every scenario" if count == num_scenarios else f"{count} of {len(verdicts)}"
+        if len(verdicts) < num_scenarios:
+            share += " played so far"
         return f"ahead of (in {share})" if is_ahead else f"behind (in {share})"
     if all(verdict is Verdict.LEVEL for verdict in verdicts):
         return "level with"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slosched.cli.judge_report import rows, sentence
+from slosched.cli.judge_report import rows, scenario_table, sentence
 from slosched.evaluate.capacity import CapacityError, local_pool
 from slosched.evaluate.capacity.pool import give
 from slosched.evaluate.judge import Contender, Judge, Scenario, Verdict, scenarios, work
@@ -190,6 +190,21 @@ class TestJudge:
         assert "ahead of (in every scenario) fcfs" in sentence(judge)
         assert "level with itself" in sentence(judge)
         assert seen[-1][1] == 0
+
+    def test_before_all_scenarios_are_played_it_says_how_many_are(self) -> None:
+        rivals = {"fcfs": Contender("fcfs")}
+        judge = Judge(Contender("sjf:drop=infeasible"), tiny(), rivals)
+        judge.run(local_pool(1), 600.0, lambda _done, _left: None)
+        judge.bouts += [replace(bout, scenario="another", answers={}) for bout in judge.bouts]
+        assert "ahead of (in 1 of 1 played so far) fcfs" in sentence(judge)
+
+    def test_rivals_of_one_name_are_told_apart(self) -> None:
+        rivals = {"with dropping": Contender("fcfs:drop=expired"), "plain": Contender("fcfs")}
+        judge = Judge(Contender("goodput"), tiny(), rivals)
+        judge.knees = {"conv-tight": 5.0}
+        judge.bouts = [Bout("conv-tight", 1.0, 5.0, Contender("goodput"), rivals, math.inf)]
+        shown = list(scenario_table(judge).columns[1].cells)
+        assert shown == ["fcfs:drop=expired", "fcfs"]
 
     def test_the_same_input_gives_the_same_answers(self) -> None:
         def answers() -> list[dict[str, object]]:
