@@ -56,7 +56,7 @@ def local_pool(jobs: int | None = None) -> MakePool:
     def make(initialize: Callable[[], None]) -> Executor:
         # Spawned on every system, since a forked worker would inherit the progress bar's threads.
         context = get_context("spawn")
-        return ProcessPoolExecutor(num_jobs, context, partial(_start_quietly, initialize))
+        return _Processes(num_jobs, context, partial(_start_quietly, initialize))
 
     return make
 
@@ -64,6 +64,19 @@ def local_pool(jobs: int | None = None) -> MakePool:
 def _start_quietly(initialize: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     initialize()
+
+
+class _Processes(ProcessPoolExecutor):
+    """Processes that do not hear Ctrl-C, not even while they start and import what they need."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        if not hasattr(signal, "pthread_sigmask"):  # on Windows
+            return super().submit(fn, *args, **kwargs)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return super().submit(fn, *args, **kwargs)  # a process that it starts has the same mask
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class _SameProcess(Executor):
