@@ -326,6 +326,14 @@ def test_the_fit_plot_has_a_row_of_errors_for_each_group():
     assert drawn(figure)
 
 
+def test_the_fit_plot_tells_small_errors_apart():
+    measured = np.array([0.01, 0.02, 0.04])
+    figure = fit_plot(measured * [1.001, 0.999, 1.0], measured)
+    drawn(figure)
+    ticks = [label.get_text() for label in figure.axes[1].get_xticklabels()]
+    assert len(set(ticks)) == len(ticks)
+
+
 @pytest.mark.parametrize(
     ("predicted", "measured"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([np.nan], [1.0])]
 )

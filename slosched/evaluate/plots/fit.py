@@ -77,7 +77,7 @@ def _error_boxes(axes: Axes, groups: Mapping[str, npt.NDArray[np.float64]]) -> N
     axes.set_yticks(range(1, len(labels) + 1), labels)
     axes.invert_yaxis()
     axes.axvline(0, color=BLACK, linewidth=1)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel(
         "predicted / measured − 1\n(left of 0, steps take longer than predicted)", fontsize=9
     )
