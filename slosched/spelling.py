@@ -1,8 +1,8 @@
-"""Suggestions for misspelt names."""
+"""Suggestions for misspelt names, and the message for an unknown option."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -14,3 +14,12 @@ def meant(text: str, known: Iterable[str]) -> str:
     spelt = {name.replace("-", "_"): name for name in known}
     close = get_close_matches(text.lower().replace("-", "_"), spelt, n=1)
     return f" (did you mean {spelt[close[0]]}?)" if close else ""
+
+
+def no_option(owner: str, text: str, known: Sequence[str]) -> str:
+    """Return the message for an option `text`, as `name=value`, that `owner` does not have."""
+    what = f"{owner} has no option {text!r}"
+    if not known:
+        return f"{what}: it has none at all"
+    name = text.partition("=")[0].strip()
+    return f"{what}{meant(name, known)}; write name=value with one of {', '.join(known)}"

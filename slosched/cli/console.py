@@ -50,7 +50,12 @@ def place_in_users_code(error: BaseException) -> traceback.FrameSummary | None:
         traceback.FrameSummary(f, int(n), at) for f, n, at in _FRAME.findall(str(error.__cause__))
     ]
     frames = [*traceback.extract_tb(error.__traceback__), *far]
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(_NOT_THE_USERS)
+        and not frame.filename.endswith(".pyx")  # Cython names no folder, as numpy's files
+    ]
     return own[-1] if own else None
 
 
@@ -65,6 +70,8 @@ def what(error: BaseException) -> str:
         return f"{where}: {type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {error}"
     return str(error)
 
 

@@ -28,6 +28,7 @@ def read_metrics(url: str) -> Snapshot:
             text = response.read().decode()
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)  # urllib wraps what went wrong
+        why = getattr(why, "strerror", None) or why
         raise NoMetricsError(
             f"{page}: {why}; is a server running there? Start one with `slosched serve`"
         ) from error

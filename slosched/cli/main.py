@@ -44,9 +44,9 @@ def _options(
 def main() -> None:
     """Run the command line.
 
-    Errors that a user can mend, which are bad input and errors in the user's own policy, become
-    one line on stderr and exit status 1. Any other error is a bug of slosched and keeps its
-    traceback.
+    Errors that a user can mend, which are bad input, more of it than memory holds, and errors in
+    the user's own policy, become one line on stderr and exit status 1. Any other error is a bug of
+    slosched and keeps its traceback.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("slosched").setLevel(logging.INFO)  # slow work announces itself
@@ -57,7 +57,7 @@ def main() -> None:
         from slosched.cli.console import complain, place_in_users_code
         from slosched.core import SloschedError
 
-        is_input = isinstance(error, SloschedError | ValueError | OSError)
+        is_input = isinstance(error, SloschedError | ValueError | OSError | MemoryError)
         if not is_input and place_in_users_code(error) is None:
             raise
         complain(error)

@@ -23,7 +23,7 @@ def _program(text: str) -> TTFTPromise:
         return parse_ttft(text)
     except ValueError as error:
         raise typer.BadParameter(
-            f"{text!r} is not TIME, FACTORx or TIME+FACTORx, as in 10m, 1.5x or 1m+1.5x"
+            f"{text!r} is not TIME, FACTORx or TIME+FACTORx, as in 10m, 1.5x or 1m+1.5x ({error})"
         ) from error
 
 

@@ -184,9 +184,10 @@ class Engine:
         if num_unfinished and (
             batch.output.is_empty or self._num_idle_steps > 2 * num_unfinished + 8
         ):
+            policy = type(self.scheduler.policy).__name__
             raise StalledError(
-                f"{self.scheduler.policy} scheduled nothing although {num_unfinished} requests are "
-                f"unfinished ({self.scheduler.num_waiting} waiting, "
+                f"{policy} scheduled nothing although {num_unfinished} requests are unfinished ("
+                f"{self.scheduler.num_waiting} waiting, "
                 f"{self.scheduler.num_running} running, {self.scheduler.num_swapped} swapped)"
             )
 

@@ -12,7 +12,7 @@ from slosched.fleet.routers import ROUTERS
 from slosched.fleet.scaler import Scaler
 from slosched.fleet.scalers import SCALERS
 from slosched.policy.spec import PolicySpecError, option_value
-from slosched.spelling import meant
+from slosched.spelling import meant, no_option
 
 _T = TypeVar("_T")
 
@@ -59,10 +59,7 @@ def _made(spec: str, what: str, table: Mapping[str, type[_T]]) -> _T:
     for part in filter(None, text.split(",")):
         option, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or option not in known:
-            raise ValueError(
-                f"{name} has no option {part!r}{meant(option, known)}; write name=value with one "
-                f"of {', '.join(known) or 'none'}"
-            )
+            raise ValueError(no_option(name, part, known))
         try:
             options[option] = option_value(option, value, hints[option])
         except PolicySpecError as error:

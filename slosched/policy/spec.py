@@ -21,7 +21,7 @@ from slosched.core import HEEDED, TRIED, Policy, SloschedError
 from slosched.policy import POLICIES, WRAPPERS
 from slosched.policy.from_file import is_file, policy_class_in
 from slosched.policy.kit.wrapper import Wrapper
-from slosched.spelling import meant
+from slosched.spelling import meant, no_option
 
 _PLUS = re.compile(r"(?<!=)\+(?=\s*[A-Za-z_])")
 """A plus sign that is not part of a number such as 1e+3."""
@@ -224,10 +224,7 @@ def _option(text: str, policy_class: type[Policy]) -> tuple[str, str]:
     name = name.strip()
     known = _names(policy_class)
     if not equals or name not in known:
-        raise PolicySpecError(
-            f"{policy_class.__name__} has no option {text!r}{meant(name, known)}; write "
-            f"name=value with one of {', '.join(known) or 'none'}"
-        )
+        raise PolicySpecError(no_option(policy_class.__name__, text, known))
     return name, value.strip()
 
 

@@ -15,6 +15,10 @@ MOST_SEQUENCES = 128
 """The most answers to a prompt that OpenAI's API allows (`n`)."""
 
 
+MOST_TOKENS = 10_000_000
+"""The longest prompt or output of a trace: no model reads more, and bounds fill tables as long."""
+
+
 class TraceError(SloschedError, ValueError):
     """A trace, or the file it comes from, is not valid."""
 
@@ -66,11 +70,12 @@ class TraceRequest:
             raise TraceError(
                 f"request {self.request_id!r} needs a finite arrival_s, not {self.arrival_s!r}"
             )
-        if self.num_prompt_tokens < 1 or self.num_output_tokens < 1:
-            name = "num_prompt_tokens" if self.num_prompt_tokens < 1 else "num_output_tokens"
-            raise TraceError(
-                f"request {self.request_id!r} needs {name} >= 1, not {getattr(self, name)!r}"
-            )
+        for name in ("num_prompt_tokens", "num_output_tokens"):
+            if not 1 <= getattr(self, name) <= MOST_TOKENS:
+                raise TraceError(
+                    f"request {self.request_id!r} needs 1 <= {name} <= {MOST_TOKENS}, "
+                    f"not {getattr(self, name)!r}"
+                )
         if not 1 <= self.n <= MOST_SEQUENCES:
             raise TraceError(
                 f"request {self.request_id!r}: n must be in [1, {MOST_SEQUENCES}], not {self.n!r}"

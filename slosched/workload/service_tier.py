@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from slosched.core import NO_SLO, SLO, OnInfeasible
 from slosched.spelling import meant
-from slosched.workload.slo import parse_duration
+from slosched.workload.slo import parse_promised
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PARTS = ("ttft", "tpot", "e2e", "min-share", "on-infeasible", "best-effort")
@@ -74,7 +74,7 @@ def _tier(name: str, parts: Iterable[str]) -> ServiceTier:
         seen.add(key)
         match key:
             case "ttft" | "tpot" | "e2e":
-                times_s[key] = parse_duration(value)
+                times_s[key] = parse_promised(value)
             case "min-share":
                 min_share = parse_share(value)
             case "on-infeasible":

@@ -19,6 +19,7 @@ _SECONDS_PER_UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "
 _DURATION = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)")
 _MULTIPLE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)x")
 _PLUS = re.compile(r"(?<!e)\+")
+_LEAST_AMBIGUOUS_S = 10.0
 
 
 def parse_duration(text: str | float) -> float:
@@ -36,6 +37,18 @@ def parse_duration(text: str | float) -> float:
     seconds = float(match[1]) * _SECONDS_PER_UNIT[unit]
     if not 0 < seconds < math.inf:
         raise ValueError(f"a duration must be positive and finite, not {text!r}")
+    return seconds
+
+
+def parse_promised(text: str | float) -> float:
+    """Return the seconds of a TTFT or a TPOT to promise, as `parse_duration` does.
+
+    Raises ValueError also for a text such as "50", which may be meant in milliseconds: a promise
+    that is a thousand times too long is always kept, and nobody notices.
+    """
+    seconds = parse_duration(text)
+    if isinstance(text, str) and seconds >= _LEAST_AMBIGUOUS_S and not text.rstrip()[-1].isalpha():
+        raise ValueError(f"{text!r} has no unit: write {text.strip()}ms or {text.strip()}s")
     return seconds
 
 
@@ -85,7 +98,7 @@ def parse_ttft(text: str | float) -> TTFTPromise:
             f"{text!r} is no TTFT promise: write a duration (1s), a positive multiple of the "
             "unloaded prefill time (3x), or both (0.5s+3x)"
         )
-    return TTFTPromise(parse_duration(durations[0]) if durations else 0.0, sum(factors))
+    return TTFTPromise(parse_promised(durations[0]) if durations else 0.0, sum(factors))
 
 
 def parse_tier(text: str) -> tuple[float, SLO, str | None]:
@@ -97,7 +110,7 @@ def parse_tier(text: str) -> tuple[float, SLO, str | None]:
     weight, _, promise = rest.partition(":")
     ttft, _, tpot = promise.partition("/")
     try:
-        return float(weight), SLO(parse_duration(ttft), parse_duration(tpot)), name or None
+        return float(weight), SLO(parse_promised(ttft), parse_promised(tpot)), name or None
     except ValueError as error:
         raise ValueError(
             f"{text!r} is no tier ({error}): write weight:TTFT/TPOT, as in 0.5:1s/50ms, "

@@ -29,6 +29,7 @@ FILES = {
     "zero.csv": "",
     "other.csv": "when,what\n1,2\n",
     "bad.jsonl": '{"timestamp": 0, "input_length": 5, "output_length": 5}\n{"timestamp": 1,\n',
+    "long.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n2023-11-16 18:17:04.97,99999999999,5\n",
     "one.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n",
     "many.csv": f"{AZURE}2023-11-16 18:17:03.97,10,5\n2023-11-16 18:17:03.98,0,5\n",
     "promise.csv": "request_id,arrival_s,num_prompt_tokens,num_output_tokens,slo_ttft_s,slo_tpot_s,"
@@ -68,12 +69,15 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace show short.csv": ("short.csv, line 2", "2 values"),
     "trace show other.csv": ("other.csv", "when, what", "ContextTokens"),
     "trace show bad.jsonl": ("bad.jsonl, line 2", "not JSON"),
+    "trace show long.csv": ("long.csv, line 3", "'99999999999'", "at most 10000000 tokens"),
+    "bounds --trace long.csv": ("long.csv, line 3", "'99999999999'"),
     "trace show binary.dat": ("binary.dat", "not a text file"),
     "trace make promise.csv -o out": ("promise.csv, line 2", "slo_ttft_s", "'-1'"),
     "trace make empty.csv -o out": ("empty.csv is empty",),
     "trace make zero.csv -o out": ("zero.csv is empty",),
     "trace make azure_cov -o out": ("'azure_cov'", "mean azure_conv?", "azure_conv, azure_code"),
     "trace make poisson -n 0 -o out": ("--num-requests",),
+    "trace make poisson -n 99999999999999999999 -o out": ("--num-requests", "1000000000"),
     "trace make poisson --rate 0 -o out": ("rate", "0.0"),
     "trace make poisson --rate nan -o out": ("rate", "nan"),
     "trace make one.csv --rate 3 -o out": ("no rate to scale", "1 request"),
@@ -82,6 +86,12 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make poisson --seed -1 -o out": ("--seed",),
     "trace make poisson --slo-ttft -1s -o out": ("--slo-ttft", "'-1s'", "positive"),
     "trace make poisson --slo-tpot soon -o out": ("--slo-tpot", "'soon'", "500ms"),
+    "trace make poisson --slo-tpot 50 -o out": ("--slo-tpot", "'50'", "50ms or 50s"),
+    "trace make poisson --slo-ttft 1000 -o out": ("--slo-ttft", "'1000'", "1000ms or 1000s"),
+    "trace make poisson --slo-tier 1:1000/50 -o out": ("'1:1000/50'", "1000ms or 1000s"),
+    "replay --trace agents --slo-program 600 -o out": ("--slo-program", "600ms or 600s"),
+    "serve --emulate rtx4090/llama-3.1-8b --slo-tpot 50": ("--slo-tpot", "50ms or 50s"),
+    "serve --emulate rtx4090/llama-3.1-8b --tier gold=tpot:50": ("'gold=tpot:50'", "50ms or 50s"),
     "trace make poisson --slo-ttft 3y -o out": ("--slo-ttft", "'3y'", "500ms"),
     "trace make poisson --slo-ttft 1s+2s -o out": ("--slo-ttft", "'1s+2s'", "0.5s+3x"),
     "trace make poisson --slo-ttft 3x -o out": ("--slo-ttft 3x", "--latency-model"),
@@ -115,6 +125,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make poisson -o bad.csv/t.csv": ("--out", "bad.csv exists"),
     "replay -o bad.csv/out": ("--out", "bad.csv exists"),
     "replay --perfetto bad.csv/t.json": ("--perfetto", "bad.csv exists"),
+    "fit few.csv --plot fit.xyz": ("--plot", "'fit.xyz'", ".png, .svg"),
     "fit few.csv --plot bad.csv/fit.png": ("--plot", "bad.csv exists"),
     # policies and replicas
     "replay --trace bad.csv -o out": ("bad.csv, line 3",),
@@ -160,6 +171,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "compare --records before=records.jsonl -o out": ("records.jsonl, line 2",),
     "compare --records fcfs=records.jsonl -o out": ("'fcfs'", "taken"),
     # live
+    "top http://127.0.0.1:9 --once": ("http://127.0.0.1:9", "Connection refused", "slosched serve"),
     "replay --url localhost:8000 -o out": ("'localhost:8000'", "http://"),
     "replay --url http://127.0.0.1:9 -o out": ("http://127.0.0.1:9", "slosched serve"),
     "replay --url http://127.0.0.1:9 --slo-ttft 3x": ("--slo-ttft 3x", "--latency-model"),
@@ -233,7 +245,7 @@ def test_a_policy_that_schedules_nothing_ends_the_replay(cli: Cli, tmp_path: Pat
     )
     said = cli("replay", "-n", "5", "--policy", "idle.policy:Idle", "-o", "out")
     assert said.status == 1
-    assert "scheduled nothing although 1 requests are unfinished" in said.complaint
+    assert "Idle scheduled nothing although 1 requests are unfinished" in said.complaint
     assert not Path("out").exists()
 
 
@@ -249,9 +261,12 @@ def test_what_goes_wrong_in_a_policy_of_ones_own_is_told_with_its_line(
     (tmp_path / "raises.py").write_text("\n".join(lines))
     (tmp_path / "misspelt.py").write_text("class X(:\n")
     (tmp_path / "divides.py").write_text("\nx = 1 / 0\n")
+    plain = ("from slosched import Policy", "class Plain(Policy):", *lines[2:])
+    (tmp_path / "plain.py").write_text("\n".join(plain))
     for policy, complaint in (
         ("raises:Raises", "raises.py, line 4, in schedule: AttributeError: 'SchedulerView' object"),
         ("misspelt:X", "cannot import misspelt:X: invalid syntax (misspelt.py, line 1)"),
+        ("plain.py:speed=9", "Plain has no option 'speed=9': it has none at all"),
         ("divides:X", "divides.py, line 2, in <module>: ZeroDivisionError: division by zero"),
     ):
         said = cli("replay", "-n", "5", "--policy", policy, "-o", "out")

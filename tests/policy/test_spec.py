@@ -126,7 +126,7 @@ def test_what_wraps_a_policy_can_be_tuned_with_it() -> None:
         ("slo_aware:expire_begun=maybe", "expire_begun='maybe'"),
         ("no_such_module:X", "cannot import no_such_module:X"),
         (f"{__name__}:LateRule", "is not a subclass of slosched.core.Policy"),
-        (f"{__name__}:NotADataclass:margin=1", "has no option 'margin=1'; .* none"),
+        (f"{__name__}:NotADataclass:margin=1", "has no option 'margin=1': it has none at all"),
         ("early_rejection", "wraps a policy: name one before it, as in sarathi\\+early_rejection"),
         ("sarathi+edf", "'edf' cannot follow a plus: .* early_rejection, past_future"),
         ("sarathi+nope", "no policy 'nope'; .* after a plus early_rejection"),
@@ -178,6 +178,11 @@ class TestFromAFile:
         "@dataclass\nclass Mine(EDF):\n    extra: int = 3\n"
     )
 
+    @pytest.fixture(autouse=True)
+    def own_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let later tests not find the modules beside these files."""
+        monkeypatch.setattr(sys, "path", [*sys.path])
+
     def test_it_is_named_by_its_path(self, tmp_path: Path) -> None:
         path = tmp_path / "mine.py"
         path.write_text(self.ONE, encoding="utf-8")
@@ -205,10 +210,7 @@ class TestFromAFile:
         with pytest.raises(PolicySpecError, match=complaint):
             make_policy(f"{path}{name}")
 
-    def test_modules_beside_it_can_be_imported(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(sys, "path", [*sys.path])
+    def test_modules_beside_it_can_be_imported(self, tmp_path: Path) -> None:
         (tmp_path / "beside_mine.py").write_text("EXTRA = 9\n", encoding="utf-8")
         path = tmp_path / "mine.py"
         text = self.ONE.replace("= 3", "= EXTRA")

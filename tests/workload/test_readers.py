@@ -143,7 +143,7 @@ request_ids = names.filter(lambda text: bool(text) and text.isprintable())
 @st.composite
 def traces(draw):
     ids = draw(st.lists(request_ids, min_size=1, max_size=8, unique=True))
-    tokens = st.integers(1, 10**9)
+    tokens = st.integers(1, 10**7)
     block = draw(st.none() | st.integers(1, 512))
     hashes = st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=0 if block is None else 4)
     requests = [

@@ -10,6 +10,7 @@ from slosched.workload.slo import (
     Tiers,
     TTFTPromise,
     parse_duration,
+    parse_promised,
     parse_tier,
     parse_ttft,
 )
@@ -44,6 +45,15 @@ def test_what_is_no_positive_duration_is_an_error_that_names_it(text):
     with pytest.raises(ValueError, match="duration") as error:
         parse_duration(text)
     assert repr(text) in str(error.value)
+
+
+def test_a_promise_that_may_be_meant_in_milliseconds_needs_its_unit():
+    assert [parse_promised(text) for text in ("50ms", "50s", "0.05", "5", 50.0)] == [
+        *(0.05, 50.0, 0.05, 5.0, 50.0)
+    ]
+    for parse in (parse_promised, parse_ttft, lambda text: parse_tier(f"1:1s/{text}")):
+        with pytest.raises(ValueError, match="'50' has no unit: write 50ms or 50s"):
+            parse("50")
 
 
 @pytest.mark.parametrize(

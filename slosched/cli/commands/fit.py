@@ -58,7 +58,7 @@ def fit(
         Path | None,
         typer.Option(
             dir_okay=False,
-            callback=options.writable,
+            callback=options.figure,
             help="Also plot held-out predictions and residuals by regime: fit.png, fit.svg.",
         ),
     ] = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slosched.cli.options.values import duration, is_given, ttft
+from slosched.cli.options.values import is_given, promised, ttft
 from slosched.core import NO_SLO, SLO, LatencyModel
 from slosched.workload import Proportional, SLORule, Tiers, TTFTPromise, named_slo, parse_tier
 
@@ -41,7 +41,7 @@ TTFT = Annotated[
     float | None,
     typer.Option(
         "--slo-ttft",
-        parser=duration,
+        parser=promised,
         callback=_one_promise,
         metavar="TIME",
         help="TTFT to promise: 500ms, 1s, 0.5.",
@@ -51,7 +51,7 @@ TPOT = Annotated[
     float | None,
     typer.Option(
         "--slo-tpot",
-        parser=duration,
+        parser=promised,
         callback=_one_promise,
         metavar="TIME",
         help="TPOT to promise: 50ms, 0.05.",

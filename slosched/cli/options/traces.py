@@ -24,6 +24,7 @@ TraceSource = Annotated[
         f"{', '.join(KINDS)}.",
     ),
 ]
+_MOST_REQUESTS = 1_000_000_000  # more do not fit into any memory
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers: 7.")]
 
 
@@ -67,6 +68,7 @@ class TraceOptions(SessionOptions):
             "--num-requests",
             "-n",
             min=1,
+            max=_MOST_REQUESTS,
             help="Use only the first requests: 500.  Default: all of a file, 200 of a made-up "
             "trace; for each window of `capacity` 3000, of `tune` 1400.",
         ),

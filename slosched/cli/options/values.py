@@ -9,13 +9,30 @@ from typing import Annotated, Any
 
 import typer
 
-from slosched.workload import Adapters, TTFTPromise, parse_adapters, parse_duration, parse_ttft
+from slosched.workload import (
+    Adapters,
+    TTFTPromise,
+    parse_adapters,
+    parse_duration,
+    parse_promised,
+    parse_ttft,
+)
+
+_FIGURES = (".png", ".svg", ".pdf", ".jpg")
 
 
 def duration(text: str) -> float:
     """Return seconds; raise BadParameter, which typer shows with the option's name."""
     try:
         return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def promised(text: str) -> float:
+    """Return the seconds of a promise; raise BadParameter, also for 50, which may mean 50ms."""
+    try:
+        return parse_promised(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -64,6 +81,13 @@ def writable(path: Path | None) -> Path | None:
     if not os.access(path if path.exists() else nearest, os.W_OK):
         raise typer.BadParameter(f"{str(path)!r} cannot be written: no permission in {nearest}")
     return path
+
+
+def figure(path: Path | None) -> Path | None:
+    """Return the path; raise BadParameter if a figure cannot be written there under this name."""
+    if path is not None and path.suffix not in _FIGURES:
+        raise typer.BadParameter(f"{str(path)!r} must end in {', '.join(_FIGURES)}")
+    return writable(path)
 
 
 def out_file(what: str) -> Any:

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from slosched.workload.request import MAX_PRIORITY, MIN_PRIORITY, MOST_SEQUENCES, TraceError
+from slosched.workload.request import (
+    MAX_PRIORITY,
+    MIN_PRIORITY,
+    MOST_SEQUENCES,
+    MOST_TOKENS,
+    TraceError,
+)
 
 _MAX_SHOWN = 200
 _MAX_HASH = 2**63 - 1
@@ -89,6 +95,8 @@ class Row:
             value = int(value)  # as pandas writes a column with gaps
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.wrong(column, f"a whole number of tokens, at least {least}")
+        if value > MOST_TOKENS:
+            raise self.wrong(column, f"at most {MOST_TOKENS} tokens")
         return value
 
     def priority(self) -> int:
