@@ -47,9 +47,10 @@ class LiveOptions:
     url: Annotated[
         str | None,
         typer.Option(
+            callback=options.server_url,
             help="Measure a running OpenAI-compatible server: http://127.0.0.1:8000.  Each of "
             f"--seeds repeats has -n requests ({LIVE_REQUESTS} by default).  Default: the "
-            "simulator."
+            "simulator.",
         ),
     ] = None
     time_limit: Annotated[
@@ -91,8 +92,6 @@ def measure_live(
     """
     url = live.url
     assert url is not None
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"--url {url!r} is no address of a server; write http://host:port")
     try:
         from slosched.evaluate.capacity.live import BY_CTRL_C, Effort, LiveSearch  # aiohttp
         from slosched.replay.client import ReplayOptions
@@ -107,7 +106,7 @@ def measure_live(
 
     effort = Effort(live.time_limit, live.max_requests)
     client = ReplayOptions(client_timeout_s=client_timeout_s)
-    search = LiveSearch(_NAME, url.rstrip("/"), windows, plan, rule, effort, client)
+    search = LiveSearch(_NAME, url, windows, plan, rule, effort, client)
     with progress_bar() as progress:
         task = progress.add_task(f"trials at {url}", total=None)
         search.run(lambda done, n: progress.update(task, completed=done, total=n))

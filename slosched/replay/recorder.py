@@ -130,7 +130,7 @@ def _lines(url: str) -> Iterator[Iterator[Line | None]]:
             response = connection.getresponse()
         except (http.client.HTTPException, OSError) as error:
             raise RecordError(
-                f"no server answers at {url} ({type(error).__name__}: {error}); "
+                f"no server answers at {url} ({getattr(error, 'strerror', None) or error}); "
                 "start one with `slosched serve`"
             ) from error
         _check(response, url)

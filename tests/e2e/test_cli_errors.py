@@ -172,6 +172,12 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "compare --records fcfs=records.jsonl -o out": ("'fcfs'", "taken"),
     # live
     "top http://127.0.0.1:9 --once": ("http://127.0.0.1:9", "Connection refused", "slosched serve"),
+    "replay --url http://127.0.0.1:9/v1 -o out": ("--url", "leave out /v1"),
+    "replay --url http://127.0.0.1:9 -p edf -o out": ("--policy is for the simulator",),
+    "capacity --url http://127.0.0.1:9/v1/ -o out": ("--url", "leave out /v1"),
+    "top http://127.0.0.1:9/v1": ("leave out /v1",),
+    "profile --record http://127.0.0.1:9/v1 -o out": ("--record", "leave out /v1"),
+    "profile --record http://127.0.0.1:9 -o out": ("no server answers", "Connection refused"),
     "replay --url localhost:8000 -o out": ("'localhost:8000'", "http://"),
     "replay --url http://127.0.0.1:9 -o out": ("http://127.0.0.1:9", "slosched serve"),
     "replay --url http://127.0.0.1:9 --slo-ttft 3x": ("--slo-ttft 3x", "--latency-model"),

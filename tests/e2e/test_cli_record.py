@@ -131,7 +131,7 @@ def test_no_server_and_a_broken_off_one(cli: Cli) -> None:
     assert said.status == 1
     assert "no server answers at http://127.0.0.1:1" in said.complaint
     said = cli("profile", "--record", "127.0.0.1:8000", "-o", "t.csv")
-    assert said.status == 1
+    assert said.status == 2
     assert "'127.0.0.1:8000' is no address of a server; write http://host:port" in said.complaint
     with serving(*SERVE) as server, recording(server, "-o", "t.csv") as process:
         server.process.kill()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from slosched.cli.console import console, progress_bar
+from slosched.cli.options import server_url
 from slosched.perfmodel.measurement import append_server_time
 from slosched.replay.recorder import RecordError, Recording, record_steps
 
@@ -15,6 +16,7 @@ RecordUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
+        callback=server_url,
         help="Run no model: record the batch and the time of every step of the server at this URL, "
         "for --time-limit: http://127.0.0.1:8000.",
     ),
@@ -33,7 +35,7 @@ def record_to(out: Path, url: str, time_limit_s: float, overwrite: bool) -> None
             progress.update(task, completed=int(elapsed_s), description=_described(recording))
 
         try:
-            record_steps(url.rstrip("/"), recording, time_limit_s, show)
+            record_steps(url, recording, time_limit_s, show)
         except KeyboardInterrupt:
             progress.update(task, description=f"{_described(recording)}; stopped by Ctrl-C")
     if recording.ended is not None:

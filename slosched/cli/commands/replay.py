@@ -13,6 +13,7 @@ from slosched.cli import options
 from slosched.cli.console import console, progress_bar
 from slosched.cli.fleet import FleetOptions
 from slosched.cli.like import Entry, Like, note_settings, settings_of
+from slosched.cli.live_capacity import check_not_simulated
 from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.long_replay import LongOptions, open_long, replay_long
 from slosched.cli.option_groups import grouped
@@ -41,8 +42,9 @@ def replay(
     url: Annotated[
         str | None,
         typer.Option(
+            callback=options.server_url,
             help="A running OpenAI-compatible server: http://127.0.0.1:8000.  Default: the "
-            "simulator."
+            "simulator.",
         ),
     ] = None,
     policy: options.PolicyName = "goodput",
@@ -105,8 +107,7 @@ def replay(
     """
     long.check(url, perfetto)
     if url is not None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"--url {url!r} is no address of a server; write http://host:port")
+        check_not_simulated(context)
         # Only needed to promise multiples of the prefill time.
         model = None if replica.latency_model is None else load_model(replica.latency_model)
         requests = arrivals.open(trace, promise.rule(model, seed), seed)

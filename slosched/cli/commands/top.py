@@ -29,7 +29,10 @@ _COUNTED = {
 
 def top(
     url: Annotated[
-        str, typer.Argument(help="Address of the server: http://127.0.0.1:8000.")
+        str,
+        typer.Argument(
+            callback=options.server_url, help="Address of the server: http://127.0.0.1:8000."
+        ),
     ] = "http://127.0.0.1:8000",
     window: Annotated[
         float,

@@ -20,6 +20,7 @@ from slosched.cli.options.values import (
     figure,
     is_given,
     out_file,
+    server_url,
     share,
     writable,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "is_given",
     "out_file",
     "prefix_host",
+    "server_url",
     "share",
     "writable",
 ]

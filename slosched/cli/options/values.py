@@ -90,6 +90,18 @@ def figure(path: Path | None) -> Path | None:
     return writable(path)
 
 
+def server_url(url: str | None) -> str | None:
+    """Return the address without a slash at its end; raise BadParameter if it cannot be one."""
+    if url is None:
+        return None
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{url!r} is no address of a server; write http://host:port")
+    base = url.rstrip("/")
+    if base.endswith("/v1"):
+        raise typer.BadParameter(f"{url!r}: leave out /v1, which is a part of each request's path")
+    return base
+
+
 def out_file(what: str) -> Any:
     """Return the option --out for the file that a command writes; `what` is its help text."""
     return typer.Option("--out", "-o", dir_okay=False, callback=writable, help=what)
