@@ -75,6 +75,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_page_takes_slosched_from_a_registry(page: Path) -> None:
+    """None has it, so the first installation is from a clone; extras can be added by name."""
+    assert not re.findall(r"pip install slosched\b", page.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_and_their_options_exist(page: Path) -> None:
     for words in commands(page):
         command: Any = typer.main.get_command(app)
