@@ -22,6 +22,7 @@ from slosched.cli.like import (
 )
 from slosched.cli.option_groups import grouped
 from slosched.cli.outcome_table import outcome_table
+from slosched.cli.promised import promised
 from slosched.cli.search_options import TunedFiles, check_no_tuned, loosest, loosest_fleet
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.core import NO_SLO, DeadlineRule
@@ -121,6 +122,9 @@ def compare(
     shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
     gpu_s = all_gpu_s(outcomes)
     console.print(outcome_table(title, summarize_all(outcomes, rule), shares, gpu_s))
+    said = promised(record for outcome in outcomes.values() for record in outcome.records)
+    if said:
+        console.print(said)
     console.print(_about(bounds, device))
     for tuning in tunings:
         console.print(f"[yellow]note:[/] tuned: {escape(str(tuning))}")
@@ -132,7 +136,7 @@ def compare(
     text = (
         f"{title}, judged by the deadline rule {rule}, on a simulated "
         f"{device.model_name}. Every policy gets the same {_what_is_shared(settings)}; rejected "
-        f"and unfinished requests count as misses.\n\n{_about(bounds, device)}"
+        f"and unfinished requests count as misses. {said}\n\n{_about(bounds, device)}"
     )
     replica_facts = device if tunings else common_replica(entrants, device)
     provenance = {"trace": requests.name, **requests.provenance, **replica_facts.provenance()}

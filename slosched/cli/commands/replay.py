@@ -18,6 +18,7 @@ from slosched.cli.local_model import ExtraMissingError
 from slosched.cli.long_replay import LongOptions, open_long, replay_long
 from slosched.cli.option_groups import grouped
 from slosched.cli.outcome_table import outcome_table
+from slosched.cli.promised import promised
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
 from slosched.cli.trace_source import note_nothing_promised
 from slosched.core import NO_SLO, DeadlineRule, RequestStatus
@@ -164,6 +165,8 @@ def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
     """Print the table, why requests were rejected or aborted, and a note if there were no SLOs."""
     outcomes = {name: outcome}
     console.print(outcome_table(title, summarize_all(outcomes, rule), gpu_s=all_gpu_s(outcomes)))
+    if said := promised(outcome.records):
+        console.print(said)
     for status in (RequestStatus.REJECTED, RequestStatus.ABORTED):
         reasons = Counter(r.end_reason for r in outcome.records if r.status is status)
         if reasons:
@@ -187,7 +190,7 @@ def _leave(
     from slosched.cli.figures import leave_report  # slow to import
 
     write_records(out / "records.jsonl", outcome.records, provenance)
-    text = f"{title}. Rejected and unfinished requests count as misses."
+    text = f"{title}. {promised(outcome.records)} Rejected and unfinished requests count as misses."
     heading = f"A replay of {name}"
     leave_report(out, heading, text, {name: outcome}, rule, provenance, draws=draws)
     wrote = "records.jsonl, report.html"
