@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,7 +38,12 @@ class PromptEncoder:
         """Return the ids of each prompt of a completion; raise ApiError (400) if one is wrong."""
         options = parse_prompt_options(body, is_chat=False)
         prompts = parse_prompts(body, self._tokenizer.vocab_size)
-        return [await self._encode_prompt(each, options, num_output_tokens) for each in prompts]
+        encoded = []
+        for prompt in prompts:
+            encoded.append(await self._encode_prompt(prompt, options, num_output_tokens))
+            if len(prompts) > 1:  # many short ones take as long as a long one: others in between
+                await asyncio.sleep(0)
+        return encoded
 
     async def _encode_prompt(
         self, prompt: str | list[int], options: PromptOptions, num_output_tokens: int
@@ -46,7 +52,7 @@ class PromptEncoder:
             encode = partial(
                 self._tokenizer.encode, prompt, add_special_tokens=options.add_special_tokens
             )
-            prompt = await self._encode(encode, [prompt], "prompt", options)
+            prompt = await self._encode(encode, [prompt], len(prompt), "prompt", options)
         if not prompt:
             raise ApiError(400, "the prompt is empty: it needs at least one token", param="prompt")
         return self._truncated(prompt, options, num_output_tokens)
@@ -67,6 +73,7 @@ class PromptEncoder:
             is_short = len(ids) * _CHARS_PER_TOKEN <= _MAX_INLINE_CHARS
             loop = asyncio.get_running_loop()
             texts.append(decode() if is_short else await loop.run_in_executor(self._pool, decode))
+            await asyncio.sleep(0)  # there may be many short ones
         return texts
 
     async def encode_chat(self, body: Body, num_output_tokens: int = 1) -> list[list[int]]:
@@ -75,23 +82,32 @@ class PromptEncoder:
         messages = parse_messages(body)
         encode = partial(self._tokenizer.apply_chat_template, messages, options.template)
         texts = [text_of(message) for message in messages]
-        ids = await self._encode(encode, texts, "messages", options)
+        # What a template may write besides; it need not write all of it.
+        others = json.dumps([*options.template.tools, options.template.values])
+        num_chars = sum(map(len, texts)) + len(others)
+        ids = await self._encode(encode, texts, num_chars, "messages", options)
         if not ids:
             raise ApiError(400, "the conversation has no tokens", param="messages")
         return [self._truncated(ids, options, num_output_tokens)]
 
     async def _encode(
-        self, encode: Callable[[], list[int]], texts: list[str], param: str, options: PromptOptions
+        self,
+        encode: Callable[[], list[int]],
+        texts: list[str],
+        num_chars: int,
+        param: str,
+        options: PromptOptions,
     ) -> list[int]:
         """Return the ids; raise ApiError (400) if a text is not tokenizable or too long.
 
-        Texts that are surely too long are refused without encoding them.
+        `encode` writes at most `num_chars`, and all `texts`.  Texts that are surely too long are
+        refused without encoding them.
         """
         try:
             fewest = sum(self._tokenizer.fewest_tokens(text) for text in texts)
             if fewest >= self._max_model_len and options.truncate_tokens is None:
                 raise too_long(fewest, 1, self._max_model_len, is_estimate=True)
-            if sum(map(len, texts)) <= _MAX_INLINE_CHARS:
+            if num_chars <= _MAX_INLINE_CHARS:
                 return encode()
             return await asyncio.get_running_loop().run_in_executor(self._pool, encode)
         except ValueError as error:

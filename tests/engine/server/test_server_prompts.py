@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import aiohttp
@@ -11,8 +12,11 @@ import pytest
 from live_server import live, post, with_client
 
 from slosched.engine.server import ByteTokenizer, HuggingFaceTokenizer
-from slosched.engine.server.tokenizer import TemplateOptions
+from slosched.engine.server.prompts import PromptEncoder
+from slosched.engine.server.tokenizer import Message, TemplateOptions
 from slosched.engine.torch.tiny import tiny_tokenizer
+
+_DEFAULT = TemplateOptions()
 
 
 class Slow(ByteTokenizer):
@@ -49,6 +53,65 @@ def test_the_server_answers_others_while_it_encodes_a_long_prompt() -> None:
         short, long = asyncio.run(with_client(server.url, scenario))
     assert short[1]["choices"][0]["text"] == "abc"
     assert (long[0], long[1]["error"]["code"]) == (400, "context_length_exceeded")
+
+
+class Talkative(ByteTokenizer):
+    """A tokenizer whose template writes all that it gets; it notes the thread that does so."""
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], options: TemplateOptions = _DEFAULT
+    ) -> list[int]:
+        self.thread = threading.get_ident()
+        return self.encode(f"{messages}{options.tools}{options.values}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_long"),
+    [
+        ({}, False),
+        ({"tools": 1}, False),
+        ({"tools": 5000}, True),
+        ({"chat_template_kwargs": {"about": "x" * 5000}}, True),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, True),
+    ],
+)
+def test_whatever_makes_a_chat_long_is_encoded_in_another_thread(
+    fields: dict[str, Any], is_long: bool
+) -> None:
+    tokenizer = Talkative()
+    encoder = PromptEncoder(tokenizer, 100_000)
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    if (num_chars := fields.get("tools")) is not None:
+        function = {"name": "f", "description": "x" * num_chars}
+        body["tools"] = [{"type": "function", "function": function}]
+    [ids] = asyncio.run(encoder.encode_chat(body))
+    assert (len(ids) > 5000) == is_long
+    assert (tokenizer.thread != threading.get_ident()) == is_long
+
+
+@pytest.mark.parametrize("prompt", ["x", [1]])
+def test_others_get_their_turns_between_many_short_prompts(prompt: Any) -> None:
+    encoder = PromptEncoder(ByteTokenizer(), 1000)
+    body = {"prompt": [prompt] * 20}
+
+    async def turns_beside(encoding: Awaitable[object]) -> int:
+        task, num_turns = asyncio.ensure_future(encoding), 0
+        while not task.done():
+            await asyncio.sleep(0)
+            num_turns += 1
+        return num_turns
+
+    async def play() -> list[int]:
+        ids = await encoder.encode_prompts(body)
+        return [
+            await turns_beside(encoder.encode_prompts(body)),
+            await turns_beside(encoder.texts_of({**body, "truncate_prompt_tokens": 5}, ids)),
+        ]
+
+    assert min(asyncio.run(play())) >= 20
 
 
 @pytest.fixture
