@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -45,6 +45,7 @@ class GrammarQueue:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="slosched-grammar")
         self._jobs: OrderedDict[Definition, Future[OutputGrammar]] = OrderedDict()
         self._num_waiting = 0
+        self._num_waiting_for: Counter[Future[OutputGrammar]] = Counter()
         self._wait = Histogram("slosched:grammar_wait_seconds", "Waiting for a grammar.")
 
     async def compiled(self, wanted: StructuredOutput) -> OutputGrammar:
@@ -56,6 +57,7 @@ class GrammarQueue:
         began_s = time.monotonic()
         job = self._job(wanted.definition)
         self._num_waiting += 1
+        self._num_waiting_for[job] += 1
         try:
             async with asyncio.timeout(self._time_limit_s):
                 # Shielded, since others may wait for the same grammar.
@@ -66,6 +68,7 @@ class GrammarQueue:
             raise self._too_late(job, wanted.param) from None
         finally:
             self._num_waiting -= 1
+            self._leave(wanted.definition, job)
             self._wait.observe(time.monotonic() - began_s)
 
     def _job(self, definition: Definition) -> Future[OutputGrammar]:
@@ -80,6 +83,15 @@ class GrammarQueue:
                 self._jobs.popitem(last=False)
         self._jobs.move_to_end(definition)
         return job
+
+    def _leave(self, definition: Definition, job: Future[OutputGrammar]) -> None:
+        """Note that a request waits no longer; a job that nobody waits for does not begin."""
+        self._num_waiting_for[job] -= 1
+        if self._num_waiting_for[job]:
+            return
+        del self._num_waiting_for[job]
+        if job.cancel() and self._jobs.get(definition) is job:
+            del self._jobs[definition]
 
     def _too_late(self, job: Future[OutputGrammar], param: str) -> ApiError:
         if job.running():

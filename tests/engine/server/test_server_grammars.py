@@ -279,6 +279,30 @@ def test_a_grammar_has_a_time_limit_and_its_queue_an_end(compiler: GuidanceCompi
     assert a.begin().mask() != b.begin().mask()
 
 
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(
+    compiler: GuidanceCompiler,
+) -> None:
+    """Else those who gave up would hold up all who come after them."""
+    gate = Gate(compiler)
+    gate.open.clear()
+
+    async def ask() -> list[Any]:
+        queue = queue_of(gate, time_limit_s=0.3)
+        given_up = [queue.compiled(wanted(text)) for text in ("a", "b", "c", "d", "e")]
+        found = await asyncio.gather(*given_up, return_exceptions=True)
+        shared = [asyncio.create_task(queue.compiled(wanted("f"))) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        shared[0].cancel()
+        await asyncio.sleep(0)
+        gate.open.set()
+        return [*found, await shared[1], await queue.compiled(wanted("b"))]
+
+    *errors, f, b = asyncio.run(ask())
+    assert [error.status for error in errors] == [400, 503, 503, 503, 503]
+    assert gate.num_begun == 3, "the one that had begun, f, and b when it was asked for again"
+    assert f.begin().mask() != b.begin().mask()
+
+
 def test_an_emulated_device_and_a_missing_library_say_so(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
