@@ -32,7 +32,8 @@ class Exchange:
     A request goes on to another replica as long as its client has seen nothing: if a replica does
     not connect or answers 503, after the first one that takes it and breaks off, and after a 429 if
     another replica is expected to be in time.  A replica that has failed so counts as down until it
-    tells its state again.
+    tells its state again, but not one that only has too many requests like this one: else a client
+    could keep it from all others.
     """
 
     def __init__(
@@ -92,8 +93,10 @@ class Exchange:
             raise
         finally:
             replica.end(sent)
-        if whole is not None and whole.status == 503:
+        if whole is not None and whole.says_down:
             self._give_up(replica, "it answered 503")
+        elif whole is not None and whole.status == 503:
+            self._metrics.failed[replica] += 1
         return whole
 
     def _give_up(self, replica: LiveReplica, why: str) -> None:

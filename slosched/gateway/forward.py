@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from slosched.gateway.replica import LiveReplica, Sent
 
 _MOVABLE = (429, 503)
 """Answers by which a replica says that it does not serve the request now."""
+_TOO_MANY = frozenset({"grammars_busy", "too_many_requests", "too_many_connections"})
+"""Codes of a 503 by which a server that is well says that it has too many requests like this."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
@@ -39,6 +42,19 @@ class Whole:
     def may_be_moved(self) -> bool:
         """Tell whether another replica may be asked instead."""
         return self.status in _MOVABLE
+
+    @property
+    def says_down(self) -> bool:
+        """Tell whether the replica says that it serves nobody now."""
+        return self.status == 503 and self._code not in _TOO_MANY
+
+    @property
+    def _code(self) -> str:
+        """Return the code of an error in OpenAI's format; empty if it has none."""
+        try:
+            return str(json.loads(self.body)["error"]["code"])
+        except (ValueError, LookupError, TypeError):
+            return ""
 
     @property
     def retry_after_s(self) -> float:

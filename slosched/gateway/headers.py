@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+from slosched.engine.server.errors import ApiError
 
 _OF_ONE_CONNECTION = frozenset(
     {
@@ -20,6 +23,8 @@ _OF_ONE_CONNECTION = frozenset(
 """Headers that are not passed on (RFC 9110, section 7.6.1)."""
 _NOT_SENT = _OF_ONE_CONNECTION | {b"host", b"content-length", b"expect"}
 _NOT_ANSWERED = _OF_ONE_CONNECTION | {b"content-length", b"date", b"server"}
+_CONTROLS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no header may have (RFC 9110, section 5.5), and that aiohttp does not send."""
 SKIPPED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 """Headers that aiohttp would add if the client sent none."""
 
@@ -27,12 +32,15 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Return a request's headers without those of its own connection."""
-    return [
-        (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in headers
-        if name not in _NOT_SENT
-    ]
+    """Return a request's headers without those of its own connection.
+
+    Raises ApiError (400) if one of them has control characters.
+    """
+    sent = [(name, value) for name, value in headers if name not in _NOT_SENT]
+    for name, value in sent:
+        if _CONTROLS.search(value):
+            raise ApiError(400, f"the header {name.decode('latin-1')} has control characters")
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in sent]
 
 
 def answered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -52,7 +52,9 @@ async def started(app: web.Application) -> tuple[web.AppRunner, str]:
     return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
 
 
-async def ask(gateway: Gateway, path: str = "/v1/completions") -> tuple[int, bytes]:
+async def ask(
+    gateway: Gateway, path: str = "/v1/completions", *headers: tuple[bytes, bytes]
+) -> tuple[int, bytes]:
     """Post BODY through the gateway; return the status and the body of the answer."""
     sent: list[MutableMapping[str, Any]] = []
     scope = {
@@ -60,7 +62,7 @@ async def ask(gateway: Gateway, path: str = "/v1/completions") -> tuple[int, byt
         "method": "POST",
         "path": path,
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"content-type", b"application/json"), *headers],
     }
     parts: list[MutableMapping[str, Any]] = [
         {"type": "http.request", "body": BODY, "more_body": False}
@@ -197,3 +199,71 @@ def test_of_several_refusals_the_client_gets_the_one_with_the_shortest_wait(
 
     (status, body), num_asked = asyncio.run(play())
     assert (status, code_of(body), num_asked) == (429, "refused until 2", [1, 1, 1])
+
+
+class Unwilling(Fragile):
+    """A server that answers every request for a completion with the same 503."""
+
+    def __init__(self, error: object) -> None:
+        super().__init__()
+        self._error = error
+
+    async def _break(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.num_asked += 1
+        return web.json_response(self._error, status=503)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_up"),
+    [
+        ({"error": {"code": "grammars_busy"}}, True),
+        ({"error": {"code": "too_many_requests"}}, True),
+        ({"error": {"code": "too_many_connections"}}, True),
+        ({"error": {"code": "not_serving"}}, False),
+        ({"error": {"code": ["grammars_busy"]}}, False),
+        ({"error": "overloaded"}, False),
+        ([], False),
+    ],
+)
+def test_a_server_with_too_many_requests_of_a_kind_goes_on_to_get_others(
+    error: object, is_up: bool
+) -> None:
+    async def play() -> None:
+        unwilling = [Unwilling(error) for _ in range(2)]
+        runners, urls = zip(*[await started(each.app) for each in unwilling], strict=True)
+        gateway = Gateway(urls, "round_robin")
+        await gateway.start()
+        replicas = gateway.fleet.replicas
+        try:
+            status, body = await ask(gateway)
+            assert (status, json.loads(body)) == (503, error)
+            assert [each.num_asked for each in unwilling] == [1, 1]
+            assert replicas[-1].is_up == is_up  # the first has been asked again since
+            assert [gateway.metrics.failed[each] for each in replicas] == [1, 1]
+        finally:
+            await gateway.stop()
+            for runner in runners:
+                await runner.cleanup()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("header", [b"a\x01b", b"\x7f", b"a\x00"])
+def test_a_header_that_cannot_be_passed_on_is_the_clients_error(header: bytes) -> None:
+    async def play() -> None:
+        fragile = Fragile()
+        runner, url = await started(fragile.app)
+        gateway = Gateway([url], "round_robin")
+        await gateway.start()
+        try:
+            status, body = await ask(gateway, "/v1/completions", (b"x-odd", header))
+            assert (status, fragile.num_asked) == (400, 0)
+            assert "x-odd has control characters" in json.loads(body)["error"]["message"]
+            assert gateway.fleet.replicas[0].is_up
+            assert gateway.fleet.replicas[0].num_in_flight == 0
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    asyncio.run(play())
