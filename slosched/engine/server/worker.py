@@ -11,8 +11,9 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar, cast
 
@@ -85,6 +86,8 @@ class EngineWorker:
     ) -> None:
         self._engine = engine
         self._inbox: list[_Command] = []
+        self._taken: deque[_Command] = deque()
+        """Commands that were taken out of the inbox and whose turn has yet to come."""
         self._wake = threading.Condition()
         self._drain_until_s: float | None = None
         self._broken: str | None = None
@@ -149,7 +152,8 @@ class EngineWorker:
     @property
     def num_cut_short(self) -> int:
         """Return how many requests a shutdown ended unfinished or left without an end."""
-        submitted = [command for command in self._inbox if isinstance(command, Generation)]
+        commands = (*self._taken.copy(), *self._inbox)
+        submitted = [command for command in commands if isinstance(command, Generation)]
         ended = self.metrics.num_ended(EndReason.SHUTDOWN)
         return ended + self._generations.num_answers_awaited + len(submitted)
 
@@ -263,8 +267,8 @@ class EngineWorker:
 
     def _run(self) -> None:
         try:
-            while self._broken is None and (commands := self._next_commands()) is not None:
-                self._turn(commands)
+            while self._broken is None and self._take_commands():
+                self._turn()
             if self._broken is not None:
                 self._abort_all(EndReason.FAULT)  # those that were left behind in a step
                 self._report({}, self._engine.take_ended())
@@ -275,18 +279,25 @@ class EngineWorker:
         finally:
             self._stopped.set()
 
-    def _next_commands(self) -> list[_Command] | None:
-        """Wait for something to do and return the new commands; None once drained."""
+    def _take_commands(self) -> bool:
+        """Wait for something to do and take the new commands; return False once drained."""
         with self._wake:
             while not self._inbox and not self._engine.has_work:
                 if self._drain_until_s is not None:
-                    return None
+                    return False
                 self._wake.wait()
-            commands, self._inbox = self._inbox, []
-            return commands
+            self._taken.extend(self._inbox)
+            self._inbox.clear()
+            return True
 
-    def _turn(self, commands: Iterable[_Command]) -> None:
-        for command in commands:
+    def _taken_in_turn(self) -> Iterator[_Command]:
+        """Yield each command that was taken exactly once, also if two threads ask."""
+        with suppress(IndexError):
+            while True:
+                yield self._taken.popleft()
+
+    def _turn(self) -> None:
+        for command in self._taken_in_turn():
             if isinstance(command, Generation):
                 self._generations.add(command)
                 self.scheduler.queue(command.request, command.refusal)
@@ -307,7 +318,11 @@ class EngineWorker:
     def _operate(self, operation: _Operation) -> None:
         if not operation.result.set_running_or_notify_cancel():
             return
-        self._step(self._engine.settle)
+        try:
+            self._step(self._engine.settle)
+        except Exception as error:
+            operation.result.set_exception(error)
+            raise
         if self._broken is not None:
             operation.result.set_exception(NotServingError(self._broken))
             return
@@ -424,10 +439,10 @@ class EngineWorker:
         with self._wake:
             self._broken = why
             inbox, self._inbox = self._inbox, []
-        for command in inbox:
+        for command in (*self._taken_in_turn(), *inbox):
             if isinstance(command, Generation):
                 self._generations.add(command)
-            elif isinstance(command, _Operation):
+            elif isinstance(command, _Operation) and command.result.set_running_or_notify_cancel():
                 command.result.set_exception(NotServingError(why))
         self._generations.fail_all(why)
 

@@ -27,6 +27,7 @@ from slosched.core import (
 )
 from slosched.engine.server import ByteTokenizer, ServerStartError
 from slosched.engine.server.run import listen
+from slosched.engine.server.worker import NotServingError
 from slosched.policy import FCFS, SLOAware
 from slosched.policy.kit.drop import Drop
 from slosched.policy.spec import make_policy
@@ -245,6 +246,57 @@ def test_even_if_the_engine_thread_dies_everybody_is_answered(
         assert "a bug in the bookkeeping" in answer["error"]["message"]
         assert server.worker.wait_stopped(5)
         assert "thread died" in str(server.worker.why_not_serving)
+
+
+def test_those_that_come_together_are_answered_though_the_first_of_them_kills_the_engine_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(client: aiohttp.ClientSession) -> list[tuple[int, Any, Any]]:
+        server.device.gate.clear()
+        first = asyncio.create_task(post(client, prompt="x", max_tokens=1))
+        while not server.device.entered.is_set():
+            await asyncio.sleep(0.001)
+        # These wait in the inbox until the step has ended.
+        posts = [asyncio.create_task(post(client, prompt="y", max_tokens=2)) for _ in range(3)]
+        while len(server.worker._inbox) < 3:
+            await asyncio.sleep(0.001)
+        operation = asyncio.create_task(server.worker.operate(lambda engine: engine))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(server.worker.scheduler, "queue", fail)
+        server.device.gate.set()
+        assert (await first)[0] == 200
+        answers = await asyncio.gather(*posts)
+        with pytest.raises(NotServingError, match="a bug in a queue"):
+            await operation
+        return answers
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug in a queue")
+
+    with live() as server:
+        answers = asyncio.run(asyncio.wait_for(with_client(server.url, scenario), 20))
+        assert [status for status, _, _ in answers] == [500] * 3
+        assert all("a bug in a queue" in answer["error"]["message"] for _, answer, _ in answers)
+
+
+def test_an_operation_that_was_given_up_does_not_keep_the_others_from_their_answers() -> None:
+    async def scenario(client: aiohttp.ClientSession) -> tuple[int, Any, Any]:
+        server.device.gate.clear()
+        waiting = asyncio.create_task(post(client, prompt="x", max_tokens=2))
+        while not server.device.entered.is_set():
+            await asyncio.sleep(0.001)
+        operation = asyncio.create_task(server.worker.operate(lambda engine: engine))
+        await asyncio.sleep(0)
+        operation.cancel()
+        for _ in range(5):  # until the engine's side of it is cancelled, too
+            await asyncio.sleep(0)
+        server.worker._leave_behind("the device hangs")
+        return await waiting
+
+    with live() as server:
+        status, answer, _ = asyncio.run(asyncio.wait_for(with_client(server.url, scenario), 20))
+        assert status == 500
+        assert "the device hangs" in answer["error"]["message"]
 
 
 def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
