@@ -12,6 +12,7 @@ import pytest
 
 from slosched.core import EndReason, Refusal
 from slosched.integrations.vllm import SLOMiddleware
+from slosched.integrations.vllm.middleware import _Answer
 from slosched.integrations.vllm.slo import rejection
 
 PATH = "/v1/chat/completions"
@@ -105,6 +106,22 @@ def test_without_headers_a_request_is_left_as_it_is() -> None:
     app = App(TOKEN)
     ask(app, {"prompt": "x", "vllm_xargs": {"slo_tpot_ms": "30"}})
     assert app.document == {"prompt": "x", "vllm_xargs": {"slo_tpot_ms": "30"}}
+
+
+@pytest.mark.parametrize("body", [b"{", b"[1]", b'"x"', b'{"vllm_xargs": [1]}', b"[" * 100_000])
+def test_a_body_that_is_none_is_left_to_vllm(body: bytes) -> None:
+    came: list[bytes] = []
+
+    async def app(_scope: Any, receive: Any, _send: Any) -> None:
+        came.append((await receive())["body"])
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body}
+
+    async def send(_message: Any) -> None: ...
+
+    asyncio.run(SLOMiddleware(app)({"type": "http", "path": PATH, "headers": []}, receive, send))
+    assert came == [body]
 
 
 TENANTS = {
@@ -211,6 +228,41 @@ def test_a_stream_goes_through_as_it_comes_from_its_first_token_on() -> None:
     assert [message["body"] for message in sent[1:]] == [
         *(ROLE, TOKEN, TOKEN, b"data: [DONE]\n\n", b"")
     ]
+
+
+EMPTY = b'data: {"choices":[{"index":0,"text":"","finish_reason":null,"stop_reason":null}]}\n\n'
+
+
+def test_a_stream_of_tokens_without_text_goes_through_as_it_comes() -> None:
+    """A client can ask for nothing but special tokens, which are not shown."""
+    for first in ((), (ROLE,)):
+        chunks = (*first, EMPTY, EMPTY, b"data: [DONE]\n\n")
+        sent = ask(App(*chunks), {"stream": True})
+        assert sent[0]["status"] == 200
+        assert [message["body"] for message in sent[1:]] == [*chunks, b""]
+
+
+def test_what_is_held_back_is_not_read_again_with_each_event() -> None:
+    """Else one stream would take minutes of the event loop that answers all clients."""
+    num_read = 0
+
+    class Counting(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal num_read
+            num_read += key == "body"
+            return super().get(key, default)
+
+    async def play() -> None:
+        async def send(_message: Any) -> None:
+            raise AssertionError("nothing can be sent before it is known what it is")
+
+        answer = _Answer(send)
+        await answer({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await answer(Counting(type="http.response.body", body=ROLE, more_body=True))
+
+    asyncio.run(play())
+    assert num_read <= 3000
 
 
 def test_an_error_of_vllm_goes_through() -> None:

@@ -41,6 +41,8 @@ _BEGUN = re.compile(
     rb'"finish_reason": ?"|"tool_calls": ?\[\{|'
     rb'"(?:text|content|reasoning|reasoning_content)": ?"[^"]'
 )
+_EVENT = re.compile(rb'data: \{(?!.*"role": ?").*"choices": ?\[\{')
+"""An event of a token, whose text may be empty.  The first event of a chat has a role instead."""
 _DONE, _ERROR = b"data: [DONE]", b'data: {"error"'
 _RETRY_AFTER_S = 1
 """What is told where no door forecasts when to come again."""
@@ -111,12 +113,13 @@ class _Answer:
             await self._decide(is_last=not message.get("more_body", False))
 
     async def _decide(self, *, is_last: bool) -> None:
-        text = b"".join(message.get("body", b"") for message in self._held)
-        has_begun = _BEGUN.search(text) is not None
+        # What comes in pieces is looked at twice, and not again with each of thousands.
+        text = _joined(self._held[-2:])
+        has_begun = bool(_BEGUN.search(text) or _EVENT.search(text))
         if refused := _REFUSED.search(text):
             self._is_refused = True
             await _send_refusal(self._send, refused[1].decode(), refused[2].decode())
-        elif is_last and not has_begun and _DONE in text and _ERROR not in text:
+        elif is_last and not has_begun and _is_empty(_joined(self._held)):
             # vLLM streams nothing for an output without tokens, so the reason is lost.
             self._is_refused = True
             await _send_refusal(self._send, REJECTED, "its stream ended before the first token")
@@ -126,6 +129,15 @@ class _Answer:
                 await self._send(message)
             self._start = None
             self._held.clear()
+
+
+def _joined(messages: Sequence[Message]) -> bytes:
+    return b"".join(message.get("body", b"") for message in messages)
+
+
+def _is_empty(text: bytes) -> bool:
+    """Tell whether the text of a stream is that of an output without tokens."""
+    return _DONE in text and _ERROR not in text
 
 
 async def _send_refusal(send: Send, word: str, why: str) -> None:
@@ -196,7 +208,7 @@ def _with_promises(scope: Message, body: bytes, tenants: Tenants) -> tuple[Messa
         document = json.loads(body)
         said = document.get("vllm_xargs") or {}
         wanted = {**_promised_in(headers), **said}
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return scope, body  # vLLM reports what is wrong with the body
     if tenants:
         wanted.pop(TENANT_FIELD, None)
