@@ -22,6 +22,11 @@ _PLUS = re.compile(r"(?<!e)\+")
 _LEAST_AMBIGUOUS_S = 10.0
 
 
+_LONGEST_S = 1e9
+"""A promise of more than 30 years is one of so long: the square of 1e300 s is no number, over which
+policies stumbled."""
+
+
 def parse_duration(text: str | float) -> float:
     """Return the seconds of "500ms", "1.5 s", "2m" or "1h"; a bare number is in seconds.
 
@@ -53,7 +58,7 @@ def parse_promised(text: str | float) -> float:
 
 
 def seconds_of_ms(name: str, milliseconds: object) -> float:
-    """Return the seconds of `milliseconds`, the value of the field or header `name`.
+    """Return the seconds of `milliseconds`, the value of the field or header `name`, at most 1e9.
 
     Raises ValueError for anything but a positive, finite number of milliseconds, or its text.
     """
@@ -67,7 +72,7 @@ def seconds_of_ms(name: str, milliseconds: object) -> float:
         raise ValueError(
             f"{name} must be a positive, finite number of milliseconds, not {milliseconds!r:.100}"
         ) from None
-    return seconds
+    return min(seconds, _LONGEST_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from slosched.core import (
 from slosched.engine.server import ByteTokenizer, ServerStartError
 from slosched.engine.server.run import listen
 from slosched.engine.server.worker import NotServingError
+from slosched.kv import PrefixCaching
 from slosched.policy import FCFS, SLOAware
 from slosched.policy.kit.drop import Drop
 from slosched.policy.spec import make_policy
@@ -352,6 +353,7 @@ from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.server import ByteTokenizer, EngineWorker, ServerConfig, build_app, serve
 from slosched.kv import KVCache
 from slosched.perfmodel import LinearCoefficients, LinearModel
+from slosched.kv import PrefixCaching
 from slosched.policy import FCFS
 from slosched.scheduler import Scheduler
 model = LinearModel(LinearCoefficients(0, 0, 0, 0, 0, 0, 0.01))
@@ -429,6 +431,22 @@ def test_slo_aware_serves_over_http() -> None:
                 prompt="hello", max_tokens=5, slo_ttft_ms=5000, slo_tpot_ms=500
             )
             assert (status, answer["choices"][0]["text"]) == (200, "hello")
+
+
+@pytest.mark.parametrize("caching", [PrefixCaching.OFF, PrefixCaching.HASH])
+@pytest.mark.parametrize("spec", ["goodput+door", "edf+door", "fcfs+door"])
+@pytest.mark.parametrize("milliseconds", [1e300, 1e-300])
+def test_a_promise_of_any_size_does_no_harm(
+    spec: str, caching: PrefixCaching, milliseconds: float
+) -> None:
+    """With a prefix cache the door judges in the engine's thread, which an error would end."""
+    with live(make_policy(spec), prefix_cache=caching) as server:
+        for name in ("slo_ttft_ms", "slo_tpot_ms", "slo_e2e_ms"):
+            status, _, _ = server.post(prompt="a prompt", max_tokens=2, **{name: milliseconds})
+            assert status in (200, 429)
+            assert status == 200 or milliseconds < 1
+        assert server.post(prompt="another", max_tokens=2)[0] == 200
+        assert server.worker.why_broken is None
 
 
 def test_a_promise_that_is_over_before_the_client_can_see_a_token_is_refused() -> None:
