@@ -75,11 +75,14 @@ def end(host: Any, request_ids: Collection[str]) -> list[Any]:
 def narrowed(host: Any, planned: Iterable[str]) -> Iterator[None]:
     """Show vLLM's scheduler `host` only the planned requests, in their order, within the block.
 
+    Without a KV connector it sees all that hold blocks while they wait, planned or not: sessions
+    whose next input has come.
+
     Afterwards every request is where vLLM would have left it: the running ones in the order of
     admission, then those that started, and those that vLLM preempted at the front of the queue.
     """
     running, waiting, holding = host.running, host.waiting, host.kv_holding_waiting
-    held = set() if host.connector is None else set(holding)
+    held = set(holding)
     shown, startable = _split(host, planned)
     num_shown = len(shown)
     host.running = shown
@@ -117,8 +120,8 @@ def _split(host: Any, planned: Iterable[str]) -> tuple[list[Any], dict[Any, None
 
 def _put_back(host: Any, running: list[Any], waiting: Any, startable: Mapping[Any, None]) -> None:
     """Restore vLLM's `running` and `waiting` after it started or preempted some requests."""
-    left = host.waiting
-    started = [request for request in host.running if request in startable]
+    left, ran = host.waiting, set(running)
+    started = [request for request in host.running if request not in ran]
     host.running = [request for request in running if request.status is _RUNNING] + started
     host.waiting = waiting
     if started:

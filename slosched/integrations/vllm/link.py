@@ -76,6 +76,10 @@ class Link(ABC):
         self._steps.returned(now_s)
         self._mirror.note_tokens(scheduler_output.num_scheduled_tokens, now_s)
 
+    @abstractmethod
+    def await_input(self, request_id: str) -> None:
+        """Handle a session that has answered, and goes on when its next input comes."""
+
     def quotes(self, lengths_tokens: Sequence[int]) -> dict[str, object]:
         """Return what prompts of these lengths would be promised now, as GET /v1/quote does.
 

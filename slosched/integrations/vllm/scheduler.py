@@ -63,6 +63,13 @@ class SLOScheduler(Scheduler):  # type: ignore[misc]  # mypy does not see vLLM
         self._link.returned(scheduler_output, outputs)
         return outputs
 
+    def _handle_stopped_request(self, request: Any) -> bool:
+        """Return whether a request that has answered is over; a session may go on."""
+        is_over = bool(super()._handle_stopped_request(request))
+        if not is_over:
+            self._link.await_input(request.request_id)
+        return is_over
+
     def _reserve_prefill_lookahead(
         self, request: Any, num_computed_tokens: int, num_new_tokens: int
     ) -> int:

@@ -67,6 +67,9 @@ class Shadow(Link):
             settings.policy,
         )
 
+    def await_input(self, request_id: str) -> None:
+        """Do nothing: a session is written down as one request."""
+
     def _run(
         self, begins_s: float, vllm_schedule: Callable[[], Any]
     ) -> tuple[Any, BatchShape | None]:
