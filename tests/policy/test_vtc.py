@@ -108,6 +108,19 @@ def test_two_clients_get_the_same_though_one_asks_for_three_times_as_much() -> N
     assert abs(served["a"] - served["b"]) < 0.1 * served["b"]
 
 
+def test_clients_without_number_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slosched.policy.published.vtc._MOST_CLIENTS", 10)
+    policy = VTC(client=Client.PRIORITY)
+    for i in range(100):
+        often = [] if i % 3 else [a(f"often{i}", 50, priority=-1)]
+        policy.schedule(view_of([*often, a(f"once{i}", 10, priority=i)]))
+        assert len(policy._counters) <= 12
+    assert -1 in policy._counters, "who was served most is remembered"
+    crowd = [a(f"crowd{i}", 10, priority=1000 + i) for i in range(30)]
+    assert len(policy.schedule(view_of(crowd)).num_scheduled_tokens) == 30
+    assert {1000 + i for i in range(30)} <= policy._counters.keys()
+
+
 def test_dropping_is_an_option() -> None:
     queue = [R("p", 100, due_s=-0.1), R("q", 100, due_s=1.0)]
     assert not VTC().schedule(view_of(queue)).rejected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -13,6 +13,9 @@ from slosched.core import DecodeGroup, Request, SchedulerView, heeding, tunable
 from slosched.policy.kit.checks import check_at_least
 from slosched.policy.kit.decode_first import StallFree, add_prefills
 from slosched.policy.kit.drop import Drop
+
+_MOST_CLIENTS = 10_000
+"""Clients whose counters are kept: they may name themselves, so that new ones may come for ever."""
 
 
 class Client(StrEnum):
@@ -60,7 +63,8 @@ class VTC(StallFree):
     artifact (`Ying1123/VTC-artifact`, `vtc_req_queue.py` at 14c19b7: `served` → `_counters`,
     `input_price`, `output_price`).  There a client is a LoRA adapter.  Few requests
     say their tenant, so by default a client is a tier, the requests with one SLO; see `client`.
-    Chunks are Sarathi's, and a prompt is paid for when it starts.  Left out: weights of clients,
+    Chunks are Sarathi's, and a prompt is paid for when it starts.  Of more than 10,000 clients
+    those that were served least are forgotten while they idle.  Left out: weights of clients,
     the profiled cost function, and the variants that predict or know the output length.
     """
 
@@ -128,7 +132,20 @@ class VTC(StallFree):
                 least = counters.get(self._last_left, 0.0)
             counters[client] = max(counters.get(client, 0.0), least)
             present.append(client)
+        if len(counters) > _MOST_CLIENTS:
+            self._forget_idle(queues)
         return queues
+
+    def _forget_idle(self, queues: Container[Hashable]) -> None:
+        """Forget those who were served least of the clients that do not wait.
+
+        Who comes again then begins as one who never came.
+        """
+        counters = self._counters
+        idle = [c for c in counters if c not in queues and c != self._last_left]
+        idle.sort(key=counters.__getitem__)
+        for client in idle[: len(counters) - _MOST_CLIENTS // 2]:
+            del counters[client]
 
     def _start(
         self, batch: BatchBuilder, queues: Mapping[Hashable, deque[Request]], reserved_blocks: int
