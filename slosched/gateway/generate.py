@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.types import Message, Receive, Scope, Send
 
-from slosched.engine.server.bodies import read_content
+from slosched.engine.server.bodies import check_work, read_content
 from slosched.engine.server.errors import ApiError, not_serving
 from slosched.engine.server.respond import last_events
 from slosched.gateway.asked import read
@@ -83,6 +83,7 @@ class Generate:
             max_model_len = self._fleet.max_model_len or _UNTOLD_MODEL_LEN
             http = HTTPRequest(scope, receive)
             content = await read_content(http, max_model_len, self._config.body_timeout_s)
+            await check_work(content, max_model_len)
             watch = asyncio.create_task(answer.cancel_if_gone(receive, task))
             end = await self._answer(scope, bytes(content), answer)
         except ApiError as error:

@@ -53,9 +53,12 @@ async def started(app: web.Application) -> tuple[web.AppRunner, str]:
 
 
 async def ask(
-    gateway: Gateway, path: str = "/v1/completions", *headers: tuple[bytes, bytes]
+    gateway: Gateway,
+    path: str = "/v1/completions",
+    *headers: tuple[bytes, bytes],
+    content: bytes = BODY,
 ) -> tuple[int, bytes]:
-    """Post BODY through the gateway; return the status and the body of the answer."""
+    """Post `content` through the gateway; return the status and the body of the answer."""
     sent: list[MutableMapping[str, Any]] = []
     scope = {
         "type": "http",
@@ -65,7 +68,7 @@ async def ask(
         "headers": [(b"content-type", b"application/json"), *headers],
     }
     parts: list[MutableMapping[str, Any]] = [
-        {"type": "http.request", "body": BODY, "more_body": False}
+        {"type": "http.request", "body": content, "more_body": False}
     ]
     never = asyncio.Event()
 
@@ -262,6 +265,25 @@ def test_a_header_that_cannot_be_passed_on_is_the_clients_error(header: bytes) -
             assert "x-odd has control characters" in json.loads(body)["error"]["message"]
             assert gateway.fleet.replicas[0].is_up
             assert gateway.fleet.replicas[0].num_in_flight == 0
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    asyncio.run(play())
+
+
+def test_a_body_that_takes_long_to_parse_is_refused() -> None:
+    """Four megabytes of empty lists took seconds, in which the gateway answered nobody."""
+
+    async def play() -> None:
+        fragile = Fragile()
+        runner, url = await started(fragile.app)
+        gateway = Gateway([url], "round_robin")
+        await gateway.start()
+        content = b'{"model": "fragile", "x": [%b[]]}' % (b"[]," * 40_000)
+        try:
+            status, body = await ask(gateway, content=content)
+            assert (status, code_of(body), fragile.num_asked) == (413, "body_too_large", 0)
         finally:
             await gateway.stop()
             await runner.cleanup()

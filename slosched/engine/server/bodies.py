@@ -68,9 +68,8 @@ class BodyReader:
         return body
 
     async def _parsed_at_once(self, content: bytearray) -> object:
-        """Return what the JSON says; raise ApiError (400) if parsing it would take too long."""
-        if await exceeds_work(content, most := _MORE_VALUES + self._max_model_len):
-            raise too_many_values(most)
+        """Return what the JSON says; raise ApiError (413) if parsing it would take too long."""
+        await check_work(content, self._max_model_len)
         if len(content) > _LARGE_BYTES:
             await asyncio.sleep(0)
         return parse_json(content)
@@ -92,6 +91,12 @@ class BodyReader:
 def max_body_bytes(max_model_len: int) -> int:
     """Return how large the body of a request may be for a model with this context."""
     return max(_MIN_BODY_BYTES, _BODY_BYTES_PER_TOKEN * max_model_len)
+
+
+async def check_work(content: bytearray, max_model_len: int) -> None:
+    """Raise ApiError (413) if parsing a body would take too long: nobody is answered meanwhile."""
+    if await exceeds_work(content, most := _MORE_VALUES + max_model_len):
+        raise too_many_values(most)
 
 
 async def read_content(http: HTTPRequest, max_model_len: int, timeout_s: float) -> bytearray:

@@ -9,7 +9,7 @@ import ray.exceptions
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response, StreamingResponse
 
-from slosched.engine.server.bodies import read_content
+from slosched.engine.server.bodies import check_work, read_content
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.respond import last_events
 from slosched.gateway.errors import replica_failed
@@ -41,6 +41,7 @@ class Front:
         """Answer one request."""
         try:
             content = await read_content(http, _MAX_MODEL_LEN, _BODY_TIMEOUT_S)
+            await check_work(content, _MAX_MODEL_LEN)
             return await self._answer(_call(http, bytes(content)))
         except ApiError as error:
             return error.response()
