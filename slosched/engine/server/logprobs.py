@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from slosched.core import TokenLogprobs
 from slosched.engine.server.errors import ApiError
@@ -17,6 +18,8 @@ from slosched.engine.server.values import Body, flag, integer, wrong
 Json = dict[str, object]
 
 MOST_LIKELIEST = 20
+_TEXTS: WeakKeyDictionary[Tokenizer, dict[int, str]] = WeakKeyDictionary()
+"""The texts of single tokens, of which 128 answers ask for 2,688 in a step."""
 LEAST = -9999.0
 """What is told of a token that the model takes for impossible, since JSON has no infinity."""
 
@@ -80,7 +83,14 @@ def tell(token_id: int, logprobs: TokenLogprobs, tokenizer: Tokenizer) -> Told:
 
 
 def _text(token_id: int, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode([token_id], skip_special_tokens=False)
+    """Return the text of one token, which is decoded once."""
+    texts = _TEXTS.get(tokenizer)
+    if texts is None:
+        texts = _TEXTS[tokenizer] = {}
+    text = texts.get(token_id)
+    if text is None:
+        text = texts[token_id] = tokenizer.decode([token_id], skip_special_tokens=False)
+    return text
 
 
 def of_completion(tokens: Sequence[Told], offset: int) -> Json:

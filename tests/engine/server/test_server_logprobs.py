@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -13,9 +14,9 @@ from live_server import post, stream, with_client
 from openai.types.chat import ChatCompletion
 from openai.types.completion import Completion
 
-from slosched.engine.server import (
-    HuggingFaceTokenizer,
-)
+from slosched.core import TokenLogprobs
+from slosched.engine.server import ByteTokenizer, HuggingFaceTokenizer
+from slosched.engine.server.logprobs import tell
 from slosched.engine.torch import LoadedModel
 
 PROMPT = [5, 6, 7, 8]
@@ -165,6 +166,25 @@ WRONG = [
     ("/v1/chat/completions", {"top_logprobs": 1}, "top_logprobs"),
     ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
 ]
+
+
+def test_each_token_is_decoded_once_for_all_that_is_told_of_it() -> None:
+    """Else one client with 128 answers holds up the event loop for 20 ms in each step."""
+
+    class Counting(ByteTokenizer):
+        num_decoded = 0
+
+        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+            self.num_decoded += 1
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    tokenizer = Counting()
+    likeliest = tuple((token_id, -float(token_id)) for token_id in range(65, 85))
+    for drawn in (65, 66, 90):
+        told = tell(drawn, TokenLogprobs(-1.0, likeliest), tokenizer)
+        assert told.text == chr(drawn)
+        assert [text for text, _ in told.likeliest] == [chr(each) for each, _ in likeliest]
+    assert tokenizer.num_decoded == 21
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), WRONG)
