@@ -33,14 +33,7 @@ def add_input(scheduler: Any, name: str, turn: int) -> None:
         ("fcfs", True),
         ("priority", False),
         ("priority", True),
-        pytest.param(
-            "fcfs",
-            False,
-            marks=pytest.mark.xfail(
-                reason="the mirror does not read kv_holding_waiting beside a queue by arrival, so "
-                "that it first sees a session with a token, and counts it wrong"
-            ),
-        ),
+        ("fcfs", False),
     ],
 )
 def test_no_session_is_lost_and_none_ends_the_engine(

@@ -20,6 +20,7 @@ def test_alone_a_prompt_is_surely_in_time_or_surely_late() -> None:
     assert outlook.chance(0.09) < 0.01
     assert (outlook.chance(0.0), outlook.chance(math.inf)) == (0, 1)
     assert outlook.chance(1e-300) == 0, "its square is 0 as a float"
+    assert outlook.chance(1e300) == 1, "its square is no float"
 
 
 def test_shorter_prompts_that_keep_coming_go_first_and_longer_ones_do_not() -> None:
@@ -48,6 +49,14 @@ def test_arrivals_are_forgotten() -> None:
     soon = prospects.outlook(0.0, 0.2, 0.0, is_overtaken=True)
     late = prospects.outlook(0.0, 0.2, 40.0, is_overtaken=True)
     assert late.overtaking.share < 1e-4 * soon.overtaking.share
+
+
+def test_after_the_clock_was_set_back_no_arrival_counts_for_more_than_one() -> None:
+    prospects = Prospects()
+    prospects.let_in(300.0, 0.1)
+    then = prospects.outlook(0.0, 0.2, 300.0, is_overtaken=True)
+    before = prospects.outlook(0.0, 0.2, 10.0, is_overtaken=True)
+    assert before.overtaking.share == pytest.approx(then.overtaking.share)
 
 
 def test_of_many_arrivals_the_latest_count() -> None:

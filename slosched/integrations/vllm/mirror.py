@@ -317,9 +317,11 @@ class Mirror:
 
     def _read_waiting(self, begins_s: float) -> None:
         queue = self._host.waiting
-        # vLLM turns to those with loaded blocks first.  A queue by priority has no places.
-        if self._host.connector is not None or not isinstance(queue, deque):
-            queue = [*self._host.kv_holding_waiting, *queue]
+        # vLLM turns to those that hold blocks first: what a connector has loaded, and sessions.  A
+        # queue by priority has no places.
+        holding = self._host.kv_holding_waiting
+        if holding or self._host.connector is not None or not isinstance(queue, deque):
+            queue = [*holding, *queue]
         new = self._new_in(queue)
         if new is None:
             before, shown = self.queues.waiting, self._shown_of(queue, begins_s)

@@ -14,6 +14,8 @@ _MEMORY_S = 4.0
 """Time after which an arrival or a step counts e times less."""
 _LEAST_WATCH_S = 1.0
 """Least time over which arrivals are averaged."""
+_FOREVER_S = 1e100
+"""A time from which on a first token surely comes; the square of a longer one may be no number."""
 _SIZE = 512
 """Number of latest arrivals that are kept."""
 _DISPERSION = 1.5
@@ -56,7 +58,7 @@ class Outlook(NamedTuple):
 
         What overtakes in that time is taken to be normally distributed.
         """
-        if not 0 < left_s < math.inf:
+        if not 0 < left_s < _FOREVER_S:
             return float(left_s > 0)
         spare_s = (self.speed - self.overtaking.share) * left_s - self.needed_s
         variance = _DISPERSION * self.overtaking.variance * left_s + (_NOISE * left_s) ** 2
@@ -102,7 +104,8 @@ class Arrivals:
 
     def _weights(self, now_s: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         weights: np.ndarray[tuple[int], np.dtype[np.float64]]
-        weights = np.exp((self._times_s - now_s) / _MEMORY_S)
+        # Where the clock was set back, some came later than now.
+        weights = np.exp(np.minimum(self._times_s - now_s, 0.0) / _MEMORY_S)
         return weights
 
     def _watched_s(self, now_s: float) -> float:

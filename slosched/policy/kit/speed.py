@@ -65,6 +65,7 @@ class FadingMean:
         self._amount, self._seconds, self._least_s = first * first_s, first_s, first_s
 
     def add(self, amount: float, seconds: float) -> None:
+        seconds = max(0.0, seconds)  # the clock may have been set back
         kept = math.exp(-seconds / self.memory_s)
         self._amount = kept * self._amount + amount
         self._seconds = kept * self._seconds + seconds
