@@ -72,7 +72,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        smallest TPOT of the decodes.  It may always last `shortest` of that TPOT, or as long as the
        decodes that are due and a tile of a prompt take, and no longer if a decode is late already.
        A TPOT too small for such a step cannot be kept and counts for nothing here (`Pace`), nor
-       does one that lets so few prompts through that fewer requests would be good (`Worth`).
+       does one that lets so few prompts through that fewer requests would be good.  One with which
+       most requests are good in the long run is held although there are too many decodes for it
+       now (`Worth`).
     3. All decodes may fit into such a step, and the prompts that wait or have begun may all be in
        time in what the decodes leave of every step.  If KV blocks are not scarce, every decode then
        gets its token, and the prompts follow by deadline.
@@ -82,8 +84,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
        makes the most of the prompts punctual; the others are late.  If seats are scarcer than
        time and many prompts are late, prompts go by length instead of by deadline.  The step takes
        the decodes that are due, then the punctual prompts and the other decodes by deadline, then
-       the late prompts, and last those whose TPOT is shorter than any step.  The next step plans
-       all of them anew.  A prompt counts by the time that it adds to steps of decodes, not by the
+       the late prompts, and last those whose TPOT is not kept.  The next step plans all of them
+       anew.  A prompt counts by the time that it adds to steps of decodes, not by the
        time that it takes alone.
     5. On some devices most of the time of a chunk is spent on its first tokens.  There prompts go
        faster in steps longer than a TPOT (`LongSteps`): no prompt runs until each decode is ahead
@@ -157,7 +159,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def schedule(self, view: SchedulerView) -> SchedulerOutput:
         seen = with_caution(self._drift.corrected_view(view, is_busy=bool(view.running)))
-        self._flood.stays.watch(self._worth.see(view.waiting))
+        self._worth.see(view.waiting)
         output = self._planned(seen)
         self._drift.note(view.now_s, view.model, output)
         return output
@@ -167,7 +169,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         seen = with_caution(self._drift.corrected_view(view, is_busy=True))
         if may_be_lost(decodes, view):
             return None
-        self._flood.stays.watch(self._worth.see(view.waiting))
+        self._worth.see(view.waiting)
         output = self._planned_beside(decodes, seen)
         if output is not None:
             self._drift.note(view.now_s, view.model, output)
@@ -323,7 +325,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def order(self, shortage: Shortage) -> Order:
         """Return which prompts are in time, which are late, and in what order they run."""
-        prompts, hopeless = split_unkeepable(shortage.prompts, shortage.view)
+        kept = self._worth.least
+        prompts, hopeless = split_unkeepable(shortage.prompts, shortage.view, kept)
         order = best_order(prompts, shortage.supply, self.fairness, self.ageing)
         return behind_others(order, hopeless)
 

@@ -104,11 +104,15 @@ def test_a_small_study_from_its_replays_to_its_page(tmp_path: Path) -> None:
     policies = ("edf:drop=infeasible", "goodput")
     told: list[tuple[int, int]] = []
     with Store(tmp_path / "points.sqlite") as store:
-        study = WorkloadStudy(Workload(scenario, (2, 200)), policies, scale, store, 1, ("stall", "bias"))
+        study = WorkloadStudy(
+            Workload(scenario, (2, 200)), policies, scale, store, 1, ("stall", "bias")
+        )
         rates = study.rates(lambda *_: None)
         losses = study.losses(rates, lambda *done: told.append(done))
         assert told[-1][0] == told[-1][1] > 0
-        again = WorkloadStudy(Workload(scenario, (2, 200)), policies, scale, store, 1, ("stall", "bias"))
+        again = WorkloadStudy(
+            Workload(scenario, (2, 200)), policies, scale, store, 1, ("stall", "bias")
+        )
         told.clear()
         pd.testing.assert_frame_equal(again.losses(rates, lambda *done: told.append(done)), losses)
         assert told == []  # all of it was in the store
@@ -124,7 +128,9 @@ def test_a_small_study_from_its_replays_to_its_page(tmp_path: Path) -> None:
     )
     lasting = study.lasting(rates)
     assert lasting["share"].between(lasting["least_share"], lasting["most_share"]).all()
-    assert 1 >= lasting["share"].iloc[0] > lasting["share"].iloc[1] > 0  # of half of the cache, 1/200
+    assert (
+        1 >= lasting["share"].iloc[0] > lasting["share"].iloc[1] > 0
+    )  # of half of the cache, 1/200
     Results(rates, losses, lasting, provenance(2, 40, 0.1)).write(tmp_path / "results")
     results = Results.read(tmp_path / "results")
     report.write(results, tmp_path / "page.md")

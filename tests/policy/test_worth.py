@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from views import R, flat_model, view_of
 
-from slosched.core import SLO, DeadlineRule, Limits, Request, SchedulerView
+from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, SchedulerView
 from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.worth import Worth
 
@@ -95,11 +95,58 @@ def test_it_is_judged_only_when_requests_arrive() -> None:
     assert worth.is_known_of(pace)
 
 
-def test_decodes_of_one_tpot_leave_no_choice() -> None:
-    view = view_of([*decodes()[:2], *arrivals(40, 400, 0.1)], MODEL, now_s=NOW_S)
-    worth = Worth()
+def test_one_tpot_of_decodes_and_arrivals_leaves_no_choice() -> None:
+    view = view_of([*decodes()[:2], *arrivals(40, 400, 1.0)], MODEL, now_s=NOW_S)
+    worth, pace = Worth(), Pace.of(view.running, MODEL, NOW_S)
     worth.see(view.waiting)
-    assert worth.is_known_of(Pace.of(view.running, MODEL, NOW_S))
+    assert worth.is_known_of(pace)
+    worth.see(arrivals(41, 400, 0.9)[-1:])
+    assert not worth.is_known_of(pace)
+
+
+def judged(waiting: list[Request], num_decodes: int, output_tokens: int) -> tuple[Worth, Pace]:
+    """Return what is worth it, and the pace, once 20 requests have ended with so many tokens."""
+    of = [R(f"d{i}", 11, 9.0, tpot_s=(0.010, 0.050)[i % 2], out=1) for i in range(num_decodes)]
+    view = view_of([*of, *waiting], MODEL, now_s=NOW_S)
+    worth, pace = Worth(), Pace.of(view.running, MODEL, NOW_S)
+    worth.see(view.waiting)
+    for ended in waiting[:20]:
+        ended.num_output_tokens, ended.end_reason = output_tokens, EndReason.LENGTH
+    worth.judge(pace, view.running, view)
+    return worth, worth.kept(pace, MODEL, lambda tpot_s: tpot_s + 7)
+
+
+def test_a_tpot_is_held_for_which_there_are_too_many_decodes_now() -> None:
+    """The step of 200 decodes takes 15 ms.  But in steps of 10 ms with 5 of them there is time for
+    95 prompt tokens, and 8,000 come in a second."""
+    worth, pace = judged(arrivals(40, 200, 0.5), num_decodes=200, output_tokens=10)
+    assert pace.all_s == pytest.approx(0.015)
+    assert (pace.tpot_s, pace.first_slack_s) == (0.010, pytest.approx(7.01))
+    assert pace.least_s == 0.010
+    assert worth.least == (0.010, 0.0)
+
+
+def test_a_tpot_that_lets_too_few_requests_through_in_the_long_run_is_not_held() -> None:
+    """With 500 tokens of output 36 % of the prompts go through in steps of 10 ms, and 64 % in steps
+    of 50 ms, for which nine of ten ask."""
+    worth, pace = judged(arrivals(40, 200, 0.1), num_decodes=4, output_tokens=500)
+    assert pace.tpot_s == 0.010, "while there are few decodes, it is kept"
+    assert worth.least.tpot_s == 0.0
+    worth, pace = judged(arrivals(40, 200, 0.1), num_decodes=200, output_tokens=500)
+    assert pace.tpot_s == 0.050
+    assert worth.least == (0.050, 0.0)
+
+
+def test_of_the_tpots_of_arrivals_no_decode_has_to_ask_for_the_smallest() -> None:
+    of = [R(f"d{i}", 11, 9.0, tpot_s=0.050, out=1) for i in range(200)]
+    view = view_of([*of, *(waiting := arrivals(40, 200, 0.5))], MODEL, now_s=NOW_S)
+    worth, pace = Worth(), Pace.of(view.running, MODEL, NOW_S)
+    worth.see(view.waiting)
+    for ended in waiting[:20]:
+        ended.num_output_tokens, ended.end_reason = 10, EndReason.LENGTH
+    worth.judge(pace, view.running, view)
+    assert worth.least.tpot_s == 0.010, "who asks for it is not given up"
+    assert worth.kept(pace, MODEL, lambda _: 1.0) == pace
 
 
 def test_a_raised_pace_is_that_of_decodes_that_ask_for_less() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slosched.core import Request, SchedulerView
 from slosched.policy.kit.memory import are_few, lacks_blocks
@@ -11,7 +11,6 @@ from slosched.policy.kit.pace import Pace
 from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Timed
-from slosched.policy.kit.stays import Stays
 from slosched.policy.kit.worth import Worth
 
 
@@ -20,8 +19,7 @@ class Flood:
     """Tells whether KV blocks are short, and in what order prompts then get them."""
 
     worth: Worth
-    """It knows how many prompt tokens arrive in a second."""
-    stays: Stays = field(default_factory=Stays)
+    """It knows how many prompt tokens arrive in a second, and how many tokens requests emit."""
 
     def is_short_of_blocks(
         self, pace: Pace, prompts: Sequence[Timed], pack: PromptPack, view: SchedulerView
@@ -35,7 +33,7 @@ class Flood:
     def is_rising(self, pace: Pace, view: SchedulerView) -> bool:
         """Tell whether more prompts arrive than decodes make room for."""
         tokens_per_s = self.worth.tokens_per_s(view.now_s)
-        return is_flooded(tokens_per_s, self.stays.mean_tokens(), pace, view)
+        return is_flooded(tokens_per_s, self.worth.stays.mean_tokens(), pace, view)
 
     def in_turn(
         self,

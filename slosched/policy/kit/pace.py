@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from slosched.core import BatchShape, DecodeGroup, LatencyModel, Request
@@ -111,6 +111,23 @@ class Pace:
         pace = type(self).of_sums(tpots_s, math.inf, model, self.shape)
         pace.first_slack_s = slack_s(pace.tpot_s)
         return pace
+
+    def lowered(
+        self, tpot_s: float, model: LatencyModel, slack_s: Callable[[float], float]
+    ) -> Self:
+        """Return the pace of the same decodes if `tpot_s` is kept, though there are too many now.
+
+        `slack_s` tells how long it is until the first decode of at least some TPOT is due.
+        """
+        due = _due_within(tpot_s, self.tiers, self.shape)
+        tokens_per_s = sum(num / max(own_s, tpot_s) for own_s, num in self.tiers)
+        return replace(
+            self,
+            first_slack_s=slack_s(tpot_s),
+            tpot_s=tpot_s,
+            steps_per_s=tokens_per_s / self.shape.num_decodes,
+            least_s=min(tpot_s, model.predict(due)),
+        )
 
     def due_within(self, time_s: float) -> BatchShape:
         """Return a step of as many decodes as are due within `time_s`, on average."""

@@ -9,6 +9,10 @@ from slosched.core import Request
 
 _NUM_ENDED = 64
 """Latest ended requests that stand for those to come."""
+_NUM_LATEST = 256
+"""Latest arrivals of which all count, whether they have ended or not."""
+_LEAST_ENDED = 16
+"""Ends of these from which on they say what the mean is."""
 _FIRST_SWEEP = 1024
 """Watched requests from which on those that have ended are looked for."""
 _NUM_ASKED = 16
@@ -29,6 +33,7 @@ class Stays:
         self._ended: deque[int] = deque(maxlen=_NUM_ENDED)
         self._sweep_at = _FIRST_SWEEP
         self._mean_tokens = 1.0
+        self._latest: deque[Request] = deque(maxlen=_NUM_LATEST)
         self._num_asked = _NUM_ASKED
 
     def watch(self, arrived: Sequence[Request]) -> None:
@@ -36,6 +41,7 @@ class Stays:
         if not arrived:
             return
         self._num_asked = _NUM_ASKED
+        self._latest.extend(reversed(arrived))
         self._watched.update((request.request_id, request) for request in arrived)
         if len(self._watched) >= self._sweep_at:
             self._sweep()
@@ -53,6 +59,19 @@ class Stays:
             self._mean_tokens = max(1.0, emitted / (len(self._ended) + 1))
         self._num_asked += 1
         return self._mean_tokens
+
+    def mean_of_latest(self) -> float:
+        """Return the mean of the latest arrivals; 0 while few of them have ended.  O(n).
+
+        In a stream that goes on as it is `mean_tokens` is too large, since it counts the tokens of
+        all that run, but few of those that have ended.
+        """
+        num_tokens = num_ended = 0
+        for request in self._latest:
+            if request.num_output_tokens:
+                num_tokens += request.num_output_tokens
+                num_ended += request.end_reason is not None
+        return num_tokens / num_ended if num_ended >= _LEAST_ENDED else 0.0
 
     def _sweep(self) -> None:
         """Learn from the requests that have ended, and forget them; the rejected emitted none."""

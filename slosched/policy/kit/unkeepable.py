@@ -1,27 +1,47 @@
-"""Prompts whose TPOT no device could keep go last: they would be late however early they start."""
+"""Prompts whose TPOT is not kept go last: they would be late however early they start."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from slosched.core import Request, SchedulerView
 from slosched.policy.kit.crowd import step_s
 from slosched.policy.kit.punctual import Order, Timed
 
 
-def split_unkeepable(
-    prompts: Sequence[Timed], view: SchedulerView
-) -> tuple[Sequence[Timed], list[Request]]:
-    """Return the prompts whose TPOT can be kept, and those for which a step is always too long.
+class Kept(NamedTuple):
+    """The smallest TPOT that steps keep."""
 
-    A step is never shorter than that of one decode alone.  O(n), with one prediction.
+    tpot_s: float = 0.0
+    """It is 0 if every TPOT is kept that the device can keep at all."""
+    spare: float = 0.0
+    """What a request has for each token beyond its TPOT, as a share of its TTFT."""
+
+    def includes(self, tpot_s: float, ttft_s: float) -> bool:
+        """Tell whether a request with these promises can be in time."""
+        return tpot_s + self.spare * ttft_s >= self.tpot_s
+
+
+def split_unkeepable(
+    prompts: Sequence[Timed], view: SchedulerView, kept: Kept
+) -> tuple[Sequence[Timed], list[Request]]:
+    """Return the prompts whose TPOT is `kept`, and the others.
+
+    None is kept that is below a step of one decode alone, since no step is shorter.  O(n), with one
+    prediction.
     """
-    least_s = step_s(1, 1, view.model)
-    unkeepable = [r for r, _ in prompts if r.slo.tpot_s < least_s]
-    if not unkeepable:
+    alone_s, (kept_s, spare) = step_s(1, 1, view.model), kept
+    # Written out, since hundreds may wait.
+    late = [
+        r
+        for r, _ in prompts
+        if (tpot_s := r.slo.tpot_s) < alone_s or tpot_s + spare * r.slo.ttft_s < kept_s
+    ]
+    if not late:
         return prompts, []
-    ids = {r.request_id for r in unkeepable}
-    return [timed for timed in prompts if timed[0].request_id not in ids], unkeepable
+    ids = {r.request_id for r in late}
+    return [timed for timed in prompts if timed[0].request_id not in ids], late
 
 
 def behind_others(order: Order, unkeepable: Sequence[Request]) -> Order:

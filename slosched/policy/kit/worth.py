@@ -12,6 +12,9 @@ from slosched.core import DeadlineRule, LatencyModel, Request, SchedulerView
 from slosched.policy.kit.chunks import Chunk, chunks_beside, in_a_tpot
 from slosched.policy.kit.long_steps import tokens_per_s_in_turns
 from slosched.policy.kit.pace import Pace, stay_tokens
+from slosched.policy.kit.stays import Stays
+from slosched.policy.kit.steady import Steady
+from slosched.policy.kit.unkeepable import Kept
 
 _NUM_ARRIVALS = 64
 """Latest arrivals that stand for those to come."""
@@ -41,19 +44,30 @@ class Worth:
 
     The smaller the TPOT that steps keep, the fewer prompt tokens go through; the larger it is, the
     more requests ask for less.  The latest arrivals tell how many tokens come in a second and which
-    TPOTs they ask for.  For each TPOT of the decodes the latency model tells how many tokens go
-    through, in steps no longer than it or in turns of long and short ones.  The shortest prompts
-    go first.  The most requests are good at the TPOT with the largest product of two shares:
-    prompts that go through, and requests that ask for this TPOT or a larger one.  These are all
-    only at the smallest TPOT of the decodes, if that can be kept.
+    TPOTs they ask for.  The most requests are good at the TPOT with the largest product of two
+    shares: prompts that go through, the shortest first, and requests that ask for this TPOT or a
+    larger one.
+
+    How many tokens go through in the long run is asked first (`Steady`).  At that rate a step just
+    has time for its prompts and decodes, so that the decodes of now tell too little: there may be a
+    few more than the rate allows, and then a smaller TPOT seems to leave no time for prompts.  If
+    the best TPOT is one that the decodes of now allow, or a smaller one, it is held.  Prompts then
+    wait until there are few enough decodes for it.
+
+    Otherwise, and while too few requests have ended, the latency model tells how many tokens go
+    through beside the decodes of now, in steps no longer than a TPOT or in turns of long and short
+    ones.  The best TPOT of those that can be kept now is kept.
     """
 
     def __init__(self) -> None:
+        self.stays = Stays()
         self._arrivals: deque[_Arrival] = deque(maxlen=_NUM_ARRIVALS)
         self._last_s = -math.inf
         self._is_new = False
-        self._tpot_s = 0.0
-        """The smallest TPOT worth keeping; 0 if all that can be kept are."""
+        self.least = Kept()
+        """The smallest TPOT that is kept."""
+        self._is_held = False
+        """Whether it is kept even if there are too many decodes for it now."""
 
     def see(self, waiting: Sequence[Request]) -> Sequence[Request]:
         """Take in the requests that have arrived, and return them, the latest first."""
@@ -65,6 +79,7 @@ class Worth:
         if new:
             self._last_s, self._is_new = new[0].arrival_s, True
             self._arrivals.extend(map(_arrival, reversed(new)))
+            self.stays.watch(new)
         return new
 
     def tokens_per_s(self, now_s: float) -> float:
@@ -80,55 +95,111 @@ class Worth:
     def is_known_of(self, pace: Pace) -> bool:
         """Tell whether `judge` need not be called, since nobody has arrived or there is no choice.
 
-        Of decodes that all ask for the same TPOT it is worth keeping.
+        A TPOT for which all decodes and the latest arrivals ask is worth keeping.
         """
-        if self._is_new and len(pace.tiers) < 2:
-            self._is_new, self._tpot_s = False, 0.0
+        if self._is_new and len({t for t, _ in pace.tiers}.union(self._tpots_s())) < 2:
+            self._is_new, self.least = False, Kept()
         return not self._is_new
 
     def judge(self, pace: Pace, decodes: Sequence[Request], view: SchedulerView) -> None:
         """Choose the TPOT anew if requests have arrived since it was chosen."""
-        if self._is_new:
-            self._is_new = False
-            self._tpot_s = self._best(pace, decodes, view)
+        if not self._is_new:
+            return
+        self._is_new = self._is_held = False
+        self.least = Kept()
+        if len(self._arrivals) < _LEAST_ARRIVALS or view.now_s <= self._arrivals[0].arrival_s:
+            return
+        spare = 0.0
+        if view.limits.deadline_rule is DeadlineRule.ENVELOPE:
+            spare = _UNUSED_TTFT / max(_LEAST_STAY_TOKENS, stay_tokens(decodes))
+        least_s = self._best_in_the_long_run(view, spare)
+        self._is_held = 0 < least_s <= pace.tpot_s
+        if not self._is_held:
+            least_s = self._best_beside(pace, view, spare)
+        self.least = Kept(least_s, spare)
 
     def kept(self, pace: Pace, model: LatencyModel, slack_s: Callable[[float], float]) -> Pace:
-        """Return the pace of the same decodes if those that ask for too much asked for less.
+        """Return the pace of the same decodes if it keeps the TPOT that is worth it.
 
-        `slack_s` tells how long it is until the first decode of at least some TPOT is due.
+        Decodes that ask for a smaller one then count as if they asked for that.  `slack_s` tells
+        how long it is until the first decode of at least some TPOT is due.
         """
-        if self._tpot_s <= pace.tpot_s:
-            return pace
-        return pace.raised(self._tpot_s, model, slack_s)
+        least_s = self.least.tpot_s
+        if least_s > pace.tpot_s:
+            return pace.raised(least_s, model, slack_s)
+        if self._is_held:
+            held_s = next((t for t, _ in pace.tiers if t >= least_s), math.inf)
+            if held_s < pace.tpot_s:
+                return pace.lowered(held_s, model, slack_s)
+        return pace
 
-    def _best(self, pace: Pace, decodes: Sequence[Request], view: SchedulerView) -> float:
-        """Return the TPOT at which most of the latest arrivals would be good."""
-        arrivals = self._arrivals
-        tpots_s = _quantiles([t for t, _ in pace.tiers if pace.tpot_s <= t < math.inf])
-        if len(arrivals) < _LEAST_ARRIVALS or len(tpots_s) < 2:
+    def _best_in_the_long_run(self, view: SchedulerView, spare: float) -> float:
+        """Return the TPOT at which most are good in a steady state; 0 if that is not known."""
+        output_tokens = self.stays.mean_of_latest()
+        if not output_tokens:
+            return 0.0
+        prompts = [a.num_tokens for a in self._arrivals]
+        limits = view.limits
+        steady = Steady(
+            max(1.0, sum(prompts) / len(prompts)),
+            output_tokens,
+            view.model,
+            limits.max_num_batched_tokens,
+            has_long_steps=limits.deadline_rule is not DeadlineRule.TBT,
+        )
+        return self._best(self._tpots_s(), steady.tokens_per_s, view.now_s, spare)
+
+    def _best_beside(self, pace: Pace, view: SchedulerView, spare: float) -> float:
+        """Return the TPOT, of those that can be kept now, at which most requests are good.
+
+        It is 0 if that is the smallest of them.
+        """
+        tpots_s = [t for t, _ in pace.tiers if pace.tpot_s <= t < math.inf]
+        if len(tpots_s) < 2:
             return 0.0
         budget_tokens, rule = view.limits.max_num_batched_tokens, view.limits.deadline_rule
         long_chunks = _long_chunks(pace, view.model, budget_tokens, rule)
-        spare = 0.0
-        if rule is DeadlineRule.ENVELOPE:
-            spare = _UNUSED_TTFT / max(_LEAST_STAY_TOKENS, stay_tokens(decodes))
-        lengths = sorted(a.num_tokens for a in arrivals)
-        best_share, best_s = 0.0, 0.0
-        for place, tpot_s in enumerate(tpots_s):
+
+        def tokens_per_s(tpot_s: float) -> float:
             within = in_a_tpot(tpot_s, pace, view.model, budget_tokens)
             speed = 0.0 if within is None else within.num_tokens / tpot_s
-            speed = max(speed, tokens_per_s_in_turns(tpot_s, pace.all_s, long_chunks))
-            tokens = speed * (view.now_s - arrivals[0].arrival_s)
-            share = _num_through(lengths, tokens) / len(lengths)
-            kept = 1.0
-            if tpot_s > pace.tiers[0][0]:
-                num_kept = sum(a.tpot_s + spare * a.ttft_s >= tpot_s for a in arrivals)
-                kept = num_kept / len(arrivals)
-            if share * kept > _LEAST_GAIN * best_share:
-                best_share, best_s = share * kept, tpot_s if place else 0.0
-            if share == 1:
+            return max(speed, tokens_per_s_in_turns(tpot_s, pace.all_s, long_chunks))
+
+        best_s = self._best(tpots_s, tokens_per_s, view.now_s, spare, pace.tiers[0][0])
+        return 0.0 if best_s == tpots_s[0] else best_s
+
+    def _best(
+        self,
+        tpots_s: Sequence[float],
+        tokens_per_s: Callable[[float], float],
+        now_s: float,
+        spare: float,
+        all_at_s: float = 0.0,
+    ) -> float:
+        """Return the one of `tpots_s`, sorted, at which most of the latest arrivals are good.
+
+        `tokens_per_s` tells how many prompt tokens go through.  At `all_at_s` no arrival is late
+        for its TPOT.  Returns 0 if none is good at any.
+        """
+        lengths = sorted(a.num_tokens for a in self._arrivals)
+        span_s = now_s - self._arrivals[0].arrival_s
+        best_share, best_s = 0.0, 0.0
+        for tpot_s in _quantiles(tpots_s):
+            through = _num_through(lengths, tokens_per_s(tpot_s) * span_s) / len(lengths)
+            share = through * (self._share_kept(Kept(tpot_s, spare)) if tpot_s > all_at_s else 1.0)
+            if share > _LEAST_GAIN * best_share:
+                best_share, best_s = share, tpot_s
+            if through == 1:
                 break
         return best_s
+
+    def _share_kept(self, kept: Kept) -> float:
+        """Return the share of the latest arrivals whose TPOT is kept."""
+        return sum(kept.includes(a.tpot_s, a.ttft_s) for a in self._arrivals) / len(self._arrivals)
+
+    def _tpots_s(self) -> list[float]:
+        """Return the TPOTs for which the latest arrivals ask, sorted."""
+        return sorted({a.tpot_s for a in self._arrivals if a.tpot_s < math.inf})
 
 
 def _arrival(request: Request) -> _Arrival:
