@@ -21,7 +21,7 @@ _NUM_ARRIVALS = 64
 _LEAST_ARRIVALS = 16
 """Arrivals before which every TPOT that can be kept is kept."""
 _MOST_TIERS = 8
-"""TPOTs that are weighed; of more, so many quantiles are."""
+"""TPOTs that are weighed; of more, so many quantiles are, and then some beside the best."""
 _LEAST_GAIN = 1.02
 """Factor by which more requests must be good with a larger TPOT."""
 _UNUSED_TTFT = 0.9
@@ -183,15 +183,30 @@ class Worth:
         """
         lengths = sorted(a.num_tokens for a in self._arrivals)
         span_s = now_s - self._arrivals[0].arrival_s
-        best_share, best_s = 0.0, 0.0
-        for tpot_s in _quantiles(tpots_s):
+
+        def shares(place: int) -> tuple[float, float]:
+            """Return the share of prompts that go through, and the share that is good."""
+            tpot_s = tpots_s[place]
             through = _num_through(lengths, tokens_per_s(tpot_s) * span_s) / len(lengths)
-            share = through * (self._share_kept(Kept(tpot_s, spare)) if tpot_s > all_at_s else 1.0)
-            if share > _LEAST_GAIN * best_share:
-                best_share, best_s = share, tpot_s
+            kept = self._share_kept(Kept(tpot_s, spare)) if tpot_s > all_at_s else 1.0
+            return through, through * kept
+
+        best_share, low, high, before = 0.0, 0, 0, 0
+        for place in _spread(len(tpots_s)):
+            through, good = shares(place)
+            if good > _LEAST_GAIN * best_share:
+                best_share, low, high = good, before, place
             if through == 1:
                 break
-        return best_s
+            before = place
+        while high - low > 1:  # Those that were left out ask for less, and may go through as well.
+            middle = (low + high) // 2
+            _, good = shares(middle)
+            if good >= best_share:
+                best_share, high = good, middle
+            else:
+                low = middle
+        return tpots_s[high] if best_share else 0.0
 
     def _share_kept(self, kept: Kept) -> float:
         """Return the share of the latest arrivals whose TPOT is kept."""
@@ -207,11 +222,11 @@ def _arrival(request: Request) -> _Arrival:
     return _Arrival(request.arrival_s, request.num_uncomputed_tokens, slo.tpot_s, slo.ttft_s)
 
 
-def _quantiles(tpots_s: Sequence[float]) -> Sequence[float]:
-    if len(tpots_s) <= _MOST_TIERS:
-        return tpots_s
-    last = len(tpots_s) - 1
-    return [tpots_s[i * last // (_MOST_TIERS - 1)] for i in range(_MOST_TIERS)]
+def _spread(num: int) -> Sequence[int]:
+    """Return at most a few places of so many, from the first to the last."""
+    if num <= _MOST_TIERS:
+        return range(num)
+    return [i * (num - 1) // (_MOST_TIERS - 1) for i in range(_MOST_TIERS)]
 
 
 def _long_chunks(
