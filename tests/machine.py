@@ -21,7 +21,7 @@ def slowed(limit_s: float) -> float:
     return limit_s * max(1.0, taken_s / _FULL_SPEED_S)
 
 
-def is_below(limit_s: float, measure: Callable[[], float], attempts: int = 8) -> bool:
+def is_below(limit_s: float, measure: Callable[[], float], attempts: int = 12) -> bool:
     """Tell whether any of a few measurements is below the limit, as some fall into slow phases.
 
     There is a pause before each but the first, each longer than the one before, so that not all
