@@ -86,10 +86,11 @@ def _introduction(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         "[experiments/arena](../experiments/arena/README.md)."
     )
     yield (
-        "The rows are of the code that is named at the end. `goodput` has changed since: prompts "
-        "count by the time that they add to steps of decodes, TPOTs that cannot be kept are left "
-        "out, and there are [long steps](../experiments/long_steps/README.md) on mixtures of "
-        "experts. [Cells drawn at random](random_arena.md) were played with newer code."
+        "Each row is of the code that is named for it at the end. Since those of 21 and 22 "
+        "November `goodput` has changed: prompts count by the time that they add to steps of "
+        "decodes, TPOTs that are not worth keeping are left out and others held, and there are "
+        "[long steps](../experiments/long_steps/README.md) on mixtures of experts. "
+        "[Cells drawn at random](random_arena.md) were played with newer code."
     )
     missing = [name for name in SCENARIOS if name not in order]
     if missing:
