@@ -1,7 +1,8 @@
-"""The contenders and the values that are tried of each: every policy of the table takes part.
+"""The contenders and the values that are tried of each: every policy of the table but one.
 
 A policy that joins `slosched.policy.POLICIES` joins the arena, with the values that its own
 `tunable` fields declare.  A combination of several policies needs a line in `WRAPPED`.
+`portfolio` plans as one of the others does; experiments/portfolio compares it with them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from slosched.policy.spec import values_to_try
 
 BUDGETS = ("512", "256", "768", "1024", "1536", "2048")
 OURS = ("goodput", "slo_aware")
+APART = "portfolio"
+"""The policy that takes part only if it is named."""
 BASELINES = dict.fromkeys(("sarathi", "edf", "sjf"), "token_budget")
 BASELINES["fcfs"] = "max_num_batched_tokens"
 """The baselines, with the name of each one's token budget; for `fcfs` it is the replica's limit."""
@@ -50,18 +53,22 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Return the entries of all classes, ours last."""
+    return [entry for entry in _every() if entry.name != APART]
+
+
+def _every() -> list[Entry]:
     found = [entry for name in (*POLICIES, *WRAPPED) for entry in _of(name)]
     return sorted(found, key=lambda entry: list(Class).index(entry.group))
 
 
 def chosen(names: Sequence[str] | None) -> list[Entry]:
-    """Return the entries with these names, of entries or of policies; all if none is named.
+    """Return the entries with these names, of entries or of policies; `entries` if none is named.
 
     Raises ValueError for a name that is neither.
     """
-    every = entries()
     if not names:
-        return every
+        return entries()
+    every = _every()
     known = {e.name for e in every} | {e.policy.partition(":")[0] for e in every}
     if unknown := [name for name in names if name not in known]:
         raise ValueError(
