@@ -20,8 +20,7 @@ _DURATION = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)")
 _MULTIPLE = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)x")
 _PLUS = re.compile(r"(?<!e)\+")
 _LEAST_AMBIGUOUS_S = 10.0
-
-
+"""Promises from which on a number without a unit may be meant in milliseconds."""
 _LONGEST_S = 1e9
 """A promise of more than 30 years is one of so long: the square of 1e300 s is no number, over which
 policies stumbled."""

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from slosched.policy.kit.chance import Arrivals, Outlook, Prospects, Queued
+from slosched.policy.kit.speed import FadingMean
 
 WATCHED_S = 4 * (1 - math.exp(-1 / 4))
 """The weight of a second, which is the least time over which arrivals are averaged."""
@@ -57,6 +58,12 @@ def test_after_the_clock_was_set_back_no_arrival_counts_for_more_than_one() -> N
     then = prospects.outlook(0.0, 0.2, 300.0, is_overtaken=True)
     before = prospects.outlook(0.0, 0.2, 10.0, is_overtaken=True)
     assert before.overtaking.share == pytest.approx(then.overtaking.share)
+
+
+def test_a_clock_that_was_set_back_takes_nothing_from_a_mean() -> None:
+    mean = FadingMean(1.0, first_s=2.0, memory_s=4.0)
+    mean.add(0.0, -4.0)
+    assert mean.value == 1.0
 
 
 def test_of_many_arrivals_the_latest_count() -> None:
