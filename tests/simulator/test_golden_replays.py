@@ -81,7 +81,7 @@ GROUPED = (
 KEPT = (*product(SPECS, REPLICAS), *product(SLOWER, ("roomy", "swapping")))
 GOLDEN = {
     ("goodput", "roomy"): "b01f9a913cd748bd",
-    ("goodput", "swapping"): "ac67f7d3f26165fe",
+    ("goodput", "swapping"): "467c7c86973562d7",
     ("fcfs", "roomy"): "1b45e1ed9664b742",
     ("fcfs", "tight"): "6bd285259d8ad562",
     ("fcfs", "swapping"): "ff844be1605bcf18",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slosched.core import Request, SchedulerView
 from slosched.policy.kit.memory import are_few, lacks_blocks
 from slosched.policy.kit.pace import Pace
-from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded
+from slosched.policy.kit.pausing import in_turn_for_blocks, is_flooded, tokens_per_s_beside
 from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order, Timed
 from slosched.policy.kit.worth import Worth
@@ -24,16 +24,17 @@ class Flood:
     def is_short_of_blocks(
         self, pace: Pace, prompts: Sequence[Timed], pack: PromptPack, view: SchedulerView
     ) -> bool:
-        """Tell whether prompts lack KV blocks, and few are free or many more will be wanted."""
+        """Tell whether prompts lack KV blocks, and few are free or many more will be wanted.
+
+        Prompts that the device has no time for will want none.
+        """
         num_free = pack.num_free_blocks
         if not lacks_blocks(prompts, num_free, view):
             return False
-        return are_few(num_free, view) or self.is_rising(pace, view)
-
-    def is_rising(self, pace: Pace, view: SchedulerView) -> bool:
-        """Tell whether more prompts arrive than decodes make room for."""
-        tokens_per_s = self.worth.tokens_per_s(view.now_s)
-        return is_flooded(tokens_per_s, self.worth.stays.mean_tokens(), pace, view)
+        if are_few(num_free, view):
+            return True
+        arriving = self.worth.tokens_per_s(view.now_s)
+        return self._is_rising(min(arriving, tokens_per_s_beside(pace, view)), pace, view)
 
     def in_turn(
         self,
@@ -44,6 +45,10 @@ class Flood:
         fairness: float,
     ) -> list[Request]:
         """Return the prompts in the order in which they get blocks that are too few for all."""
-        if self.is_rising(pace, view):
+        if self._is_rising(self.worth.tokens_per_s(view.now_s), pace, view):
             return in_turn_for_blocks(order, prompts, pace, view, fairness)
         return [*order.in_time, *order.late]
+
+    def _is_rising(self, tokens_per_s: float, pace: Pace, view: SchedulerView) -> bool:
+        """Tell whether so many tokens of prompts are more than decodes make room for."""
+        return is_flooded(tokens_per_s, self.worth.stays.mean_tokens(), pace, view)

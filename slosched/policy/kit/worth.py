@@ -56,7 +56,9 @@ class Worth:
 
     Otherwise, and while too few requests have ended, the latency model tells how many tokens go
     through beside the decodes of now, in steps no longer than a TPOT or in turns of long and short
-    ones.  The best TPOT of those that can be kept now is kept.
+    ones.  The best TPOT of those that can be kept now is kept, or that of the long run if it is
+    larger: while a smaller one is kept and prompts are turned away, there are few decodes, so that
+    it seems to cost nothing.
     """
 
     def __init__(self) -> None:
@@ -115,7 +117,7 @@ class Worth:
         least_s = self._best_in_the_long_run(view, spare)
         self._is_held = 0 < least_s <= pace.tpot_s
         if not self._is_held:
-            least_s = self._best_beside(pace, view, spare)
+            least_s = max(least_s, self._best_beside(pace, view, spare))
         self.least = Kept(least_s, spare)
 
     def kept(self, pace: Pace, model: LatencyModel, slack_s: Callable[[float], float]) -> Pace:
