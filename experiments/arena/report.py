@@ -86,11 +86,10 @@ def _introduction(tables: Tables, order: Sequence[str]) -> Iterator[str]:
         "[experiments/arena](../experiments/arena/README.md)."
     )
     yield (
-        "Each row is of the code that is named for it at the end. Since those of 21 and 22 "
-        "November `goodput` has changed: prompts count by the time that they add to steps of "
-        "decodes, TPOTs that are not worth keeping are left out and others held, and there are "
-        "[long steps](../experiments/long_steps/README.md) on mixtures of experts. "
-        "[Cells drawn at random](random_arena.md) were played with newer code."
+        "Each row is of the code that is named for it at the end. `goodput`, `slo_aware` and the "
+        "six policies that joined last were tuned anew for the rows of 26 November; the others "
+        "have the settings that were found with the code of 21 and 22 November. "
+        "[Cells drawn at random](random_arena.md) have other devices, promises and traces."
     )
     missing = [name for name in SCENARIOS if name not in order]
     if missing:
