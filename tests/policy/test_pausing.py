@@ -9,6 +9,7 @@ import pytest
 from scored import num_good
 from views import R, decode, flat_model, view_of
 
+from slosched.batch import BatchBuilder
 from slosched.core import SLO, DeadlineRule, EndReason, Limits, Request, SchedulerView
 from slosched.perfmodel import load_model
 from slosched.policy.goodput import Goodput
@@ -20,8 +21,10 @@ from slosched.policy.kit.pausing import (
     least_urgent_last,
     tokens_per_s_beside,
 )
+from slosched.policy.kit.prompt_pack import PromptPack
 from slosched.policy.kit.punctual import Order
 from slosched.policy.kit.stays import Stays
+from slosched.policy.kit.worth import Worth
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import synthesize
 from slosched.workload.slo import Tiers
@@ -106,6 +109,24 @@ def test_prompts_have_the_time_that_decodes_leave_at_the_pace_they_ask_for() -> 
     assert tokens_per_s_beside(pace, view) == pytest.approx(0.898 * 2048 / 0.1074)
     pace = replace(pace, steps_per_s=200.0)
     assert tokens_per_s_beside(pace, view) == pytest.approx(0.1 * 2048 / 0.1074)
+
+
+def test_prompts_that_there_is_no_time_for_do_not_make_a_cache_short() -> None:
+    """A million tokens come in a second, and 1,500 would flood the cache within a step of 5.1 ms.
+    In steps of 16 tokens there is time for fewer than 3,000 in a second."""
+
+    class Rush(Worth):
+        def tokens_per_s(self, now_s: float) -> float:
+            return 1e6
+
+    view = seen(R("a", 11, 1.0, out=1), R("b", 11, 1.0, out=1))
+    view = replace(view, limits=Limits(max_num_batched_tokens=16))
+    pace = Pace.of(view.running, MODEL, 0.0)
+    pack = PromptPack(BatchBuilder(view), 0.0, ())
+    size = 2 * view.kv.num_blocks * view.kv.block_size
+    prompts = [(R("long", size, 9.0).request(), 1.0)]
+    assert is_flooded(1e6, 1.0, pace, view)
+    assert not Flood(Rush()).is_short_of_blocks(pace, prompts, pack, view)
 
 
 def in_turn(prompts: Sequence[R], num_resumed: int) -> list[str]:

@@ -22,8 +22,8 @@ _PATIENCE = 2.0
 _LEAST_SHARE = 0.1
 """Share of the device that prompts have, however many decodes there are."""
 _FLOOD = 1.5
-"""Tokens of prompts, as a multiple of those that decodes free in the same time, from which
-on not all prompts will find blocks.  Above 1, because a burst passes."""
+"""Tokens of prompts, as a multiple of those that decodes free in the same time, from which on not
+all prompts will find blocks.  Above 1, because a burst passes."""
 
 
 def least_urgent_last(view: SchedulerView) -> Sequence[Request]:
