@@ -111,7 +111,10 @@ def test_prompts_have_the_time_that_decodes_leave_at_the_pace_they_ask_for() -> 
     assert tokens_per_s_beside(pace, view) == pytest.approx(0.1 * 2048 / 0.1074)
 
 
-def test_prompts_that_there_is_no_time_for_do_not_make_a_cache_short() -> None:
+@pytest.mark.parametrize(("tpots_s", "is_short"), [((0.05, 0.1), False), ((0.1,) * 3, True)])
+def test_prompts_without_time_make_a_cache_short_only_if_promises_are_alike(
+    tpots_s: tuple[float, ...], is_short: bool
+) -> None:
     """A million tokens come in a second, and 1,500 would flood the cache within a step of 5.1 ms.
     In steps of 16 tokens there is time for fewer than 3,000 in a second."""
 
@@ -119,6 +122,10 @@ def test_prompts_that_there_is_no_time_for_do_not_make_a_cache_short() -> None:
         def tokens_per_s(self, now_s: float) -> float:
             return 1e6
 
+    worth = Rush()
+    worth.see(
+        [R(f"seen {i}", 11, 1.0, tpot_s=tpot_s).request() for i, tpot_s in enumerate(tpots_s)]
+    )
     view = seen(R("a", 11, 1.0, out=1), R("b", 11, 1.0, out=1))
     view = replace(view, limits=Limits(max_num_batched_tokens=16))
     pace = Pace.of(view.running, MODEL, 0.0)
@@ -126,7 +133,19 @@ def test_prompts_that_there_is_no_time_for_do_not_make_a_cache_short() -> None:
     size = 2 * view.kv.num_blocks * view.kv.block_size
     prompts = [(R("long", size, 9.0).request(), 1.0)]
     assert is_flooded(1e6, 1.0, pace, view)
-    assert not Flood(Rush()).is_short_of_blocks(pace, prompts, pack, view)
+    assert Flood(worth).is_short_of_blocks(pace, prompts, pack, view) == is_short
+
+
+@pytest.mark.parametrize(("num_others", "are_alike"), [(0, True), (4, True), (5, False)])
+def test_promises_are_alike_if_three_quarters_ask_for_the_same_tpot(
+    num_others: int, are_alike: bool
+) -> None:
+    tpots_s = [0.1] * 12 + [0.05] * num_others
+    worth = Worth()
+    worth.see(
+        [R(f"seen {i}", 11, 1.0, tpot_s=tpot_s).request() for i, tpot_s in enumerate(tpots_s)]
+    )
+    assert worth.are_promises_alike == are_alike
 
 
 def in_turn(prompts: Sequence[R], num_resumed: int) -> list[str]:

@@ -26,7 +26,9 @@ class Flood:
     ) -> bool:
         """Tell whether prompts lack KV blocks, and few are free or many more will be wanted.
 
-        Prompts that the device has no time for will want none.
+        Where promises differ, prompts that the device has no time for do not count: they will want
+        none.  Where nearly all arrivals ask for the same TPOT they do count.  The prompts then go
+        by length earlier, and that is where it was seen to serve more of them.
         """
         num_free = pack.num_free_blocks
         if not lacks_blocks(prompts, num_free, view):
@@ -34,7 +36,9 @@ class Flood:
         if are_few(num_free, view):
             return True
         arriving = self.worth.tokens_per_s(view.now_s)
-        return self._is_rising(min(arriving, tokens_per_s_beside(pace, view)), pace, view)
+        if not self.worth.are_promises_alike:
+            arriving = min(arriving, tokens_per_s_beside(pace, view))
+        return self._is_rising(arriving, pace, view)
 
     def in_turn(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -20,6 +20,8 @@ _NUM_ARRIVALS = 64
 """Latest arrivals that stand for those to come."""
 _LEAST_ARRIVALS = 16
 """Arrivals before which every TPOT that can be kept is kept."""
+_NEARLY_ALL = 0.75
+"""Share of the arrivals whose promise is that of nearly all."""
 _MOST_TIERS = 8
 """TPOTs that are weighed; of more, so many quantiles are, and then some beside the best."""
 _LEAST_GAIN = 1.02
@@ -93,6 +95,12 @@ class Worth:
         if len(arrivals) < _LEAST_ARRIVALS or now_s <= arrivals[0].arrival_s:
             return 0.0
         return sum([a.num_tokens for a in arrivals]) / (now_s - arrivals[0].arrival_s)
+
+    @property
+    def are_promises_alike(self) -> bool:
+        """Tell whether nearly all of the latest arrivals ask for the same TPOT."""
+        num_by_tpot_s = Counter(a.tpot_s for a in self._arrivals)
+        return max(num_by_tpot_s.values(), default=0) >= _NEARLY_ALL * len(self._arrivals)
 
     def is_known_of(self, pace: Pace) -> bool:
         """Tell whether `judge` need not be called, since nobody has arrived or there is no choice.
