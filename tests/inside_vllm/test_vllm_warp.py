@@ -20,16 +20,19 @@ from slosched.integrations.vllm.warp import warped
 from slosched.metrics import RequestRecord
 from slosched.workload.trace import Trace, TraceRequest
 
-SLOWDOWN = 20.0
-"""Steps of an H100 take a few milliseconds, and so a few hundredths of a second here: far longer
-than what a busy machine adds to them."""
+SLOWDOWN = 40.0
+"""Steps of an H100 take a few milliseconds, and so some tenths of a second here: far longer than
+what a busy machine adds to them."""
+TRIES = 3
+"""Runs in real time of which one has to go through without a pause of the machine of that length.
+"""
 OPTIONS = (
     *("--max-model-len", "4096", "--max-num-batched-tokens", "512", "--max-num-seqs", "64"),
     *("--num-gpu-blocks-override", "1024", "--no-enable-prefix-caching"),
 )
 POLICY = ("--scheduler-cls", "slosched.integrations.vllm.SLOScheduler")
 SETTINGS = {"emulate": "h100/llama-3.1-8b", "emulate_slowdown": SLOWDOWN}
-PROMISE = SLO(ttft_s=20.0, tpot_s=2.0)
+PROMISE = SLO(ttft_s=1.0 * SLOWDOWN, tpot_s=0.1 * SLOWDOWN)
 
 
 @dataclass
@@ -87,7 +90,10 @@ def test_plans_are_those_of_real_time(options: tuple[str, ...], is_async: bool) 
         alone = played(trace(0.0), options, emulate_async=is_async)
         arrivals_s = [0.0, *middles(alone, 1, 3), alone.took_s + 1.0]
         quick = played(trace(*arrivals_s), options, emulate_async=is_async)
-    slow = played(trace(*arrivals_s), options, emulate_async=is_async)
+    for _ in range(TRIES):
+        slow = played(trace(*arrivals_s), options, emulate_async=is_async)
+        if slow.plans == quick.plans:
+            break
     assert quick.plans == slow.plans
     assert len(quick.plans) > 15
     assert max(len(plan) for plan in quick.plans) >= 2, "requests run together"
