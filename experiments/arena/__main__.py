@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from slosched.evaluate.judge.knee import find_knees
 from slosched.evaluate.judge.play import Stage
 from slosched.evaluate.judge.promises import PROMISED
 from slosched.evaluate.judge.scenarios import KNEES_FILE
+from slosched.evaluate.judge.time_limit import NO_LIMIT
 
 app = make_app(__doc__)
 _STORE = Path("runs/arena/points.sqlite")
@@ -219,7 +219,7 @@ def make_knees() -> None:
     """
     every = scenarios()
     with local_pool()(partial(give, Stage(every))) as pool:
-        knees = find_knees(every, None, pool, math.inf)
+        knees = find_knees(every, None, pool, NO_LIMIT)
     KNEES_FILE.write_text(json.dumps(knees, indent=1) + "\n", encoding="utf-8")
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import Said
+from command_line import SLOSCHED, Said
 
 from slosched.workload import synthesize, write_trace
 
@@ -47,6 +51,34 @@ class Lottery(Policy):
             batch.admit(request)
         return batch.build()
 """
+STUCK = """
+from pathlib import Path
+
+from slosched.policy.fcfs import FCFS
+
+
+class Stuck(FCFS):
+    def schedule(self, view):
+        Path("is_stuck").touch()
+        while True:
+            try:
+                pass
+            except Exception:
+                pass
+"""
+SLOW = """
+import time
+
+from slosched.policy.fcfs import FCFS
+
+
+class Slow(FCFS):
+    def schedule(self, view):
+        time.sleep(0.02)
+        return super().schedule(view)
+"""
+_BUSY_S = 30.0
+"""The time that a busy machine may take to end a command."""
 
 
 @pytest.fixture
@@ -83,6 +115,44 @@ def test_a_broken_policy_is_told_which_law_it_broke(cli: Cli) -> None:
     said = cli("judge", "lottery.py", "--quick")
     assert said.status == 1
     assert "lottery.py breaks a law of policies: the same seed gave other decisions" in said.err
+
+
+@pytest.mark.parametrize(
+    "how", ["3s", "6s --no-laws --jobs 2"], ids=["while it checks the laws", "in a worker"]
+)
+def test_a_policy_that_does_not_return_from_a_call_is_named_with_its_place(
+    cli: Cli, how: str
+) -> None:
+    Path("stuck.py").write_text(STUCK, encoding="utf-8")
+    said = cli("judge", "stuck.py", "--scenario", "conv-tight", "--time-limit", *how.split())
+    assert said.status == 1
+    assert re.search(r"/stuck.py, line \d+, in schedule", said.complaint), said.err
+    assert "stuck.py did not return from a call" in said.complaint
+    assert f"the time limit of {how[0]} s and 3 s later" in said.complaint
+
+
+def test_a_slow_policy_is_not_taken_for_a_stuck_one(cli: Cli) -> None:
+    Path("slow.py").write_text(SLOW, encoding="utf-8")
+    said = cli("judge", "slow.py", "--scenario", "conv-tight", "--time-limit", "2s", "--jobs", "1")
+    assert said.status == 0, said.err
+    assert "the laws of policies were not all checked in time" in " ".join(said.out.split())
+    assert "stopped by the time limit of 2 s" in " ".join(said.out.split())
+
+
+def test_ctrl_c_ends_it_though_a_policy_does_not_return(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
+    command = [SLOSCHED, "judge", "stuck.py", "--no-laws", "--jobs", "2", "--time-limit", "1h"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    while not (tmp_path / "is_stuck").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    try:
+        said, _ = process.communicate(timeout=_BUSY_S)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "stopped by Ctrl-C" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -14,17 +17,30 @@ import numpy as np
 import pytest
 
 from slosched.cli.judge_report import rows, scenario_table, sentence
+from slosched.core import SchedulerOutput, SchedulerView
 from slosched.evaluate.capacity import CapacityError, local_pool
 from slosched.evaluate.capacity.pool import give
-from slosched.evaluate.judge import Contender, Judge, Scenario, Verdict, scenarios, work
-from slosched.evaluate.judge import judge as judging
+from slosched.evaluate.judge import (
+    Contender,
+    Judge,
+    Scenario,
+    TimeLimit,
+    Verdict,
+    scenarios,
+    time_limit,
+    work,
+)
 from slosched.evaluate.judge.bout import Bout
 from slosched.evaluate.judge.knee import find_knees
 from slosched.evaluate.judge.play import Stage
 from slosched.evaluate.judge.scenarios import known_knees
 from slosched.evaluate.judge.sequential import LOOKS, FloatArray, ratio_interval, ratio_of_means
+from slosched.evaluate.judge.time_limit import NO_LIMIT, OutOfTimeError, StuckPolicyError
 from slosched.evaluate.statistics import Interval
+from slosched.perfmodel import load_model
+from slosched.policy.fcfs import FCFS
 from slosched.policy.spec import make_policy
+from slosched.simulator.simulate import simulate
 from slosched.workload import synthesize
 
 Draw = Callable[[np.random.Generator, int], FloatArray]
@@ -175,7 +191,7 @@ class TestJudge:
         rivals = {"itself": Contender("sjf:drop=infeasible"), "fcfs": Contender("fcfs")}
         judge = Judge(Contender("sjf:drop=infeasible"), tiny(), rivals)
         seen: list[tuple[int, int]] = []
-        judge.run(local_pool(1), 600.0, lambda done, left: seen.append((done, left)))
+        judge.run(local_pool(1), NO_LIMIT, lambda done, left: seen.append((done, left)))
         assert not judge.is_out_of_time
         found = {(row["load"], row["against"]): row for row in rows(judge)}
         assert len(found) == 4
@@ -194,7 +210,7 @@ class TestJudge:
     def test_before_all_scenarios_are_played_it_says_how_many_are(self) -> None:
         rivals = {"fcfs": Contender("fcfs")}
         judge = Judge(Contender("sjf:drop=infeasible"), tiny(), rivals)
-        judge.run(local_pool(1), 600.0, lambda _done, _left: None)
+        judge.run(local_pool(1), NO_LIMIT, lambda _done, _left: None)
         judge.bouts += [replace(bout, scenario="another", answers={}) for bout in judge.bouts]
         assert "ahead of (in 1 of 1 played so far) fcfs" in sentence(judge)
 
@@ -209,14 +225,14 @@ class TestJudge:
     def test_the_same_input_gives_the_same_answers(self) -> None:
         def answers() -> list[dict[str, object]]:
             judge = Judge(Contender("fcfs"), tiny(), {"itself": Contender("fcfs")})
-            judge.run(local_pool(1), 600.0, lambda _done, _left: None)
+            judge.run(local_pool(1), NO_LIMIT, lambda _done, _left: None)
             return rows(judge)
 
         assert answers() == answers()
 
     def test_out_of_time_it_says_so(self) -> None:
         judge = Judge(Contender("fcfs"), tiny())
-        judge.run(local_pool(1), 0.0, lambda _done, _left: None)
+        judge.run(local_pool(1), TimeLimit.from_now(0.0), lambda _done, _left: None)
         assert judge.is_out_of_time
         assert "no verdict yet" in sentence(judge)
 
@@ -236,10 +252,10 @@ class TestJudge:
                 now_s += 1.0
                 return self.inner.submit(fn, *args, **kwargs)
 
-        for module in (judging, work):
+        for module in (time_limit, work):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
         judge = Judge(Contender("fcfs"), tiny())
-        judge.run(Counting, limit_s, lambda _done, _left: None)
+        judge.run(Counting, TimeLimit.from_now(limit_s), lambda _done, _left: None)
         assert judge.is_out_of_time
         assert now_s == limit_s
         assert bool(judge.bouts) == (limit_s > 10)
@@ -256,6 +272,59 @@ class TestJudge:
         parts = [scenario.window(number, 1.0, trace) for number in range(count + 3)]
         names = [request.request_id for part in parts for request in part.requests]
         assert len(set(names)) == len(names) == 2000
+
+
+class Endless(FCFS):
+    """Its first call does not return, whatever is raised in it."""
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        for now_s in iter(time.monotonic, None):
+            with suppress(Exception):
+                self.last_s = now_s
+        return super().schedule(view)
+
+
+class Slow(FCFS):
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        time.sleep(0.05)
+        return super().schedule(view)
+
+
+class TestTimeLimit:
+    @pytest.fixture(autouse=True)
+    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(time_limit, "CALL_TIME_S", 0.5)
+
+    def replay(self, policy: FCFS) -> None:
+        simulate(synthesize("poisson", num_requests=1000), policy, load_model("h100/llama-3.1-8b"))
+
+    def test_a_call_that_does_not_return_is_an_error_that_says_where_it_is(self) -> None:
+        limit = TimeLimit.from_now(0.3)
+        with (
+            pytest.raises(StuckPolicyError, match=r"endless\.py .* limit of 0\.3 s") as caught,
+            limit.ending("endless.py"),
+        ):
+            self.replay(Endless())
+        assert any(frame.name == "schedule" for frame in caught.traceback)
+        assert time.monotonic() >= limit.end_s + 0.5
+
+    def test_many_calls_of_a_slow_policy_are_given_up_as_soon_as_one_returns(self) -> None:
+        limit = TimeLimit.from_now(0.3)
+        with pytest.raises(OutOfTimeError), limit.ending("slow.py"):
+            self.replay(Slow())
+
+    def test_what_ends_in_time_goes_on_undisturbed(self) -> None:
+        before = signal.getsignal(signal.SIGALRM)
+        with TimeLimit.from_now(0.3).ending("quick.py"):
+            pass
+        assert signal.getsignal(signal.SIGALRM) is before
+        time.sleep(0.4)
+
+    def test_nothing_begins_after_the_end(self) -> None:
+        begun = False
+        with pytest.raises(OutOfTimeError), TimeLimit.from_now(0.0).ending("late.py"):
+            begun = True
+        assert not begun
 
 
 def test_every_finalist_is_a_policy_and_every_scenario_has_one_of_each_class() -> None:
@@ -275,12 +344,12 @@ def test_the_knee_of_every_scenario_is_known() -> None:
 def test_the_known_knees_are_found_again() -> None:
     every = scenarios()
     with local_pool()(partial(give, Stage(every))) as pool:
-        assert find_knees(every, None, pool, math.inf) == known_knees()
+        assert find_knees(every, None, pool, NO_LIMIT) == known_knees()
 
 
 def test_scenarios_as_they_are_need_no_search_for_the_knee() -> None:
     (name, scenario), *_ = scenarios().items()
     judge = Judge(Contender("fcfs"), {name: scenario})
-    judge.run(local_pool(1), 1e-9, lambda _done, _left: None)
+    judge.run(local_pool(1), TimeLimit.from_now(0.0), lambda _done, _left: None)
     assert judge.knees == {name: known_knees()[name]}
     assert [bout.load for bout in judge.bouts] == [1.0, 2.0]

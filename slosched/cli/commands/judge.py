@@ -22,7 +22,7 @@ from slosched.workload import KINDS, Trace
 
 if TYPE_CHECKING:
     from slosched.evaluate.capacity import MakePool
-    from slosched.evaluate.judge import Judge, Scenario
+    from slosched.evaluate.judge import Judge, Scenario, TimeLimit
 
 _QUICK = 4
 """The number of scenarios that --quick plays, the first ones."""
@@ -113,8 +113,9 @@ def judge(
     95 % intervals hold in spite of that.
     """
     from slosched.evaluate.capacity import local_pool  # slow to import
-    from slosched.evaluate.judge import Contender, Judge
+    from slosched.evaluate.judge import Contender, Judge, TimeLimit
 
+    limit = TimeLimit.from_now(time_limit or (_QUICK_TIME_LIMIT_S if quick else _TIME_LIMIT_S))
     make_policy(policy)
     chosen = _scenarios(scenario, quick, is_on_one_trace=trace is not None)
     rivals = None if not against else {spec: Contender(spec) for spec in dict.fromkeys(against)}
@@ -122,10 +123,9 @@ def judge(
         make_policy(spec)
     found = Judge(Contender(policy), chosen, rivals, None if trace is None else _read(trace))
     if laws:
-        _check_laws(policy)
-    limit_s = time_limit or (_QUICK_TIME_LIMIT_S if quick else _TIME_LIMIT_S)
-    is_stopped = _run(found, local_pool(jobs or os.cpu_count()), limit_s)
-    _show(found, limit_s, is_stopped)
+        _check_laws(policy, limit)
+    is_stopped = _run(found, local_pool(jobs or os.cpu_count()), limit)
+    _show(found, limit, is_stopped)
     if out is not None:
         from slosched.cli.judge_report import write
 
@@ -166,10 +166,12 @@ def _read(source: str) -> Trace:
     return read_part(source, None, 0.0, None, skip_bad=False, seed=0)
 
 
-def _check_laws(policy: str) -> None:
+def _check_laws(policy: str, limit: TimeLimit) -> None:
     """Raise LawBrokenError if a policy of the user's own breaks a law on a random scenario."""
     if all(one.__module__.startswith("slosched.") for one in policy_classes(policy)):
         return
+    from slosched.evaluate.judge.time_limit import OutOfTimeError, StuckPolicyError
+
     try:
         from slosched.testing import LawBrokenError, check_policy
     except ImportError:
@@ -180,7 +182,13 @@ def _check_laws(policy: str) -> None:
     with console.status(f"checking the laws of policies on {_LAW_EXAMPLES} random scenarios"):
         make = partial(make_policy, policy)
         try:
-            check_policy(make, max_examples=_LAW_EXAMPLES, conserves_work=False, shrink=False)
+            with limit.ending(policy):
+                check_policy(make, max_examples=_LAW_EXAMPLES, conserves_work=False, shrink=False)
+        except OutOfTimeError:
+            console.print("[yellow]note:[/] the laws of policies were not all checked in time")
+            return
+        except StuckPolicyError:
+            raise
         except SloschedError as error:
             raise LawBrokenError(
                 f"{policy} breaks a law of policies: {error}.  `slosched.check_policy` finds the "
@@ -189,7 +197,7 @@ def _check_laws(policy: str) -> None:
     console.print(f"{escape(policy)} obeys the laws on {_LAW_EXAMPLES} random scenarios")
 
 
-def _run(judge: Judge, make_pool: MakePool, time_limit_s: float) -> bool:
+def _run(judge: Judge, make_pool: MakePool, limit: TimeLimit) -> bool:
     """Run with a progress bar; return True if Ctrl-C ended it early."""
     with progress_bar() as progress:
         task = progress.add_task("finding the knees", total=None)
@@ -198,13 +206,13 @@ def _run(judge: Judge, make_pool: MakePool, time_limit_s: float) -> bool:
             progress.update(task, description="replays", completed=done, total=done + left)
 
         try:
-            judge.run(make_pool, time_limit_s, show)
+            judge.run(make_pool, limit, show)
         except KeyboardInterrupt:
             return True
     return False
 
 
-def _show(judge: Judge, time_limit_s: float, is_stopped: bool) -> None:
+def _show(judge: Judge, limit: TimeLimit, is_stopped: bool) -> None:
     from slosched.cli.judge_report import scenario_table, sentence, summary_table
 
     if judge.bouts:
@@ -212,7 +220,7 @@ def _show(judge: Judge, time_limit_s: float, is_stopped: bool) -> None:
         console.print(summary_table(judge))
     console.print(escape(sentence(judge)), soft_wrap=True)
     if judge.is_out_of_time or is_stopped:
-        why = "Ctrl-C" if is_stopped else f"the time limit of {time_limit_s:g} s"
+        why = "Ctrl-C" if is_stopped else f"the time limit of {limit.length_s:g} s"
         console.print(
             f"[yellow]note:[/] stopped by {why}: more time makes some of the answers that are not "
             "sure clear (--time-limit)"

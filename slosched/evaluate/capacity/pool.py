@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from slosched.evaluate.capacity.point import Bench, Point
@@ -61,6 +62,14 @@ def local_pool(jobs: int | None = None) -> MakePool:
     return make
 
 
+def stop_at_once(pool: Executor) -> None:
+    """End a pool with what it runs, which may never end by itself."""
+    processes = list(pool.processes) if isinstance(pool, _Processes) else []
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.kill()
+
+
 def _start_quietly(initialize: Callable[[], None]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     initialize()
@@ -68,6 +77,11 @@ def _start_quietly(initialize: Callable[[], None]) -> None:
 
 class _Processes(ProcessPoolExecutor):
     """Processes that do not hear Ctrl-C, not even while they start and import what they need."""
+
+    @property
+    def processes(self) -> Iterable[BaseProcess]:
+        """Return those that were started; until Python 3.14 nobody else can end them."""
+        return (self._processes or {}).values()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         if not hasattr(signal, "pthread_sigmask"):  # on Windows

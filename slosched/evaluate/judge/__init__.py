@@ -4,5 +4,16 @@ from slosched.evaluate.judge.bout import Answer, Bout
 from slosched.evaluate.judge.judge import LOADS, Judge
 from slosched.evaluate.judge.scenarios import Contender, Scenario, scenarios
 from slosched.evaluate.judge.sequential import Verdict
+from slosched.evaluate.judge.time_limit import TimeLimit
 
-__all__ = ["LOADS", "Answer", "Bout", "Contender", "Judge", "Scenario", "Verdict", "scenarios"]
+__all__ = [
+    "LOADS",
+    "Answer",
+    "Bout",
+    "Contender",
+    "Judge",
+    "Scenario",
+    "TimeLimit",
+    "Verdict",
+    "scenarios",
+]

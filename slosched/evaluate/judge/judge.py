@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 
 from slosched.evaluate.capacity import CapacityError, MakePool
-from slosched.evaluate.capacity.pool import give
+from slosched.evaluate.capacity.pool import give, stop_at_once
 from slosched.evaluate.judge.bout import Bout
 from slosched.evaluate.judge.knee import find_knees
 from slosched.evaluate.judge.play import Stage, Task
@@ -22,6 +21,7 @@ from slosched.evaluate.judge.scenarios import (
     scenarios,
 )
 from slosched.evaluate.judge.sequential import LOOKS
+from slosched.evaluate.judge.time_limit import TimeLimit
 from slosched.evaluate.judge.work import Player, work
 from slosched.workload import Trace
 
@@ -56,25 +56,26 @@ class Judge:
                     "for the knee"
                 )
 
-    def run(self, make_pool: MakePool, time_limit_s: float, on_progress: OnProgress) -> None:
+    def run(self, make_pool: MakePool, limit: TimeLimit, on_progress: OnProgress) -> None:
         """Play until every answer is clear, all windows are played, or the time is over.
 
         Looks are taken in rounds: the first look of all scenarios comes before any second one.
-        Raises the error of a policy that fails.
+        Raises the error of a policy that fails, and StuckPolicyError for one that does not return
+        from a call.
         """
-        end_s = time.monotonic() + time_limit_s
-        with make_pool(partial(give, Stage(dict(self.scenarios), self.trace))) as pool:
+        with make_pool(partial(give, Stage(dict(self.scenarios), self.trace, limit))) as pool:
             try:
-                self._find_knees(pool, end_s)
-                self._play(pool, end_s, on_progress)
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+                self._find_knees(pool, limit)
+                self._play(pool, limit, on_progress)
+            except BaseException:  # Ctrl-C, too: a worker may be in a call that never ends
+                stop_at_once(pool)
+                raise
 
-    def _find_knees(self, pool: Executor, end_s: float) -> None:
+    def _find_knees(self, pool: Executor, limit: TimeLimit) -> None:
         """Find all knees, those of the first scenarios first, and make the bouts of each."""
         self.knees |= self._known_knees()
         wanted = {name: one for name, one in self.scenarios.items() if name not in self.knees}
-        self.knees |= find_knees(wanted, self.trace, pool, end_s)
+        self.knees |= find_knees(wanted, self.trace, pool, limit)
         self.is_out_of_time = len(self.knees) < len(self.scenarios)
         found = [name for name in self.scenarios if name in self.knees]
         self.bouts = [self._bout(name, load) for name in found for load in LOADS]
@@ -93,7 +94,7 @@ class Judge:
         windows = scenario.num_windows(self.trace)
         return Bout(name, load, load * self.knees[name], self.policy, rivals, windows)
 
-    def _play(self, pool: Executor, end_s: float, on_progress: OnProgress) -> None:
+    def _play(self, pool: Executor, limit: TimeLimit, on_progress: OnProgress) -> None:
         """Take looks in rounds: nobody takes the next look before all have taken this one."""
 
         def more(running: Container[Task]) -> Iterator[tuple[Player, Task]]:
@@ -103,7 +104,7 @@ class Judge:
                 if bout.num_looks == first:
                     yield from ((bout, task) for task in bout.tasks() if task not in running)
 
-        work(pool, more, end_s, lambda: on_progress(*self._progress()))
+        work(pool, more, limit, lambda: on_progress(*self._progress()))
         self.is_out_of_time |= bool(self._progress()[1])
 
     def _progress(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from slosched.evaluate.capacity.rates import Lattice, Search
 from slosched.evaluate.capacity.sweep import busy_rate_of_one
 from slosched.evaluate.judge.play import Task
 from slosched.evaluate.judge.scenarios import NUM_KNEE_WINDOWS, Scenario
+from slosched.evaluate.judge.time_limit import TimeLimit
 from slosched.evaluate.judge.work import Player, work
 from slosched.workload import Trace
 
@@ -71,7 +72,7 @@ class KneeSearch:
 
 
 def find_knees(
-    wanted: Mapping[str, Scenario], trace: Trace | None, pool: Executor, end_s: float
+    wanted: Mapping[str, Scenario], trace: Trace | None, pool: Executor, limit: TimeLimit
 ) -> dict[str, float]:
     """Return the knees that are found before the time is over, the first scenarios' first.
 
@@ -83,6 +84,6 @@ def find_knees(
         for search in searches.values():
             yield from ((search, task) for task in search.tasks() if task not in running)
 
-    work(pool, more, end_s)
+    work(pool, more, limit)
     knees = {name: search.knee for name, search in searches.items()}
     return {name: knee for name, knee in knees.items() if knee is not None}

@@ -8,6 +8,7 @@ from functools import lru_cache
 from slosched.evaluate.capacity import Outcomes
 from slosched.evaluate.capacity.pool import given
 from slosched.evaluate.judge.scenarios import Contender, Scenario
+from slosched.evaluate.judge.time_limit import NO_LIMIT, TimeLimit
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import simulate
 from slosched.workload import Trace
@@ -23,6 +24,8 @@ class Stage:
     scenarios: dict[str, Scenario]
     trace: Trace | None = None
     """The trace from which windows are cut, in place of made-up requests."""
+    limit: TimeLimit = NO_LIMIT
+    """Ends the replay that a worker is in."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,15 @@ class Task:
 
 
 def share_good(task: Task) -> float:
-    """Return the share of good requests of a window after its warm-up."""
+    """Return the share of good requests of a window after its warm-up.
+
+    Raises OutOfTimeError or StuckPolicyError when the time of the verdict is over.
+    """
+    with given(Stage).limit.ending(task.contender.policy):
+        return _share_good(task)
+
+
+def _share_good(task: Task) -> float:
     scenario = given(Stage).scenarios[task.scenario]
     window = _window(task.scenario, task.window, task.rate)
     config = scenario.config(task.contender, task.window)
