@@ -1,4 +1,4 @@
-"""The figures and report sections of replays.
+"""The figures of replays and of fits, and the report sections that show them.
 
 Imports matplotlib and pandas, so other modules import it only when they need it.
 """
@@ -11,9 +11,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from slosched.cli.outcome_table import columns, outcome_rows
 from slosched.core import DeadlineRule
-from slosched.evaluate.comparison import Outcome, all_gpu_s, summarize_all
+from slosched.evaluate.comparison import Outcome, summarize_all
 from slosched.evaluate.plots import (
     MAX_TIERS,
     decile_lines,
@@ -27,8 +26,7 @@ from slosched.evaluate.plots import (
     tier_bars,
     timeline,
 )
-from slosched.evaluate.report import Section, write_report
-from slosched.metrics import summarize_steps
+from slosched.evaluate.report import Section
 from slosched.perfmodel import FitReport
 from slosched.perfmodel.errors import groups
 from slosched.perfmodel.fit_report import (
@@ -40,7 +38,6 @@ from slosched.perfmodel.fit_report import (
     form_rows,
     parameter_rows,
 )
-from slosched.policy.portfolio.explanation import explained
 
 
 def plot_fit(report: FitReport) -> Figure:
@@ -57,86 +54,6 @@ def fit_section(report: FitReport) -> Section:
     errors = pd.DataFrame(error_rows(report), columns=list(ERROR_COLUMNS))
     text = f"{choice(report)}. Errors in % of the measured time, of steps that were not fitted."
     return Section("Latency model", [text, forms, parameters, errors, plot_fit(report)])
-
-
-def comparison_section(
-    heading: str,
-    text: str,
-    outcomes: Mapping[str, Outcome],
-    rule: DeadlineRule,
-    shares: Mapping[str, float] | None = None,
-) -> Section:
-    """Return a report section with the table and every figure of a comparison.
-
-    `shares` says by policy which share of the bound on any scheduler it reached.
-    """
-    drawn = figures(outcomes, rule).values()
-    return Section(heading, [text, comparison_frame(outcomes, rule, shares), *drawn])
-
-
-def comparison_frame(
-    outcomes: Mapping[str, Outcome], rule: DeadlineRule, shares: Mapping[str, float] | None
-) -> pd.DataFrame:
-    """Return the same table that the terminal shows, as a frame."""
-    summaries, gpu_s = summarize_all(outcomes, rule), all_gpu_s(outcomes)
-    names = [name.replace("\n", " ") for name in columns(summaries, shares, gpu_s)]
-    return pd.DataFrame(outcome_rows(summaries, shares, gpu_s), columns=names)
-
-
-def leave_report(
-    out: Path,
-    title: str,
-    text: str,
-    outcomes: Mapping[str, Outcome],
-    rule: DeadlineRule,
-    provenance: Mapping[str, object],
-    shares: Mapping[str, float] | None = None,
-    *,
-    draws: bool = True,
-) -> None:
-    """Write report.html and its figures, each as PNG and SVG, into the folder `out`.
-
-    Unless it `draws`, the report has only text and tables.
-    """
-    made = figures(outcomes, rule) if draws else {}
-    save_figures(out, made)
-    frame = comparison_frame(outcomes, rule, shares)
-    sections = [
-        Section("Outcome", [text, frame, *made.values()]),
-        *choices_sections(outcomes),
-        metrics_section(outcomes, rule),
-    ]
-    write_report(out / "report.html", title, sections, provenance)
-
-
-def choices_sections(outcomes: Mapping[str, Outcome]) -> list[Section]:
-    """Return a report section for each portfolio on what it chose and why."""
-    return [
-        Section(
-            f"Choices of {name}",
-            ["\n\n".join(" ".join(explained(each)) for each in outcome.evaluations)],
-        )
-        for name, outcome in outcomes.items()
-        if outcome.evaluations
-    ]
-
-
-def metrics_section(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> Section:
-    """Return a report section with a row for every metric and a column for every replay."""
-    rows = {}
-    for name, outcome in outcomes.items():
-        rows[name] = outcome.summary(rule).as_row()
-        if outcome.steps:
-            rows[name] |= summarize_steps(outcome.steps).as_row()
-        if outcome.leases:
-            rows[name] |= {"gpu_s": outcome.gpu_s}
-    table = pd.DataFrame(rows, dtype=object)
-    table.index.name = "metric"
-    text = (
-        "Times end in _s, seconds, rates in _per_s. docs/glossary.md says what each is and where "
-        "its definition comes from. Attainment is of offered requests unless it says otherwise."
-    )
-    return Section("All metrics", [text, table])
 
 
 def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Figure]:

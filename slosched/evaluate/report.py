@@ -13,14 +13,16 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import TYPE_CHECKING, TypeAlias, Union
 
-import matplotlib as mpl
 import pandas as pd
-from matplotlib.figure import Figure
 
 import slosched
 
-Block = str | pd.DataFrame | Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Block: TypeAlias = Union[str, pd.DataFrame, "Figure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ def _block(block: Block, name: str) -> str:
         return "\n".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
     if isinstance(block, pd.DataFrame):
         return _table(block)
+    from matplotlib.figure import Figure  # slow, and a report without figures needs none
+
     if isinstance(block, Figure):
         return f"<figure>\n{_svg(block, name)}\n</figure>"
     raise TypeError(f"a report holds text, DataFrames and Figures, not {type(block).__name__}")
@@ -128,6 +132,8 @@ def _number(value: object) -> str:
 
 def _svg(figure: Figure, name: str) -> str:
     """Return the figure as an SVG element whose ids begin with `name`, to be unique in the page."""
+    import matplotlib as mpl  # a figure has imported it
+
     buffer = io.StringIO()
     # Text stays text: it can be searched, and the file is a third of the size.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):

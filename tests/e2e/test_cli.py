@@ -368,6 +368,27 @@ def test_without_figures_a_replay_leaves_its_tables_and_records(cli: Cli) -> Non
     assert "token_attainment" in page
 
 
+def test_figures_of_an_earlier_run_do_not_stay_beside_those_of_the_new_one(cli: Cli) -> None:
+    shared = ("compare", "-n", "10", "--latency-model", BUNDLED[1], "-o", "out")
+    assert cli(*shared, "-p", "fcfs", "-p", "sjf").status == 0
+    figures = {path.name for path in Path("out").glob("*.??g")}
+    assert {"timeline_fcfs.png", "timeline_sjf.svg", "goodput.png"} <= figures
+    Path("out/mine.png").touch()
+    assert cli(*shared, "-p", "fcfs").status == 0
+    left = {path.name for path in Path("out").glob("*.??g")}
+    assert figures - left == {"timeline_sjf.png", "timeline_sjf.svg"}
+    assert cli(*shared, "-p", "fcfs", "--no-figures").status == 0
+    assert [path.name for path in Path("out").glob("*.??g")] == ["mine.png"]
+
+
+def test_figures_in_a_folder_without_a_report_are_not_removed(cli: Cli) -> None:
+    Path("out").mkdir()
+    Path("out/goodput.png").touch()
+    shared = ("compare", "-n", "10", "--latency-model", BUNDLED[1], "-p", "fcfs", *LEFT)
+    assert cli(*shared).status == 0
+    assert Path("out/goodput.png").exists()
+
+
 def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_path: Path) -> None:
     """It takes options, a policy from the current folder, a recorded replay, and what the benchmark
     of another server wrote.

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
@@ -55,6 +56,14 @@ def test_the_list_of_policies_imports_nothing_heavy() -> None:
     found = imported_by("policies")
     assert "numpy" in found  # policies compute with it
     assert not found & HEAVY
+
+
+@pytest.mark.parametrize("command", ["compare -p fcfs", "replay"])
+def test_a_report_without_figures_needs_no_matplotlib(command: str, tmp_path: Path) -> None:
+    out = ("-n", "5", "-o", str(tmp_path), "--no-figures")
+    found = imported_by(*command.split(), *out)
+    assert "pandas" in found
+    assert "matplotlib" not in found
 
 
 def test_no_command_imports_anything_heavy_before_it_runs() -> None:

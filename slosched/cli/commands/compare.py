@@ -131,7 +131,7 @@ def compare(
     missing = _missing(simulated)
     for name, why in missing.items():
         console.print(f"[yellow]note:[/] {escape(f'{name} {why}')}")
-    from slosched.cli.figures import leave_report  # slow to import
+    from slosched.cli.replay_report import leave_report  # slow to import
 
     text = (
         f"{title}, judged by the deadline rule {rule}, on a simulated "

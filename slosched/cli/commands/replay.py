@@ -187,7 +187,7 @@ def _leave(
     draws: bool,
 ) -> None:
     """Write records, report, figures and the Perfetto trace of one replay to `out`."""
-    from slosched.cli.figures import leave_report  # slow to import
+    from slosched.cli.replay_report import leave_report  # slow to import
 
     write_records(out / "records.jsonl", outcome.records, provenance)
     text = f"{title}. {promised(outcome.records)} Rejected and unfinished requests count as misses."

@@ -163,7 +163,8 @@ def _report(
     told: str,
     replica: Replica,
 ) -> None:
-    from slosched.cli.figures import comparison_section, fit_section  # slow to import
+    from slosched.cli.figures import fit_section  # slow to import
+    from slosched.cli.replay_report import comparison_section
     from slosched.evaluate.report import write_report
 
     what = (

@@ -55,8 +55,8 @@ class TimeLimit:
         """Return the error for a policy that does not return from a call."""
         return StuckPolicyError(
             f"{policy} did not return from a call, which was under way at the end of the time "
-            f"limit of {self.length_s:g} s and {CALL_TIME_S:g} s later.  Look for a loop that may not end; "
-            "if the call is only slow, give more time with --time-limit"
+            f"limit of {self.length_s:g} s and {CALL_TIME_S:g} s later.  Look for a loop that may "
+            "not end; if the call is only slow, give more time with --time-limit"
         )
 
     @contextmanager
