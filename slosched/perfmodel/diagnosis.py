@@ -1,10 +1,11 @@
-"""Why a device is not linear, as far as the errors of the other forms tell."""
+"""What a profile and the errors of its fits say: a wrong unit of time, or why it is not linear."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from slosched.perfmodel.errors import ErrorReport
+from slosched.perfmodel.measurement import Profile, format_chunks
 
 _CLEAR = 0.9
 """A form explains a device only if its error is below this share of the simpler form's error."""
@@ -28,6 +29,26 @@ _REASONS = (
     ),
 )
 """A form, the simpler form that lacks one idea of it, and that idea."""
+_SMALL_TOKENS = 64
+_SLOW_S = 1.0
+"""Longer than the fastest small step of any profile here by twelve times (a CPU) to a thousand (a
+B200); in milliseconds, times of small steps are longer than that."""
+
+
+def why_not_seconds(profile: Profile) -> str | None:
+    """Say which step makes it unlikely that the times of a profile are seconds; None if none does.
+
+    It is the fastest of those that compute few tokens.
+    """
+    small = [m for m in profile.measurements if 0 < m.shape.num_tokens <= _SMALL_TOKENS]
+    fastest = min(small, key=lambda m: m.seconds, default=None)
+    if fastest is None or fastest.seconds <= _SLOW_S:
+        return None
+    return (
+        f"no step of at most {_SMALL_TOKENS} tokens took less than {fastest.seconds:.4g} s "
+        f"({format_chunks(fastest.chunks)}). Are these milliseconds? The column `seconds` has to "
+        "hold seconds: 0.0125, not 12.5"
+    )
 
 
 def why_not_linear(considered: Mapping[str, ErrorReport | str], linear: str) -> str | None:

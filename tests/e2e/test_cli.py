@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,7 +28,15 @@ from slosched.core import (
     SchedulerOutput,
     SchedulerView,
 )
-from slosched.perfmodel import ServerTime, bundled_models, load_model, read_profile, save_model
+from slosched.perfmodel import (
+    Profile,
+    ServerTime,
+    bundled_models,
+    load_model,
+    read_profile,
+    save_model,
+    write_profile,
+)
 from slosched.perfmodel.forms import described
 from slosched.policy import FCFS, POLICIES, WRAPPERS
 from slosched.policy.spec import policy_fields
@@ -76,6 +85,7 @@ def row(table: str, name: str) -> list[str]:
 
 FEW_SEATS = ("--max-num-seqs", "8")
 """With which a bound has fewer kinds of steps to look at."""
+PROFILED = Path(__file__).parents[2] / "profiling/rtx4090/llama-3.1-8b.csv"
 LEFT = ("-o", "out", "--no-figures")
 """What a replay or comparison leaves without its figures, whose drawing takes the longest."""
 TRACED = ("--perfetto", "trace.json")
@@ -524,6 +534,19 @@ def test_profile_then_fit_then_replay_on_the_fitted_device(cli: Cli) -> None:
     replay = read_records(Path("out/records.jsonl"))
     assert replay.provenance["kv_tokens"] == 4096, "the cache that was profiled"
     assert all(r.status is RequestStatus.FINISHED for r in replay.records)
+
+
+def test_a_profile_in_milliseconds_is_fitted_with_a_note(cli: Cli) -> None:
+    rows = read_profile(PROFILED)
+    write_profile(
+        Profile(tuple(replace(m, seconds=1000 * m.seconds) for m in rows.measurements)),
+        Path("ms.csv"),
+    )
+    said = cli("fit", "ms.csv", "-o", "m.json", "--form", "linear")
+    assert said.status == 0, said.err
+    assert "note: ms.csv: no step of at most 64 tokens took less than 16.34 s" in said.out
+    assert "0.0125, not 12.5" in said.out
+    assert "note: " not in cli("fit", str(PROFILED), "-o", "m.json", "--form", "linear").out
 
 
 def test_profile_goes_on_where_it_stopped_and_spares_the_files_of_others(cli: Cli) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from slosched.cli import options
 from slosched.cli.console import console, table
@@ -24,7 +25,7 @@ from slosched.perfmodel import (
 )
 from slosched.perfmodel import fit as fit_model
 from slosched.perfmodel.derivation import with_derivation_error
-from slosched.perfmodel.diagnosis import why_not_linear
+from slosched.perfmodel.diagnosis import why_not_linear, why_not_seconds
 from slosched.perfmodel.fit_report import (
     ERROR_COLUMNS,
     FORM_COLUMNS,
@@ -92,6 +93,8 @@ def fit(
     measured = read_profile(profile)
     if graph_sizes is not None:
         measured = with_graph_sizes(measured, graph_sizes, form)
+    if (doubt := why_not_seconds(measured)) is not None:
+        console.print(f"[yellow]note:[/] {escape(str(profile))}: {doubt}", soft_wrap=True)
     report = fit_model(measured, form, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_model(with_derivation_error(report.model), out)
