@@ -152,6 +152,9 @@ class Door(Wrapper, Doorkeeper):
     def _gate(self, view: SchedulerView) -> Gate:
         """Judge the requests that were not judged on arrival."""
         quoter, model = self._quoter, view.model
+        if self._refused:  # the step for which they were was not planned; they may have begun since
+            waiting = {request.request_id for request in view.waiting}
+            self._refused = {name: r for name, r in self._refused.items() if name in waiting}
         quoter.look()
         self._strictness.look()
         for request in takewhile(_is_preempted, view.waiting):

@@ -13,6 +13,8 @@ from slosched.core import (
     OnInfeasible,
     Request,
     RequestStatus,
+    SchedulerOutput,
+    SchedulerView,
     StepResult,
     fan_out,
 )
@@ -136,6 +138,28 @@ def test_where_none_is_judged_on_arrival_they_are_in_the_next_step() -> None:
     output = policy.schedule(view)
     assert output.rejected == {"never": EndReason.UNKEEPABLE}
     assert output.num_scheduled_tokens == {"short": 100}
+
+
+class FailsOnce(FCFS):
+    has_failed = False
+
+    def schedule(self, view: SchedulerView) -> SchedulerOutput:
+        if not self.has_failed:
+            self.has_failed = True
+            raise RuntimeError("a bug")
+        return super().schedule(view)
+
+
+def test_a_request_that_began_when_the_inner_policy_raised_is_not_refused_later() -> None:
+    """An engine that then plans the step by itself, as vLLM, may have begun it."""
+    never, another = arrived("never", ttft_s=0.004), arrived("another", ttft_s=0.004)
+    policy = Door(FailsOnce())
+    with pytest.raises(RuntimeError, match="a bug"):
+        policy.schedule(view_of([never, another]))
+    never.num_computed_tokens, never.status = 50, RequestStatus.RUNNING
+    output = policy.schedule(view_of([never, another]))
+    assert output.rejected == {"another": EndReason.UNKEEPABLE}, "it still waits"
+    assert output.num_scheduled_tokens == {"never": 50}
 
 
 def test_with_a_prefix_cache_it_is_judged_when_its_cached_tokens_are_known() -> None:
