@@ -25,6 +25,7 @@ from vllm.v1.engine import FinishReason
 
 from slosched.core import (
     EndReason,
+    LatencyModel,
     Policy,
     Request,
     SchedulerOutput,
@@ -42,7 +43,8 @@ from slosched.integrations.vllm.settings import Settings, SettingsError
 from slosched.integrations.vllm.truth import Fallback
 from slosched.integrations.vllm.warp import warped
 from slosched.perfmodel import load_model
-from slosched.policy import FCFS
+from slosched.policy import FCFS, Door
+from slosched.policy.door import Refuse
 
 SEED = 3
 
@@ -284,6 +286,29 @@ def test_who_remembers_a_request_sees_how_it_ended(
         expected = {FinishReason.STOP: EndReason.STOP, FinishReason.LENGTH: EndReason.LENGTH}
         assert request.end_reason is expected.get(finished_as, EndReason.INFEASIBLE)
     assert reasons >= {reason, EndReason.INFEASIBLE}
+
+
+@dataclass
+class Mute(Door):
+    """A door that cannot say when a client should come again."""
+
+    refuse: Refuse = Refuse.NOTHING
+
+    def retry_after_s(self, request: Request, model: LatencyModel) -> float:
+        raise RuntimeError("a bug")
+
+
+def test_a_door_that_fails_when_asked_when_to_come_again_does_not_stop_the_engine() -> None:
+    workload = random_workload(SEED)
+    profile = {"profile": "rtx4090/llama-3.1-8b", "any_device": True}
+    scheduler = start({"policy": f"{__name__}:RejectsLong+{__name__}:Mute", **profile}, workload)
+    ends = finished(Loop(scheduler, workload, is_async=False).run())
+    long = {a.request_id for a in workload.arrivals if len(a.prompt) > 8}
+    assert ends.keys() == {a.request_id for a in workload.arrivals}
+    rejected = (FinishReason.ABORT, "slo_rejected:infeasible")
+    assert {name for name, end in ends.items() if end == rejected} == long
+    assert scheduler.truth.num_silences == len(long)
+    assert not scheduler.truth.fallbacks
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

@@ -236,6 +236,14 @@ class Driver(Link):
 
     def _why(self, request_id: str, reason: EndReason, now_s: float) -> str:
         """Return the `stop_reason` of a rejected request, with what a door says of it."""
+        try:
+            return self._what_door_says(request_id, reason, now_s)
+        # It is rejected all the same; that the policy cannot say more must not stop the engine.
+        except Exception as error:
+            self.truth.note_silence(error)
+            return rejection(reason)
+
+    def _what_door_says(self, request_id: str, reason: EndReason, now_s: float) -> str:
         door, model = self._policy, self._model
         if not isinstance(door, Door) or model is None:
             return rejection(reason)

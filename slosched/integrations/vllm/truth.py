@@ -40,6 +40,11 @@ class Count(Protocol):
     def __call__(self, event: str, kind: str, num: int = 1) -> None: ...
 
 
+def _is_told(count: int) -> bool:
+    """Tell whether to log the first, second, fourth, … event, so that the log is not flooded."""
+    return count & (count - 1) == 0
+
+
 def _nobody(event: str, kind: str, num: int = 1) -> None:
     """Ignore the event."""
 
@@ -59,6 +64,8 @@ class Truth:
     fallbacks: Counter[Fallback] = field(default_factory=Counter)
     rejections: Counter[str] = field(default_factory=Counter)
     """Rejected requests, by reason."""
+    num_silences: int = 0
+    """Rejected requests of which the policy raised when asked when to come again."""
 
     def compare(
         self,
@@ -100,12 +107,22 @@ class Truth:
         self.fallbacks[why] += 1
         self.count("fallback", why)
         count = self.fallbacks[why]
-        # at the first, second, fourth, … time, so that the log is not flooded
-        if count & (count - 1) == 0:
+        if _is_told(count):
             logger.error(
                 "slosched: the policy %s %d times; this step goes by vLLM's own order",
                 why,
                 count,
+                exc_info=error,
+            )
+
+    def note_silence(self, error: Exception) -> None:
+        """Count a policy that raised when it was asked when a rejected client should come again."""
+        self.num_silences += 1
+        if _is_told(self.num_silences):
+            logger.error(
+                "slosched: the policy raised %d times when asked what to tell a rejected client; "
+                "the request is rejected without a time to come again",
+                self.num_silences,
                 exc_info=error,
             )
 
@@ -121,7 +138,7 @@ class Truth:
         self.count("step", "diverged")
         for kind in found:
             self.count("divergence", kind)
-        if self.num_diverged_steps & (self.num_diverged_steps - 1) == 0:
+        if _is_told(self.num_diverged_steps):
             changed = {
                 name: (planned.get(name, 0), executed.get(name, 0))
                 for name in planned.keys() | executed.keys()
