@@ -26,6 +26,7 @@ class OncePerSecond(logging.Filter):
             return False
         if len(self._last_s) >= _MAX_KINDS:
             self._last_s.clear()
+            self._num_held.clear()
         self._last_s[kind] = now_s
         if num_held := self._num_held.pop(kind, 0):
             record.msg = f"{record.msg} ({num_held} more like it since)"

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -229,3 +230,21 @@ def test_the_same_message_passes_once_a_second(monkeypatch: pytest.MonkeyPatch) 
     assert passes("another") == "another"
     now_s += 1
     assert passes("out of files") == "out of files (1 more like it since)"
+
+
+def test_messages_of_ever_new_kinds_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    limit = OncePerSecond()
+    before, _ = 0, tracemalloc.start()
+    try:
+        for i in range(20_000):
+            for _ in range(2):  # the second one is held back
+                record = logging.LogRecord("asyncio", logging.ERROR, "", 0, f"{i}", None, None)
+                limit.filter(record)
+            if i == 5_000:
+                before, _ = tracemalloc.get_traced_memory()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 500_000
