@@ -50,7 +50,8 @@ class Account:
     prompts: Sequence[Request] = ()
     """The request for each prompt, or the first of its siblings."""
     generations: Sequence[Generation] = ()
-    """All of the engine's requests; empty for a beam search, whose requests are for one token."""
+    """All of the engine's requests; of a beam search, whose requests are each for one token, one
+    for each answer as its client saw it."""
 
     def note_asked(self, model: str, options: Options, prompts: Sequence[Request]) -> None:
         """Note a body that was understood."""

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from slosched.core import SLO, EndReason, OnInfeasible, Request, SamplingParams
+from slosched.engine.server.beam_progress import BeamProgress
 from slosched.engine.server.choices import Format
 from slosched.engine.server.errors import (
     ApiError,
@@ -61,8 +62,13 @@ class BeamSearch:
         options: Options,
         end_token_ids: frozenset[int],
         retry_after_s: float,
+        note_ended: Callable[[Sequence[Generation]], None],
     ) -> None:
-        """Prepare it; `request` is what the client asked for, and is not queued itself."""
+        """Prepare it; `request` is what the client asked for, and is not queued itself.
+
+        At the end `note_ended` gets a generation for each answer, or one for all that there is if
+        the search failed.
+        """
         self._worker = worker
         self._request = request
         self._num_beams = options.num_answers
@@ -70,11 +76,19 @@ class BeamSearch:
         self._ends = frozenset() if options.sampling.ignore_eos else end_token_ids
         self._retry_after_s = retry_after_s
         self._running: list[Generation] = []
-        self.num_cached_tokens = 0
-        """Tokens of the prompt that its first request found in the prefix cache."""
+        self._progress = BeamProgress(request)
+        self._note_ended: Callable[[Sequence[Generation]], None] | None = note_ended
 
     async def run(self) -> list[Beam]:
         """Return the best answers, the best first; raise ApiError if a step is not served."""
+        answers = await self._search()
+        self._end(
+            (len(beam.token_ids), EndReason.STOP if beam.has_stopped else EndReason.LENGTH)
+            for beam in answers
+        )
+        return answers
+
+    async def _search(self) -> list[Beam]:
         beams, answers = [Beam()], list[Beam]()
         for num_tokens in range(self._request.max_tokens):
             updates = await self._step(beams, num_tokens)
@@ -89,10 +103,20 @@ class BeamSearch:
                 break
         return self._best([*answers, *beams])
 
-    def abort(self) -> None:
-        """End the requests of the step that runs."""
+    def abort(self, reason: EndReason = EndReason.CLIENT) -> None:
+        """End the requests of the step that runs; do nothing if the search is over."""
         for generation in self._running:
-            self._worker.abort(generation.request.request_id)
+            self._worker.abort(generation.request.request_id, reason)
+        self._give_up(reason)
+
+    def _give_up(self, reason: EndReason) -> None:
+        self._end([(self._progress.num_tokens, reason)])
+
+    def _end(self, ends: Iterable[tuple[int, EndReason]]) -> None:
+        """Tell what came of the search, the first time that it ends."""
+        if self._note_ended is not None:
+            self._note_ended(self._progress.ended(ends, self._worker.now_s()))
+            self._note_ended = None
 
     async def _step(self, beams: Sequence[Beam], num_tokens: int) -> list[Update]:
         """Compute the next token of each beam, all of which have `num_tokens`."""
@@ -102,10 +126,10 @@ class BeamSearch:
                 for place, beam in enumerate(beams)
             ]
         except NotServingError as error:
+            self._give_up(EndReason.SHUTDOWN)
             raise not_serving(str(error), self._retry_after_s) from error
         updates = [await self._update_of(generation) for generation in self._running]
-        if not num_tokens:
-            self.num_cached_tokens = self._running[0].request.num_cached_tokens
+        self._progress.note_step(self._running)
         return updates
 
     def _request_for(self, beam: Beam, num_tokens: int, place: int) -> Request:
@@ -121,6 +145,7 @@ class BeamSearch:
             max_tokens=1,
             slo=SLO(due_s, math.inf, slo.e2e_s),
             sampling=SamplingParams(ignore_eos=True, num_logprobs=2 * self._num_beams),
+            num_cached_tokens=0,
             output_token_ids=[],
             token_times_s=[],
         )
@@ -129,11 +154,13 @@ class BeamSearch:
         """Return the token of a request; raise ApiError if there is none."""
         refusal = generation.refusal
         if refusal is not None and generation.request.on_infeasible is OnInfeasible.REJECT:
+            self._give_up(refusal.reason)
             raise of_refusal(refusal)
         update = await generation.updates.get()
         if update.token_id is not None and update.end_reason is EndReason.LENGTH:
             return update
         assert update.end_reason is not None
+        self._give_up(update.end_reason)
         retry_after_s = self._retry_after_s
         if is_for_later(update.end_reason):
             retry_after_s = self._worker.retry_after_s(generation.request) or retry_after_s
@@ -187,6 +214,7 @@ class BeamResponse:
             if answer.done():
                 await answer.result()(scope, receive, send)
             elif not watch.done():
+                self.search.abort(EndReason.TIMEOUT)
                 await of_end(EndReason.TIMEOUT, "", 1.0).response()(scope, receive, send)
         finally:
             watch.cancel()
@@ -200,6 +228,7 @@ class BeamResponse:
             return error.response()
         except Exception as error:
             log.exception("the beam search of %s failed", self.request.request_id)
+            self.search.abort(EndReason.FAULT)
             why = f"{type(error).__name__} in its beam search"
             return of_end(EndReason.FAULT, why, 1.0).response()
 
@@ -215,7 +244,7 @@ class BeamResponse:
                 "prompt_tokens": num_prompt_tokens,
                 "completion_tokens": num_output_tokens,
                 "total_tokens": num_prompt_tokens + num_output_tokens,
-                "prompt_tokens_details": {"cached_tokens": self.search.num_cached_tokens},
+                "prompt_tokens_details": {"cached_tokens": self.request.num_cached_tokens},
             },
         }
         document["choices"] = [self._choice(document, i, beam) for i, beam in enumerate(beams)]

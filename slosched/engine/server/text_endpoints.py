@@ -110,7 +110,7 @@ class TextEndpoints:
         prefix = answer_format.id_prefix
         asked = await self._asked(http, arrival_s, body, encode, prefix, default_max_tokens)
         if asked.options.is_beam_search:
-            return self._search(asked, answer_format)
+            return self._search(http, asked, answer_format)
         if asked.options.tools is not None:
             answer_format = ToolFormat(asked.options.tools)
         return ChoicesResponse(self._submit(http, asked), answer_format)
@@ -169,7 +169,7 @@ class TextEndpoints:
         texts = await self._encoder.texts_of(body, prompts) if options.echoes else ()
         return _Asked(requests, options, model_name, texts)
 
-    def _search(self, asked: _Asked, answer_format: Format) -> BeamResponse:
+    def _search(self, http: HTTPRequest, asked: _Asked, answer_format: Format) -> BeamResponse:
         """Return the response that searches the answers; raise ApiError (400) if it cannot."""
         if not self._worker.scheduler.kv.caches_prefixes:
             raise ApiError(
@@ -184,7 +184,8 @@ class TextEndpoints:
             )
         [request] = asked.requests
         ends, retry_after_s = self._tokenizer.end_token_ids, self._config.retry_after_s
-        search = BeamSearch(self._worker, request, asked.options, ends, retry_after_s)
+        note_ended = account_of(http).note_submitted
+        search = BeamSearch(self._worker, request, asked.options, ends, retry_after_s, note_ended)
         return BeamResponse(
             search,
             request,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from adapters import merged, write_adapter
 from live_server import live, post, with_client
 
+from slosched.core import DeadlineRule, EndReason
 from slosched.engine.loop import Engine, MonotonicClock
 from slosched.engine.server import (
     Adapters,
@@ -24,6 +25,7 @@ from slosched.engine.server import (
     build_app,
     serve_in_thread,
 )
+from slosched.engine.server.account import Account, Reporter
 from slosched.engine.torch import LoadedModel, TorchExecutor
 from slosched.kv import HashIndex, KVCache
 from slosched.policy import FCFS
@@ -51,6 +53,7 @@ def running(
     request_timeout_s: float | None = None,
     speculation: Speculation | None = None,
     adapters: Adapters | None = None,
+    reporters: Sequence[Reporter] = (),
 ) -> Iterator[str]:
     kv = KVCache(256, 4, 0, HashIndex())
     executor = TorchExecutor(model, num_blocks=256, block_size=4)
@@ -59,7 +62,7 @@ def running(
     ends = frozenset({end_token})
     tokenizer = HuggingFaceTokenizer(model.tokenizer, model.vocab_size, ends)
     config = ServerConfig("tiny", model.max_model_len, request_timeout_s=request_timeout_s)
-    app = build_app(worker, tokenizer, config, adapters=adapters)
+    app = build_app(worker, tokenizer, config, adapters=adapters, reporters=reporters)
     with serve_in_thread(app, worker) as base:
         yield base
     kv.check()
@@ -203,3 +206,66 @@ def test_a_search_that_takes_too_long_ends_with_an_error(
     with running(model, end_token, request_timeout_s=0.02) as url:
         status, document, _ = ask(url, prompt=PROMPT, n=8, max_tokens=100, ignore_eos=True)
         assert (status, document["error"]["code"]) == (504, "request_timeout")
+
+
+class Kept(list[Account]):
+    """Keeps the accounts of all requests, and lets a test wait for the next one."""
+
+    def next(self) -> Account:
+        for _ in range(400):
+            if self:
+                return self.pop()
+            time.sleep(0.05)
+        raise AssertionError("no account was closed")
+
+
+RULE = DeadlineRule.ENVELOPE
+
+
+def test_a_search_is_reported_as_other_requests_are(model: LoadedModel, end_token: int) -> None:
+    kept = Kept()
+    asked = {"prompt": PROMPT, "n": 3, "max_tokens": 6, "slo_ttft_ms": 60_000}
+    with running(model, end_token, reporters=[kept.append]) as url:
+        for num_cached in (0, 4):  # the second finds the first block of four tokens
+            _, body, _ = ask(url, **asked, slo_tpot_ms=60_000)
+            account, usage = kept.next(), body["usage"]
+            record = account.record(RULE)
+            assert record is not None
+            assert account.num_output_tokens == usage["completion_tokens"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] == num_cached
+            assert account.prompts[0].num_cached_tokens == num_cached
+            reasons = {generation.request.end_reason for generation in account.generations}
+            assert reasons <= {EndReason.STOP, EndReason.LENGTH}
+            assert account.is_good(record, RULE)
+            assert 0 < record.ttft_s <= record.e2e_s <= account.took_s + 0.01
+            assert record.started_s is not None
+            assert record.tpot_s > 0
+        ask(url, **{**asked, "slo_ttft_ms": 1e-3})
+        account = kept.next()
+        record = account.record(RULE)
+        assert record is not None
+        assert account.is_good(record, RULE) is False
+
+
+def test_a_search_without_an_answer_is_reported_with_the_reason(
+    model: LoadedModel, end_token: int
+) -> None:
+    kept, long = Kept(), {"prompt": PROMPT, "n": 8, "max_tokens": 100, "ignore_eos": True}
+
+    def end() -> EndReason | None:
+        record = kept.next().record(RULE)
+        assert record is not None
+        assert record.num_output_tokens == len(record.token_times_s)
+        return record.end_reason
+
+    with running(model, end_token, 0.3, reporters=[kept.append]) as url:
+        assert ask(url, **long)[0] == 504
+        assert end() is EndReason.TIMEOUT
+
+        async def leave(client: Any) -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.15):
+                    await post(client, use_beam_search=True, **long)
+
+        asyncio.run(with_client(url, leave))
+        assert end() is EndReason.CLIENT
