@@ -15,6 +15,7 @@ from rich.table import Table
 
 from slosched.cli.console import console, table, what
 from slosched.cli.figures import save_figures
+from slosched.cli.promised import promised_in
 from slosched.evaluate.capacity import Capacity, Flag, Measured, Ratio, Study
 from slosched.evaluate.plots import attainment_curves, goodput_curves
 from slosched.evaluate.report import Block, Section, write_report
@@ -32,11 +33,13 @@ def show(
     targets: Sequence[float],
     bounds: Mapping[float, float],
 ) -> None:
-    """Print a table for each target, and below them the notes on how to read them."""
+    """Print a table for each target, and below them the promises and how to read the tables."""
     console.print(title)
     for target in targets:
         heading = f"{_share(target)} of the requests good"
         console.print(capacity_table(heading, study, target, bounds))
+    if said := promised_in(study.windows):
+        console.print(said)
     for note in notes(study, measured, targets):
         console.print(f"[yellow]note:[/] {escape(note)}")
 
@@ -77,11 +80,11 @@ def leave_results(
     }
     save_figures(out, made)
     text = (
-        f"{title}. The capacity is the highest rate at which that share of the offered requests "
-        "is good, where the curve through all seeds crosses it; rejected and unfinished requests "
-        "count as misses, and each replay's warm-up is left out. In brackets 95 % intervals, by "
-        "resampling blocks of requests and seeds. Every policy had the same requests at the same "
-        "rates, and ratios to the first are resampled in pairs."
+        f"{title}. {promised_in(study.windows)} The capacity is the highest rate at which that "
+        "share of the offered requests is good, where the curve through all seeds crosses it; "
+        "rejected and unfinished requests count as misses, and each replay's warm-up is left out. "
+        "In brackets 95 % intervals, by resampling blocks of requests and seeds. Every policy had "
+        "the same requests at the same rates, and ratios to the first are resampled in pairs."
     )
     said = "\n\n".join(notes(study, measured, targets))
     blocks: list[Block] = [text, capacities, *made.values()]

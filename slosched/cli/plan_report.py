@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from slosched.cli.console import console, table
 from slosched.cli.figures import save_figures
+from slosched.cli.promised import promised_in
 from slosched.evaluate.planning import Counts, Search, Trials, Verdict
 from slosched.evaluate.plots import cost_frontier
 from slosched.evaluate.report import Section, write_report
@@ -38,6 +39,8 @@ class PlanReport:
         console.print(self.title)
         target = f"{100 * self.search.target:.4g} %"
         console.print(table(f"The cheapest fleets with {target} in time", _COLUMNS, self._rows()))
+        if said := promised_in(self.trials.windows):
+            console.print(said)
         for note in self.notes():
             console.print(f"[yellow]note:[/] {escape(note)}")
 
@@ -49,7 +52,8 @@ class PlanReport:
         figures = {"frontier": cost_frontier(frame, self.search.target)}
         save_figures(out, figures)
         chosen = pd.DataFrame(self._rows(), columns=[*_COLUMNS[:-1], "what it is"])
-        said = "\n\n".join([self.title, *self.notes()])
+        promises = promised_in(self.trials.windows)
+        said = "\n\n".join([f"{self.title}. {promises}", *self.notes()])
         sections = [
             Section("Plan", [said, chosen, *figures.values()]),
             Section("Fleets", ["Every fleet that was tried.", frame]),

@@ -1,20 +1,20 @@
-"""What the requests of a replay were promised, in a sentence."""
+"""What requests were promised, in a sentence."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-from slosched.core import NO_SLO
-from slosched.metrics import RequestRecord
+from slosched.core import NO_SLO, SLO
+from slosched.workload import Trace
 
 
-def promised(records: Iterable[RequestRecord]) -> str:
+def promised(each: Iterable[SLO]) -> str:
     """Return `Promised: TTFT 1 s, TPOT 50 ms.`, with ranges where SLOs differ; "" if none has one.
 
     A time that some requests have and others do not ends at "any".
     """
-    slos = {record.slo for record in records}
+    slos = set(each)
     if not slos - {NO_SLO}:
         return ""
     parts = [
@@ -25,6 +25,11 @@ def promised(records: Iterable[RequestRecord]) -> str:
         ends_s = [math.inf if slo.e2e_s is None else slo.e2e_s for slo in slos]
         parts.append(f"end to end {_range(ends_s)}")
     return f"Promised: {', '.join(parts)}."
+
+
+def promised_in(traces: Iterable[Trace]) -> str:
+    """Return the same of all requests of some traces."""
+    return promised(request.slo for trace in traces for request in trace.requests)
 
 
 def _range(times_s: list[float]) -> str:

@@ -30,6 +30,8 @@ def test_it_leaves_a_table_a_report_and_every_replay(cli: Cli, tmp_path: Path) -
     assert said.status == 0, said.err
     assert "slo_aware:margin=0.1" in said.out
     assert "90 % of the requests good" in said.out
+    for shown in (said.out, (out / "report.html").read_text()):
+        assert "Promised: TTFT 1 s, TPOT 50 ms." in shown
     names = {"report.html", "goodput.png", "attainment.svg", "curves.csv", "results.parquet"}
     assert names <= {path.name for path in out.iterdir()}
     capacities = pd.read_csv(out / "capacities.csv")
@@ -58,6 +60,7 @@ def test_a_trace_is_judged_by_its_own_slos_unless_others_are_asked_for(cli: Cli)
     own = cli(*search, "--max-rate", "2")
     assert "each request is judged by its own SLO" in own.out
     assert "0 %, so its capacity is 0" in own.out
+    assert "Promised: TTFT 0.1 ms, TPOT 0.1 ms." in own.out
     other = cli(*search, "--max-rate", "2", "--slo-ttft", "1m", "--slo-tpot", "1m")
     assert "judged by its own SLO" not in other.out
     assert "so its capacity is 0" not in other.out

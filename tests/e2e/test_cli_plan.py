@@ -23,6 +23,7 @@ def test_it_finds_a_fleet_and_says_it_to_people_and_to_scripts(cli: Cli, tmp_pat
     assert said.status == 0, said.err
     assert "cheapest" in said.out
     assert "one replica more" in said.out
+    assert "Promised: TTFT 1 s, TPOT 60 ms." in said.out
     names = {"report.html", "frontier.png", "frontier.svg", "plan.json", "fleets.csv"}
     assert names <= {path.name for path in (tmp_path / "out").iterdir()}
     again = cli(*command, "--json")

@@ -122,7 +122,7 @@ def compare(
     shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
     gpu_s = all_gpu_s(outcomes)
     console.print(outcome_table(title, summarize_all(outcomes, rule), shares, gpu_s))
-    said = promised(record for outcome in outcomes.values() for record in outcome.records)
+    said = promised(record.slo for outcome in outcomes.values() for record in outcome.records)
     if said:
         console.print(said)
     console.print(_about(bounds, device))

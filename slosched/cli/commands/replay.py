@@ -165,7 +165,7 @@ def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
     """Print the table, why requests were rejected or aborted, and a note if there were no SLOs."""
     outcomes = {name: outcome}
     console.print(outcome_table(title, summarize_all(outcomes, rule), gpu_s=all_gpu_s(outcomes)))
-    if said := promised(outcome.records):
+    if said := promised(record.slo for record in outcome.records):
         console.print(said)
     for status in (RequestStatus.REJECTED, RequestStatus.ABORTED):
         reasons = Counter(r.end_reason for r in outcome.records if r.status is status)
@@ -190,7 +190,8 @@ def _leave(
     from slosched.cli.replay_report import leave_report  # slow to import
 
     write_records(out / "records.jsonl", outcome.records, provenance)
-    text = f"{title}. {promised(outcome.records)} Rejected and unfinished requests count as misses."
+    said = promised(record.slo for record in outcome.records)
+    text = f"{title}. {said} Rejected and unfinished requests count as misses."
     heading = f"A replay of {name}"
     leave_report(out, heading, text, {name: outcome}, rule, provenance, draws=draws)
     wrote = "records.jsonl, report.html"

@@ -11,6 +11,7 @@ from slosched.cli import options
 from slosched.cli.console import console, progress_bar, table
 from slosched.cli.inert_options import note_inert
 from slosched.cli.option_groups import grouped
+from slosched.cli.promised import promised_in
 from slosched.cli.search_options import Jobs, Precision, RayAddress, pool_of, windows_of
 from slosched.cli.simulation import ReplicaOptions
 from slosched.policy.spec import make_policy
@@ -110,6 +111,8 @@ def tune(
             raise typer.Exit(130) from None
     title = f"{100 * target:.4g} % good, on requests that it was not tuned on"
     console.print(capacity_table(title, study, target, {}))
+    if said := promised_in(windows):
+        console.print(said)
     console.print(f"best: {found}")
     console.print(f"wrote {out}/tuned.json, for `--tuned` of `slosched capacity` and `compare`")
 

@@ -115,6 +115,7 @@ class Study:
         `judged` marks the requests of each window that counted in the sweep.  Raises ValueError if
         there is no such contender.
         """
+        self.windows = windows
         self.num_seeds = len(windows)
         by_window = [blocks_of(window) for window in windows]
         sizes = [int(blocks.max()) + 1 for blocks in by_window]
