@@ -93,6 +93,15 @@ def note_own_slos(trace: Trace) -> None:
     )
 
 
+def described(trace: Trace) -> str:
+    """Return how many requests of which trace come how fast: `60 requests of poisson at 2/s`.
+
+    Requests that all come at once have no rate.
+    """
+    rate = f" at {trace.rate:.3g}/s" if math.isfinite(trace.rate) else ""
+    return f"{len(trace)} request{'s' if len(trace) > 1 else ''} of {trace.name}{rate}"
+
+
 def note_nothing_promised() -> None:
     """Print a note that every finished request is good, as no request has an SLO."""
     console.print(

@@ -576,6 +576,12 @@ def test_profile_goes_on_where_it_stopped_and_spares_the_files_of_others(cli: Cl
     assert "seed 8" in read_profile(path).provenance["plan"]
 
 
+def test_a_single_request_has_no_rate(cli: Cli) -> None:
+    said = cli("compare", "-n", "1", "-p", "fcfs", *LEFT)
+    assert said.out.splitlines()[1].rstrip() == "1 request of azure_conv"
+    assert "nan/s" not in Path("out/report.html").read_text()
+
+
 def test_output_into_a_file_holds_no_terminal_codes() -> None:
     environment = {**os.environ, "TERM": "xterm-256color"}
     run = subprocess.run(

@@ -21,6 +21,7 @@ def test_bounds_prints_all_four_and_the_capacity(cli: Cli) -> None:
     said = cli(*ASKED, *device, "--capacity", "0.9")
     good = re.findall(r"│ (L\d)[^│]*│[^│]*│ *([\d.]+)% │", said.out)
     assert [name for name, _ in good] == ["L1", "L2", "L3", "L4"]
+    assert "Promised: TTFT 1 s, TPOT 50 ms." in said.out
     assert all(0 < float(share) <= 100 for _, share in good)
     line = " ".join(said.out.split())
     found = re.search(r"90% attainment is impossible above (\S+) requests/s \(L[12].*", line)

@@ -137,6 +137,7 @@ def test_a_slow_policy_is_not_taken_for_a_stuck_one(cli: Cli) -> None:
     assert said.status == 0, said.err
     assert "the laws of policies were not all checked in time" in " ".join(said.out.split())
     assert "stopped by the time limit of 2 s" in " ".join(said.out.split())
+    assert "┃" not in said.out, "a table without an answer"
 
 
 def test_ctrl_c_ends_it_though_a_policy_does_not_return(tmp_path: Path) -> None:

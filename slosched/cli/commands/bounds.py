@@ -12,7 +12,9 @@ from slosched.cli import options
 from slosched.cli.console import console, table
 from slosched.cli.inert_options import note_inert
 from slosched.cli.option_groups import grouped
+from slosched.cli.promised import promised_in
 from slosched.cli.simulation import ReplicaOptions
+from slosched.cli.trace_source import described
 from slosched.evaluate.bounds import Bound, Pace, bounds_of, capacity_bound
 from slosched.workload import TTFTPromise
 
@@ -57,9 +59,10 @@ def bounds(
     note_inert(requests, {}, [device])
     with console.status("solving"):
         found = bounds_of(requests, device.model, device.config, hindsight=hindsight)
-    title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
     columns = ("no policy serves more well", "good/s", "good", "steady load")
-    console.print(table(title, columns, [_row(bound) for bound in found.each]))
+    console.print(table(described(requests), columns, [_row(bound) for bound in found.each]))
+    if said := promised_in([requests]):
+        console.print(said)
     console.print(f"tightest: {found.tightest.name}")
     for assumptions, alike in groupby(found.each, key=lambda bound: bound.assumptions):
         names = ", ".join(bound.name.partition(" ")[0] for bound in alike)

@@ -25,6 +25,7 @@ from slosched.cli.outcome_table import outcome_table
 from slosched.cli.promised import promised
 from slosched.cli.search_options import TunedFiles, check_no_tuned, loosest, loosest_fleet
 from slosched.cli.simulation import ReplicaOptions, simulate_contenders
+from slosched.cli.trace_source import described
 from slosched.core import NO_SLO, DeadlineRule
 from slosched.evaluate.comparison import Comparison, Outcome, Replica, all_gpu_s, summarize_all
 from slosched.policy import POLICIES
@@ -117,7 +118,7 @@ def compare(
     simulated = simulate_contenders(requests, contenders)
     outcomes = simulated.outcomes | recorded
     _note_other_promises(outcomes, recorded)
-    title = f"{len(requests)} requests of {requests.name} at {requests.rate:.3g}/s"
+    title = described(requests)
     bounds = _bounds(requests, device, [replica for _, replica in contenders.values()])
     shares = None if bounds.why_none_holds else _shares(outcomes, recorded, bounds, rule)
     gpu_s = all_gpu_s(outcomes)

@@ -215,7 +215,7 @@ def _run(judge: Judge, make_pool: MakePool, limit: TimeLimit) -> bool:
 def _show(judge: Judge, limit: TimeLimit, is_stopped: bool) -> None:
     from slosched.cli.judge_report import scenario_table, sentence, summary_table
 
-    if judge.bouts:
+    if any(bout.answers for bout in judge.bouts):
         console.print(scenario_table(judge))
         console.print(summary_table(judge))
     console.print(escape(sentence(judge)), soft_wrap=True)
