@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sqlite3
 import subprocess
@@ -46,11 +47,12 @@ def test_it_leaves_a_table_a_report_and_every_replay(cli: Cli, tmp_path: Path) -
 
 def test_the_bound_is_above_every_policy(cli: Cli, tmp_path: Path) -> None:
     words = [word for word in QUICK if word != "--no-bound"]
-    said = cli(*words, "-p", "fcfs", "-o", str(tmp_path))
+    said = cli(*words, "--slo-ttft", "200ms", "-p", "fcfs", "-o", str(tmp_path))
     assert said.status == 0, said.err
     assert "any scheduler (bound)" in said.out
     found = pd.read_csv(tmp_path / "capacities.csv")
     assert (found.requests_per_s < found.bound).all()
+    assert (found.bound < math.inf).all()
 
 
 def test_a_trace_is_judged_by_its_own_slos_unless_others_are_asked_for(cli: Cli) -> None:
@@ -81,6 +83,18 @@ def test_a_capacity_that_is_none_is_explained(
     for words in noted:
         assert words in " ".join(said.out.split())
     assert (tmp_path / "report.html").exists()
+
+
+def test_a_bound_that_is_none_is_no_bound(cli: Cli, tmp_path: Path) -> None:
+    """All 40 requests can wait for the end of the window, however fast they come."""
+    words = [word for word in QUICK if word != "--no-bound"]
+    patient = ("--slo-ttft", "1h", "--slo-tpot", "1h", "--max-rate", "50")
+    said = cli(*words, *patient, "-p", "fcfs", "-o", str(tmp_path))
+    assert said.status == 0, said.err
+    assert "no rate is too high for 90 % of windows as short as these" in said.out
+    assert "inf" not in said.out
+    assert "÷ bound" not in said.out
+    assert pd.read_csv(tmp_path / "capacities.csv").bound.isna().all()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def test_what_is_tuned_can_be_compared(cli: Cli, tmp_path: Path) -> None:
     assert said.status == 0, said.err
     assert "on requests that it was not tuned on" in said.out
     assert "Promised: TTFT" in said.out
+    assert "half of each replay is warm-up" in said.out, "why the table has a star"
     assert json.loads((out / "tuned.json").read_text())["policy"] == "sarathi:token_budget=1024"
     said = cli(
         *("capacity", "-p", "sarathi", "--tuned", str(out / "tuned.json"), *WORKLOAD),

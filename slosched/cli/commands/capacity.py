@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -237,7 +238,15 @@ def _bounds(
     best = max(study.capacity(name, targets[-1]).requests_per_s for name in study.contenders)
     with console.status("bounding what any scheduler could do (--no-bound leaves it out)"):
         guess = max(1.3 * best, windows[0].rate)
-        return bound_windows(windows, replicas, targets, guess, make_pool)
+        found = bound_windows(windows, replicas, targets, guess, make_pool)
+    # The requests of a short window can all wait for its end, however fast they come.
+    none = [f"{100 * target:.4g} %" for target, rate in found.items() if math.isinf(rate)]
+    if none:
+        console.print(
+            f"[yellow]note:[/] no rate is too high for {' or '.join(none)} of windows as short as "
+            "these under such promises, so that there is no bound: give more requests with -n"
+        )
+    return {target: rate for target, rate in found.items() if math.isfinite(rate)}
 
 
 def _run(sweep: Sweep, make_pool: MakePool) -> bool:

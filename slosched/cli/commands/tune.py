@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from slosched.cli import options
 from slosched.cli.console import console, progress_bar, table
@@ -82,7 +83,7 @@ def tune(
     the beginning, the part that `capacity` uses.  After Ctrl-C the same command goes on where it
     stopped: finished replays are kept in the folder.
     """
-    from slosched.cli.capacity_report import capacity_table  # slow to import
+    from slosched.cli.capacity_report import capacity_table, notes  # slow to import
     from slosched.evaluate.capacity import Contender, Plan, Store
     from slosched.evaluate.tuning import Objective, Tuner, judge, values_of
 
@@ -113,6 +114,8 @@ def tune(
     console.print(capacity_table(title, study, target, {}))
     if said := promised_in(windows):
         console.print(said)
+    for note in notes(study, {}, (target,)):
+        console.print(f"[yellow]note:[/] {escape(note)}")
     console.print(f"best: {found}")
     console.print(f"wrote {out}/tuned.json, for `--tuned` of `slosched capacity` and `compare`")
 
