@@ -31,6 +31,10 @@ def read_metrics(url: str) -> Snapshot:
             f"{page}: {why}; is a server running there? Start one with `slosched serve`"
         ) from error
     snapshot = parse_metrics(text, time.time())
+    if any(name.startswith("slosched:route_") for name in snapshot.samples):
+        raise NoMetricsError(
+            f"{page} is of a router, which runs no requests itself; name one of its servers"
+        )
     if "vllm:num_requests_running" not in snapshot.samples:
         raise NoMetricsError(f"{page} has no metrics of slosched or vLLM")
     return snapshot

@@ -141,6 +141,13 @@ def test_what_the_router_cannot_read_it_refuses(
     assert message in json.loads(text)["error"]["message"]
 
 
+def test_top_of_a_router_asks_for_a_server(front: Front, cli: Cli) -> None:
+    said = cli("top", front.router.url, "--once")
+    assert said.status == 1
+    assert "is of a router" in said.err
+    assert "name one of its servers" in said.err
+
+
 def test_models_are_those_of_the_replicas(front: Front) -> None:
     models = json.loads(front.router.get("/v1/models")[1])["data"]
     assert [model["id"] for model in models] == [GPU]
