@@ -9,8 +9,8 @@ import pytest
 from slosched.policy.kit.chance import Arrivals, Outlook, Prospects, Queued
 from slosched.policy.kit.speed import FadingMean
 
-WATCHED_S = 4 * (1 - math.exp(-1 / 4))
-"""The weight of a second, which is the least time over which arrivals are averaged."""
+WATCHED_S = 4.0
+"""The weight of all seconds past, in the first of which nobody came."""
 
 
 def test_alone_a_prompt_is_surely_in_time_or_surely_late() -> None:
@@ -42,6 +42,15 @@ def test_the_chance_is_that_of_a_normal_distribution() -> None:
     outlook = prospects.outlook(0.3, 0.5, 0.0, is_overtaken=True)
     deviation_s = math.sqrt(1.5 * 0.01 * WATCHED_S + 0.02**2)
     assert outlook.chance(1.0) == pytest.approx(0.5 * math.erfc(-0.1 / deviation_s / math.sqrt(2)))
+
+
+def test_two_that_come_at_once_are_not_taken_for_a_stream() -> None:
+    """Their 2 s of prefills are a half of the latest 4 s, not all of the time to come."""
+    prospects = Prospects()
+    for _ in range(2):
+        prospects.let_in(100.0, 1.0)
+    outlook = prospects.outlook(2.0, 1.1, 100.0, is_overtaken=True)
+    assert outlook.expected_s == pytest.approx(3.1 / 0.5)
 
 
 def test_arrivals_are_forgotten() -> None:

@@ -8,6 +8,7 @@ from views import FLAT, R, view_of
 
 from slosched.core import (
     NO_SLO,
+    SLO,
     DeadlineRule,
     EndReason,
     OnInfeasible,
@@ -27,7 +28,7 @@ from slosched.policy.spec import PolicySpecError, make_policy
 from slosched.scheduler import Scheduler
 from slosched.simulator.disturbances import Disturbances
 from slosched.simulator.simulate import SimulationConfig, simulate
-from slosched.workload import Proportional, synthesize
+from slosched.workload import Proportional, Trace, TraceRequest, synthesize
 
 
 def scheduler(refuse: Refuse = Refuse.LATE) -> Scheduler:
@@ -206,6 +207,16 @@ def test_most_of_those_rejected_know_at_once_and_nearly_as_many_are_good() -> No
         summarize(rs, DeadlineRule.MEAN_TPOT).num_good for rs in (at_door, waited)
     )
     assert num_good >= 0.95 * num_good_waiting
+
+
+def test_short_prompts_are_let_in_while_a_long_one_runs() -> None:
+    """It takes an H100 14 s alone; each of the others takes 0.1 s, and has 5 s."""
+    model = load_model("h100/llama-3.1-8b")
+    long = TraceRequest("long", 0.0, 120_000, 8, SLO(60.0, 0.1))
+    short = [TraceRequest(f"r{i}", 0.5 + i, 2_000, 8, SLO(5.0, 0.1)) for i in range(8)]
+    trace = Trace((long, *short), "a long prompt and short ones")
+    requests = simulate(trace, make_policy("goodput+door"), model, SimulationConfig())
+    assert all(r.status is RequestStatus.FINISHED for r in requests)
 
 
 def test_in_a_lasting_overload_hardly_anyone_is_let_in_and_rejected_later() -> None:

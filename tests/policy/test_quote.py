@@ -74,7 +74,7 @@ def test_a_new_prompt_makes_those_late_that_go_behind_it(
     assert (0.7 < displaced.num_late <= 1) == is_one_late
     if is_one_late:
         others_s = 0.02 + 0.055 + 0.06
-        assert displaced.last_s == pytest.approx((others_s + 0.03) / (1 - 0.02), rel=0.01)
+        assert displaced.last_s == pytest.approx((others_s + 0.03) / (1 - 0.005), rel=0.01)
     else:
         assert displaced.num_late == 0
 
@@ -88,6 +88,17 @@ def test_best_effort_that_is_left_over_shows_it_only_where_it_goes_by_arrival() 
     by_length_s = likely_after_slow_steps_s(PromptOrder.LENGTH, best_effort=True)
     assert by_length_s == pytest.approx(0.01)
     assert likely_after_slow_steps_s(best_effort=True) > 0.05
+
+
+def test_a_long_prompt_that_has_begun_goes_first_only_where_it_is_not_by_length() -> None:
+    """100 of its 20,000 tokens are computed; a prompt of 100 tokens takes 10 ms alone."""
+    for order in PromptOrder:
+        quoter = Quoter(lambda order=order: order)  # type: ignore[misc]
+        quoter.add(quoter.expect(waiting("a", 20_000, 9.0), FLAT))
+        quoter.note_step(0.0, FLAT, SchedulerOutput({"a": 100}), 0)
+        ahead_s = 0.0 if order is PromptOrder.LENGTH else 1.0
+        new = quoter.expect(waiting("b", 100, due_s=9.0), FLAT)
+        assert new.ahead_s == pytest.approx(ahead_s)
 
 
 def test_best_effort_goes_first_only_where_it_goes_by_arrival() -> None:

@@ -13,7 +13,7 @@ from slosched.policy.kit.speed import FadingMean, remembered
 _MEMORY_S = 4.0
 """Time after which an arrival or a step counts e times less."""
 _LEAST_WATCH_S = 1.0
-"""Least time over which arrivals are averaged."""
+"""Least time over which the latest arrivals are averaged where older ones are no longer kept."""
 _FOREVER_S = 1e100
 """A time from which on a first token surely comes; the square of a longer one may be no number."""
 _SIZE = 512
@@ -109,9 +109,13 @@ class Arrivals:
         return weights
 
     def _watched_s(self, now_s: float) -> float:
-        """Return the time over which arrivals are averaged, where older seconds count less."""
-        oldest_s = self._times_s[self._num % _SIZE if self._num > _SIZE else 0]
-        seen_s = max(_LEAST_WATCH_S, now_s - float(oldest_s))
+        """Return the time over which arrivals are averaged, where older seconds count less.
+
+        Before the first arrival nobody came, and that counts, too.
+        """
+        if self._num <= _SIZE:
+            return _MEMORY_S
+        seen_s = max(_LEAST_WATCH_S, now_s - float(self._times_s[self._num % _SIZE]))
         return _MEMORY_S * (1 - math.exp(-seen_s / _MEMORY_S))
 
 

@@ -362,8 +362,10 @@ class Quoter:
         computed = output.num_found_tokens.get(name, request.num_computed_tokens)
         computed += output.num_scheduled_tokens[name]
         num_left = request.num_tokens - computed
-        before_s, each.place = each.work_s, _FIRST
+        before_s = each.work_s
         each.work_s = model.predict_prefill(num_left, computed) if num_left > 0 else 0.0
+        # By length, a prompt that has begun waits for shorter ones.
+        each.place = each.work_s if self._is_by_length else _FIRST
         if num_left <= 0:
             del self._prompts[name]
             self._emitting.append(each)
