@@ -74,7 +74,7 @@ class Disturbances:
         kinds = ["noise", "drift", "tail", "stall_s"]
         told = [kind for kind in kinds if getattr(self, kind)]
         told += ["stall_every_s"] if self.stall_s else []
-        words = [f"{kind} {getattr(self, kind):g}" for kind in told]
+        words = [f"{kind} {getattr(self, kind):.3g}" for kind in told]
         if self.slowness:
             factors = [factor for _, factor in self.slowness]
             words.append(f"slowness {min(factors):.2f} to {max(factors):.2f}")

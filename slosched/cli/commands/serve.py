@@ -28,6 +28,7 @@ from slosched.cli.local_model import (
 from slosched.cli.network_options import NetworkOptions
 from slosched.cli.operator_options import OperatorOptions
 from slosched.cli.option_groups import grouped
+from slosched.cli.promised import promised
 from slosched.cli.ray_serve import RayOptions
 from slosched.cli.service_options import ServiceOptions
 from slosched.cli.speculation import Speculate
@@ -293,7 +294,7 @@ def serve(
         operator.say(
             f"serving {device.name} at {url} under the policy {policy}\n"
             f"{service.described()}"
-            f"promise: TTFT {slo.ttft_s:g} s, TPOT {slo.tpot_s:g} s ({limits.deadline_rule}); "
+            f"{promised([slo])}  Deadline rule {limits.deadline_rule}; "
             f"KV cache: {worker.capacity_tokens} tokens; "
             f"a step has at most {limits.described()}; Ctrl-C drains and stops"
         )
