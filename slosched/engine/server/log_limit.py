@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 _PERIOD_S = 1.0
 _MAX_KINDS = 1000
@@ -14,13 +15,14 @@ _LOGGERS = ("asyncio", "uvicorn.error")
 class OncePerSecond(logging.Filter):
     """Lets a message pass once a second, with the number of those that it held back before."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        self._clock_s = clock_s
         self._last_s: dict[str, float] = {}
         self._num_held: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind, now_s = str(record.msg).partition("\n")[0], time.monotonic()
+        kind, now_s = str(record.msg).partition("\n")[0], self._clock_s()
         if now_s - self._last_s.get(kind, -_PERIOD_S) < _PERIOD_S:
             self._num_held[kind] = self._num_held.get(kind, 0) + 1
             return False

@@ -215,10 +215,9 @@ def test_more_silent_clients_than_descriptors_keep_nobody_out() -> None:
     assert err == ""
 
 
-def test_the_same_message_passes_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_message_passes_once_a_second() -> None:
     now_s = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now_s)
-    limit = OncePerSecond()
+    limit = OncePerSecond(lambda: now_s)
 
     def passes(text: str) -> str | None:
         record = logging.LogRecord("asyncio", logging.ERROR, "", 0, text, None, None)
@@ -231,12 +230,9 @@ def test_the_same_message_passes_once_a_second(monkeypatch: pytest.MonkeyPatch) 
     assert passes("out of files") == "out of files (1 more like it since)"
 
 
-def test_of_more_kinds_of_messages_than_are_kept_the_counts_are_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_more_kinds_of_messages_than_are_kept_the_counts_are_forgotten() -> None:
     """Messages of ever new kinds would otherwise take ever more memory."""
-    monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    limit = OncePerSecond()
+    limit = OncePerSecond(lambda: 100.0)
 
     def passes(text: str) -> str | None:
         record = logging.LogRecord("asyncio", logging.ERROR, "", 0, text, None, None)
