@@ -151,7 +151,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     def reset(self) -> None:
         self._drift = Drift()
         self._worth = self.worth_class()
-        self._flood = Flood(self._worth)
+        self._flood = Flood(self._worth, self.min_share)
 
     @property
     def prompt_order(self) -> PromptOrder:

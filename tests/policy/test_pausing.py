@@ -106,9 +106,9 @@ def test_prompts_have_the_time_that_decodes_leave_at_the_pace_they_ask_for() -> 
     view = seen(R("a", 11, 1.0, out=1), R("b", 11, 1.0, out=1))
     view = replace(view, limits=Limits(max_num_batched_tokens=2048))
     pace = replace(Pace.of(view.running, MODEL, 0.0), steps_per_s=20.0)
-    assert tokens_per_s_beside(pace, view) == pytest.approx(0.898 * 2048 / 0.1074)
+    assert tokens_per_s_beside(pace, view, 0.1) == pytest.approx(0.898 * 2048 / 0.1074)
     pace = replace(pace, steps_per_s=200.0)
-    assert tokens_per_s_beside(pace, view) == pytest.approx(0.1 * 2048 / 0.1074)
+    assert tokens_per_s_beside(pace, view, 0.1) == pytest.approx(0.1 * 2048 / 0.1074)
 
 
 @pytest.mark.parametrize(("tpots_s", "is_short"), [((0.05, 0.1), False), ((0.1,) * 3, True)])
@@ -133,7 +133,7 @@ def test_prompts_without_time_make_a_cache_short_only_if_promises_are_alike(
     size = 2 * view.kv.num_blocks * view.kv.block_size
     prompts = [(R("long", size, 9.0).request(), 1.0)]
     assert is_flooded(1e6, 1.0, pace, view)
-    assert Flood(worth).is_short_of_blocks(pace, prompts, pack, view) == is_short
+    assert Flood(worth, 0.1).is_short_of_blocks(pace, prompts, pack, view) == is_short
 
 
 @pytest.mark.parametrize(("num_others", "are_alike"), [(0, True), (4, True), (5, False)])
@@ -175,7 +175,7 @@ def test_in_a_flood_a_small_cache_serves_more_prompts_by_length_than_by_deadline
     class ByDeadline(Goodput):
         def reset(self) -> None:
             super().reset()
-            self._flood = WithoutAnOrder(self._worth)
+            self._flood = WithoutAnOrder(self._worth, self.min_share)
 
     trace = synthesize("azure_conv", num_requests=300, seed=3).scaled_to(40.0)
     trace = trace.with_slo(Tiers((SLO(5.0, 0.1),), (1.0,)))

@@ -20,6 +20,8 @@ class Flood:
 
     worth: Worth
     """It knows how many prompt tokens arrive in a second, and how many tokens requests emit."""
+    min_share: float
+    """Least share of the device that prompts have."""
 
     def is_short_of_blocks(
         self, pace: Pace, prompts: Sequence[Timed], pack: PromptPack, view: SchedulerView
@@ -37,7 +39,7 @@ class Flood:
             return True
         arriving = self.worth.tokens_per_s(view.now_s)
         if not self.worth.are_promises_alike:
-            arriving = min(arriving, tokens_per_s_beside(pace, view))
+            arriving = min(arriving, tokens_per_s_beside(pace, view, self.min_share))
         return self._is_rising(arriving, pace, view)
 
     def in_turn(

@@ -19,8 +19,6 @@ _NUM_STEPS = 8
 """Steps of all decodes for which a paused request may wait for blocks once it is due."""
 _PATIENCE = 2.0
 """How much longer than to compute it anew a paused request must have, so that it is not yet due."""
-_LEAST_SHARE = 0.1
-"""Share of the device that prompts have, however many decodes there are."""
 _FLOOD = 1.5
 """Tokens of prompts, as a multiple of those that decodes free in the same time, from which on not
 all prompts will find blocks.  Above 1, because a burst passes."""
@@ -48,13 +46,13 @@ def is_flooded(tokens_per_s: float, stay_tokens: float, pace: Pace, view: Schedu
     return tokens_per_s * stay_tokens * pace.all_s > _FLOOD * held_tokens
 
 
-def tokens_per_s_beside(pace: Pace, view: SchedulerView) -> float:
+def tokens_per_s_beside(pace: Pace, view: SchedulerView, least_share: float) -> float:
     """Return the prompt tokens for which there is time while decodes run at the pace they ask for.
 
-    `_LEAST_SHARE` of the device counts as free at least.
+    At least `least_share` of the device counts as free.
     """
     full = view.limits.max_num_batched_tokens
-    share = max(_LEAST_SHARE, 1 - pace.all_s * pace.steps_per_s)
+    share = max(least_share, 1 - pace.all_s * pace.steps_per_s)
     return share * full / view.model.predict_prefill(full)
 
 
