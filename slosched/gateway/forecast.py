@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,18 +50,21 @@ class Forecast:
     def of(cls, document: Mapping[str, Any]) -> Forecast:
         """Return the forecast of an answer to GET /v1/quote.
 
-        Raises LookupError, TypeError or ValueError if it is none.
+        Raises LookupError, TypeError, ValueError or ArithmeticError if it is none.
         """
         quotes = document["data"] if document["object"] == "list" else [document]
         first = quotes[0]
+        lengths = [int(quote["prompt_tokens"]) for quote in quotes]
+        if lengths[0] < 1 or lengths != sorted(set(lengths)):
+            raise ValueError(f"quotes are for positive lengths that rise, not {lengths}")
         promised = first["promised_ms"]
         return cls(
-            [int(quote["prompt_tokens"]) for quote in quotes],
-            [quote["alone_ms"]["ttft"] / 1000 for quote in quotes],
-            [quote["ttft_ms"]["p50"] / 1000 for quote in quotes],
-            [quote["ttft_ms"]["p10"] / 1000 for quote in quotes],
-            first["tpot_ms"]["p50"] / 1000,
-            first["alone_ms"]["tpot"] / 1000,
+            lengths,
+            [_seconds(quote["alone_ms"]["ttft"]) for quote in quotes],
+            [_seconds(quote["ttft_ms"]["p50"]) for quote in quotes],
+            [_seconds(quote["ttft_ms"]["p10"]) for quote in quotes],
+            _seconds(first["tpot_ms"]["p50"]),
+            _seconds(first["alone_ms"]["tpot"]),
             SLO(
                 NO_SLO.ttft_s if promised["ttft"] is None else promised["ttft"] / 1000,
                 NO_SLO.tpot_s if promised["tpot"] is None else promised["tpot"] / 1000,
@@ -82,3 +86,10 @@ class Forecast:
         low, high = lengths[place - 1], lengths[place]
         share = (num_tokens - low) / (high - low)
         return times_s[place - 1] + share * (times_s[place] - times_s[place - 1])
+
+
+def _seconds(time_ms: float) -> float:
+    """Return a time that was told in milliseconds; raise ValueError for one that is none."""
+    if not 0 <= time_ms < math.inf:
+        raise ValueError(f"a time must be finite and not negative, not {time_ms!r} ms")
+    return time_ms / 1000

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 
 from slosched.core import SloschedError
+from slosched.engine.server.json_text import parse_json
 from slosched.gateway.config import GatewayConfig
 from slosched.gateway.forecast import Forecast, grid_tokens
-from slosched.metrics.page import parse_metrics
+from slosched.metrics.page import Snapshot, parse_metrics
 
 _SAMPLE_TEXT = "The quick brown fox jumps over the lazy dog, and then it asks how long that took. "
 _USUAL_BYTES_PER_TOKEN = 4.0
@@ -21,6 +22,8 @@ _QUEUES = (
     ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
 )
 """The names under which engines show how many requests run and wait."""
+_UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError)
+"""What is raised where an answer is not as it should be; the last for numbers without end."""
 
 
 class ReplicaDownError(SloschedError):
@@ -64,9 +67,11 @@ class Questions:
         if status != 200:
             raise ReplicaDownError(f"/v1/models answers {status}: {text:.200}")
         try:
-            models = [dict(entry) for entry in json.loads(text)["data"]]
-            name = str(models[0]["id"])
-        except (ValueError, LookupError, TypeError) as error:
+            document: Any = parse_json(text)
+            models = [dict(entry) for entry in document["data"]]
+            names = [str(model["id"]) for model in models]
+            name = names[0]
+        except _UNREADABLE as error:
             raise ReplicaDownError("/v1/models is not an OpenAI-compatible answer") from error
         return Introduction(models, await self._bytes_per_token(name), *await self._kv_cache())
 
@@ -79,8 +84,9 @@ class Questions:
         if status != 200:
             raise NoQuotesError(f"/v1/quote answers {status}: {text:.200}")
         try:
-            return Forecast.of(json.loads(text))
-        except (ValueError, LookupError, TypeError) as error:
+            document: Any = parse_json(text)
+            return Forecast.of(document)
+        except _UNREADABLE as error:
             raise NoQuotesError(f"/v1/quote answers what is no quote: {text:.200}") from error
 
     async def load(self) -> int | None:
@@ -90,18 +96,18 @@ class Questions:
         """
         _, text = await self._ask("GET", "/load")
         try:
-            found = json.loads(text)
+            found: Any = parse_json(text)
             return int(found["num_requests_running"]) + int(found["num_requests_waiting"])
-        except (ValueError, LookupError, TypeError):
+        except _UNREADABLE:
             return None
 
     async def queue(self) -> int | None:
         """Return the requests that run and wait, as /metrics has them; None if it does not say."""
-        page = parse_metrics((await self._ask("GET", "/metrics"))[1], 0.0)
+        page = await self._page()
         for names in _QUEUES:
-            counts = [page.total(name) for name in names]
-            if None not in counts:
-                return int(sum(count for count in counts if count is not None))
+            count = sum(math.nan if (n := page.total(name)) is None else n for name in names)
+            if math.isfinite(count):
+                return int(count)
         return None
 
     async def _bytes_per_token(self, model: str) -> float:
@@ -109,20 +115,28 @@ class Questions:
         text = 8 * _SAMPLE_TEXT
         _, answer = await self._ask("POST", "/tokenize", {"model": model, "prompt": text})
         try:
-            return len(text) / int(json.loads(answer)["count"])
-        except (ValueError, LookupError, TypeError, ZeroDivisionError):
+            document: Any = parse_json(answer)
+            return len(text) / int(document["count"])
+        except _UNREADABLE:
             return _USUAL_BYTES_PER_TOKEN
 
     async def _kv_cache(self) -> tuple[int | None, bool]:
         """Return its tokens, None if unknown, and whether prefixes are cached, true if unknown."""
-        page = parse_metrics((await self._ask("GET", "/metrics"))[1], 0.0)
-        found = page.samples.get("vllm:cache_config_info", ())
+        found = (await self._page()).samples.get("vllm:cache_config_info", ())
         try:
             sizes = [int(s.labels["block_size"]) * int(s.labels["num_gpu_blocks"]) for s in found]
         except (LookupError, ValueError):
             sizes = []
         caching = [sample.labels.get("enable_prefix_caching") != "False" for sample in found]
         return sum(sizes) or None, all(caching)
+
+    async def _page(self) -> Snapshot:
+        """Return the page of metrics; an empty one if the server has none that can be read."""
+        status, text = await self._ask("GET", "/metrics")
+        try:
+            return parse_metrics(text if status == 200 else "", 0.0)
+        except ValueError:
+            return Snapshot(0.0)
 
     async def _ask(self, method: str, path: str, body: object = None) -> tuple[int, str]:
         try:

@@ -1,0 +1,100 @@
+"""What a router makes of answers about a replica's state that are not as they should be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+
+import pytest
+from aiohttp import web
+
+from slosched.gateway.forecast import Forecast
+from slosched.gateway.gateway import Gateway
+
+MODELS = '{"object": "list", "data": [{"id": "fragile"}]}'
+DEEP = "[" * 100_000
+_QUOTE = {
+    "prompt_tokens": 16,
+    "ttft_ms": {"p10": 1.0, "p50": 1.0},
+    "tpot_ms": {"p50": 1.0},
+    "alone_ms": {"ttft": 1.0, "tpot": 1.0},
+    "promised_ms": {"ttft": None, "tpot": None},
+    "num_requests_running": 0,
+    "num_requests_waiting": 0,
+}
+
+
+def quotes(*changes: Mapping[str, object]) -> str:
+    data = [{**_QUOTE, **change} for change in changes]
+    return json.dumps({"object": "list", "data": data}).replace("Infinity", "1e999")
+
+
+async def why_down(pages: Mapping[str, str]) -> str:
+    """Return why a server with these pages is down; an empty text if it is up.
+
+    The server answers "Not Found" to all else, as Starlette does.
+    """
+
+    async def answer(request: web.Request) -> web.Response:
+        text = {"/v1/models": MODELS, **pages}.get(request.path)
+        return web.Response(text=text or "Not Found", status=404 if text is None else 200)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    gateway = Gateway([f"http://127.0.0.1:{runner.addresses[0][1]}"], "least_requests")
+    try:
+        await gateway.start()
+        await gateway.stop()
+        return gateway.fleet.replicas[0].why_down
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        {},
+        {"/metrics": "This server has no metrics."},
+        {"/metrics": "vllm:num_requests_running NaN\nvllm:num_requests_waiting 1\n"},
+        {"/metrics": "vllm:num_requests_running +Inf\nvllm:num_requests_waiting 1\n"},
+        {"/load": '{"num_requests_running": 1e999, "num_requests_waiting": 0}'},
+        {"/load": DEEP},
+        {"/tokenize": '{"count": 1e999}'},
+        {"/tokenize": DEEP},
+        {"/v1/quote": DEEP},
+        {"/v1/quote": quotes({"prompt_tokens": float("inf")})},
+    ],
+)
+def test_a_server_whose_state_cannot_be_read_is_routed_to_without_it(
+    pages: Mapping[str, str],
+) -> None:
+    assert asyncio.run(why_down(pages)) == ""
+
+
+@pytest.mark.parametrize("models", [DEEP, '{"data": [{"id": "fragile"}, {"object": "model"}]}'])
+def test_a_server_whose_models_cannot_be_read_is_down(models: str) -> None:
+    said = asyncio.run(why_down({"/v1/models": models}))
+    assert said == "/v1/models is not an OpenAI-compatible answer"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [{"prompt_tokens": 0}],
+        [{"prompt_tokens": 16}, {"prompt_tokens": 16}],
+        [{"prompt_tokens": 64}, {"prompt_tokens": 16}],
+        [{"alone_ms": {"ttft": -1.0, "tpot": 1.0}}],
+        [{"ttft_ms": {"p10": 1.0, "p50": float("inf")}}],
+        [{"tpot_ms": {"p50": float("nan")}}],
+    ],
+)
+def test_quotes_that_no_router_can_reckon_with_are_none(
+    changes: list[Mapping[str, object]],
+) -> None:
+    data = [{**_QUOTE, **change} for change in changes]
+    with pytest.raises(ValueError, match=r"positive lengths that rise|finite and not negative"):
+        Forecast.of({"object": "list", "data": data})
