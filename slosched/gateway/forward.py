@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from starlette.types import Scope, Send
 
+from slosched.engine.server.json_text import parse_json
 from slosched.engine.server.respond import last_events
 from slosched.gateway.errors import replica_failed
 from slosched.gateway.headers import SKIPPED, Headers, answered, sendable
@@ -19,6 +20,8 @@ _MOVABLE = (429, 503)
 """Answers by which a replica says that it does not serve the request now."""
 _TOO_MANY = frozenset({"grammars_busy", "too_many_requests", "too_many_connections"})
 """Codes of a 503 by which a server that is well says that it has too many requests like this."""
+_FINAL = range(200, 600)
+"""Statuses that an answer may have (RFC 9110, section 15); others cannot be passed on."""
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
@@ -52,7 +55,8 @@ class Whole:
     def _code(self) -> str:
         """Return the code of an error in OpenAI's format; empty if it has none."""
         try:
-            return str(json.loads(self.body)["error"]["code"])
+            document: Any = parse_json(self.body)
+            return str(document["error"]["code"])
         except (ValueError, LookupError, TypeError):
             return ""
 
@@ -108,8 +112,10 @@ async def forward(
             allow_redirects=False,
             skip_auto_headers=SKIPPED,
         ) as response:
+            if response.status not in _FINAL:
+                raise NotTakenError(f"it answered with the status {response.status}")
             headers = answered(response.raw_headers)
-            if response.content_type != "text/event-stream":
+            if response.content_type != "text/event-stream" or response.status >= 400:
                 return Whole(response.status, headers, await response.read())
             replica.begin(sent)
             await send(

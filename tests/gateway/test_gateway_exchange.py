@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from slosched.gateway.gateway import Gateway
+from slosched.gateway.metrics import End
 
 BODY = json.dumps({"model": "fragile", "prompt": "break", "max_tokens": 4}).encode()
 
@@ -289,3 +290,63 @@ def test_a_body_that_takes_long_to_parse_is_refused() -> None:
             await runner.cleanup()
 
     asyncio.run(play())
+
+
+class Odd(Fragile):
+    """A server that answers every request for a completion with the same bytes."""
+
+    def __init__(self, status: int, content_type: str, body: bytes) -> None:
+        super().__init__()
+        self._answer = b"HTTP/1.1 %d Odd\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (
+            status,
+            content_type.encode(),
+            len(body),
+            body,
+        )
+
+    async def _break(self, request: web.Request) -> web.Response:
+        await request.read()
+        self.num_asked += 1
+        assert request.transport is not None
+        request.transport.write(self._answer)
+        request.transport.close()
+        return web.Response()
+
+
+async def ask_two(*odd: Odd) -> tuple[int, bytes, list[int], Gateway]:
+    """Ask a gateway in front of two servers; return the answer and how often each was asked."""
+    runners, urls = zip(*[await started(each.app) for each in odd], strict=True)
+    gateway = Gateway(urls, "round_robin")
+    await gateway.start()
+    try:
+        status, body = await ask(gateway)
+        return status, body, [each.num_asked for each in odd], gateway
+    finally:
+        await gateway.stop()
+        for runner in runners:
+            await runner.cleanup()
+
+
+@pytest.mark.parametrize("status", [101, 600, 999])
+def test_a_status_that_is_none_of_an_answer_is_a_replica_that_broke_off(status: int) -> None:
+    """It cannot be passed on: the client's connection was closed without any answer."""
+    odd = [Odd(status, "application/json", b"{}") for _ in range(2)]
+    answered, body, num_asked, gateway = asyncio.run(ask_two(*odd))
+    assert (answered, code_of(body), num_asked) == (502, "replica_failed", [1, 1])
+    assert f"it answered with the status {status}" in json.loads(body)["error"]["message"]
+    assert gateway.metrics.ended[End.FAILED] == 1
+
+
+def test_an_error_that_comes_as_an_event_is_an_error() -> None:
+    event = b'data: {"error": {"code": "not_serving"}}\n\n'
+    odd = [Odd(503, "text/event-stream", event) for _ in range(2)]
+    status, body, num_asked, gateway = asyncio.run(ask_two(*odd))
+    assert (status, body, num_asked) == (503, event, [1, 1])
+    assert gateway.metrics.ended == {End.FAILED: 1}
+
+
+def test_a_503_that_nobody_can_parse_is_passed_on() -> None:
+    deep = b"[" * 100_000
+    odd = [Odd(503, "application/json", deep) for _ in range(2)]
+    status, body, num_asked, _ = asyncio.run(ask_two(*odd))
+    assert (status, body, num_asked) == (503, deep, [1, 1])
