@@ -111,18 +111,19 @@ class LiveFleet:
         """Return the replicas that are up, have the model and room for the prompt.
 
         `without` are those that have been tried.  Raises ApiError if none was tried and there is
-        none: 503 if all are down, 404 if nobody has the model.
+        none: 503 if all are down, or all that had the model, 404 if nobody has it.
         """
-        up = self.up
-        if not up and not without:
-            raise no_replica(
-                (f"{each}: {each.why_down}" for each in self.replicas), self._config.retry_after_s
-            )
         model = asked.model
-        having = [each for each in up if model is None or model in each.models]
-        if not having and not without:
-            raise no_such_model(str(model), self.models)
-        left = [each for each in having if each not in without]
+        having = [each for each in self.replicas if model is None or model in each.models]
+        up = [each for each in having if each.is_up]
+        if not up and not without:
+            if self.up and not having:
+                raise no_such_model(str(model), self.models)
+            down = having or self.replicas
+            raise no_replica(
+                (f"{each}: {each.why_down}" for each in down), self._config.retry_after_s
+            )
+        left = [each for each in up if each not in without]
         return [each for each in left if _has_room(each, asked.request)] or left
 
     def choose(self, request: Request, replicas: Sequence[LiveReplica]) -> LiveReplica:

@@ -350,3 +350,29 @@ def test_a_503_that_nobody_can_parse_is_passed_on() -> None:
     odd = [Odd(503, "application/json", deep) for _ in range(2)]
     status, body, num_asked, _ = asyncio.run(ask_two(*odd))
     assert (status, body, num_asked) == (503, deep, [1, 1])
+
+
+def test_a_model_whose_only_replica_is_down_will_be_there_again() -> None:
+    """Clients give up at a 404, and come again after a 503."""
+
+    async def play() -> list[tuple[int, bytes]]:
+        with_it, without_it = Fragile(), Fragile()
+        runners = [await started(each.app) for each in (with_it, without_it)]
+        gateway = Gateway([url for _, url in runners], "round_robin")
+        await gateway.start()
+        await gateway.fleet.stop()  # else the first would soon be found to be up
+        first, second = gateway.fleet.replicas
+        second.models = {"another": {"id": "another"}}
+        first.mark_down("it takes a rest")
+        odd = json.dumps({"model": "unheard-of", "prompt": "a"}).encode()
+        try:
+            return [await ask(gateway), await ask(gateway, content=odd)]
+        finally:
+            await gateway.stop()
+            for runner, _ in runners:
+                await runner.cleanup()
+
+    (status, body), (odd_status, odd_body) = asyncio.run(play())
+    assert (status, code_of(body)) == (503, "no_replica")
+    assert "it takes a rest" in json.loads(body)["error"]["message"]
+    assert (odd_status, code_of(odd_body)) == (404, "model_not_found")
