@@ -40,7 +40,15 @@ def sendable(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     for name, value in sent:
         if _CONTROLS.search(value):
             raise ApiError(400, f"the header {name.decode('latin-1')} has control characters")
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in sent]
+    return [(name.decode("latin-1"), _text(value)) for name, value in sent]
+
+
+def _text(value: bytes) -> str:
+    """Return a value as a text that aiohttp, which sends UTF-8, turns into the same bytes."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def answered(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -1,0 +1,36 @@
+"""Which headers reach a replica, and how."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from slosched.gateway.headers import sendable
+
+
+@pytest.mark.parametrize("value", ["Bearer a", "Bearer \u00e9", "Bearer \u65e5\U0001f511"])
+def test_a_value_reaches_the_replica_as_it_was_sent(value: str) -> None:
+    """A key that is not ASCII was encoded twice, so that no replica knew it."""
+    head = b""
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal head
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async def play() -> None:
+        server = await asyncio.start_server(note, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        headers = sendable([(b"authorization", value.encode())])
+        async with server, aiohttp.ClientSession() as session:
+            await session.post(f"http://127.0.0.1:{port}", headers=headers)
+
+    asyncio.run(play())
+    assert b"\r\nauthorization: %s\r\n" % value.encode() in head
+
+
+def test_a_value_that_is_no_utf_8_is_sent_as_the_text_that_it_is_in_latin_1() -> None:
+    assert sendable([(b"x-name", b"Andr\xe9")]) == [("x-name", "Andr\xe9")]
