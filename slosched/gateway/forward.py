@@ -121,7 +121,7 @@ async def forward(
             await send(
                 {"type": "http.response.start", "status": response.status, "headers": headers}
             )
-            await _pass_on(response.content, send)
+            await pass_on(response.content, send)
             return None
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise NotReachedError(describe(error)) from error
@@ -129,28 +129,37 @@ async def forward(
         raise NotTakenError(describe(error)) from error
 
 
-async def _pass_on(stream: aiohttp.StreamReader, send: Send) -> None:
+async def pass_on(stream: aiohttp.StreamReader, send: Send) -> None:
     """Send the events of a stream on as they come; an error is its last event if it breaks off.
 
     Of an event that breaks off in its middle the client sees nothing.
     """
-    held = b""
+    held = bytearray()
     try:
         async for piece in stream.iter_any():
+            num_before = len(held)
             held += piece
-            end = _end_of_events(held)
+            end = _end_of_events(held, num_before)
             if end:
-                await send({"type": "http.response.body", "body": held[:end], "more_body": True})
-                held = held[end:]
+                whole = bytes(held[:end])
+                del held[:end]
+                await send({"type": "http.response.body", "body": whole, "more_body": True})
     except (aiohttp.ClientError, OSError) as error:
         why = f"the replica broke off in the middle of its answer: {describe(error)}"
         body = last_events(replica_failed(why))
         await send({"type": "http.response.body", "body": body, "more_body": False})
         raise StreamBrokenError(why) from error
-    await send({"type": "http.response.body", "body": held, "more_body": False})
+    await send({"type": "http.response.body", "body": bytes(held), "more_body": False})
 
 
-def _end_of_events(data: bytes) -> int:
-    """Return the place after the last whole event, which ends with an empty line; 0 if none."""
-    ends = [data.rfind(mark) + len(mark) for mark in _EVENT_ENDS if mark in data]
-    return max(ends, default=0)
+def _end_of_events(data: bytearray, num_before: int) -> int:
+    """Return the place after the last whole event, which ends with an empty line; 0 if none.
+
+    None has ended in the first `num_before` bytes, so that a long event is searched only once.
+    """
+    last = 0
+    for mark in _EVENT_ENDS:
+        found = data.rfind(mark, max(0, num_before - len(mark) + 1))
+        if found >= 0:
+            last = max(last, found + len(mark))
+    return last

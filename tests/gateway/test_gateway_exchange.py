@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import MutableMapping
+import time
+from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from slosched.gateway.forward import pass_on
 from slosched.gateway.gateway import Gateway
 from slosched.gateway.metrics import End
 
@@ -376,3 +378,41 @@ def test_a_model_whose_only_replica_is_down_will_be_there_again() -> None:
     assert (status, code_of(body)) == (503, "no_replica")
     assert "it takes a rest" in json.loads(body)["error"]["message"]
     assert (odd_status, code_of(odd_body)) == (404, "model_not_found")
+
+
+@pytest.mark.cost
+def test_a_long_event_does_not_keep_the_router_from_all_else() -> None:
+    """All that had come of it was searched again with each piece, which took seconds."""
+    event = b"data: " + b"x" * 2**25 + b"\n\n"
+    odd = [Odd(200, "text/event-stream", event) for _ in range(2)]
+    began_s = time.process_time()
+    status, body, _, _ = asyncio.run(ask_two(*odd))
+    assert (status, body == event) == (200, True)
+    assert time.process_time() - began_s < 1.0
+
+
+class InPieces:
+    """A stream that comes in given pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = pieces
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            yield piece
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+def test_an_event_is_passed_on_as_soon_as_its_last_byte_has_come(end: bytes) -> None:
+    event = b"data: 1" + end
+    events = event + event
+    for split in range(1, len(events)):
+        sent: list[bytes] = []
+
+        async def send(message: MutableMapping[str, Any], sent: list[bytes] = sent) -> None:
+            sent.append(message["body"])
+
+        pieces: Any = InPieces(events[:split], events[split:], b"data: [DO")
+        asyncio.run(pass_on(pieces, send))
+        first = event if split >= len(event) else b""
+        assert sent == [each for each in (first, events[len(first) :]) if each] + [b"data: [DO"]
