@@ -66,18 +66,17 @@ class Turns:
 
     def note_ended(self, request: Request) -> None:
         """Let what waits for the request arrive after its time, or never if it did not finish."""
-        if request.request_id not in self._next:
-            return
-        follower, think_s = self._next.pop(request.request_id)
-        assert request.end_s is not None
-        if request.status is RequestStatus.FINISHED:
-            follower.arrival_s = request.end_s + think_s
-            self._num_sent += 1
-            heappush(self._to_come, (follower.arrival_s, self._num_sent, follower))
-            return
-        follower.arrival_s = follower.end_s = request.end_s
-        follower.status, follower.end_reason = RequestStatus.ABORTED, EndReason.CLIENT
-        self.note_ended(follower)
+        while request.request_id in self._next:
+            follower, think_s = self._next.pop(request.request_id)
+            assert request.end_s is not None
+            if request.status is RequestStatus.FINISHED:
+                follower.arrival_s = request.end_s + think_s
+                self._num_sent += 1
+                heappush(self._to_come, (follower.arrival_s, self._num_sent, follower))
+                return
+            follower.arrival_s = follower.end_s = request.end_s
+            follower.status, follower.end_reason = RequestStatus.ABORTED, EndReason.CLIENT
+            request = follower
 
 
 def run_some(replicas: Iterable[Steps], turns: Turns, until_s: float) -> bool:

@@ -87,6 +87,12 @@ def test_a_turn_that_does_not_finish_breaks_its_session() -> None:
     assert (summary.num_programs, summary.program_attainment) == (2, 0.5)
 
 
+def test_a_session_of_thousands_of_turns_breaks_as_a_short_one_does() -> None:
+    trace = turns(("a", 0, 9, None), *[("a", 0, 1, 0.0)] * 3000)
+    requests = simulate(trace, FCFS(), A_SECOND_A_STEP, SimulationConfig(client_timeout_s=4.0))
+    assert {(r.status, r.end_s) for r in requests} == {(RequestStatus.ABORTED, 4.0)}
+
+
 @pytest.mark.parametrize(("program_s", "share"), [(6.2, 0.0), (6.25, 1.0)])
 def test_a_program_is_on_time_by_its_last_token(program_s: float, share: float) -> None:
     trace = turns(("a", 0, 3, None), ("a", 0, 3, 0.25), program_s=program_s)
