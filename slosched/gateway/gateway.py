@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 from starlette.applications import Starlette
@@ -142,13 +142,29 @@ def _checked(urls: Sequence[str]) -> list[str]:
     """Return base URLs without a slash at the end; raise ValueError if one is wrong."""
     checked = [url.rstrip("/") for url in urls]
     for url in checked:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        parts = _parts(url)
+        if parts is None:
             raise ValueError(f"{url!r} is no address of a server; write http://127.0.0.1:8000")
         if parts.path.endswith("/v1"):
             raise ValueError(f"{url!r}: leave out /v1, which is a part of each request's path")
+        if "@" in parts.netloc:
+            raise ValueError(
+                f"the address of {parts.hostname}: leave out user and password; clients send their "
+                "own keys, and --api-key is that of the router"
+            )
     if twice := next((url for url in checked if checked.count(url) > 1), None):
         raise ValueError(f"the replica {twice} is named twice")
     if not checked:
         raise ValueError("a router needs at least one replica: --url http://127.0.0.1:8000")
     return checked
+
+
+def _parts(url: str) -> SplitResult | None:
+    """Return the parts of a server's base URL; None if it is none."""
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:  # a port that is no number up to 65535, or a bracket that is not closed
+        return None
+    is_http = parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
+    return parts if is_http and not (parts.query or parts.fragment) else None
