@@ -59,7 +59,9 @@ class FleetRouter(RequestRouter):  # type: ignore[misc]  # Ray is not type-check
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas]
         await self._watch(candidate_replicas)
-        by_view = {self._watched[each.replica_id].view: each for each in candidate_replicas}
+        found = ((self._watched.get(each.replica_id), each) for each in candidate_replicas)
+        # One that is gone since is no longer watched.
+        by_view = {known.view: each for known, each in found if known is not None}
         call: Call = pending_request.args[0]
         able = [view for view in by_view if view.is_up and view.url not in call.tried]
         if not able:

@@ -1,0 +1,48 @@
+"""What Ray Serve's request router does with replicas that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed here: pip install 'slosched[ray]'")
+
+from slosched.gateway.config import GatewayConfig
+from slosched.gateway.ray_serve.call import Call
+from slosched.gateway.ray_serve.replica import URL
+from slosched.gateway.ray_serve.request_router import FleetRouter
+
+PENDING: Any = SimpleNamespace(args=[Call("POST", "/v1/completions", (), b'{"prompt": "a"}')])
+
+
+def replica(name: str) -> Any:
+    """Return a replica whose server nobody can reach."""
+    return SimpleNamespace(replica_id=name, replica_metadata={URL: "http://127.0.0.1:1"})
+
+
+@pytest.mark.filterwarnings("ignore")  # warnings from Ray itself
+def test_a_replica_that_goes_while_a_request_waits_for_it_is_left_out() -> None:
+    """Ray Serve logs what is raised here, and the request waits for ever."""
+    stays, goes = replica("stays"), replica("goes")
+
+    async def play() -> list[list[Any]]:
+        router: Any = FleetRouter.__new__(FleetRouter)
+        router.initialize_state("round_robin")
+        router._config = GatewayConfig(poll_timeout_s=0.5)
+        router._replicas = {each.replica_id: each for each in (stays, goes)}
+        first = asyncio.create_task(router.choose_replicas([stays, goes], PENDING))
+        await asyncio.sleep(0.1)
+        del router._replicas[goes.replica_id]
+        others = await router.choose_replicas([stays], PENDING)
+        assert others == [[stays]]
+        try:
+            return await first
+        finally:
+            for watched in router._watched.values():
+                watched.task.cancel()
+            await router._session.close()
+
+    assert asyncio.run(play()) == [[stays, goes]]
