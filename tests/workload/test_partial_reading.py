@@ -205,6 +205,15 @@ def test_bad_rows_of_other_files(tmp_path, text, kept, why):
         read_trace(path)
 
 
+def test_a_spoilt_header_of_ours_is_a_bad_row(tmp_path):
+    path = tmp_path / "ours.jsonl"
+    write_trace(Trace.of([TraceRequest("a", 0.0, 5, 5)], "ours"), path)
+    path.write_text("{oh\n" + path.read_text().splitlines()[1])
+    trace = read_trace(path, skip_bad=True)
+    assert [request.request_id for request in trace.requests] == ["a"]
+    assert trace.provenance["rows_bad_are"] == "not JSON: 1"
+
+
 def test_a_file_of_bad_rows_alone_holds_nothing(tmp_path):
     path = tmp_path / "bad.csv"
     lines = BAD.splitlines()

@@ -166,7 +166,11 @@ def test_the_estimate_by_hand(text, tokens):
         ('[{"conversations": [{"from": "human"}]}]', "item 1: conversations is .*`value`"),
         ('[{"conversations": []}, 5]', "item 2: expected a JSON object, not 5"),
         ('# a note\n[{"conversations": []},\n {]', "line 3, column 3: not JSON"),
-        (LENGTHS + '"' + "9" * 200_000 + '",1,1,1\n', "line 3: not CSV .field larger"),
+        (BAILIAN.replace("[1089", "[1e400"), "line 2: hash_ids is .inf, 1090.; expected a list of"),
+        (BAILIAN.replace("[1089", "[1.5"), "line 2: hash_ids is .1.5, 1090.; expected a list of"),
+        ('[{"conversations": []}]\n[{"conversations": []}]', "line 2, column 1: .*behind the list"),
+        (LENGTHS + '"' + "9" * 200_000 + '",1,1,1\n', "line 3: num_prefill_tokens is '999"),
+        (LENGTHS.replace("\n", "\r"), "line 1: not CSV .new-line character"),
     ],
 )
 def test_a_bad_value_is_named_with_its_place(tmp_path, text, says):

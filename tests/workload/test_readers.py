@@ -167,6 +167,14 @@ def test_what_is_written_is_read_back_identically(tmp_path_factory, trace, suffi
     assert read_trace(path) == trace
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_the_hashes_of_a_long_prompt_are_read_back(tmp_path, suffix):
+    hashes = tuple(range(2**62, 2**62 + 8000))
+    trace = Trace.of([TraceRequest("a", 0.0, 128_000, 1, prefix_hashes=hashes)], "long", {}, 16)
+    write_trace(trace, tmp_path / f"long{suffix}")
+    assert read_trace(tmp_path / f"long{suffix}") == trace
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

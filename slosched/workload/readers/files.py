@@ -30,6 +30,9 @@ _COMPRESSED = {
     b"PK\x03\x04": "unzip",
 }
 """First bytes of compressed files, and the command that unpacks them."""
+_LONGEST_CELL = 1 << 24
+"""Characters of the longest cell of CSV: all prefix hashes of the longest prompt, with blocks of 16
+tokens and 19 digits a hash.  Python's own limit is 128 KiB: those of 105,000 tokens."""
 _BATCH_ROWS = 4096
 _CHUNK_BYTES = 1 << 16
 
@@ -148,6 +151,7 @@ def _json_rows(path: Path, lines: Iterator[str], first: int, bad: BadRows) -> It
 
 
 def _csv_rows(path: Path, lines: Iterator[str], first: int, bad: BadRows) -> Iterator[Row]:
+    csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(lines)
     try:
         columns = [column.strip() for column in next(reader)]

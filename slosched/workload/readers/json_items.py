@@ -13,6 +13,7 @@ from slosched.workload.request import TraceError
 
 _COMMENTS = re.compile(r"(?:[ \t\r]*(?:#[^\n]*)?\n)*\s*\[")
 _BETWEEN = re.compile(r"\s*(,|\])?\s*")
+_BLANKS = re.compile(r"\s*")
 _LONGEST_TOKEN = 16
 """Length of the longest JSON token that is neither a string nor a number.
 
@@ -28,6 +29,7 @@ def json_items(path: Path, chunks: Iterator[str], bad: BadRows) -> Iterator[Row]
     while True:
         separator = text.skip(_BETWEEN)
         if separator == "]":
+            text.check_end()
             return
         if (separator == ",") != (number > 0):
             text.complain("expected ',' or ']' after an item" if number else "expected an item")
@@ -83,6 +85,12 @@ class _Window:
                 if end < len(self._text) or not self._more():
                     self._at = end
                     return value
+
+    def check_end(self) -> None:
+        """Raise TraceError if there is anything but blanks from here on."""
+        self.skip(_BLANKS)
+        if self._at < len(self._text):
+            self.complain("expected nothing behind the list")
 
     def complain(self, problem: str) -> NoReturn:
         self._forget()

@@ -212,7 +212,10 @@ def own_header(path: Path, top: Sequence[str]) -> Header:
 
 
 def _json_header(line: str) -> Mapping[str, object]:
-    values: dict[str, object] = json.loads(line)  # valid, since the row reader has parsed it
+    try:
+        values: dict[str, object] = json.loads(line)
+    except (ValueError, RecursionError):  # a bad row, which was skipped and counted
+        return {}
     return values if HEADER_KEY in values else {}
 
 

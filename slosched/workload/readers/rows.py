@@ -170,12 +170,20 @@ class Row:
         try:
             if not isinstance(items, list):
                 raise TypeError
-            found = tuple(int(item) for item in items)
-        except (TypeError, ValueError):
+            found = tuple(map(_whole, items))
+        except (TypeError, ValueError, OverflowError):
             raise self.wrong(column, "a list of whole numbers") from None
         if any(not -_MAX_HASH <= h <= _MAX_HASH for h in found):
             raise self.wrong(column, "whole numbers of at most 63 bits")
         return found
+
+
+def _whole(value: str | float) -> int:
+    """Return a whole number; raise ValueError or OverflowError for another, as `int` does."""
+    number = int(value)
+    if isinstance(value, float) and value != number:
+        raise ValueError
+    return number
 
 
 def short(value: object) -> str:
