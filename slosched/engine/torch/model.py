@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -116,7 +116,7 @@ def _proven(
     backend: AttentionBackend,
 ) -> LoadedModel:
     config = model.config.get_text_config()
-    max_model_len = int(config.max_position_embeddings)
+    max_model_len = _max_model_len(config)
     check_against_eager(model, probed, backend, max_model_len)
     return LoadedModel(
         name=name,
@@ -132,6 +132,21 @@ def _proven(
         backend=backend,
         adapter_targets=targets_of(model),
     )
+
+
+def _max_model_len(config: Any) -> int:
+    """Return the longest context for which a model was made, and which does not touch others.
+
+    With LongRoPE (Phi-3, Phi-4) one token behind the original length turns the keys of all tokens
+    of its step by other angles, so that the answers beside it would change.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    originals = [
+        int(part["original_max_position_embeddings"])
+        for part in (rope, *rope.values())
+        if isinstance(part, Mapping) and part.get("rope_type") == "longrope"
+    ]
+    return min([int(config.max_position_embeddings), *originals])
 
 
 def chosen_device(device: str) -> torch.device:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from batches import GREEDY, book, make_batch, make_chunk, make_prompt_request
+from served import Ask, Replica, serve
 
 from slosched.core import SamplingParams
 from slosched.engine.torch import (
@@ -89,6 +91,34 @@ def test_a_saved_directory_loads_with_its_weights_and_tokenizer(tmp_path: Path) 
     assert model.tokenizer is not None
     assert model.tokenizer.eos_token_id == 2
     assert load_model(str(tmp_path), device="cpu", dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_a_context_with_longrope_stays_where_it_changes_no_answer_beside_it(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+    }
+    config = transformers.Phi3Config(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=64,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+        max_position_embeddings=256,
+        original_max_position_embeddings=32,
+        rope_parameters=rope,
+    )
+    config.save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), device="cpu", dtype="float32", load_format="dummy")
+    short, long = Ask([5, 6, 7, 8, 9], 24), Ask([*range(24)], min(40, model.max_model_len - 24))
+    [alone] = serve(model, Replica(), [short]).outputs
+    assert serve(model, Replica(), [short, long]).outputs[0] == alone
+    assert model.max_model_len == 32
 
 
 def test_unknown_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
