@@ -11,23 +11,25 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from slosched.engine.torch.embedded import ModelUnavailableError
-from slosched.engine.torch.forward import ATTENTION_NAME
+from slosched.engine.torch.forward import ATTENTION_NAME, refusing_other_attention
 
 
 def read_checkpoint(directory: Path, dtype: torch.dtype) -> Any:
     """Return the transformers model in a directory, on the CPU, with slosched's attention.
 
-    Raises ModelUnavailableError if the files cannot be read, or lack a weight of the model.
+    Raises ModelUnavailableError if the files cannot be read, or lack a weight of the model, and
+    UnsupportedModelError for one that takes no attention but its own.
     """
     disable_progress_bar()  # it would mix with the caller's own
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            directory,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with refusing_other_attention():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                directory,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelUnavailableError(f"the model in {directory} cannot be read: {error}") from error
     # transformers draws weights at random that are not there, and only warns of it.

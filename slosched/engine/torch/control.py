@@ -13,6 +13,7 @@ from torch import Tensor
 from slosched.core import OperationError
 from slosched.engine.torch.checkpoint import read_checkpoint
 from slosched.engine.torch.embedded import ModelUnavailableError
+from slosched.engine.torch.forward import UnsupportedModelError
 from slosched.engine.torch.model import LoadedModel
 
 
@@ -49,7 +50,7 @@ class TorchControl:
             raise OperationError(f"{model_path!r} holds no config.json with *.safetensors")
         try:
             model = read_checkpoint(path, self._model.dtype)
-        except ModelUnavailableError as error:
+        except (ModelUnavailableError, UnsupportedModelError) as error:
             raise OperationError(str(error)) from error
         weights = cast("dict[str, Tensor]", model.state_dict())
         ours = self._model.model.state_dict()

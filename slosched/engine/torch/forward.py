@@ -7,6 +7,8 @@ and values into the cache and lets a backend attend over the block tables.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +26,23 @@ ATTENTION_NAME = "slosched"
 
 class UnsupportedModelError(SloschedError):
     """The model needs something that slosched's attention does not compute, so it is refused."""
+
+
+@contextmanager
+def refusing_other_attention() -> Iterator[None]:
+    """Raise UnsupportedModelError for a model that has a table of its own attention classes.
+
+    Its code looks the name of ours up there while the model is built.
+    """
+    try:
+        yield
+    except KeyError as error:
+        if error.args != (ATTENTION_NAME,):
+            raise
+        raise UnsupportedModelError(
+            "the model computes attention by classes of its own, which know no paged KV cache; "
+            "serve another model"
+        ) from error
 
 
 class LayerAttention(Protocol):

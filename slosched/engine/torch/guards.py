@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from slosched.core import SloschedError
 from slosched.engine.torch.attention import AttentionBackend, Scoring
 from slosched.engine.torch.forward import ATTENTION_NAME, UnsupportedModelError, forward
 from slosched.engine.torch.kv_cache import KVGeometry, PagedKVCache
@@ -33,13 +34,21 @@ class Probed(NamedTuple):
 def probe(model: Any) -> Probed:
     """Return the KV geometry and the sliding window, read from what attention gets for one token.
 
-    Raises UnsupportedModelError if the layers differ, if some do not call slosched's attention, or
-    if a layer that the config calls sliding passes no window.
+    Raises UnsupportedModelError if the model does not run, if the layers differ, if some do not
+    call slosched's attention, or if a layer that the config calls sliding passes no window.
     """
     run = _Probe()
     token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    with torch.inference_mode():
-        model(input_ids=token, position_ids=token, use_cache=False, paged=run)
+    try:
+        with torch.inference_mode():
+            model(input_ids=token, position_ids=token, use_cache=False, paged=run)
+    except SloschedError:
+        raise
+    except Exception as error:  # a model that we do not know may do anything
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not run with slosched's attention "
+            f"({type(error).__name__}: {error!s:.200}); serve another model"
+        ) from error
     config = model.config.get_text_config()
     _check_layers(run, config)
     shapes = set(run.shapes.values())

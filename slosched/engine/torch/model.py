@@ -21,7 +21,7 @@ from slosched.engine.torch.attention import (
 from slosched.engine.torch.checkpoint import read_checkpoint
 from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
 from slosched.engine.torch.embedded import SMOLLM2, ModelUnavailableError, embedded_model_dir
-from slosched.engine.torch.forward import ATTENTION_NAME
+from slosched.engine.torch.forward import ATTENTION_NAME, refusing_other_attention
 from slosched.engine.torch.guards import Probed, check_against_eager, probe
 from slosched.engine.torch.kv_cache import KVGeometry
 from slosched.engine.torch.lora import LoraAdapter, Targets, load_adapter, targets_of
@@ -206,7 +206,7 @@ def _model(
 
 def _random_model(config: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.device(device):
+    with torch.random.fork_rng(devices=devices), torch.device(device), refusing_other_attention():
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=ATTENTION_NAME

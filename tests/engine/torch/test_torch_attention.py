@@ -144,6 +144,7 @@ def test_guards_accept_what_fits(family: str) -> None:
     [
         ("Gemma2Config", {}, "soft-capped"),
         ("BloomConfig", {"n_layer": 2, "n_head": 4}, "called for layers \\[\\]"),
+        ("StableLmConfig", {}, "StableLmForCausalLM does not run with slosched's attention"),
         ("GptOssConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, "sinks"),
         ("DeepseekV3Config", DEEPSEEK, "keys of 12 and values of 8"),
         (

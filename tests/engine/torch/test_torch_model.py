@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from slosched.engine.torch import (
 )
 from slosched.engine.torch.cpu_dtype import fastest_cpu_dtype
 from slosched.engine.torch.embedded import embedded_model_dir
+from slosched.engine.torch.forward import UnsupportedModelError
 from slosched.engine.torch.tiny import tiny_config
 
 torch.set_num_threads(1)
@@ -119,6 +121,17 @@ def test_a_context_with_longrope_stays_where_it_changes_no_answer_beside_it(tmp_
     [alone] = serve(model, Replica(), [short]).outputs
     assert serve(model, Replica(), [short, long]).outputs[0] == alone
     assert model.max_model_len == 32
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_model_with_attention_classes_of_its_own_is_refused(
+    tmp_path: Path, load_format: Literal["auto", "dummy"]
+) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64}
+    config = transformers.FalconConfig(**sizes)
+    transformers.FalconForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="classes of its own"):
+        load_model(str(tmp_path), device="cpu", dtype="float32", load_format=load_format)
 
 
 def test_unknown_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
