@@ -160,6 +160,16 @@ def test_parquet_is_read_in_batches(tmp_path):
     assert len(read_trace(path, start_s=10_000)) == 10_000
 
 
+def test_parquet_with_a_spoilt_page_is_named(tmp_path):
+    path = tmp_path / "t.parquet"
+    write_trace(Trace.of([TraceRequest("a", 0.0, 5, 5)], "short"), path)
+    with path.open("r+b") as file:
+        file.seek(len(b"PAR1"))
+        file.write(b"\xff" * 30)
+    with pytest.raises(TraceError, match=r"t\.parquet, row 1: not Parquet that can be read"):
+        read_trace(path)
+
+
 BAD = """arrival_s,input_tokens,output_tokens
 0,5,5
 1,0,5

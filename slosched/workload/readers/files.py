@@ -180,8 +180,15 @@ def _parquet(path: Path) -> Reading:
     top = [] if header is None else [header.decode("utf-8")]
 
     def rows() -> Iterator[Row]:
-        number = 0
-        for batch in file.iter_batches(_BATCH_ROWS):
+        number, batches = 0, file.iter_batches(_BATCH_ROWS)
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pyarrow.ArrowException, OSError) as error:
+                why = f"not Parquet that can be read: {error}"
+                raise TraceError(f"{path}, row {number + 1}: {why}") from None
+            if batch is None:
+                return
             for values in batch.to_pylist():
                 number += 1
                 yield Row(path, number, values, unit="row")
