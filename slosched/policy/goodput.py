@@ -40,6 +40,7 @@ from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.lost import may_be_lost, num_lost
 from slosched.policy.kit.make_way import has_to_make_way, make_way, may_make_way
 from slosched.policy.kit.memory import (
+    are_few,
     lacks_blocks,
     tokens_at_leisure,
     tokens_in_turn,
@@ -239,7 +240,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         most_blocks = min(len(waiting), MAX_ASKED) * -(-longest // view.kv.block_size)
         longest_s = model.predict_prefill(longest)
         if will_be_filled(most_blocks, view.kv):
-            self._judge_leisure(batch, pace, decodes, view)
+            if not self._judge_leisure(batch, pace, decodes, view):
+                return None
         else:  # It is not at leisure, and of those due later than this none is hopeless.
             self.timed(batch, model, due_by(waiting, now_s + longest_s)[:MAX_ASKED], now_s)
         if may_make_way(batch, decodes, view, longest_s):
@@ -248,17 +250,22 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
 
     def _judge_leisure(
         self, batch: BatchBuilder, pace: Pace, decodes: DecodeGroup, view: SchedulerView
-    ) -> None:
-        """Reject prompts, and note whether the others have time although none can start."""
+    ) -> bool:
+        """Reject prompts, and note whether the others have time although none can start.
+
+        Returns False if only a look at each decode tells whether KV blocks are short.
+        """
         prompts = self._prompts(batch, view.model, view, ())
         supply = self.supply(pace, batch, view.now_s, pace.seat_s(decodes.output_tokens))
         is_short = view.kv.num_free_blocks < decodes.num_decodes
         if is_short or not self.is_enough_for_all(pace, prompts, supply):
-            return
+            return True
         pack = self.pack_class(batch, view.now_s, ())
         pack.reserved_blocks -= decodes.num_new_blocks  # `_serve` asks before these are taken.
-        if not self._flood.is_short_of_blocks(pace, prompts, pack, view):
-            self.spread(pace, prompts, supply, batch, view)
+        if lacks_blocks(prompts, pack.num_free_blocks, view):
+            return are_few(pack.num_free_blocks, view)
+        self.spread(pace, prompts, supply, batch, view)
+        return True
 
     def choose_drafts(
         self, offers: Sequence[DraftOffer], output: SchedulerOutput, view: SchedulerView

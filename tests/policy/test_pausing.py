@@ -67,26 +67,38 @@ def test_a_decode_that_lacks_a_block_takes_those_of_the_one_that_is_furthest_ahe
 def test_the_mean_stay_counts_the_tokens_of_requests_that_go_on() -> None:
     stays, requests = Stays(), [R(f"d{i}", 11, 1.0, out=10).request() for i in range(4)]
     stays.watch(requests[:3])
-    assert stays.mean_tokens() == 30  # as if one had ended
-    requests[0].end_reason = EndReason.STOP
+    assert stays.mean_tokens(1.0) == 30  # as if one had ended
+    requests[0].end_reason, requests[0].end_s = EndReason.STOP, 1.5
     stays.watch(requests[3:])
-    assert stays.mean_tokens() == 20
+    assert stays.mean_tokens(2.0) == 20
     requests[1].num_output_tokens = 90
-    assert [stays.mean_tokens() for _ in range(16)] == [20] * 15 + [60]
+    assert (stays.mean_tokens(2.0), stays.mean_tokens(3.0)) == (20, 60)
+
+
+def test_the_mean_stay_does_not_depend_on_when_it_was_asked_for() -> None:
+    """One `Stays` is asked after each of many ends, the other only after the last."""
+    often, once = Stays(), Stays()
+    requests = [R(f"d{i}", 301, 1.0, out=1 + i).request() for i in range(200)]
+    for stays in (often, once):
+        stays.watch(requests)
+    for i in (i for start in range(7) for i in range(start, 150, 7)):
+        requests[i].end_reason, requests[i].end_s = EndReason.STOP, 1000.0 * (i % 7) + i
+        often.mean_tokens(requests[i].end_s)
+    assert often.mean_tokens(1e4) == once.mean_tokens(1e4)
 
 
 def test_a_rejected_request_tells_nothing_of_stays() -> None:
     stays, rejected = Stays(), R("rejected", 11, 1.0).request()
-    rejected.end_reason = EndReason.EXPIRED
+    rejected.end_reason, rejected.end_s = EndReason.EXPIRED, 0.5
     stays.watch([R("decode", 11, 1.0, out=10).request(), rejected])
-    assert stays.mean_tokens() == 10
+    assert stays.mean_tokens(1.0) == 10
 
 
 def test_ended_requests_are_forgotten_though_nobody_asks() -> None:
     stays = Stays()
     for i in range(20_000):
         request = R(f"r{i}", 11, 1.0, out=10).request()
-        request.end_reason = EndReason.STOP
+        request.end_reason, request.end_s = EndReason.STOP, float(i)
         stays.watch([request])
     assert len(stays._watched) < 1024
 

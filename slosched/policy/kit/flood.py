@@ -57,4 +57,4 @@ class Flood:
 
     def _is_rising(self, tokens_per_s: float, pace: Pace, view: SchedulerView) -> bool:
         """Tell whether so many tokens of prompts are more than decodes make room for."""
-        return is_flooded(tokens_per_s, self.worth.stays.mean_tokens(), pace, view)
+        return is_flooded(tokens_per_s, self.worth.stays.mean_tokens(view.now_s), pace, view)

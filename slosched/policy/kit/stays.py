@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 from slosched.core import Request
 
@@ -15,8 +17,6 @@ _LEAST_ENDED = 16
 """Ends of these from which on they say what the mean is."""
 _FIRST_SWEEP = 1024
 """Watched requests from which on those that have ended are looked for."""
-_NUM_ASKED = 16
-"""Times that the mean is asked for before it is taken anew, if nobody arrives meanwhile."""
 
 
 class Stays:
@@ -33,31 +33,31 @@ class Stays:
         self._ended: deque[int] = deque(maxlen=_NUM_ENDED)
         self._sweep_at = _FIRST_SWEEP
         self._mean_tokens = 1.0
+        self._taken_s = -math.inf
+        """When the mean was taken."""
         self._latest: deque[Request] = deque(maxlen=_NUM_LATEST)
-        self._num_asked = _NUM_ASKED
 
     def watch(self, arrived: Sequence[Request]) -> None:
         """Follow requests until they end."""
         if not arrived:
             return
-        self._num_asked = _NUM_ASKED
         self._latest.extend(reversed(arrived))
         self._watched.update((request.request_id, request) for request in arrived)
         if len(self._watched) >= self._sweep_at:
             self._sweep()
             self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._watched))
 
-    def mean_tokens(self) -> float:
-        """Return the mean; at least 1.  One request counts as ended before any has.
+    def mean_tokens(self, now_s: float) -> float:
+        """Return the mean; at least 1.  One request counts as ended before any has.  O(n).
 
-        It is taken anew, in O(n), after arrivals and now and then.
+        All running requests have to be up to date, as they are while `schedule` plans: what is
+        said must not depend on the steps that were planned beside a group, which do not ask.
         """
-        if self._num_asked == _NUM_ASKED:
-            self._num_asked = 0
+        if now_s != self._taken_s:
+            self._taken_s = now_s
             self._sweep()
             emitted = sum(self._ended) + sum([r.num_output_tokens for r in self._watched.values()])
             self._mean_tokens = max(1.0, emitted / (len(self._ended) + 1))
-        self._num_asked += 1
         return self._mean_tokens
 
     def mean_of_latest(self) -> float:
@@ -74,8 +74,12 @@ class Stays:
         return num_tokens / num_ended if num_ended >= _LEAST_ENDED else 0.0
 
     def _sweep(self) -> None:
-        """Learn from the requests that have ended, and forget them; the rejected emitted none."""
-        for request in [r for r in self._watched.values() if r.end_reason is not None]:
+        """Learn from the requests that have ended, and forget them; the rejected emitted none.
+
+        They count in the order of their ends, however often this is called.
+        """
+        ended = [r for r in self._watched.values() if r.end_reason is not None]
+        for request in sorted(ended, key=attrgetter("end_s")):
             del self._watched[request.request_id]
             if request.num_output_tokens:
                 self._ended.append(request.num_output_tokens)
