@@ -63,7 +63,7 @@ def test_by_default_it_ends() -> None:
     assert (request.status, request.end_reason) == (RequestStatus.REJECTED, EndReason.INFEASIBLE)
 
 
-def test_a_relegated_request_goes_on_without_an_slo_and_is_judged_without_one() -> None:
+def test_a_relegated_request_goes_on_without_an_slo_and_is_judged_by_what_it_asked_for() -> None:
     request = tight(OnInfeasible.RELEGATE)
     scheduler = scheduled(RejectsTight(2.0), request)
     assert (request.status, request.slo, request.is_relegated) == (
@@ -73,7 +73,7 @@ def test_a_relegated_request_goes_on_without_an_slo_and_is_judged_without_one() 
     )
     assert request.deadline_s == NO_SLO.ttft_s
     assert scheduler.schedule(0.0).chunks
-    assert RequestRecord.from_request(request).slo == NO_SLO
+    assert RequestRecord.from_request(request).slo == SLO(1.0, 0.05)
 
 
 def test_one_that_is_served_in_any_case_asks_for_twice_as_much_until_it_is_let_in() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.fleet.playing import play_cases
-from experiments.fleet.questions import H100, POLICIES
+from experiments.fleet.questions import H100
 from experiments.fleet.tables import interval
 from experiments.markdown import table
-from experiments.sessions.cells import BLOCK_TOKENS, PROGRAM_FACTOR, SLO_OF_TURNS
-from slosched.core import DeadlineRule
+from experiments.sessions.cells import BLOCK_TOKENS, traffic
+from slosched.core import DeadlineRule, OnInfeasible
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.fleet.setup import FleetSetup
 from slosched.fleet.simulate import FleetConfig
@@ -25,7 +25,7 @@ from slosched.metrics.programs import num_programs_on_time
 from slosched.perfmodel import at_block_size, load_model
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig
-from slosched.workload import Tiers, Trace, synthesize
+from slosched.workload import Trace
 
 RESULTS = Path(__file__).with_name("agents.csv")
 PAGE = Path(__file__).with_name("agents.md")
@@ -34,16 +34,22 @@ RATES = (1.3,)
 """Requests/s of the whole fleet, as if answers took 30 ms a token: `prefix_affine` keeps nearly all
 programs on time with `fcfs`."""
 SEEDS = (101, 102, 103)
+PLANNERS = {
+    "`fcfs`": ("fcfs", OnInfeasible.REJECT),
+    "`goodput`": ("goodput", OnInfeasible.RELEGATE),
+    "`goodput` that rejects": ("goodput", OnInfeasible.REJECT),
+}
+"""Policies, with what becomes of turns that they cannot serve in time, but for first ones."""
 _NUM_REQUESTS = 2000
 _KV_TOKENS = 432_992
-_KEY = ["rate", "policy", "router", "seed"]
+_KEY = ["rate", "planner", "router", "seed"]
 
 
 def play() -> None:
     """Play what agents.csv does not have, and write it there."""
     kept = pd.read_csv(RESULTS) if RESULTS.exists() else pd.DataFrame(columns=_KEY)
     known = set(kept[_KEY].itertuples(index=False, name=None))
-    cases = [case for case in product(RATES, POLICIES, ROUTERS, SEEDS) if case not in known]
+    cases = [case for case in product(RATES, PLANNERS, ROUTERS, SEEDS) if case not in known]
     play_cases(cases, _row, kept, RESULTS)
 
 
@@ -55,10 +61,12 @@ def page() -> str:
         f"Made by `python -m experiments.fleet agents`.  Each figure is the mean of {len(SEEDS)} "
         f"replays of {_NUM_REQUESTS:,} turns, about 53 programs, with its 95 % interval.  A "
         "program is on time if its last token comes within what its turns are promised and its "
-        "pauses take together; a turn is if its TTFT and its mean TPOT are as promised.",
+        "pauses take together; a turn is if its TTFT and its mean TPOT are as promised.  A turn "
+        "that `goodput` cannot serve in time is served without a promise, unless it is the "
+        "first of its program, or `goodput` rejects it as well.",
     ]
     for rate, found in results.groupby("rate"):
-        heads = ["router", *(f"`{p}`, {what}" for what in ("programs", "turns") for p in POLICIES)]
+        heads = ["router", *(f"{p}, {what}" for what in ("programs", "turns") for p in PLANNERS)]
         rows = [(f"`{router}`", *_cells(found[found["router"] == router])) for router in ROUTERS]
         parts.append(f"## {rate:g} requests/s\n\n{table(heads, rows, 1)}")
     return "\n\n".join(parts) + "\n"
@@ -66,19 +74,21 @@ def page() -> str:
 
 def _cells(found: pd.DataFrame) -> list[str]:
     cells = []
-    for column, policy in product(("programs_on_time", "turns_in_time"), POLICIES):
-        shares = found[found["policy"] == policy][column].to_numpy(dtype=float)
+    for column, planner in product(("programs_on_time", "turns_in_time"), PLANNERS):
+        shares = found[found["planner"] == planner][column].to_numpy(dtype=float)
         mean, half = interval(shares)
         cells.append(f"{100 * mean:.1f} ± {100 * half:.1f} %")
     return cells
 
 
-def _row(rate: float, policy: str, router: str, seed: int) -> Mapping[Hashable, object]:
-    requests = _fleet(router).simulate(_traffic(rate, seed), make_policy(policy), seed=seed)
+def _row(rate: float, planner: str, router: str, seed: int) -> Mapping[Hashable, object]:
+    policy, late = PLANNERS[planner]
+    trace = _traffic(rate, seed, late)
+    requests = _fleet(router).simulate(trace, make_policy(policy), seed=seed)
     on_time, num_programs = num_programs_on_time(list(records_of(requests, DeadlineRule.MEAN_TPOT)))
     return {
         "rate": rate,
-        "policy": policy,
+        "planner": planner,
         "router": router,
         "seed": seed,
         "programs_on_time": round(on_time / num_programs, 5),
@@ -87,11 +97,8 @@ def _row(rate: float, policy: str, router: str, seed: int) -> Mapping[Hashable, 
 
 
 @cache
-def _traffic(rate: float, seed: int) -> Trace:
-    trace = synthesize("agents", num_requests=_NUM_REQUESTS, rate=rate, seed=seed)
-    return trace.with_slo(Tiers((SLO_OF_TURNS,), (1.0,))).with_program_deadlines(
-        0.0, PROGRAM_FACTOR
-    )
+def _traffic(rate: float, seed: int, late: OnInfeasible) -> Trace:
+    return traffic(rate, seed, late, _NUM_REQUESTS)
 
 
 @cache

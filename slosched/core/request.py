@@ -326,8 +326,8 @@ class Request:
 
     @property
     def judged_slo(self) -> SLO:
-        """Return the SLO by which the result is judged: none for a relegated request."""
-        return self.slo if self.asked_slo is None or self.is_relegated else self.asked_slo
+        """Return the SLO by which the result is judged: the one that the request came with."""
+        return self.slo if self.asked_slo is None else self.asked_slo
 
     @property
     def tells_prompt(self) -> bool:

@@ -43,6 +43,8 @@ class RequestRecord:
     session_id: str | None = None
     program_s: float | None = None
     """The time promised for its whole session, from the first arrival to the last token."""
+    is_relegated: bool = False
+    """Whether it was served without its SLO, by which it is judged all the same."""
 
     def __post_init__(self) -> None:
         if len(self.token_times_s) != self.num_output_tokens:
@@ -75,6 +77,7 @@ class RequestRecord:
             lora_id=request.lora_id,
             session_id=request.session_id,
             program_s=request.program_s,
+            is_relegated=request.is_relegated,
         )
 
     @property

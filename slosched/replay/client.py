@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from slosched.core import NO_SLO, SLO, EndReason, RequestStatus, SloschedError
+from slosched.core import NO_SLO, SLO, EndReason, OnInfeasible, RequestStatus, SloschedError
 from slosched.metrics import RequestRecord
 from slosched.replay.prompts import PLAIN_IDS, plain_prompt
-from slosched.workload.http_slo import slo_headers
+from slosched.workload.http_slo import BEST_EFFORT_HEADER, ON_INFEASIBLE_FIELD, slo_headers
 from slosched.workload.trace import Trace, TraceRequest
 
 _LEAD_S = 0.05
@@ -154,8 +154,11 @@ class _Target:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
-        if request.priority:  # servers without priorities may refuse the field
+        # Servers without priorities or SLOs may refuse these fields.
+        if request.priority:
             document["priority"] = request.priority
+        if request.on_infeasible is not OnInfeasible.REJECT:
+            document[ON_INFEASIBLE_FIELD] = str(request.on_infeasible)
         return json.dumps(document).encode()
 
     def post(self, body: bytes, slo: SLO) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
@@ -256,11 +259,13 @@ class _Run:
         leaves_s = math.inf if timeout_s is None else self._start_s + request.arrival_s + timeout_s
         self._lateness_s.append(self._now_s() - self._start_s - request.arrival_s)
         times_s: list[float] = []
+        is_relegated = False
         try:
             async with (
                 asyncio.timeout_at(min(leaves_s, last_s)),
                 self._target.post(body, request.slo) as response,
             ):
+                is_relegated = BEST_EFFORT_HEADER in response.headers
                 if response.status == 200:
                     end = await self._read_events(response.content, times_s)
                 else:
@@ -280,7 +285,7 @@ class _Run:
             self._errors[f"its LoRA adapter is not there: served by {self._target.model}"] += 1
         if end.error is not None:
             self._errors[end.error] += 1
-        record = self._record(request, times_s, end)
+        record = self._record(request, times_s, end, is_relegated=is_relegated)
         if self._on_record is not None:
             self._on_record(record)
         return record
@@ -304,7 +309,9 @@ class _Run:
                     end = _End(RequestStatus.FINISHED, _finish_reason(reason))
         return end
 
-    def _record(self, request: TraceRequest, times_s: list[float], end: _End) -> RequestRecord:
+    def _record(
+        self, request: TraceRequest, times_s: list[float], end: _End, *, is_relegated: bool
+    ) -> RequestRecord:
         return RequestRecord(
             request_id=request.request_id,
             arrival_s=request.arrival_s,
@@ -317,6 +324,7 @@ class _Run:
             end_s=self._now_s() - self._start_s,
             priority=request.priority,
             lora_id=self._target.adapter(request),
+            is_relegated=is_relegated,
         )
 
 

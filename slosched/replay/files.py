@@ -97,6 +97,7 @@ def _line(record: RequestRecord) -> str:
         "tenant": record.tenant,
         "session_id": record.session_id,
         "program_s": record.program_s,
+        "is_relegated": record.is_relegated,
     }
     return json.dumps(fields) + "\n"
 
@@ -125,6 +126,7 @@ def _from_json(fields: dict[str, Any]) -> RequestRecord:
         tenant=fields.get("tenant"),
         session_id=fields.get("session_id"),
         program_s=fields.get("program_s"),
+        is_relegated=bool(fields.get("is_relegated", False)),
     )
 
 

@@ -87,6 +87,7 @@ class ShadowFiles:
             slo=request.slo,
             prefix_hashes=prefix_hashes,
             priority=request.priority,
+            on_infeasible=request.on_infeasible,
         )
         append_request(self._folder / _TRACE, told)
 

@@ -284,6 +284,7 @@ def make_requests(trace: Trace, capacity_tokens: int) -> list[Request]:
             ),
             slo=r.slo,
             priority=r.priority,
+            on_infeasible=r.on_infeasible,
             tier=r.tier,
             tenant=r.tenant,
             lora_id=r.lora_id,

@@ -33,6 +33,8 @@ PROMISES = (TTFT, TPOT, E2E)
 _FIELDS = tuple(names.field for names in PROMISES)
 BEST_EFFORT_FIELD = "slo_best_effort"
 """The field with which a client takes an answer without an SLO rather than a refusal."""
+BEST_EFFORT_HEADER = "x-slo-best-effort"
+"""The header of an answer that had to do without its SLO."""
 ON_INFEASIBLE_FIELD = "on_infeasible"
 """The field with which a client says what is to become of a request whose SLO cannot be kept."""
 TIER_FIELD = "service_tier"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from slosched.core import OnInfeasible
 from slosched.workload.request import TraceError, TraceRequest
 
 
@@ -52,10 +53,24 @@ def with_program_deadlines(
             "a deadline for whole programs needs sessions: use a trace with a column session_id, "
             "or the kind agents"
         )
-    return [
-        r if r.session_id is None else replace(r, program_s=program_s[r.session_id])
-        for r in requests
-    ]
+    return list(_promised(requests, program_s))
+
+
+def _promised(
+    requests: Sequence[TraceRequest], program_s: Mapping[str, float]
+) -> Iterator[TraceRequest]:
+    """Yield the requests with the time of their programs; those behind the first are relegated."""
+    begun: set[str] = set()
+    for request in requests:
+        name = request.session_id
+        if name is None:
+            yield request
+            continue
+        on_infeasible = request.on_infeasible
+        if name in begun and on_infeasible is OnInfeasible.REJECT:
+            on_infeasible = OnInfeasible.RELEGATE
+        begun.add(name)
+        yield replace(request, program_s=program_s[name], on_infeasible=on_infeasible)
 
 
 def _promised_s(request: TraceRequest) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from slosched.core import NO_SLO, SLO, SloschedError
+from slosched.core import NO_SLO, SLO, OnInfeasible, SloschedError
 
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 """The range of priorities that a server takes: 32 bits."""
@@ -60,6 +60,8 @@ class TraceRequest:
     program_s: float | None = field(default=None, repr=False)
     """The time promised for its whole session, from the arrival of the first turn to the last token
     of the last turn; None if there is none.  All turns of a session say the same."""
+    on_infeasible: OnInfeasible = field(default=OnInfeasible.REJECT, repr=False)
+    """What its client asks for if its SLO cannot be kept, as far as the policy rejects at all."""
 
     def __post_init__(self) -> None:
         if not self.request_id or not self.request_id.isprintable():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slosched.core import SLO
+from slosched.core import SLO, OnInfeasible
 from slosched.workload.marks import Adapters, Priorities
 from slosched.workload.programs import with_program_deadlines, with_think_times
 from slosched.workload.request import TraceError, TraceRequest
@@ -234,11 +234,18 @@ class Trace:
         """Return the trace with a time promised for each whole session.
 
         It is `base_s`, plus `factor` times what the session takes if each turn just keeps its TTFT
-        and TPOT, plus all its times between turns.  Raises TraceError if nothing has a session, or
-        if a factor is given and a turn has no TTFT or no TPOT.
+        and TPOT, plus all its times between turns.  A turn behind the first that would be rejected
+        for being late is relegated instead, since its program may still be on time.  Raises
+        TraceError if nothing has a session, or if a factor is given and a turn has no TTFT or no
+        TPOT.
         """
         requests = with_program_deadlines(self.requests, base_s, factor)
         return self._derived(requests, program_base_s=base_s, program_factor=factor)
+
+    def with_on_infeasible(self, on_infeasible: OnInfeasible) -> Trace:
+        """Return the same requests, of which every one asks for this if its SLO cannot be kept."""
+        requests = [replace(r, on_infeasible=on_infeasible) for r in self.requests]
+        return self._derived(requests, on_infeasible=str(on_infeasible))
 
     @property
     def is_closed_loop(self) -> bool:

@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 from factories import make_model
 
-from slosched.core import SLO, IllegalPlanError, Policy, SchedulerOutput, SchedulerView
+from slosched.core import (
+    SLO,
+    IllegalPlanError,
+    OnInfeasible,
+    Policy,
+    SchedulerOutput,
+    SchedulerView,
+)
 from slosched.evaluate.capacity import (
     Bench,
     CapacityError,
@@ -268,19 +275,24 @@ def test_a_key_is_all_that_a_replay_depends_on() -> None:
     assert trace_digest(renamed) == base.trace
 
 
-def test_priorities_and_adapters_are_in_the_key_and_traces_without_keep_theirs() -> None:
+def test_what_is_said_of_requests_is_in_the_key_and_traces_without_keep_theirs() -> None:
     first = TraceRequest("a", 0.0, 10, 3, SLO(1.0, 0.05), (1, 2), "s")
     trace = Trace.of([first, TraceRequest("b", 0.5, 20, 4)], "t", prefix_block_tokens=16)
     # The digest of versions without priorities and adapters, whose stored results stay valid.
     assert trace_digest(trace) == (
         "0e8787d5fc2df09845614fc35a134a40031757f110c22b09ec0efb10a86eac89"
     )
-    marked = [replace(first, priority=1), replace(first, priority=2), replace(first, lora_id="x")]
+    marked = [
+        replace(first, priority=1),
+        replace(first, priority=2),
+        replace(first, lora_id="x"),
+        replace(first, on_infeasible=OnInfeasible.SERVE),
+    ]
     digests = [
         trace_digest(Trace.of([one, trace.requests[1]], "t", prefix_block_tokens=16))
         for one in marked
     ]
-    assert len({trace_digest(trace), *digests}) == 4
+    assert len({trace_digest(trace), *digests}) == 5
 
 
 _IN_ANOTHER_PROCESS = """

@@ -10,7 +10,15 @@ from itertools import pairwise
 import pytest
 from fleets import A_SECOND_A_STEP, TWO_SECONDS_A_STEP, make_replicas
 
-from slosched.core import SLO, DeadlineRule, EndReason, Request, RequestStatus
+from slosched.core import (
+    SLO,
+    DeadlineRule,
+    EndReason,
+    Limits,
+    OnInfeasible,
+    Request,
+    RequestStatus,
+)
 from slosched.evaluate.capacity.point import trace_digest
 from slosched.fleet.routers import ROUTERS
 from slosched.fleet.routers.round_robin import RoundRobin
@@ -20,6 +28,7 @@ from slosched.kv import PrefixCaching
 from slosched.metrics import records_of, summarize
 from slosched.perfmodel import load_model
 from slosched.policy import FCFS
+from slosched.policy.kit.drop import Drop
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Trace, TraceError, TraceRequest, read_trace, synthesize, write_trace
@@ -212,3 +221,31 @@ def test_agents_are_like_the_published_ones() -> None:
         prompts[request.session_id].append(request.num_prompt_tokens)
     at_43 = [p[42] for p in prompts.values() if len(p) >= 43]
     assert sum(at_43) / len(at_43) == pytest.approx(142_000, rel=0.1)
+
+
+@pytest.mark.parametrize("play", ["alone", "fleet"])
+def test_a_turn_that_would_be_late_is_served_late_for_the_sake_of_its_program(play: str) -> None:
+    """The second turn of "a" waits behind a long answer for longer than its TTFT.
+
+    The first turn of "c", which does so, too, is rejected.
+    """
+    trace = turns(("a", 0, 1, None), ("b", 1.5, 4, None), ("a", 0, 1, 1.0), ("c", 2.2, 1, None))
+    trace = trace.with_slo(SLO(1.5, 9.0)).with_program_deadlines(60.0)
+
+    def statuses(trace: Trace) -> dict[str, RequestStatus]:
+        config = SimulationConfig(limits=Limits(max_num_seqs=1))
+        policy = FCFS(drop=Drop.INFEASIBLE)
+        if play == "alone":
+            requests = simulate(trace, policy, A_SECOND_A_STEP, config)
+        else:
+            replica = ReplicaKind(A_SECOND_A_STEP, config)
+            requests = simulate_fleet(trace, policy, [replica], RoundRobin())
+        rule = DeadlineRule.MEAN_TPOT
+        # A turn that is relegated is late by what it asked for.
+        assert summarize(list(records_of(requests, rule)), rule).num_good == 2
+        return {request.request_id: request.status for request in requests}
+
+    done, rejected = RequestStatus.FINISHED, RequestStatus.REJECTED
+    assert statuses(trace) == {"r0": done, "r1": done, "r2": done, "r3": rejected}
+    strict = trace.with_on_infeasible(OnInfeasible.REJECT)
+    assert statuses(strict) == {"r0": done, "r1": done, "r2": rejected, "r3": rejected}

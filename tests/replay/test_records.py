@@ -27,6 +27,20 @@ RECORDS = [
     RequestRecord(
         "c", 0.3, 9, 1, SLO(1, math.inf), RequestStatus.RUNNING, None, (0.9,), None, 2, 1
     ),
+    RequestRecord(
+        "d",
+        0.4,
+        9,
+        1,
+        SLO(1, 2),
+        RequestStatus.FINISHED,
+        EndReason.LENGTH,
+        (9.0,),
+        9.0,
+        session_id="s",
+        program_s=60.0,
+        is_relegated=True,
+    ),
 ]
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 from live_server import MODEL, live
 
-from slosched.core import NO_SLO, SLO, EndReason, Limits, RequestStatus
+from slosched.core import NO_SLO, SLO, EndReason, Limits, OnInfeasible, RequestStatus
 from slosched.metrics import RequestRecord
 from slosched.policy import FCFS
 from slosched.policy.kit.drop import Drop
@@ -70,6 +70,20 @@ def test_priorities_travel_and_adapters_as_far_as_the_server_has_them() -> None:
     # Our server loads no adapters: the base model serves all of them, and the report says so.
     assert {r.lora_id for r in report.records} == {None}
     assert report.errors == {f"its LoRA adapter is not there: served by {MODEL}": 4}
+
+
+def test_what_becomes_of_late_requests_travels() -> None:
+    """A TTFT that nothing can keep is rejected, unless its request takes a late answer."""
+    requests = [
+        replace(r, slo=SLO(1e-6, 3.0), on_infeasible=asked)
+        for r, asked in zip(make_trace(3).requests, OnInfeasible, strict=True)
+    ]
+    with live(FCFS(drop=Drop.INFEASIBLE)) as server:
+        report = replay(Trace.of(requests, "late"), server.url, NO_WARMUP)
+    done = RequestStatus.FINISHED
+    assert [r.status for r in report.records] == [RequestStatus.REJECTED, done, done]
+    assert [r.is_relegated for r in report.records] == [False, True, False]
+    assert {r.slo.ttft_s for r in report.records} == {1e-6}
 
 
 def test_it_is_open_loop() -> None:

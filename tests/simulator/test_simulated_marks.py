@@ -1,11 +1,14 @@
-"""Priorities and LoRA adapters of a trace reach the policies, on the fast path and off it."""
+"""What a trace says of its requests reaches the policies, on the fast path and off it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from factories import make_model
 
-from slosched.core import SLO, Limits, Request
+from slosched.core import SLO, Limits, OnInfeasible, Request, RequestStatus
 from slosched.policy.spec import heeded_fields, make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
 from slosched.workload import Adapters, Priorities, PriorityShare, Trace, synthesize
@@ -65,3 +68,36 @@ def test_clients_of_vtc_may_be_adapters() -> None:
     by_adapter = outcomes(played(ADAPTED, "vtc:client=lora"))
     assert by_adapter != outcomes(played(MARKED, "vtc:client=lora"))
     assert by_adapter == outcomes(played(ADAPTED, "vtc:client=lora", by_steps=True))
+
+
+@pytest.mark.parametrize("num_seqs", [8, 64])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "goodput",
+        "goodput+door",
+        "goodput:fairness=1",
+        "slo_aware",
+        "edf:drop=infeasible",
+        "fcfs:drop=expired",
+        "sarathi:drop=infeasible",
+        "qoserve:drop=infeasible",
+        "slidebatching:drop=infeasible",
+    ],
+)
+def test_what_takes_a_late_answer_is_never_turned_away_for_its_slo(
+    spec: str, num_seqs: int
+) -> None:
+    choices = cycle(OnInfeasible)
+    asking = [replace(r, on_infeasible=next(choices)) for r in PLAIN.scaled_to(200.0).requests]
+    trace = Trace.of(asking, "asking")
+    config = SimulationConfig(Limits(2048, num_seqs), num_blocks=600)
+    requests = simulate(trace, make_policy(spec), make_model(), config)
+    for request in requests:
+        if request.on_infeasible is OnInfeasible.REJECT:
+            assert request.status in (RequestStatus.FINISHED, RequestStatus.REJECTED)
+        else:
+            assert request.status is RequestStatus.FINISHED
+    assert any(r.is_relegated for r in requests)
+    by_steps = simulate(trace, make_policy(spec), make_model(), config, on_step=lambda _: None)
+    assert outcomes(requests) == outcomes(by_steps)

@@ -6,15 +6,18 @@ from collections import Counter
 
 import pytest
 
-from slosched.core import SLO
+from slosched.core import SLO, OnInfeasible
 from slosched.workload import (
     Adapters,
     Priorities,
     PriorityShare,
     Tiers,
+    TraceError,
     parse_adapters,
     parse_priority,
+    read_trace,
     synthesize,
+    write_trace,
 )
 
 
@@ -82,3 +85,32 @@ def test_a_trace_notes_what_was_drawn_and_keeps_it_whatever_is_done_to_it():
     assert [(r.priority, r.lora_id) for r in changed.requests] == [
         (r.priority, r.lora_id) for r in marked.requests
     ]
+
+
+def test_turns_behind_the_first_of_a_program_are_relegated_unless_they_ask_for_more():
+    trace = synthesize("sessions", num_requests=60, seed=2).with_slo(SLO(1.0, 0.05))
+    assert {r.on_infeasible for r in trace.requests} == {OnInfeasible.REJECT}
+    begun = set()
+    for request in trace.with_program_deadlines(60.0).requests:
+        is_first = request.session_id not in begun
+        begun.add(request.session_id)
+        asked = OnInfeasible.REJECT if is_first else OnInfeasible.RELEGATE
+        assert request.on_infeasible is asked
+    served = trace.with_on_infeasible(OnInfeasible.SERVE).with_program_deadlines(60.0)
+    assert {r.on_infeasible for r in served.requests} == {OnInfeasible.SERVE}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_what_becomes_of_late_requests_is_written_and_read_back(tmp_path, suffix):
+    trace = synthesize("sessions", num_requests=30, seed=2).with_program_deadlines(60.0)
+    write_trace(trace, tmp_path / f"t.{suffix}")
+    assert read_trace(tmp_path / f"t.{suffix}").requests == trace.requests
+
+
+def test_what_cannot_become_of_a_late_request_is_named_with_its_place(tmp_path):
+    lines = "arrival_s,input_tokens,output_tokens,on_infeasible\n0,9,9,relegate\n1,9,9,wait\n"
+    (tmp_path / "t.csv").write_text(lines)
+    with pytest.raises(
+        TraceError, match=r"line 3: on_infeasible is 'wait'; .* reject, relegate, serve"
+    ):
+        read_trace(tmp_path / "t.csv")

@@ -167,6 +167,8 @@ def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
     console.print(outcome_table(title, summarize_all(outcomes, rule), gpu_s=all_gpu_s(outcomes)))
     if said := promised(record.slo for record in outcome.records):
         console.print(said)
+    if num_relegated := sum(record.is_relegated for record in outcome.records):
+        console.print(f"served without an SLO, and judged by it: {num_relegated}")
     for status in (RequestStatus.REJECTED, RequestStatus.ABORTED):
         reasons = Counter(r.end_reason for r in outcome.records if r.status is status)
         if reasons:

@@ -11,7 +11,7 @@ import typer
 from slosched.cli.options.values import adapters, duration
 from slosched.cli.session_options import SessionOptions
 from slosched.cli.trace_source import has_slos, make_up, note_own_slos, read_part
-from slosched.core import SLO
+from slosched.core import SLO, OnInfeasible
 from slosched.workload import KINDS, Adapters, Priorities, SLORule, Trace, parse_priority
 
 TraceSource = Annotated[
@@ -133,6 +133,16 @@ class TraceOptions(SessionOptions):
         ),
     ] = None
 
+    on_infeasible: Annotated[
+        OnInfeasible | None,
+        typer.Option(
+            help="What becomes of a request whose SLO the policy cannot keep: it is rejected, "
+            "served without an SLO (relegate), or served late.  Either way it counts as late.  "
+            "Default: the trace's own choice, or reject; with --slo-program, the turns behind a "
+            "session's first are relegated, since a late turn need not make the session late.",
+        ),
+    ] = None
+
     def open(
         self, source: str, slo: SLO | SLORule | None, seed: int, *, keeps_slos: bool = False
     ) -> Trace:
@@ -159,7 +169,8 @@ class TraceOptions(SessionOptions):
             note_own_slos(trace)
         elif slo is not None:
             trace = trace.with_slo(slo)
-        return self.with_program_deadlines(trace)
+        trace = self.with_program_deadlines(trace)
+        return trace if self.on_infeasible is None else trace.with_on_infeasible(self.on_infeasible)
 
     def _made_up(self, kind: str, seed: int) -> Trace:
         if self.start is not None:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-_EXPOSED_HEADERS = ("retry-after", "x-request-id", "x-slo-best-effort")
+from slosched.workload.http_slo import BEST_EFFORT_HEADER
+
+_EXPOSED_HEADERS = ("retry-after", "x-request-id", BEST_EFFORT_HEADER)
 """Headers of answers that pages may read."""
 
 

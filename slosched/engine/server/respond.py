@@ -21,6 +21,7 @@ from slosched.engine.server.pieces import Piece, interleaved, pieces_of
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.worker import EngineWorker
+from slosched.workload.http_slo import BEST_EFFORT_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class GenerationResponse(ABC):
         try:
             pieces = self._pieces()
             first = await anext(pieces)
-            headers = {"x-slo-best-effort": "true"} if self._exchange.is_relegated else {}
+            headers = {BEST_EFFORT_HEADER: "true"} if self._exchange.is_relegated else {}
             if self._exchange.options.is_streaming:
                 events = self._events(first, pieces)
                 return StreamingResponse(

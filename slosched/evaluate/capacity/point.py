@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from slosched.core import SloschedError
+from slosched.core import OnInfeasible, SloschedError
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.fleet.setup import FleetSetup
 from slosched.fleet.spec import make_router, make_scaler
@@ -127,6 +127,9 @@ def trace_digest(trace: Trace) -> str:
     turns = [(r.think_s, r.program_s) for r in trace.requests]
     if set(turns) != {(None, None)}:
         summed.update(repr(turns).encode())
+    late = [r.on_infeasible for r in trace.requests]
+    if set(late) != {OnInfeasible.REJECT}:
+        summed.update(repr(late).encode())
     return summed.hexdigest()
 
 

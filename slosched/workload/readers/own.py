@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slosched.core import SLO
+from slosched.core import SLO, OnInfeasible
 from slosched.workload.readers.files import HEADER_KEY
 from slosched.workload.readers.rows import Row
 from slosched.workload.request import TraceError, TraceRequest
@@ -36,6 +36,7 @@ MARKS = {
     "tenant": None,
     "think_s": None,
     "program_s": None,
+    "on_infeasible": OnInfeasible.REJECT,
 }
 """Columns that, like the sharing columns, are only in files of traces that have them, and the
 values of requests without them."""
@@ -99,7 +100,7 @@ def _write_parquet(trace: Trace, path: Path) -> None:
     types = {"request_id": pa.string(), "session_id": pa.string()}
     types |= {"num_prompt_tokens": pa.int64(), "num_output_tokens": pa.int64()}
     types |= {"priority": pa.int64(), "n": pa.int64()}
-    types |= dict.fromkeys(("lora_id", "tier", "tenant"), pa.string())
+    types |= dict.fromkeys(("lora_id", "tier", "tenant", "on_infeasible"), pa.string())
     types |= {"prefix_hashes": pa.list_(pa.int64())}
     metadata = {HEADER_KEY: json.dumps(_header(trace))}
     fields = [pa.field(column, types.get(column, pa.float64())) for column in _columns(trace)]

@@ -230,6 +230,7 @@ def _marked(request: TraceRequest | None, row: Row) -> TraceRequest | None:
         tenant=row.text("tenant"),
         think_s=_seconds_if_given(row, "think_s"),
         program_s=_seconds_if_given(row, "program_s"),
+        on_infeasible=row.on_infeasible(),
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slosched.core import OnInfeasible
 from slosched.workload.request import (
     MAX_PRIORITY,
     MIN_PRIORITY,
@@ -108,6 +109,14 @@ class Row:
         if not number.is_integer():
             raise self.wrong("priority", expected)
         return int(number)
+
+    def on_infeasible(self) -> OnInfeasible:
+        """Return the cell `on_infeasible`; "reject" if it is empty or missing."""
+        text = self.text("on_infeasible")
+        try:
+            return OnInfeasible.REJECT if text is None else OnInfeasible(text)
+        except ValueError:
+            raise self.wrong("on_infeasible", f"one of {', '.join(OnInfeasible)}") from None
 
     def num_answers(self) -> int:
         """Return the cell `n`; 1 if it is empty or missing."""
