@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from slosched.core import SLO, RequestStatus, ScheduledChunk
 from slosched.kv import Eviction, HashIndex, Known, KVCache, PrefixCaching, RankedIndex
 from slosched.kv.eviction.life_table import LifeTable
-from slosched.kv.eviction.lines import Line
+from slosched.kv.eviction.lines import Line, Lines
 from slosched.kv.eviction.order import EvictionOrder, Rank
 from slosched.policy.spec import make_policy
 from slosched.simulator.simulate import SimulationConfig, simulate
@@ -335,3 +335,23 @@ def test_the_queue_does_not_grow_with_the_number_of_requests() -> None:
     for turn in range(3000):
         serve(kv, prompt(turn % 3, 5), f"r{turn}", float(turn))
     assert idle_lines(index) < 600
+
+
+def test_a_line_that_is_found_again_keeps_what_it_follows() -> None:
+    """A prompt that returns in parts meets what is remembered of it behind a line that is not.
+
+    Two prompts part after four blocks and are evicted.  One of them comes back and is interrupted
+    after two blocks, which forgets the line of the four, and after all four.
+    """
+    lines, one, other = Lines(), list(range(8)), [*range(4), 14, 15]
+    lines.extended(one, 8)
+    head, tail = lines.extended(other, 6)
+    for line in (*lines.path(one, 8)[1:], tail, head):
+        lines.shorten(line, line.start)
+    lines.extended(one, 2)
+    lines.extended(one, 4)
+    first, second = lines.extended(one, 8)
+    assert (first.stop, second.start, second.parent) == (4, 4, first)
+    assert (first.num_children, first.num_cached_children) == (1, 1)
+    lines.shorten(second, 4)
+    assert lines.freed[-1] is first

@@ -80,6 +80,8 @@ class Lines:
                     self._forget(line)
                     break
                 line = self._split(line, _first_difference(line.keys, keys, place, stop))
+            if found and line.parent is not found[-1]:
+                self._adopt(found[-1], line)
             found.append(line)
             place = line.stop
         return found
@@ -133,6 +135,16 @@ class Lines:
             self._empty.pop(parent, None)
         return line
 
+    def _adopt(self, parent: Line, line: Line) -> None:
+        """Let `line` follow `parent`, since the one that it followed was forgotten.
+
+        A key tells all blocks before its own, so there is no other line that it could follow.
+        """
+        line.parent = parent
+        parent.num_children += 1
+        parent.num_cached_children += line.is_cached
+        self._empty.pop(parent, None)
+
     def _split(self, line: Line, place: int) -> Line:
         """Let a new line have what `line` has before `place`, and return it."""
         keys = line.keys
@@ -165,7 +177,7 @@ class Lines:
         return head
 
     def _forget(self, line: Line) -> None:
-        """Forget a line without cached blocks; those that follow it are found no more."""
+        """Forget a line without cached blocks; those that follow it may be found again."""
         self._empty.pop(line, None)
         if self._by_first_key.get(line.first_key) is not line:
             return
