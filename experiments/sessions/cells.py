@@ -28,7 +28,7 @@ SLO_OF_TURNS = SLO(ttft_s=10.0, tpot_s=0.05)
 could not be kept for every turn of an agent even alone on the GPU."""
 PROGRAM_FACTOR = 1.0
 """A program's time over the sum of what its turns are promised, and its pauses."""
-SEEDS = (10, 11, 12, 13)
+SEEDS = (10, 11, 12)
 """The orders were designed on seed 0, and what becomes of late turns on 0 to 3."""
 
 
@@ -50,11 +50,11 @@ CELLS = (
     Cell("fcfs", 865_984, 0.68),
     *(Cell("goodput", 432_992, 0.3, late) for late in _LATE),
     *(Cell("goodput", 432_992, 0.36, late) for late in _LATE),
-    *(Cell("goodput", 865_984, 0.68, late) for late in _LATE),
+    *(Cell("goodput", 432_992, 0.42, late) for late in _LATE),
 )
-"""The knee of LRU under `fcfs`, which is sharp, lies at 0.3 requests/s with the first cache, and
-0.36 is beyond it.  The first cache is that of an H100 of 80 GB with 16-bit keys and values, the
-second the same with 8."""
+"""The knee of LRU under `fcfs`, which is sharp, lies at 0.3 requests/s with the first cache; 0.36
+and 0.42 are beyond it.  The first cache is that of an H100 of 80 GB with 16-bit keys and values,
+the second the same with 8."""
 EVICTIONS = (Eviction.LRU, Eviction.TTL, Eviction.SAVED_TIME, Eviction.BELADY)
 
 

@@ -13,9 +13,10 @@ _INTRODUCTION = """# Orders of eviction for sessions of agents
 Made by `python -m experiments.sessions report` from results.csv.  What is replayed is in cells.py.
 Differences are in points of programs on time, paired by program, with 95 % intervals (Student's t
 over the programs).  Programs of one replay are late together, so the true intervals are wider.
-The orders were designed on another seed.  Computed are prompt tokens that were not found in the
-prefix cache.
+The orders were designed on another seed.  Turns in time are those that kept their TTFT and TPOT.
+Computed are prompt tokens that were not found in the prefix cache.
 """
+_LATE = {"reject": "rejects late turns", "relegate": "serves late turns behind all others"}
 _HEADS = (
     "eviction",
     "programs on time",
@@ -24,18 +25,20 @@ _HEADS = (
     "÷ `lru`",
     "÷ `ttl`",
     "÷ `belady`",
+    "turns in time",
     "prompt cached",
     "computed, million tokens",
 )
 
 
 def page(results: pd.DataFrame) -> str:
-    """Return the page: a table for each policy, KV cache and rate."""
+    """Return the page: a table for each policy, fate of late turns, KV cache and rate."""
     parts = [_INTRODUCTION]
-    for (policy, kv_tokens, rate), found in results.groupby(
-        ["policy", "kv_tokens", "rate"], sort=False
+    for (policy, late, kv_tokens, rate), found in results.groupby(
+        ["policy", "late", "kv_tokens", "rate"], sort=False
     ):
-        head = f"## `{policy}`, {kv_tokens:,} tokens of KV cache, {rate:g} requests/s"
+        which = f"`{policy}`" if policy == "fcfs" else f"`{policy}` that {_LATE[str(late)]}"
+        head = f"## {which}, {kv_tokens:,} tokens of KV cache, {rate:g} requests/s"
         parts.append(f"{head}\n\n{_one(found)}\n")
     return "\n".join(parts)
 
@@ -54,6 +57,7 @@ def _one(found: pd.DataFrame) -> str:
                 f"{100 * own.mean():.1f} % ({int(own.sum())} of {len(own)})",
                 *("" if name == base else _points(own, outcomes[base]) for base in ("lru", "ttl")),
                 *(f"{own.sum() / outcomes[base].sum():.2f}" for base in ("lru", "ttl", "belady")),
+                f"{100 * found[found['eviction'] == name]['turns_in_time'].mean():.1f} %",
                 f"{100 * (1 - totals['computed_tokens'] / totals['prompt_tokens']):.1f} %",
                 f"{totals['computed_tokens'] / 1e6:.1f}",
             )

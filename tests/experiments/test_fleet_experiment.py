@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from experiments.fleet import agents, scaling
-from experiments.fleet.questions import POLICIES, QUESTIONS, TRACES, Question
+from experiments.fleet.questions import QUESTIONS, TRACES, Question
 from experiments.fleet.tables import interval, tables
 from slosched.fleet.spec import make_router, make_scaler
 
@@ -106,5 +106,5 @@ def test_a_day_is_quiet_at_its_ends_and_busy_in_its_middle() -> None:
 def test_the_committed_page_of_agents_is_that_of_the_committed_results() -> None:
     assert agents.PAGE.read_text(encoding="utf-8") == agents.page()
     results = pd.read_csv(agents.RESULTS)
-    played = set(results[["rate", "policy", "router", "seed"]].itertuples(index=False, name=None))
-    assert played == set(product(agents.RATES, POLICIES, agents.ROUTERS, agents.SEEDS))
+    played = set(results[["rate", "planner", "router", "seed"]].itertuples(index=False, name=None))
+    assert played == set(product(agents.RATES, agents.PLANNERS, agents.ROUTERS, agents.SEEDS))
