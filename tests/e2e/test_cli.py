@@ -609,3 +609,14 @@ def test_a_servers_times_are_the_models_unless_they_are_typed(cli: Cli) -> None:
     typed = ("--server-time", "5ms,1ms", "--schedule-time", "2ms")
     assert used(*typed) == [0.005, 0.001, 0.002, 0.0, 0.05]
     assert used("--schedule-time", "measured")[2:4] == [0.0, "measured"]
+
+
+def test_late_turns_of_programs_are_served_unless_they_are_to_be_rejected(cli: Cli) -> None:
+    agents = ("--trace", "agents", "-n", "60", "--length-scale", "0.1", "--rate", "20")
+    promised = ("--slo-ttft", "200ms", "--slo-tpot", "50ms", "--slo-program", "2x")
+    asked = (*agents, *promised, "--policy", "edf:drop=infeasible")
+    served, rejected = cli("replay", *asked), cli("replay", *asked, "--on-infeasible", "reject")
+    assert (served.status, rejected.status) == (0, 0), served.err
+    assert "relegated: " in served.out
+    assert "relegated" not in rejected.out
+    assert "rejected: " in rejected.out
