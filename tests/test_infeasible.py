@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from factories import make_request, make_scheduler
@@ -11,6 +11,7 @@ from slosched.batch import BatchBuilder
 from slosched.core import (
     NO_SLO,
     SLO,
+    DeadlineRule,
     EndReason,
     OnInfeasible,
     Policy,
@@ -20,7 +21,7 @@ from slosched.core import (
     SchedulerView,
     fan_out,
 )
-from slosched.metrics import RequestRecord
+from slosched.metrics import RequestRecord, is_good
 from slosched.scheduler import Scheduler
 
 
@@ -122,3 +123,13 @@ def test_the_siblings_of_a_relegated_request_are_relegated_with_it() -> None:
     scheduled(RejectsTight(2.0), request)
     assert [member.slo for member in members] == [NO_SLO] * 3
     assert all(member.is_relegated for member in members)
+
+
+def test_what_was_relegated_is_not_good_however_soon_it_was_served() -> None:
+    request = tight(OnInfeasible.RELEGATE)
+    scheduled(RejectsTight(2.0), request)
+    request.status, request.end_reason = RequestStatus.FINISHED, EndReason.STOP
+    request.num_output_tokens, request.token_times_s = 1, [request.arrival_s + 0.1]
+    record = RequestRecord.from_request(request)
+    assert not is_good(record, DeadlineRule.MEAN_TPOT)
+    assert is_good(replace(record, is_relegated=False), DeadlineRule.MEAN_TPOT)

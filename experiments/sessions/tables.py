@@ -46,18 +46,19 @@ def page(results: pd.DataFrame) -> str:
 def _one(found: pd.DataFrame) -> str:
     """Return the table of one cell, a row for each order."""
     names = list(dict.fromkeys(found["eviction"]))
-    outcomes = {name: _outcomes(found[found["eviction"] == name]) for name in names}
+    rows_of = {name: found[found["eviction"] == name] for name in names}
+    outcomes = {name: _outcomes(rows_of[name]) for name in names}
     rows = []
     for name in names:
         own = outcomes[name]
-        totals = found[found["eviction"] == name][["prompt_tokens", "computed_tokens"]].sum()
+        totals = rows_of[name][["prompt_tokens", "computed_tokens"]].sum()
         rows.append(
             (
                 f"`{name}`",
                 f"{100 * own.mean():.1f} % ({int(own.sum())} of {len(own)})",
                 *("" if name == base else _points(own, outcomes[base]) for base in ("lru", "ttl")),
                 *(f"{own.sum() / outcomes[base].sum():.2f}" for base in ("lru", "ttl", "belady")),
-                f"{100 * found[found['eviction'] == name]['turns_in_time'].mean():.1f} %",
+                f"{100 * rows_of[name]['turns_in_time'].mean():.1f} %",
                 f"{100 * (1 - totals['computed_tokens'] / totals['prompt_tokens']):.1f} %",
                 f"{totals['computed_tokens'] / 1e6:.1f}",
             )

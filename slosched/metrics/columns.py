@@ -34,6 +34,8 @@ class RequestColumns:
     """Infinite where none was promised."""
     is_finished: BoolArray
     is_rejected: BoolArray
+    is_relegated: BoolArray
+    """Whether they were served without their SLO."""
     token_s: FloatArray
     """Times when tokens came out, of shape (t,), request by request."""
     first_token: IntArray
@@ -75,6 +77,7 @@ class RequestColumns:
             ),
             is_finished=np.array([s is RequestStatus.FINISHED for s in statuses]),
             is_rejected=np.array([s is RequestStatus.REJECTED for s in statuses]),
+            is_relegated=np.array([record.is_relegated for record in records]),
             token_s=token_s,
             first_token=np.cumsum(num_output_tokens) - num_output_tokens,
         )

@@ -83,8 +83,12 @@ def e2e_kept(columns: RequestColumns) -> BoolArray:
 
 
 def good_requests(columns: RequestColumns, rule: DeadlineRule) -> BoolArray:
-    """Tell which requests finished and kept their whole SLO, shape (n,)."""
-    return columns.is_finished & ttft_kept(columns) & e2e_kept(columns) & tokens_kept(columns, rule)
+    """Tell which requests finished and kept their whole SLO, shape (n,).
+
+    One that was relegated had to do without it, and is not good however soon it was served.
+    """
+    is_served = columns.is_finished & ~columns.is_relegated
+    return is_served & ttft_kept(columns) & e2e_kept(columns) & tokens_kept(columns, rule)
 
 
 def met_ttft(record: RequestRecord) -> bool:

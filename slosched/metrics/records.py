@@ -44,7 +44,7 @@ class RequestRecord:
     program_s: float | None = None
     """The time promised for its whole session, from the first arrival to the last token."""
     is_relegated: bool = False
-    """Whether it was served without its SLO, by which it is judged all the same."""
+    """Whether it had to do without its SLO; then it is not good."""
 
     def __post_init__(self) -> None:
         if len(self.token_times_s) != self.num_output_tokens:

@@ -82,6 +82,17 @@ def test_headers_become_fields_and_the_bodys_own_word_goes_first() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("said", "asked"), [({}, "relegate"), ({"on_infeasible": "serve"}, "serve")]
+)
+def test_what_becomes_of_a_late_request_may_be_said_as_to_our_server(
+    said: dict[str, str], asked: str
+) -> None:
+    app = App(TOKEN)
+    ask(app, {"on_infeasible": "relegate", "vllm_xargs": said})
+    assert app.document["vllm_xargs"] == {"on_infeasible": asked}
+
+
 def test_the_headers_of_llm_d_go_before_the_old_ones() -> None:
     app = App(TOKEN)
     headers = {"x_llm_d_slo_ttft_ms": "200", "x_slo_ttft_ms": "500", "x_slo_e2e_ms": "9000"}

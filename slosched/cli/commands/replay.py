@@ -168,7 +168,7 @@ def _show(title: str, name: str, outcome: Outcome, rule: DeadlineRule) -> None:
     if said := promised(record.slo for record in outcome.records):
         console.print(said)
     if num_relegated := sum(record.is_relegated for record in outcome.records):
-        console.print(f"relegated: {num_relegated} served without the SLO that judges them")
+        console.print(f"relegated: {num_relegated} served without their SLO")
     for status in (RequestStatus.REJECTED, RequestStatus.ABORTED):
         reasons = Counter(r.end_reason for r in outcome.records if r.status is status)
         if reasons:

@@ -132,12 +132,11 @@ class TraceOptions(SessionOptions):
             "Zipf's law.  Default: the trace's own adapters.",
         ),
     ] = None
-
     on_infeasible: Annotated[
         OnInfeasible | None,
         typer.Option(
             help="What becomes of a request whose SLO the policy cannot keep: it is rejected, "
-            "served without an SLO (relegate), or served late.  Either way it counts as late.  "
+            "served without an SLO (relegate), which does not count as good, or served late.  "
             "Default: the trace's own choice, or reject; with --slo-program, the turns behind a "
             "session's first are relegated, since a late turn need not make the session late.",
         ),

@@ -101,13 +101,8 @@ class Account:
         return self.prompts[0].asked_slo or self.prompts[0].slo
 
     def is_good(self, record: RequestRecord, rule: DeadlineRule) -> bool | None:
-        """Return whether the request finished within its SLO; None if it has none.
-
-        One that had to do without its SLO is not good.
-        """
-        if self.slo == NO_SLO:
-            return None
-        return not self.is_relegated and is_good(record, rule)
+        """Return whether the request finished within its SLO; None if it has none."""
+        return None if self.slo == NO_SLO else is_good(record, rule)
 
     async def wait_ended(self) -> None:
         """Wait until the engine has ended all requests, but not for ever."""

@@ -32,12 +32,12 @@ class ServiceMetrics:
     def observe_end(
         self, name: str | None, record: RequestRecord, request: Request, rule: DeadlineRule
     ) -> None:
-        """Count a request that has ended; one that was relegated is never good."""
+        """Count a request that has ended."""
         if name is None or name not in self._num_ended:
             return
         self._num_ended[name] += 1
         self._num_relegated[name] += request.is_relegated
-        self._num_good[name] += not request.is_relegated and is_good(record, rule)
+        self._num_good[name] += is_good(record, rule)
 
     def lines(self, label: str) -> Iterator[str]:
         """Yield the lines of the counters; none if there are no names."""

@@ -23,12 +23,12 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.engine.core import EngineCore
 
-from slosched.core import EndReason, RequestStatus, SloschedError
+from slosched.core import EndReason, OnInfeasible, RequestStatus, SloschedError
 from slosched.integrations.vllm.executor import EmulatedExecutor
 from slosched.integrations.vllm.slo import INVALID, REJECTED
 from slosched.metrics import RequestRecord
 from slosched.replay.prompts import plain_prompt
-from slosched.workload.http_slo import PROMISES
+from slosched.workload.http_slo import ON_INFEASIBLE_FIELD, PROMISES
 from slosched.workload.trace import Trace, TraceRequest
 
 _YIELD_S = 0.001
@@ -124,14 +124,17 @@ def _add(core: Any, request: TraceRequest, index: int, arrival_s: float) -> None
     core.add_request(*core.preprocess_add_request(made))
 
 
-def _promises(request: TraceRequest) -> dict[str, float]:
-    """Return the request's SLO as its `vllm_xargs`, in milliseconds."""
+def _promises(request: TraceRequest) -> dict[str, float | str]:
+    """Return the request's SLO, in milliseconds, and its `on_infeasible` as its `vllm_xargs`."""
     times_s = (request.slo.ttft_s, request.slo.tpot_s, request.slo.e2e_s)
-    return {
+    promises: dict[str, float | str] = {
         names.field: 1000 * time_s
         for names, time_s in zip(PROMISES, times_s, strict=True)
         if time_s is not None and time_s < math.inf
     }
+    if request.on_infeasible is not OnInfeasible.REJECT:
+        promises[ON_INFEASIBLE_FIELD] = request.on_infeasible.value
+    return promises
 
 
 @dataclass(slots=True)

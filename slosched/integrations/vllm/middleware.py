@@ -28,7 +28,7 @@ from slosched.integrations.vllm.slo import (
 )
 from slosched.integrations.vllm.tenants import Tenants, read_tenants, tenant_of
 from slosched.workload.http_quote import QUOTE_PATH
-from slosched.workload.http_slo import PROMISES
+from slosched.workload.http_slo import ON_INFEASIBLE_FIELD, PROMISES
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -197,9 +197,9 @@ def _tenants_of(scope: Message) -> Tenants:
 
 
 def _with_promises(scope: Message, body: bytes, tenants: Tenants) -> tuple[Message, bytes]:
-    """Return the request with its SLO headers and its tenant as `vllm_xargs`.
+    """Return the request with its SLO headers, `on_infeasible` and its tenant as `vllm_xargs`.
 
-    Times and tier in its body come first.  Where tenants have keys, the body cannot name one.
+    What its `vllm_xargs` say comes first.  Where tenants have keys, the body cannot name one.
     """
     headers = {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
@@ -207,7 +207,8 @@ def _with_promises(scope: Message, body: bytes, tenants: Tenants) -> tuple[Messa
     try:
         document = json.loads(body)
         said = document.get("vllm_xargs") or {}
-        wanted = {**_promised_in(headers), **said}
+        beside = {name: document[name] for name in (ON_INFEASIBLE_FIELD,) if name in document}
+        wanted = {**_promised_in(headers), **beside, **said}
     except (ValueError, AttributeError, TypeError, RecursionError):
         return scope, body  # vLLM reports what is wrong with the body
     if tenants:
