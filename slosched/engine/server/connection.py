@@ -87,12 +87,10 @@ class Connection(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether to keep our side open, since an answer is still to come."""
-        cycle = self.cycle
-        if self.transport.get_extra_info("ssl_object") is not None:
-            return False  # TLS cannot close one side alone
-        if not self._has_request or cycle.more_body or cycle.scope["http_version"] != "1.1":
+        if not self._is_waited_for:
+            self.transport.close()  # asyncio would drop the answer that was written in this turn
             return False
-        cycle.keep_alive = False
+        self.cycle.keep_alive = False
         self._probe(*_PROBES_AFTER_S)
         return True
 
@@ -124,6 +122,14 @@ class Connection(H11Protocol):
     @property
     def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Tell whether a client that has closed its own side may still wait for an answer."""
+        if self.transport.get_extra_info("ssl_object") is not None:
+            return False  # TLS cannot close one side alone
+        cycle = self.cycle
+        return self._has_request and not cycle.more_body and cycle.scope["http_version"] == "1.1"
 
     def _watch_headers(self) -> None:
         """Limit the time until a request's headers have come, from the end of the one before it."""

@@ -151,6 +151,22 @@ def test_a_client_that_closes_its_own_side_gets_its_answer(
         assert closes(client)
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/nowhere"])
+def test_an_answer_that_is_there_at_once_comes_after_the_client_has_closed_its_own_side(
+    server: Live, path: str
+) -> None:
+    """It is complete, and not yet sent, when the server hears of the end."""
+    for _ in range(20):
+        with connect(server) as client:
+            client.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+            client.shutdown(socket.SHUT_WR)
+            response = http.client.HTTPResponse(client)
+            response.begin()
+            assert response.status == (404 if path == "/nowhere" else 200)
+            assert response.read()
+            assert closes(client)
+
+
 def test_a_client_that_is_gone_is_told_from_one_that_only_stops_sending(server: Live) -> None:
     server.device.gate.clear()
     with connect(server) as client:
