@@ -53,10 +53,13 @@ class HTTPMetrics:
 
 
 def _place_of(scope: Scope) -> tuple[str, str]:
-    """Return the path, with names in place of its parameters, and the method."""
+    """Return the path, with names in place of its parameters, and the method.
+
+    A path has at most one parameter, which is its end.
+    """
     handler = scope["path"] if "endpoint" in scope else "none"
     for name, value in scope.get("path_params", {}).items():
-        handler = handler.replace(str(value), f"{{{name}}}")
+        handler = f"{handler.removesuffix(str(value))}{{{name}}}"
     return handler, scope["method"] if scope["method"] in _METHODS else "none"
 
 

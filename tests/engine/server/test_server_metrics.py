@@ -156,7 +156,8 @@ def test_http_requests_and_the_process() -> None:
         server.post(prompt="x", max_tokens=1)
         server.post(prompt="x", n=0)
         server.get("/nowhere")
-        server.get("/v1/models/a/b")
+        for model in ("a/b", "models", "v1", "m", ""):
+            server.get(f"/v1/models/{model}")
 
         def answers(handler: str, method: str, status: str) -> float:
             labels = f'handler="{handler}",method="{method}",status="{status}"'
@@ -165,7 +166,7 @@ def test_http_requests_and_the_process() -> None:
         assert answers("/v1/completions", "POST", "2xx") == 1
         assert answers("/v1/completions", "POST", "4xx") == 1
         assert answers("none", "GET", "4xx") == 1
-        assert answers("/v1/models/.id.", "GET", "4xx") == 1
+        assert answers("/v1/models/.id.", "GET", "4xx") == 5
         labels = 'handler="/v1/completions",method="POST"'
         assert number(server, "http_request_duration_seconds_count", labels) == 2
         page = server.get("/metrics")[1]
