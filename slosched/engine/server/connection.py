@@ -64,6 +64,8 @@ class Connection(H11Protocol):
         clients.connected = self.connections
         self._headers_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._has_heard_end = False
+        """Whether the client has closed its own side."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         joined = JoinedWrites(transport, self.loop, self._clients.look)
@@ -82,17 +84,15 @@ class Connection(H11Protocol):
         self._watch_headers()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        super().on_response_complete()  # it begins the next request if that has come
+        if self._has_heard_end:
+            self._answer_the_rest()
         self._watch_headers()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether to keep our side open, since an answer is still to come."""
-        if not self._is_waited_for:
-            self.transport.close()  # asyncio would drop the answer that was written in this turn
-            return False
-        self.cycle.keep_alive = False
-        self._probe(*_PROBES_AFTER_S)
-        return True
+        self._has_heard_end = True
+        return self._answer_the_rest()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -122,6 +122,18 @@ class Connection(H11Protocol):
     @property
     def _has_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    def _answer_the_rest(self) -> bool:
+        """Close the connection of a client that sends no more once all that it sent is answered.
+
+        Returns whether an answer is still to come.
+        """
+        if not self._is_waited_for:
+            self.transport.close()  # asyncio would drop the answer that was written in this turn
+            return False
+        self.cycle.keep_alive = bool(self.conn.trailing_data[0])  # of the next request
+        self._probe(*_PROBES_AFTER_S)
+        return True
 
     @property
     def _is_waited_for(self) -> bool:

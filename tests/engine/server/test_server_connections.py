@@ -167,6 +167,18 @@ def test_an_answer_that_is_there_at_once_comes_after_the_client_has_closed_its_o
             assert closes(client)
 
 
+@pytest.mark.parametrize("rest", [b"", b"GET /health HTTP/1.1\r\n"])
+def test_all_requests_that_came_before_the_client_closed_its_own_side_are_answered(
+    server: Live, rest: bytes
+) -> None:
+    """Of one that has come in part nobody knows what it asks for."""
+    with connect(server) as client:
+        client.sendall(3 * request_of(COMPLETION) + rest)
+        client.shutdown(socket.SHUT_WR)
+        told = client.makefile("rb").read()
+    assert told.count(b"HTTP/1.1 200 OK") == told.count(b'"usage"') == 3
+
+
 def test_a_client_that_is_gone_is_told_from_one_that_only_stops_sending(server: Live) -> None:
     server.device.gate.clear()
     with connect(server) as client:
