@@ -63,17 +63,23 @@ class Questions:
 
     async def introduce(self) -> Introduction:
         """Return its models, and what it tells about its tokenizer and its KV cache."""
+        models = await self.models()
+        bytes_per_token = await self._bytes_per_token(str(models[0]["id"]))
+        return Introduction(models, bytes_per_token, *await self._kv_cache())
+
+    async def models(self) -> Sequence[Mapping[str, object]]:
+        """Return the entries of its /v1/models, at least one and each with an id."""
         status, text = await self._ask("GET", "/v1/models")
         if status != 200:
             raise ReplicaDownError(f"/v1/models answers {status}: {text:.200}")
         try:
             document: Any = parse_json(text)
             models = [dict(entry) for entry in document["data"]]
-            names = [str(model["id"]) for model in models]
-            name = names[0]
+            if not all("id" in model for model in models) or not models:
+                raise LookupError
         except _UNREADABLE as error:
             raise ReplicaDownError("/v1/models is not an OpenAI-compatible answer") from error
-        return Introduction(models, await self._bytes_per_token(name), *await self._kv_cache())
+        return models
 
     async def forecast(self, max_model_len: int) -> Forecast:
         """Return its quotes for prompts of several lengths; raise NoQuotesError without them."""

@@ -155,14 +155,18 @@ class LiveReplica:
         caches_prefixes: bool,
     ) -> None:
         """Take what a server says about itself when it is first reached; forget what was known."""
-        self.models = {str(model["id"]): model for model in models}
-        lengths = [n for model in models if isinstance(n := model.get("max_model_len"), int)]
-        self.max_model_len = max(lengths, default=None)
+        self.serve(models)
         self.bytes_per_token = bytes_per_token
         self._kv_tokens = kv_tokens or UNKNOWN_KV_TOKENS
         self._caches_prefixes = caches_prefixes
         self._forecast = None
         self._num_others = 0
+
+    def serve(self, models: Sequence[Mapping[str, object]]) -> None:
+        """Take the models that it serves now; LoRA adapters come and go."""
+        self.models = {str(model["id"]): model for model in models}
+        lengths = [n for model in models if isinstance(n := model.get("max_model_len"), int)]
+        self.max_model_len = max(lengths, default=None)
 
     def begin_poll(self) -> PollBegin:
         """Return what is to be known of the time at which the replica is asked."""

@@ -77,10 +77,7 @@ class Watch:
         replica = self._replica
         try:
             if self._poll is None or time.monotonic() >= self._health_due_s:
-                await self._ask.check_health()
-                self._health_due_s = time.monotonic() + _HEALTH_EVERY_S
-            if self._poll is None:
-                await self._introduce()
+                await self._look_closer()
             assert self._poll is not None
             await self._poll()
         except SloschedError as error:
@@ -93,6 +90,15 @@ class Watch:
             log.info("%s is up", replica)
             replica.mark_up()
             self._backoff_s = _BACKOFF_S[0]
+
+    async def _look_closer(self) -> None:
+        """Ask whether the replica is well and what it serves, which is known for a second."""
+        await self._ask.check_health()
+        self._health_due_s = time.monotonic() + _HEALTH_EVERY_S
+        if self._poll is None:
+            await self._introduce()
+        else:
+            self._replica.serve(await self._ask.models())
 
     async def _introduce(self) -> None:
         """Learn what the server is, and choose how its state is asked for."""

@@ -380,6 +380,35 @@ def test_a_model_whose_only_replica_is_down_will_be_there_again() -> None:
     assert (odd_status, code_of(odd_body)) == (404, "model_not_found")
 
 
+def test_an_adapter_that_is_loaded_while_the_replica_serves_is_found_within_seconds() -> None:
+    """It was unknown until the replica had been down."""
+
+    class Growing(Odd):
+        models = ("base",)
+
+        async def _models(self, _request: web.Request) -> web.Response:
+            return web.json_response({"data": [{"id": name} for name in self.models]})
+
+    async def play() -> list[int]:
+        server = Growing(200, "application/json", b"{}")
+        runner, url = await started(server.app)
+        gateway = Gateway([url], "round_robin")
+        await gateway.start()
+        body = json.dumps({"model": "sql", "prompt": "a"}).encode()
+        try:
+            statuses = [(await ask(gateway, content=body))[0]]
+            server.models = ("base", "sql")
+            async with asyncio.timeout(10):
+                while "sql" not in gateway.fleet.models:
+                    await asyncio.sleep(0.05)
+            return [*statuses, (await ask(gateway, content=body))[0]]
+        finally:
+            await gateway.stop()
+            await runner.cleanup()
+
+    assert asyncio.run(play()) == [404, 200]
+
+
 @pytest.mark.cost
 def test_a_long_event_does_not_keep_the_router_from_all_else() -> None:
     """All that had come of it was searched again with each piece, which took seconds."""
