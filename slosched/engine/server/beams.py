@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 
 from starlette.responses import JSONResponse, Response
@@ -33,6 +34,7 @@ from slosched.engine.server.errors import (
 from slosched.engine.server.generations import Generation, Update
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.respond import Json
+from slosched.engine.server.text import text_behind
 from slosched.engine.server.tokenizer import Tokenizer
 from slosched.engine.server.worker import EngineWorker, NotServingError
 
@@ -253,16 +255,18 @@ class BeamResponse:
     def _choice(self, document: Json, index: int, beam: Beam) -> Json:
         is_hidden = beam.has_stopped and not self.options.shows_stop
         shown = beam.token_ids[:-1] if is_hidden else beam.token_ids
-        skips = self.options.skips_special_tokens
+        decode = partial(
+            self.tokenizer.decode, skip_special_tokens=self.options.skips_special_tokens
+        )
+        ids = list(self.request.prompt_token_ids or ())
         choice: Json = {
             "index": index,
-            **self.format.whole(self.tokenizer.decode(shown, skip_special_tokens=skips), index),
+            **self.format.whole(text_behind(ids, shown, decode), index),
             "logprobs": None,
             "finish_reason": "stop" if beam.has_stopped else "length",
         }
         if self.options.returns_token_ids:
             choice["token_ids"] = list(beam.token_ids)
-            ids = list(self.request.prompt_token_ids or ())
             self.format.place_of_prompt(document, choice)["prompt_token_ids"] = ids
         return choice
 

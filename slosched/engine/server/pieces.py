@@ -43,7 +43,7 @@ async def pieces_of(
 ) -> AsyncIterator[Piece]:
     """Yield one piece for each token; raise ApiError if the request ends without finishing."""
     decode = partial(tokenizer.decode, skip_special_tokens=options.skips_special_tokens)
-    detokenizer = Detokenizer(decode)
+    detokenizer = Detokenizer(decode, generation.request.prompt_token_ids or ())
     shows_stop = options.shows_stop
     stops = StopStrings(options.stops, is_shown=shows_stop)
     num_tokens = 0

@@ -8,6 +8,16 @@ _MAX_OPEN_BYTES = 3
 """The most bytes that an incomplete UTF-8 character has; some decoders write a U+FFFD for each."""
 _WINDOW_TOKENS = 16
 _MAX_WINDOW_TOKENS = 64
+_NUM_BEFORE = 5
+"""How many tokens of the prompt are decoded together with the first ones behind it."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def text_behind(prompt: Sequence[int], token_ids: Sequence[int], decode: Decode) -> str:
+    """Return the text of tokens that come behind a prompt."""
+    before = _end_of(prompt, decode)
+    return decode([*before, *token_ids])[len(decode(before)) :]
 
 
 class Detokenizer:
@@ -18,10 +28,11 @@ class Detokenizer:
     that may still be incomplete, that end is held back.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Decode, prompt: Sequence[int] = ()) -> None:
+        """Begin behind a prompt, whose own text is not returned."""
         self._decode = decode
-        self._window: list[int] = []
-        self._num_chars_out = 0
+        self._window = _end_of(prompt, decode)
+        self._num_chars_out = len(decode(self._window))
         """The number of characters of the window's text that have been returned."""
         self._piece_start = 0
         """The index in the window where the latest complete piece of text begins."""
@@ -54,6 +65,16 @@ class Detokenizer:
         self._window = self._window[start:]
         self._num_chars_out = len(self._decode(self._window)) - held
         self._piece_start = 0
+
+
+def _end_of(prompt: Sequence[int], decode: Decode) -> list[int]:
+    """Return the last tokens of a prompt, to be decoded with those behind them.
+
+    Many decoders drop a space that begins their text.  None are returned if the prompt ends within
+    a character, which is a part of the prompt's text.
+    """
+    end = list(prompt[-_NUM_BEFORE:])
+    return [] if _num_open(decode(end)) else end
 
 
 def _num_open(text: str) -> int:

@@ -133,11 +133,11 @@ class Illiterate(ByteTokenizer):
 
 def test_an_answer_that_cannot_be_written_ends_with_an_error_and_counts_as_a_fault() -> None:
     with live(tokenizer=Illiterate()) as server:
-        *chunks, last = server.events(prompt="ab!", max_tokens=100)
+        *chunks, last = server.events(prompt="ab!cdefg", max_tokens=100)
         assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "b"]
         assert last["error"]["code"] == "engine_fault"
         assert "KeyError" in last["error"]["message"]
-        status, answer, _ = server.post(prompt="ab!", max_tokens=100)
+        status, answer, _ = server.post(prompt="ab!cdefg", max_tokens=100)
         assert (status, answer["error"]["code"]) == (500, "engine_fault")
         assert server.post(prompt="ok", max_tokens=2)[0] == 200
         assert reasons(server) == [EndReason.FAULT, EndReason.FAULT, EndReason.LENGTH]

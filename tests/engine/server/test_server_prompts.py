@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 from live_server import live, post, with_client
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from slosched.engine.server import ByteTokenizer, HuggingFaceTokenizer
 from slosched.engine.server.prompts import PromptEncoder
@@ -150,3 +152,21 @@ def test_the_template_gets_what_the_client_gives_it() -> None:
     assert text(add_generation_prompt=False, continue_final_message=True) == "Eve: hi"
     with pytest.raises(ValueError, match=r"may not set \['tokenize'\]"):
         text(values={"tokenize": True})
+
+
+@pytest.mark.parametrize("prompt", ["in the beginning", "was the word"])
+def test_an_answer_begins_with_the_space_behind_the_prompt(prompt: str) -> None:
+    """The decoders of Llama 2 and Mistral drop a space that begins their text."""
+    words = ["<unk>", *(f"▁{word}" for word in ("in", "the", "beginning", "was", "word"))]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+    with live(tokenizer=HuggingFaceTokenizer(fast, len(words))) as server:
+        body = {"prompt": prompt, "max_tokens": 3}
+        _, plain, _ = server.post(**body)
+        _, echoed, _ = server.post(**body, echo=True)
+        events = server.events(**body)
+    assert plain["choices"][0]["text"] == f" {prompt}"  # the device repeats the prompt
+    assert echoed["choices"][0]["text"] == f"{prompt} {prompt}"
+    assert "".join(event["choices"][0]["text"] for event in events) == f" {prompt}"

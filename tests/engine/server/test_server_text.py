@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slosched.engine.server import ByteTokenizer
 from slosched.engine.server.stop_strings import StopStrings
-from slosched.engine.server.text import Detokenizer
+from slosched.engine.server.text import Detokenizer, text_behind
 
 TOKENIZER = ByteTokenizer()
 
@@ -60,6 +60,21 @@ def test_a_word_piece_decoder_keeps_the_spaces_between_words() -> None:
     detokenizer = Detokenizer(lambda ids: "".join(words[i] for i in ids).replace("▁", " ")[1:])
     pieces = [detokenizer.add(i) for i in range(100)]
     assert "".join(pieces) == " ".join(f"w{i}" for i in range(100))
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_behind_a_prompt_comes_the_text_that_is_added_to_it(prompt: str, text: str) -> None:
+    before, ids = TOKENIZER.encode(prompt), TOKENIZER.encode(text)
+    detokenizer = Detokenizer(TOKENIZER.decode, before)
+    joined = "".join(map(detokenizer.add, ids)) + detokenizer.flush()
+    assert joined == text_behind(before, ids, TOKENIZER.decode) == TOKENIZER.decode(ids)
+
+
+def test_a_prompt_that_ends_within_a_character_has_the_beginning_of_it() -> None:
+    before, after = [0x41, 0xF0, 0x9F], [0x99, 0x82, 0x42]
+    detokenizer = Detokenizer(TOKENIZER.decode, before)
+    joined = "".join(map(detokenizer.add, after)) + detokenizer.flush()
+    assert joined == text_behind(before, after, TOKENIZER.decode) == "\ufffd\ufffdB"
 
 
 def until_stop(text: str, stops: list[str]) -> tuple[str, bool]:
