@@ -118,9 +118,14 @@ def test_scalings_are_pefts(model: LoadedModel, tmp_path: Path) -> None:
         ({"bias": "all"}, "bias='all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
+        ({"lora_alpha": "much"}, "lora_alpha='much'"),
+        ({"lora_alpha": None}, "lora_alpha=None"),
+        ({"alpha_pattern": {"(": 8}}, r"alpha_pattern=\{'\(': 8\}"),
+        ({"alpha_pattern": ["q_proj"]}, r"alpha_pattern=\['q_proj'\]"),
+        ({"lora_alpha": 1e300}, "not all numbers"),
     ],
 )
-def test_what_is_not_implemented_is_refused(
+def test_settings_that_are_not_implemented_or_make_no_sense_are_refused(
     model: LoadedModel, tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
     path = write_adapter(tmp_path / "adapter", model.model, 0, **settings)
@@ -147,6 +152,8 @@ def test_files_that_do_not_fit_are_refused_with_the_reason(
 
     assert "[rank, 64] and [64, rank]" in refused(a=torch.zeros(4, 65))
     assert "[rank, 64] and [64, rank]" in refused(b=torch.zeros(64, 3))
+    assert "[rank, 64] and [64, rank]" in refused(a=torch.zeros(0, 64), b=torch.zeros(64, 0))
+    assert "[rank, 64] and [64, rank]" in refused(a=torch.tensor(0.0))
     assert "not all numbers" in refused(b=torch.full((64, 4), torch.nan))
     assert "lm_head, which is no" in refused(head=torch.zeros(4, 64))
     assert "no LoRA weight" in refused(other=torch.zeros(64))

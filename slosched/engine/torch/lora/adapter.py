@@ -123,24 +123,38 @@ def _factors(
         raise AdapterError(f"the adapter has only lora_{'/'.join(parts)} of {name}")
     down, up = parts["A"], parts["B"]
     outputs, inputs = layer.weight.shape
-    rank = down.shape[0]
-    if down.shape != (rank, inputs) or up.shape != (outputs, rank):
+    rank = len(down) if down.dim() else 0
+    if not rank or down.shape != (rank, inputs) or up.shape != (outputs, rank):
         raise AdapterError(
             f"the adapter's weights of {name} are A {list(down.shape)} and B {list(up.shape)}; the "
             f"model needs [rank, {inputs}] and [{outputs}, rank]"
         )
-    if not (down.isfinite().all() and up.isfinite().all()):
-        raise AdapterError(f"the adapter's weights of {name} are not all numbers")
-    scaled = up.float() * _scaling(name, rank, config)
+    scaling = _scaling(name, rank, config)
+    scaled = up.float() * scaling
     dtype, device = layer.weight.dtype, layer.weight.device
-    return Factors(down.to(device, dtype).T.contiguous(), scaled.to(device, dtype).T.contiguous())
+    factors = Factors(*(part.to(device, dtype).T.contiguous() for part in (down, scaled)))
+    if not all(part.isfinite().all() for part in factors):
+        raise AdapterError(
+            f"the adapter's weights of {name}, B {scaling:g} times as large, are not all numbers "
+            f"in {dtype}"
+        )
+    return factors
 
 
 def _scaling(name: str, rank: int, config: Mapping[str, Any]) -> float:
-    """Return alpha / rank, or alpha / sqrt(rank) for rank-stabilized LoRA."""
-    alpha = config.get("lora_alpha", 8)
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", name):
-            alpha = value
-            break
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    """Return alpha / rank, or alpha / sqrt(rank) for rank-stabilized LoRA.
+
+    Raises AdapterError if the settings say no alpha.
+    """
+    alpha, patterns = config.get("lora_alpha", 8), config.get("alpha_pattern") or {}
+    try:
+        for pattern, value in patterns.items():
+            if re.fullmatch(rf"(.*\.)?({pattern})", name):
+                alpha = value
+                break
+        return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    except (AttributeError, TypeError, ValueError, OverflowError, re.error) as error:
+        raise AdapterError(
+            f"lora_alpha={alpha!r:.100} and alpha_pattern={patterns!r:.100} say no alpha for "
+            f"{name}: {error}"
+        ) from error
