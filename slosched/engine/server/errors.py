@@ -177,21 +177,24 @@ def of_refusal(refusal: Refusal) -> ApiError:
 
 def is_for_later(reason: EndReason) -> bool:
     """Tell whether a request that ended for this reason may be served if it comes again."""
-    return reason in _WHY_REJECTED
+    return reason in _WHY_REJECTED and reason is not EndReason.UNKEEPABLE
 
 
 def of_end(reason: EndReason, detail: str, retry_after_s: float) -> ApiError:
     """Return the error response to a request that ended without finishing."""
     if reason in _WHY_REJECTED:
+        later_s = retry_after_s if is_for_later(reason) else None
+        mend = "retry later, elsewhere or with a longer SLO"
+        if later_s is None:
+            mend = "ask for a longer one, or send slo_best_effort=true"
         return ApiError(
             429,
-            f"rejected ({reason.value}): {_WHY_REJECTED[reason]}; "
-            "retry later, elsewhere or with a longer SLO",
+            f"rejected ({reason.value}): {_WHY_REJECTED[reason]}; {mend}",
             kind="rate_limit_exceeded",
             code="slo_infeasible",
             reason=reason,
-            retry_after_s=retry_after_s,
-            details={"retry_after_ms": 1000 * retry_after_s},
+            retry_after_s=later_s,
+            details={"retry_after_ms": None if later_s is None else 1000 * later_s},
         )
     if reason is EndReason.TOO_LONG:
         return ApiError(

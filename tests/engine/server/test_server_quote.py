@@ -11,6 +11,7 @@ from live_server import Live, live
 from views import FLAT
 
 from slosched.core import SLO, EndReason
+from slosched.kv import PrefixCaching
 from slosched.policy import EDF, FCFS, Door
 from slosched.policy.door import Refuse
 
@@ -132,6 +133,22 @@ def test_a_promise_that_cannot_be_kept_is_told_at_once(
     server.worker.begin_drain(5)
     assert server.worker.wait_stopped(5)
     assert server.worker.metrics.num_ended(EndReason.UNKEEPABLE) == 1
+
+
+@pytest.mark.parametrize("asked", [{"slo_ttft_ms": 5}, {"slo_tpot_ms": 4}])
+def test_with_a_prefix_cache_nobody_is_told_to_come_again_for_what_cannot_be_kept(
+    asked: dict[str, float],
+) -> None:
+    """It is judged in the first step, when it is known what is cached of its prompt."""
+    door = Door(EDF())
+    cached = live(door, model=FLAT, default_slo=KEEPABLE, prefix_cache=PrefixCaching.HASH)
+    with cached as running:
+        status, document, headers = running.post(prompt="abcd", max_tokens=5, **asked)
+    error = document["error"]
+    assert (status, error["reason"]) == (429, "unkeepable")
+    assert error["retry_after_ms"] is None
+    assert "retry-after" not in headers
+    assert "slo_best_effort" in error["message"]
 
 
 def test_a_client_may_take_best_effort_instead(server: Live) -> None:
