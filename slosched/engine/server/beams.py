@@ -26,12 +26,12 @@ from slosched.engine.server.beam_progress import BeamProgress
 from slosched.engine.server.choices import Format
 from slosched.engine.server.errors import (
     ApiError,
-    is_for_later,
     not_serving,
     of_end,
     of_refusal,
 )
 from slosched.engine.server.generations import Generation, Update
+from slosched.engine.server.pieces import error_of
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.respond import Json
 from slosched.engine.server.text import text_behind
@@ -163,10 +163,7 @@ class BeamSearch:
             return update
         assert update.end_reason is not None
         self._give_up(update.end_reason)
-        retry_after_s = self._retry_after_s
-        if is_for_later(update.end_reason):
-            retry_after_s = self._worker.retry_after_s(generation.request) or retry_after_s
-        raise of_end(update.end_reason, update.detail, retry_after_s)
+        raise error_of(generation, update, self._worker, self._retry_after_s)
 
     def _longer(self, beam: Beam, token_id: int, logprob: float) -> Beam:
         has_stopped = token_id in self._ends

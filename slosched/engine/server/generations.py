@@ -32,7 +32,7 @@ class Generation:
         self.loop = loop
         self.updates: asyncio.Queue[Update] = asyncio.Queue()
         self.refusal: Refusal | None = None
-        """Why the request cannot have its SLO; found when it arrived."""
+        """Why the request cannot have its SLO; found when it arrived, or by the end of it."""
         self.siblings: tuple[Generation, ...] = ()
         """The other requests that answer the same prompt, if this is the first of them."""
         self.first_scheduled_s: float | None = None

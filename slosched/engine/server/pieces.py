@@ -8,8 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from slosched.core import EndReason
-from slosched.engine.server.errors import is_for_later, of_end
-from slosched.engine.server.generations import Generation
+from slosched.engine.server.errors import ApiError, is_for_later, of_end, of_refusal
+from slosched.engine.server.generations import Generation, Update
 from slosched.engine.server.logprobs import Told, tell
 from slosched.engine.server.protocol import Options
 from slosched.engine.server.stop_strings import StopStrings
@@ -51,10 +51,7 @@ async def pieces_of(
         update = await generation.updates.get()
         reason = update.end_reason
         if update.token_id is None or reason not in (None, EndReason.STOP, EndReason.LENGTH):
-            assert reason is not None
-            if is_for_later(reason):
-                retry_after_s = worker.retry_after_s(generation.request) or retry_after_s
-            raise of_end(reason, update.detail, retry_after_s)
+            raise error_of(generation, update, worker, retry_after_s)
         if not options.has_answer:
             yield Piece(place, None, "", EndReason.LENGTH.value, None, None)
             return
@@ -81,6 +78,19 @@ async def pieces_of(
         yield Piece(place, update.token_id, text, reason and reason.value, logprob, told)
         if reason is not None:
             return
+
+
+def error_of(
+    generation: Generation, update: Update, worker: EngineWorker, retry_after_s: float
+) -> ApiError:
+    """Return the error response to a request that ended with `update`, without finishing."""
+    refusal, reason = generation.refusal, update.end_reason
+    assert reason is not None
+    if refusal is not None and reason is refusal.reason:
+        return of_refusal(refusal)
+    if is_for_later(reason):
+        retry_after_s = worker.retry_after_s(generation.request) or retry_after_s
+    return of_end(reason, update.detail, retry_after_s)
 
 
 async def interleaved(streams: Sequence[AsyncIterator[Piece]]) -> AsyncIterator[Piece]:

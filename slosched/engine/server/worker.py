@@ -357,6 +357,7 @@ class EngineWorker:
             if (generation := self._generations.find(name)) is not None:
                 generation.prompt_logprobs.append(part)
         whys = {**result.failed, **result.barred}
+        self._note_refusals(record)
         self._report(_emitted(record), record.ended, whys, result.logprobs)
         self.steps.publish(record)
 
@@ -388,6 +389,17 @@ class EngineWorker:
                 generation.first_scheduled_s = start_s = record.start_s
                 expected_s = self.metrics.observe_scheduled(chunk.request, start_s)
                 generation.expected_ttft_s = expected_s
+
+    def _note_refusals(self, record: StepRecord) -> None:
+        """Keep what the door says of the requests that it could not judge on arrival."""
+        door = self.scheduler.policy
+        if not isinstance(door, Door) or not door.refusals:
+            return
+        for request in record.ended:
+            refusal = door.refusals.get(request.request_id)
+            generation = self._generations.find(request.request_id)
+            if refusal is not None and generation is not None:
+                generation.refusal = refusal
 
     def _report(
         self,

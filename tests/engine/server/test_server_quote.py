@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 from live_server import Live, live
@@ -135,17 +137,25 @@ def test_a_promise_that_cannot_be_kept_is_told_at_once(
     assert server.worker.metrics.num_ended(EndReason.UNKEEPABLE) == 1
 
 
-@pytest.mark.parametrize("asked", [{"slo_ttft_ms": 5}, {"slo_tpot_ms": 4}])
-def test_with_a_prefix_cache_nobody_is_told_to_come_again_for_what_cannot_be_kept(
-    asked: dict[str, float],
+@pytest.mark.parametrize(
+    ("asked", "promise", "expected_ms"),
+    [({"slo_ttft_ms": 5}, "ttft", 5.2), ({"slo_tpot_ms": 4}, "tpot", 5.05)],
+)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_with_a_prefix_cache_the_same_is_told_after_the_first_step(
+    asked: dict[str, float], promise: str, expected_ms: float, overlap: bool
 ) -> None:
-    """It is judged in the first step, when it is known what is cached of its prompt."""
+    """Only then it is known what is cached of the prompt."""
+    cache = PrefixCaching.HASH
     door = Door(EDF())
-    cached = live(door, model=FLAT, default_slo=KEEPABLE, prefix_cache=PrefixCaching.HASH)
-    with cached as running:
+    with live(
+        door, model=FLAT, default_slo=KEEPABLE, prefix_cache=cache, overlap=overlap
+    ) as running:
         status, document, headers = running.post(prompt="abcd", max_tokens=5, **asked)
     error = document["error"]
-    assert (status, error["reason"]) == (429, "unkeepable")
+    assert (status, error["reason"], error["promise"]) == (429, "unkeepable", promise)
+    assert error["expected_ms"] == pytest.approx(expected_ms)
+    assert error["promised_ms"] == pytest.approx(next(iter(asked.values())))
     assert error["retry_after_ms"] is None
     assert "retry-after" not in headers
     assert "slo_best_effort" in error["message"]
@@ -179,6 +189,33 @@ def test_a_client_learns_of_an_overload_while_the_device_is_still_busy(first_com
     assert (status, error["reason"], error["promise"]) == (429, "overload", "ttft")
     assert error["expected_ms"] > error["promised_ms"]
     assert int(headers["retry-after"]) == error["retry_after_ms"] / 1000 == 5
+
+
+def test_with_a_prefix_cache_a_refused_client_has_one_turn_to_come_again() -> None:
+    """It had two, and those who were refused after it were told to come later than need be."""
+    answers: list[Any] = []
+    door = Door(FCFS())
+    with live(door, model=FLAT, default_slo=KEEPABLE, prefix_cache=PrefixCaching.HASH) as running:
+        running.device.gate.clear()
+        bodies = (
+            {"prompt": "a" * 400},
+            {"prompt": "b" * 400},
+            {"prompt": "abcd", "slo_ttft_ms": 8},
+        )
+        clients = []
+        for num_sent, body in enumerate(bodies):
+            ask = partial(lambda body: answers.append(running.post(**body)), body)
+            clients.append(threading.Thread(target=ask))
+            clients[-1].start()
+            while running.worker.num_cut_short <= num_sent:  # it has come
+                pass
+            assert running.device.entered.wait(10)
+        running.device.gate.set()
+        for client in clients:
+            client.join(10)
+    [error] = [document["error"] for status, document, _ in answers if status == 429]
+    assert (error["reason"], error["promise"]) == ("overload", "ttft")
+    assert error["retry_after_ms"] == 5000
 
 
 def test_a_door_that_only_quotes_refuses_nothing() -> None:
