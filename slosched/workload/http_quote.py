@@ -7,6 +7,8 @@ PROMPT_FIELD = "prompt_tokens"
 """The field of the query with one or several lengths of prompts."""
 _MOST_LENGTHS = 16
 """Prompt lengths that one question may name."""
+_MOST_DIGITS = 20
+"""Digits of a length, zeros at its begin included; Python refuses to read thousands of them."""
 
 
 def asked_lengths(text: str | None, max_model_len: int) -> list[int]:
@@ -26,6 +28,7 @@ def asked_lengths(text: str | None, max_model_len: int) -> list[int]:
 
 
 def _length(text: str, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= most):
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    if not (is_number and 1 <= int(text) <= most):
         raise ValueError(f"{PROMPT_FIELD} must be an integer from 1 to {most}, not {text!r:.100}")
     return int(text)

@@ -98,6 +98,7 @@ def test_one_question_may_name_several_lengths(server: Live) -> None:
         "prompt_tokens=",
         "prompt_tokens=0",
         "prompt_tokens=512",
+        "prompt_tokens=" + "0" * 19 + "1" + "0" * 400,
         "prompt_tokens=1,,2",
         "prompt_tokens=" + ",".join("1" * 17),
     ],
