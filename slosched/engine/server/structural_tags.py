@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from slosched.engine.server.errors import ApiError
 from slosched.engine.server.fields import check_fields
-from slosched.engine.server.values import Body, flag, strings, wrong
+from slosched.engine.server.values import Body, flag, shown, strings, wrong
 
 _OLDER_FIELDS = frozenset({"type", "structures", "triggers"})
 _NEWER_FIELDS = frozenset({"type", "format"})
@@ -46,8 +46,8 @@ def _parse_format(value: Body, where: str) -> str:
     if not isinstance(tags, dict) or kind != "triggered_tags":
         raise ApiError(
             400,
-            f"{where} must be of type 'triggered_tags', not {kind!r}: give {where}.triggers and "
-            f"{where}.tags, or ask for a whole answer in JSON with response_format of type "
+            f"{where} must be of type 'triggered_tags', not {shown(kind)}: give {where}.triggers "
+            f"and {where}.tags, or ask for a whole answer in JSON with response_format of type "
             "'json_schema', and for any other with structured_outputs.regex or .grammar",
             param=where,
         )

@@ -69,3 +69,10 @@ def test_another_format_is_refused_with_what_to_send_instead() -> None:
     wanted = {"type": "structural_tag", "format": {"type": "sequence", "elements": []}}
     with pytest.raises(ApiError, match=r"'triggered_tags', not 'sequence'.*json_schema.*regex"):
         parse_structured_output({"response_format": wanted})
+
+
+def test_a_type_of_any_length_is_told_by_its_beginning() -> None:
+    wanted = {"type": "structural_tag", "format": {"type": [0] * 100_000}}
+    with pytest.raises(ApiError, match=r"not \[0, 0, 0") as caught:
+        parse_structured_output({"response_format": wanted})
+    assert len(caught.value.message) < 1000
