@@ -120,8 +120,12 @@ class LiveReplica:
         return self._ttft_s(self._known().likely_s, request, num_cached_tokens)
 
     def least_ttft_s(self, request: Request) -> float:
-        """Return the TTFT that one request in ten like this one would stay below."""
-        return self._ttft_s(self._known().least_s, request, 0)
+        """Return the TTFT that one request in ten like this one would stay below.
+
+        A replica that caches prefixes may have all of the prompt, so that only the wait is left.
+        """
+        num_cached_tokens = request.num_prompt_tokens if self._caches_prefixes else 0
+        return self._ttft_s(self._known().least_s, request, num_cached_tokens)
 
     def send(self, request: Request) -> Sent:
         """Count a request as sent; `end` is to be called with the result."""

@@ -122,11 +122,25 @@ def test_what_new_quotes_know_of_is_not_counted_twice() -> None:
 
 def test_a_replica_without_requests_is_as_fast_as_its_device_however_slow_it_was() -> None:
     one = replica(Clock(), forecast(wait_s=8.0))
-    assert one.expected_ttft_s(request()) == one.least_ttft_s(request()) == pytest.approx(0.1)
+    assert one.expected_ttft_s(request()) == pytest.approx(0.1)
     assert one.expected_tpot_s() == 0.02
     one.send(request())
     assert one.expected_ttft_s(request()) > 8.0
     assert one.expected_tpot_s() == 0.05
+
+
+@pytest.mark.parametrize(("caches_prefixes", "least_s"), [(False, 0.1), (True, 0.01)])
+@pytest.mark.parametrize("num_others", [0, 1])
+def test_where_prefixes_are_cached_a_lucky_prompt_has_only_the_wait_before_it(
+    caches_prefixes: bool, least_s: float, num_others: int
+) -> None:
+    """The router would refuse a long conversation whose last message is new, and little else."""
+    one = LiveReplica(0, "http://a:1", Clock())
+    one.introduce([{"id": "x"}], 4.0, None, caches_prefixes=caches_prefixes)
+    said = forecast(wait_s=0.5 * num_others, num_requests=num_others)
+    one.learn(one.begin_poll(), said.num_requests, said)
+    least_s = (least_s + 0.5) / 2 if num_others else least_s
+    assert one.least_ttft_s(request(100)) == pytest.approx(least_s)
 
 
 @pytest.mark.parametrize("name", ROUTERS)
