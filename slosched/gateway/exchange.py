@@ -9,7 +9,7 @@ import aiohttp
 from starlette.types import Scope, Send
 
 from slosched.gateway.asked import Asked
-from slosched.gateway.errors import replica_failed, too_late
+from slosched.gateway.errors import never_in_time, replica_failed, too_late
 from slosched.gateway.fleet import LiveFleet
 from slosched.gateway.forward import (
     NotReachedError,
@@ -111,8 +111,12 @@ class Exchange:
         if not asked.may_be_refused:
             return
         least_s = self._fleet.least_ttft_s(asked.request, able)
-        if least_s > promised_s:
-            raise too_late(least_s, promised_s)
+        if least_s <= promised_s:
+            return
+        alone_s = min(replica.alone_ttft_s(asked.request) for replica in able)
+        if alone_s > promised_s:
+            raise never_in_time(alone_s, promised_s)
+        raise too_late(least_s, promised_s)
 
     def _in_time(self, able: list[LiveReplica], asked: Asked, waited_s: float) -> list[LiveReplica]:
         return [each for each in able if self._fleet.is_in_time(each, asked.request, waited_s)]

@@ -124,8 +124,11 @@ class LiveReplica:
 
         A replica that caches prefixes may have all of the prompt, so that only the wait is left.
         """
-        num_cached_tokens = request.num_prompt_tokens if self._caches_prefixes else 0
-        return self._ttft_s(self._known().least_s, request, num_cached_tokens)
+        return self._ttft_s(self._known().least_s, request, self._most_cached_tokens(request))
+
+    def alone_ttft_s(self, request: Request) -> float:
+        """Return the TTFT of a request like this one if the device had nothing else to do."""
+        return self.prefill_s(request, self._most_cached_tokens(request))
 
     def send(self, request: Request) -> Sent:
         """Count a request as sent; `end` is to be called with the result."""
@@ -199,6 +202,9 @@ class LiveReplica:
         wait_s = max(0.0, forecast.at(forecast.likely_s, num_left) - alone_s)
         since_s = sum([sent.prefill_s for sent in self._since if not sent.has_begun])
         return forecast.at(times_s, num_left) + max(since_s - self.age_s, -wait_s)
+
+    def _most_cached_tokens(self, request: Request) -> int:
+        return request.num_prompt_tokens if self._caches_prefixes else 0
 
     def _known(self) -> Forecast:
         assert self._forecast is not None, "only routers that need forecasts ask for times"

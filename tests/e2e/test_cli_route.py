@@ -162,6 +162,7 @@ def test_what_every_replica_would_be_late_with_is_refused_at_once(front: Front) 
     assert status == 429
     assert error["error"]["code"] == "slo_infeasible"
     assert error["error"]["promised_ms"] == 0.01
+    assert (error["error"]["reason"], error["error"]["retry_after_ms"]) == ("unkeepable", None)
     assert front.ended("shed") >= 1
     assert [front.count("requests_total", each) for each in front.replicas] == sent
     status, _ = front.router.post(
