@@ -7,10 +7,13 @@ its deadlines count from its arrival.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 
 from slosched.core import GrammarError, OutputGrammar
 from slosched.engine.grammar import Definition, GrammarCompiler
@@ -20,10 +23,49 @@ from slosched.engine.server.structured import StructuredOutput
 
 _NUM_KEPT = 64
 """Compiled grammars that are kept for requests with the same definition."""
+_MOST_LEFT_BEHIND = 2
+"""Threads that may go on with a grammar beyond its time limit while others are compiled."""
+
+_Job = tuple[Definition, Future[OutputGrammar]]
+
+
+class _Compiling:
+    """A thread that compiles the grammars of a queue one after the other, until None comes.
+
+    It is a daemon: a compilation cannot be stopped, and must not keep the process from its end.
+    """
+
+    def __init__(self, compiler: GrammarCompiler, todo: SimpleQueue[_Job | None]) -> None:
+        self.began_s: float | None = None
+        """When it began to compile; None between two grammars."""
+        self.is_left_behind = False
+        """Whether another thread goes on with the queue."""
+        self._compiler, self._todo = compiler, todo
+        self._thread = threading.Thread(target=self._run, name="slosched-grammar", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self.is_left_behind and (job := self._todo.get()) is not None:
+            definition, result = job
+            if not result.set_running_or_notify_cancel():
+                continue
+            self.began_s = time.monotonic()
+            try:
+                result.set_result(self._compiler.compile(definition))
+            except BaseException as error:
+                result.set_exception(error)
+            self.began_s = None
 
 
 class GrammarQueue:
     """Compiles grammars in a thread of their own.  Only the event loop's thread may call it.
+
+    A few grammars that take longer than `time_limit_s` do not keep others waiting: their thread is
+    left behind with each.
 
     A request gets an error if its grammar is not there within `time_limit_s`, or if `max_waiting`
     requests wait before it.  A later one is told to come again after `retry_after_s`.
@@ -41,8 +83,11 @@ class GrammarQueue:
         self._retry_after_s = retry_after_s
         self._time_limit_s = time_limit_s
         self._max_waiting = max_waiting
-        # One thread, so that grammars never take more than one core from the engine.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="slosched-grammar")
+        self._todo: SimpleQueue[_Job | None] = SimpleQueue()
+        weakref.finalize(self, self._todo.put, None)
+        # One thread, so that grammars take one core from the engine, unless one takes too long.
+        self._compiling: _Compiling | None = None
+        self._left_behind: list[_Compiling] = []
         self._jobs: OrderedDict[Definition, Future[OutputGrammar]] = OrderedDict()
         self._num_waiting = 0
         self._num_waiting_for: Counter[Future[OutputGrammar]] = Counter()
@@ -77,12 +122,27 @@ class GrammarQueue:
         if job is None:
             if self._num_waiting >= self._max_waiting:
                 raise self._busy(f"{self._num_waiting} requests wait for their grammar")
-            job = self._pool.submit(self._compiler.compile, definition)
-            self._jobs[definition] = job
+            job = self._jobs[definition] = Future()
+            self._see_that_one_compiles()
+            self._todo.put((definition, job))
             if len(self._jobs) > _NUM_KEPT:
                 self._jobs.popitem(last=False)
         self._jobs.move_to_end(definition)
         return job
+
+    def _see_that_one_compiles(self) -> None:
+        """Start a thread if there is none, or in the place of one that takes too long."""
+        compiling = self._compiling
+        if compiling is not None:
+            began_s = compiling.began_s
+            if began_s is None or time.monotonic() - began_s < self._time_limit_s:
+                return
+            self._left_behind = [each for each in self._left_behind if each.is_alive]
+            if len(self._left_behind) >= _MOST_LEFT_BEHIND:
+                return
+            compiling.is_left_behind = True
+            self._left_behind.append(compiling)
+        self._compiling = _Compiling(self._compiler, self._todo)
 
     def _leave(self, definition: Definition, job: Future[OutputGrammar]) -> None:
         """Note that a request waits no longer; a job that nobody waits for does not begin."""

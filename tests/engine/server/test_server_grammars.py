@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live_server import live, post, post_together, stream, with_client
+from live_server import live, post, post_together, server_process, stream, with_client
 
 from slosched.core import EndReason, OutputGrammar, Request, SamplingParams
 from slosched.engine.background import InBackground
@@ -301,6 +301,53 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled(
     assert [error.status for error in errors] == [400, 503, 503, 503, 503]
     assert gate.num_begun == 3, "the one that had begun, f, and b when it was asked for again"
     assert f.begin().mask() != b.begin().mask()
+
+
+class Stuck(Gate):
+    """A compiler for which some grammars take until the gate is open, and others no time."""
+
+    def compile(self, definition: Definition) -> OutputGrammar:
+        if "stuck" in definition.text:
+            return super().compile(definition)
+        return self._compiler.compile(definition)
+
+
+def test_a_grammar_that_takes_too_long_keeps_no_others_waiting(compiler: GuidanceCompiler) -> None:
+    """A schema of 2 KB, with fifteen patterns in `allOf`, takes llguidance minutes."""
+    gate = Stuck(compiler)
+    gate.open.clear()
+
+    async def ask() -> list[Any]:
+        queue = queue_of(gate, time_limit_s=0.2)
+        found = []
+        for text in ("stuck1", "a", "stuck2", "b", "stuck3", "c"):
+            found += await asyncio.gather(queue.compiled(wanted(text)), return_exceptions=True)
+        gate.open.set()
+        return [*found, await queue.compiled(wanted("c"))]
+
+    *found, c = asyncio.run(ask())
+    assert [getattr(each, "status", 200) for each in found] == [400, 200, 400, 200, 400, 503]
+    assert c.begin().mask()
+
+
+def test_a_grammar_that_takes_too_long_does_not_keep_the_process_from_its_end() -> None:
+    program = """
+import asyncio, time
+from slosched.engine.grammar import Definition, Kind
+from slosched.engine.server.grammars import GrammarQueue
+from slosched.engine.server.structured import StructuredOutput
+
+class Slow:
+    def compile(self, definition):
+        time.sleep(60)
+
+print("begun", flush=True)
+queue = GrammarQueue(Slow(), 1.0, time_limit_s=0.1)
+wanted = StructuredOutput(Definition(Kind.REGEX, "x"), "guided_regex")
+print(asyncio.run(asyncio.wait_for(queue.compiled(wanted), 5)))
+"""
+    with server_process(program) as (process, _):
+        assert process.wait(20) == 1
 
 
 def test_an_emulated_device_and_a_missing_library_say_so(
