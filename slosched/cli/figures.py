@@ -74,7 +74,7 @@ def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Fi
         made["replicas"] = replicas_over_time(leases, records)
     for name, outcome in outcomes.items():
         if outcome.steps:
-            taken_over = [e for e in outcome.evaluations if e.chosen != e.before]
+            taken_over = [e for e in outcome.evaluations or () if e.chosen != e.before]
             changes = [(e.counted_s, e.chosen) for e in taken_over]
             figure = timeline(outcome.steps, outcome.records, rule, changes)
             figure.suptitle(name, fontsize=10)

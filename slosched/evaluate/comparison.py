@@ -102,8 +102,8 @@ class Outcome:
     """The steps of the replica; those of a fleet, which run side by side, are not kept."""
     leases: Sequence[Lease] = ()
     """When each replica of a fleet held its devices."""
-    evaluations: Sequence[Evaluation] = ()
-    """The evaluations of a portfolio."""
+    evaluations: Sequence[Evaluation] | None = None
+    """Those of a portfolio, perhaps none; None for another policy, and for a fleet's portfolios."""
     _summaries: dict[DeadlineRule, Summary] = field(default_factory=dict, repr=False)
 
     @property
@@ -200,8 +200,8 @@ def _replayed(
         seed = replica.config.seed
         requests = replica.fleet.simulate(trace, policy, seed, on_row, leases.append)
     records = records_of(requests, replica.config.limits.deadline_rule)
-    portfolio = portfolio_in(policy)
-    evaluations = () if portfolio is None else tuple(portfolio.evaluations)
+    portfolio = portfolio_in(policy) if replica.fleet is None else None
+    evaluations = None if portfolio is None else tuple(portfolio.evaluations)
     return Outcome(records, steps, leases, evaluations)
 
 

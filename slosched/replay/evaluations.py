@@ -25,8 +25,8 @@ def read_evaluations(folder: Path) -> list[Evaluation]:
     path = folder / FILE_NAME
     if not path.exists():
         raise RecordsError(
-            f"{folder} has no {FILE_NAME}: name the folder of a simulated replay of a portfolio, "
-            f"as `slosched replay -p portfolio -o {folder}` leaves it"
+            f"{folder} has no {FILE_NAME}: name the folder of a simulated replay of a portfolio on "
+            f"one replica, as `slosched replay -p portfolio -o {folder}` leaves it"
         )
     found = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):

@@ -399,6 +399,30 @@ def test_figures_in_a_folder_without_a_report_are_not_removed(cli: Cli) -> None:
     assert Path("out/goodput.png").exists()
 
 
+def test_what_a_portfolio_did_is_that_of_the_last_replay(cli: Cli) -> None:
+    replay = ("replay", "-n", "5", *LEFT, "-p")
+    assert cli(*replay, "portfolio").status == 0
+    assert cli("explain", "out").out == (
+        "The portfolio never asked: nearly all requests were served as promised.\n"
+    )
+    assert cli(*replay, "fcfs").status == 0
+    said = cli("explain", "out")
+    assert said.status == 1
+    assert "out has no evaluations.jsonl" in said.err
+    assert cli(*replay, "portfolio", "--replicas", "2").status == 0
+    assert "a portfolio on one replica" in " ".join(cli("explain", "out").err.split())
+
+
+def test_a_trace_of_an_earlier_replay_does_not_stay_beside_a_longer_one(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("replay", "-n", "5", *LEFT).status == 0
+    assert Path("out/trace.perfetto.json.gz").exists()
+    monkeypatch.setattr("slosched.cli.commands.replay._MAX_TRACED", 5)
+    assert cli("replay", "-n", "5", *LEFT).status == 0
+    assert not Path("out/trace.perfetto.json.gz").exists()
+
+
 def test_compare_sets_policies_side_by_side_with_recorded_ones(cli: Cli, tmp_path: Path) -> None:
     """It takes options, a policy from the current folder, a recorded replay, and what the benchmark
     of another server wrote.

@@ -25,6 +25,7 @@ from slosched.core import NO_SLO, DeadlineRule, RequestStatus
 from slosched.evaluate.comparison import Outcome, all_gpu_s, summarize_all
 from slosched.evaluate.perfetto import write_perfetto
 from slosched.perfmodel import load_model
+from slosched.replay.evaluations import FILE_NAME as EVALUATIONS
 from slosched.replay.evaluations import write_evaluations
 from slosched.replay.files import write_records
 from slosched.workload import Trace
@@ -151,12 +152,12 @@ def replay(
     stopped = "" if is_whole else f"{len(outcome.records)} of "
     title = f"{stopped}{len(requests)} requests of {requests.name}, judged by {rule}"
     _show(title, name, outcome, rule)
+    if out is not None:
+        _leave(out, name, outcome, rule, title, provenance, draws=figures)
     if perfetto is not None:
         with console.status(f"tracing {len(outcome.steps)} steps"):
             write_perfetto(perfetto, outcome.records, outcome.steps, rule, provenance)
         console.print(f"wrote {perfetto}: open it at https://ui.perfetto.dev")
-    if out is not None:
-        _leave(out, name, outcome, rule, title, provenance, draws=figures)
     if not is_whole:
         raise typer.Exit(130)
 
@@ -188,9 +189,15 @@ def _leave(
     *,
     draws: bool,
 ) -> None:
-    """Write records, report, figures and the Perfetto trace of one replay to `out`."""
+    """Write records, report, figures and the Perfetto trace of one replay to `out`.
+
+    What an earlier replay left there and this one does not write is removed.
+    """
     from slosched.cli.replay_report import leave_report  # slow to import
 
+    trace = out / "trace.perfetto.json.gz"
+    for path in (out / EVALUATIONS, trace):
+        path.unlink(missing_ok=True)
     write_records(out / "records.jsonl", outcome.records, provenance)
     said = promised(record.slo for record in outcome.records)
     text = f"{title}. {said} Rejected and unfinished requests count as misses."
@@ -198,11 +205,10 @@ def _leave(
     leave_report(out, heading, text, {name: outcome}, rule, provenance, draws=draws)
     wrote = "records.jsonl, report.html"
     wrote += ", and its figures as PNG and SVG" if draws else ""
-    if outcome.evaluations:
+    if outcome.evaluations is not None:
         write_evaluations(out, outcome.evaluations)
         console.print(f"why the portfolio chose what it chose: slosched explain {out}")
     if len(outcome.steps) + len(outcome.records) <= _MAX_TRACED:
-        trace = out / "trace.perfetto.json.gz"
         write_perfetto(trace, outcome.records, outcome.steps, rule, provenance)
         wrote += ", and trace.perfetto.json.gz for https://ui.perfetto.dev"
     console.print(f"wrote {out}/{wrote}")
