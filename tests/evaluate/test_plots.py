@@ -285,6 +285,11 @@ def test_a_timeline_of_steps_without_length_or_of_none():
         timeline([])
 
 
+def test_a_timeline_in_which_nothing_was_computed():
+    assert drawn(timeline([step(i, 0, 0, 0, num_rejected=1) for i in range(3)]))
+    assert drawn(timeline([step(0, 0, 0, 0, num_rejected=1)], [rejected(0)], RULE))
+
+
 def test_replicas_over_time_counts_those_that_start_and_drain():
     leases = [
         Lease(0, 1, 0.0, 0.0, until_s=12.0),

@@ -65,7 +65,9 @@ def timeline(
     for at_s, name in changes:
         place = {"xy": (at_s, 1.0), "xycoords": ("data", "axes fraction")}
         panels[0].annotate(name, **place, fontsize=7, rotation=20, va="bottom")
-    panels[-1].set(xlabel="time (s)", xlim=(edges[0], edges[-1]))
+    panels[-1].set(xlabel="time (s)")
+    if edges[0] < edges[-1]:
+        panels[-1].set(xlim=(edges[0], edges[-1]))
     figure.align_ylabels(panels)
     return figure
 
@@ -76,9 +78,10 @@ def _batches(axes: Axes, steps: Sequence[StepRow], edges: FloatArray) -> None:
     decode = _mean_over_bins(steps, [s.num_decodes for s in steps], edges, busy_only=True)
     axes.fill_between(edges, 0, _held(prefill), color=ORANGE, label="prefill", **_AREA)
     axes.step(edges, _held(decode), where="post", color=BLUE, linewidth=1.3, label="decode")
+    # Limits come first: without them a logarithmic axis warns where nothing was computed.
+    axes.set(ylabel="tokens a step", ylim=(0.8, 1.6 * max(prefill.max(), decode.max(), 1)))
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set(ylabel="tokens a step", ylim=(0.8, 1.6 * max(prefill.max(), decode.max(), 1)))
 
 
 def _queues(axes: Axes, steps: Sequence[StepRow], edges: FloatArray) -> None:
