@@ -7,6 +7,7 @@ a result can say which requests it was measured on.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -56,9 +57,11 @@ class Trace:
             )
         ids = {request.request_id for request in self.requests}
         if len(ids) != len(self.requests):
+            counts = Counter(request.request_id for request in self.requests)
+            ((most, count),) = counts.most_common(1)
             raise TraceError(
-                f"trace {self.name!r} repeats request ids: {len(self.requests)} requests, "
-                f"{len(ids)} different ids"
+                f"trace {self.name!r} repeats request ids: {len(self.requests)} requests have "
+                f"{len(ids)} different ones, and {count} are called {most!r}; name each differently"
             )
         block = self.prefix_block_tokens
         if block is None and not any(r.prefix_hashes for r in self.requests):
@@ -123,12 +126,7 @@ class Trace:
         """
         if not 0 < rate < math.inf:
             raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
-        if not 0 < self.rate < math.inf:
-            raise TraceError(
-                f"trace {self.name!r} has no rate to scale: it needs two arrivals at different "
-                f"times, but its {len(self)} request(s) span {self.duration_s} s"
-            )
-        stretch = self.rate / rate
+        stretch = self._own_rate() / rate
         requests = tuple(replace(r, arrival_s=r.arrival_s * stretch) for r in self.requests)
         return self._derived(requests, rate=rate)
 
@@ -140,12 +138,13 @@ class Trace:
         rate keeps a part of what a higher one keeps (common random numbers).  The first and last
         request kept are not those of the trace, so the rate is met only nearly.
         """
-        if not 0 < rate <= self.rate < math.inf:
+        own_rate = self._own_rate()
+        if not 0 < rate <= own_rate:
             raise ValueError(
-                f"trace {self.name!r} can be thinned to a rate in (0, {self.rate:.6g}] requests/s,"
+                f"trace {self.name!r} can be thinned to a rate in (0, {own_rate:.6g}] requests/s,"
                 f" its own, not to {rate!r}"
             )
-        num_kept = len(self) if rate == self.rate else max(1, round(len(self) * rate / self.rate))
+        num_kept = len(self) if rate == own_rate else max(1, round(len(self) * rate / own_rate))
         kept = np.sort(np.random.default_rng(seed).permutation(len(self))[:num_kept])
         requests = _from_zero([self.requests[i] for i in kept])
         return self._derived(requests, thinned_to=rate, thinning_seed=seed)
@@ -157,12 +156,9 @@ class Trace:
         between a trace and its control is the effect of the bursts.  Given their number and the
         first and last of them, the arrivals of a Poisson process are uniform in between.
         """
-        rate = self.rate if rate is None else rate
+        rate = self._own_rate() if rate is None else rate
         if not 0 < rate < math.inf:
-            raise ValueError(
-                f"rate must be a positive number of requests/s, not {rate!r}; trace "
-                f"{self.name!r} spans {self.duration_s} s, so give one if that is none"
-            )
+            raise ValueError(f"rate must be a positive number of requests/s, not {rate!r}")
         duration_s = (len(self) - 1) / rate
         inside = np.random.default_rng(seed).random(max(0, len(self) - 2))
         times_s = np.concatenate(([0.0], np.sort(inside), [1.0]))[: len(self)] * duration_s
@@ -330,6 +326,15 @@ class Trace:
         loras = len({r.lora_id for r in self.requests} - {None})
         found = {"priorities": priorities} if priorities > 1 else {}
         return found | ({"loras": loras} if loras else {})
+
+    def _own_rate(self) -> float:
+        """Return the rate; raise TraceError if there is none that could be changed."""
+        if not 0 < self.rate < math.inf:
+            raise TraceError(
+                f"trace {self.name!r} has no rate to change: it needs two arrivals at different "
+                f"times, but its {len(self)} request(s) span {self.duration_s} s"
+            )
+        return self.rate
 
     def _derived(self, requests: Sequence[TraceRequest], **noted: str | float) -> Trace:
         return replace(self, requests=tuple(requests), provenance={**self.provenance, **noted})
