@@ -21,7 +21,7 @@ from typing import Any
 
 from slosched.core import SLO, EndReason, RequestStatus
 from slosched.metrics import RequestRecord
-from slosched.replay.files import RecordsError, Replay
+from slosched.replay.files import RecordsError, Replay, check_times
 
 _LISTS = ("input_lens", "output_lens", "ttfts", "itls")
 _SETTINGS = ("backend", "model_id", "request_rate", "burstiness", "max_concurrency", "duration")
@@ -86,6 +86,7 @@ def _record(
         if error or not num_output_tokens
         else _times_s(start_s + ttft_s, gaps_s, num_output_tokens)
     )
+    check_times(start_s, times_s)
     return RequestRecord(
         request_id=request_id,
         arrival_s=start_s,

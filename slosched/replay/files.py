@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,11 +105,13 @@ def _line(record: RequestRecord) -> str:
 
 def _from_json(fields: dict[str, Any]) -> RequestRecord:
     ttft_s, tpot_s, e2e_s = fields["slo_s"]
+    arrival_s = float(fields["arrival_s"])
     times_s = tuple(map(float, fields["token_times_s"]))
+    check_times(arrival_s, times_s)
     reason = fields["end_reason"]
     return RequestRecord(
         request_id=str(fields["request_id"]),
-        arrival_s=float(fields["arrival_s"]),
+        arrival_s=arrival_s,
         num_prompt_tokens=int(fields["num_prompt_tokens"]),
         num_output_tokens=len(times_s),
         slo=SLO(_or_never(ttft_s), _or_never(tpot_s), e2e_s),
@@ -128,6 +131,20 @@ def _from_json(fields: dict[str, Any]) -> RequestRecord:
         program_s=fields.get("program_s"),
         is_relegated=bool(fields.get("is_relegated", False)),
     )
+
+
+def check_times(arrival_s: float, token_times_s: Sequence[float]) -> None:
+    """Raise ValueError for times that are not finite, and for tokens out of their order.
+
+    Nothing can be scored with such times, and NaN would just go missing in the percentiles.
+    """
+    if not math.isfinite(arrival_s):
+        raise ValueError(f"its arrival must be a finite number of seconds, not {arrival_s!r}")
+    if wrong := [time_s for time_s in token_times_s if not math.isfinite(time_s)]:
+        raise ValueError(f"the time of a token must be finite, not {wrong[0]!r}")
+    for before_s, after_s in pairwise(token_times_s):
+        if after_s < before_s:
+            raise ValueError(f"tokens must be in order, but {after_s!r} s follows {before_s!r} s")
 
 
 def _or_never(seconds: float | None) -> float:

@@ -82,6 +82,7 @@ def test_chunks_of_several_tokens_leave_ttft_tpot_and_e2e_as_they_are(tmp_path):
         ({**VLLM, "itls": [[], []]}, r"\[2, 3\] entries"),
         ({**VLLM, "input_lens": ["ten", 20, 30]}, "no request.*ten"),
         ({**VLLM, "ttfts": [None, 1.0, 1.0]}, "no request"),
+        ({**VLLM, "ttfts": [math.nan, 1.0, 1.0]}, "no request.*finite, not nan"),
         ([1, 2], "holds a list"),
     ],
 )
