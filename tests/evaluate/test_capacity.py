@@ -209,6 +209,18 @@ def test_a_policy_is_not_better_than_itself_on_a_noisy_device() -> None:
     assert found.ratio("run 0", "run 0", 0.9).interval == (1.0, 1.0)
 
 
+def test_no_ratio_is_below_zero_however_much_two_windows_differ() -> None:
+    windows = [
+        synthesize("poisson", num_requests=60, seed=seed, slo=PROMISE, prompt=256, output=output)
+        for seed, output in enumerate((2, 200))
+    ]
+    found = study([contender("sarathi"), contender("fcfs")], windows, QUICK)
+    both = found.frame().groupby("rate").filter(lambda rows: len(rows) == 2)["rate"].unique()
+    ratios = [found.goodput_ratio("fcfs", "sarathi", rate) for rate in both]
+    ratios.append(found.ratio("fcfs", "sarathi", 0.9))
+    assert {ratio.interval.low for ratio in ratios} == {0.0}
+
+
 def test_goodput_at_a_rate_is_compared_on_the_same_requests() -> None:
     """Compare beyond the knee of a policy that drops, on a device and on a slower one."""
     dropping = [contender("sjf:drop=infeasible", slower, f"{slower}") for slower in (1.0, 1.1)]

@@ -150,8 +150,7 @@ class Study:
         value = float(crossing(curve.rates, curve.pooled, target))
         if Flag.NEVER_SATURATES in flags:
             return Capacity(contender, target, value, Interval(value, math.inf), flags, best)
-        bounds = interval(self.replicates(contender, target), value, self.num_seeds)
-        bounds = Interval(max(0.0, bounds.low), bounds.high)
+        bounds = _from_zero(interval(self.replicates(contender, target), value, self.num_seeds))
         return Capacity(contender, target, value, bounds, flags, best)
 
     def replicates(self, contender: str, target: float) -> FloatArray:
@@ -176,7 +175,7 @@ class Study:
             return Ratio(math.nan, Interval(math.nan, math.nan))
         value = float(above[0] / below[0])
         worlds = above[1:] / np.maximum(below[1:], 1e-9)
-        return Ratio(value, interval(worlds, value, self.num_seeds))
+        return Ratio(value, _from_zero(interval(worlds, value, self.num_seeds)))
 
     def _good_shares(self, contender: str, rate: float) -> FloatArray:
         """Return the measured attainment, then that of each replicate: shape (1 + replicates,)."""
@@ -231,7 +230,13 @@ def _ratio(study: Study, contender: str, other: Study, reference: str, target: f
     if study is other and contender == reference:
         return Ratio(1.0, Interval(1.0, 1.0))
     worlds = study.replicates(contender, target) / other.replicates(reference, target)
-    return Ratio(value, interval(worlds, value, min(study.num_seeds, other.num_seeds)))
+    num_seeds = min(study.num_seeds, other.num_seeds)
+    return Ratio(value, _from_zero(interval(worlds, value, num_seeds)))
+
+
+def _from_zero(found: Interval) -> Interval:
+    """Cut what few seeds widened below 0, where neither a capacity nor a ratio of two can be."""
+    return Interval(max(0.0, found.low), found.high)
 
 
 def _curve(measured: Measured, blocks: Sequence[IntArray], num_blocks: int) -> _Curve:
