@@ -165,7 +165,7 @@ def read_profile(path: Path, *, may_be_empty: bool = False) -> Profile:
     Raises MeasurementError, with file and line, if a row makes no sense.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise MeasurementError(f"cannot read the profile {path}: {reason}") from error
@@ -185,6 +185,7 @@ def read_profile(path: Path, *, may_be_empty: bool = False) -> Profile:
     measurements = []
     for row in rows:
         try:
+            _check_length(row)
             measurements.append(_parse_row(row))
         except (TypeError, ValueError) as error:
             raise MeasurementError(f"{path}, line {kept[rows.line_num - 1]}: {error}") from error
@@ -223,6 +224,18 @@ def _row(measurement: Measurement) -> tuple[str | int, ...]:
         measurement.part.value,
         f"{measurement.reference_s:.9f}",
     )
+
+
+def _check_length(row: Mapping[str | None, object]) -> None:
+    """Raise ValueError if a row of `csv.DictReader` has another number of values than the header.
+
+    A row that was cut off, or a decimal comma, could otherwise pass for another time.
+    """
+    num_columns = len(row) - (None in row)
+    values = [value for value in row.values() if isinstance(value, str)]
+    values += more if isinstance(more := row.get(None), list) else []
+    if len(values) != num_columns:
+        raise ValueError(f"it has {len(values)} values, not {num_columns}: {','.join(values)!r}")
 
 
 def _parse_row(row: Mapping[str, str | None]) -> Measurement:

@@ -55,6 +55,14 @@ def test_a_file_from_elsewhere_needs_only_two_columns(tmp_path: Path) -> None:
     assert read_profile(path) == Profile((Measurement(((16, 0),), 0.5),))
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_text(
+        '# slosched profile {"gpu": "mine"}\r\nbatch,seconds\r\n16@0,0.5\r\n', "utf-8-sig"
+    )
+    assert read_profile(path) == Profile((Measurement(((16, 0),), 0.5),), {"gpu": "mine"})
+
+
 @pytest.mark.parametrize(
     ("row", "what"),
     [
@@ -78,7 +86,9 @@ def test_a_file_from_elsewhere_needs_only_two_columns(tmp_path: Path) -> None:
         ("1@5,0,0.1,1,wide", "wide"),
         ("1@5,0,0.1,1,nan", "spread_s must be a time of 0 or more, not 'nan'"),
         ("1@5,0,0.1,1,-0.1", "spread_s must be a time of 0 or more, not '-0.1'"),
-        ("1@5", "None is not a positive time"),
+        ("1@5", "it has 1 values, not 5: '1@5'"),
+        ("1@5,0,0.1", "it has 3 values, not 5: '1@5,0,0.1'"),
+        ("1@5,0,0,1,1,0", "it has 6 values, not 5: '1@5,0,0,1,1,0'"),
     ],
 )
 def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, row: str, what: str) -> None:
