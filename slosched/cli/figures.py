@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -38,6 +39,8 @@ from slosched.perfmodel.fit_report import (
     form_rows,
     parameter_rows,
 )
+
+_UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def plot_fit(report: FitReport) -> Figure:
@@ -86,9 +89,15 @@ def save_figures(folder: Path, made: Mapping[str, Figure]) -> None:
     """Save each figure in `folder`, as PNG for slides and as SVG for print."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in made.items():
-        figure.savefig(folder / f"{name}.png", dpi=200)
+        save_figure(figure, folder / f"{name}.png", dpi=200)
         figure.set_layout_engine(None)  # already laid out; drawing takes half as long without
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+        save_figure(figure, folder / f"{name}.svg")
+
+
+def save_figure(figure: Figure, path: Path, dpi: float | str = "figure") -> None:
+    """Save the figure, without the date and the random names that would change its bytes."""
+    with mpl.rc_context({"svg.hashsalt": "slosched"}):
+        figure.savefig(path, dpi=dpi, metadata=_UNDATED.get(path.suffix))
 
 
 def _file_name(text: str) -> str:

@@ -12,6 +12,7 @@ import heapq
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -191,5 +192,6 @@ def _lanes(starts_s: Sequence[float], ends_s: Sequence[float]) -> list[int]:
 
 def _opened(path: Path) -> TextIO:
     if path.suffix == ".gz":
-        return gzip.open(path, "wt", compresslevel=_COMPRESSION, encoding="utf-8")
+        # Without the time of writing, the same replay gives the same bytes.
+        return TextIOWrapper(gzip.GzipFile(path, "wb", _COMPRESSION, mtime=0), encoding="utf-8")
     return path.open("w", encoding="utf-8")

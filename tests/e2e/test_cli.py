@@ -283,6 +283,28 @@ def test_the_same_seed_replays_the_same(cli: Cli) -> None:
     assert first == again != other
 
 
+def test_the_same_replay_leaves_the_same_bytes(cli: Cli) -> None:
+    """Check all files but the report, which tells when it was made."""
+    for folder in ("a", "b"):
+        assert cli("replay", "-n", "5", "--latency-model", BUNDLED[1], "-o", folder).status == 0
+    names = {path.name for path in Path("a").iterdir()} - {"report.html"}
+    assert {"records.jsonl", "latency.svg", "latency.png", "trace.perfetto.json.gz"} <= names
+    assert [n for n in names if Path("a", n).read_bytes() != Path("b", n).read_bytes()] == []
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_a_figure_has_neither_a_date_nor_random_names(tmp_path: Path, suffix: str) -> None:
+    from slosched.cli.figures import Figure, save_figure  # imports matplotlib
+
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    first, again = (tmp_path / f"{name}.{suffix}" for name in "ab")
+    save_figure(figure, first)
+    save_figure(figure, again)
+    assert first.read_bytes() == again.read_bytes()
+    assert not re.search(rb"CreationDate|dc:date", first.read_bytes())
+
+
 def test_a_drifting_device_changes_what_is_seen(cli: Cli) -> None:
     steady, drifting = (
         row(cli("replay", "-n", "30", "--seed", "1", *more).out, "goodput")

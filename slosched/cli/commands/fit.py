@@ -104,10 +104,10 @@ def fit(
         if better is not None:
             console.print(better)
     if plot is not None:
-        from slosched.cli.figures import plot_fit  # importing matplotlib takes seconds
+        from slosched.cli.figures import plot_fit, save_figure  # importing matplotlib takes seconds
 
         plot.parent.mkdir(parents=True, exist_ok=True)
-        plot_fit(report).savefig(plot, dpi=150)
+        save_figure(plot_fit(report), plot, dpi=150)
         console.print(f"wrote {plot}")
     console.print(f"wrote {out}")
 
