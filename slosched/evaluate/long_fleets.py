@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from slosched.core import Policy
-from slosched.evaluate.capacity.pool import MakePool, give, given, local_pool
+from slosched.evaluate.capacity.pool import MakePool, give, given, local_pool, stop_at_once
 from slosched.fleet.apart import ApartFleet, places_of
 from slosched.fleet.router import Router
 from slosched.fleet.view import ReplicaKind
@@ -50,14 +50,18 @@ def play_long(
         on_replica(index)
 
     with (make_pool or local_pool(1))(partial(give, fleet)) as pool:
-        for index, own in enumerate(by_replica):
-            if len(own):
-                sent[pool.submit(_play, index, trace.at(own))] = index
-                patience_s = None if len(sent) >= _MOST_SENT else 0
-                for future in wait(sent, patience_s, FIRST_COMPLETED).done:
-                    take(future)
-        for future in as_completed(tuple(sent)):
-            take(future)
+        try:
+            for index, own in enumerate(by_replica):
+                if len(own):
+                    sent[pool.submit(_play, index, trace.at(own))] = index
+                    patience_s = None if len(sent) >= _MOST_SENT else 0
+                    for future in wait(sent, patience_s, FIRST_COMPLETED).done:
+                        take(future)
+            for future in as_completed(tuple(sent)):
+                take(future)
+        except BaseException:  # Ctrl-C, too: hours of the other replicas may still wait
+            stop_at_once(pool)
+            raise
     return rows
 
 

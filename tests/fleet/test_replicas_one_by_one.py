@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import fields, replace
 from typing import Any
 
@@ -81,6 +83,46 @@ def test_more_replicas_than_wait_at_once_each_end_once() -> None:
     )
     assert sorted(ended) == list(range(75))
     assert not np.isnan(rows.ttft_s).any()
+
+
+class OneWorker(Executor):
+    """A pool that has done its first task, and still has the others before it."""
+
+    def __init__(self) -> None:
+        self.left: list[Future[Any]] = []
+        self.is_cancelled = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if not self.left:
+            future.set_result(fn(*args, **kwargs))
+        self.left.append(future)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.is_cancelled |= cancel_futures
+
+
+def test_ctrl_c_waits_for_no_other_replica() -> None:
+    pool = OneWorker()
+
+    def make_pool(initialize: Callable[[], None]) -> Executor:
+        initialize()
+        return pool
+
+    def press_ctrl_c(_index: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play_long(
+            synthesize_long("azure_conv", 30, 30.0, slo=SLO_OF_ALL),
+            make_policy("fcfs"),
+            (KIND,) * 10,
+            make_router("round_robin"),
+            make_pool=make_pool,
+            on_replica=press_ctrl_c,
+        )
+    assert pool.is_cancelled
 
 
 @pytest.mark.parametrize("change", [{"priority": 1}, {"slo": SLO(2.0, 0.05)}])
