@@ -104,16 +104,41 @@ def read_shadow(folder: Path) -> ShadowRun:
         runs = sorted(each.parent.name for each in folder.glob(f"*/{_SERVER}"))
         hint = f"; name one of its runs: {', '.join(runs)}" if runs else ""
         raise ShadowError(f"{folder} is not the folder of a server in shadow mode{hint}")
-    about = json.loads(path.read_text(encoding="utf-8"))
     try:
+        about = json.loads(path.read_text(encoding="utf-8"))
         server = ServerFacts(**{**about, "deadline_rule": DeadlineRule(about["deadline_rule"])})
     except (KeyError, TypeError, ValueError) as error:
         raise ShadowError(f"{path} does not describe a server: {error!r}") from error
-    rejected = map(json.loads, (folder / _REJECTED).read_text(encoding="utf-8").splitlines())
+    trace, records = _in_both(
+        read_trace(folder / _TRACE), read_records(folder / _RECORDS).records, folder
+    )
     return ShadowRun(
         server=server,
         profile=read_profile(folder / STEPS),
-        trace=read_trace(folder / _TRACE),
-        records=read_records(folder / _RECORDS).records,
-        rejected=Counter(EndReason(each["reason"]) for each in rejected),
+        trace=trace,
+        records=records,
+        rejected=_read_rejected(folder / _REJECTED),
     )
+
+
+def _in_both(
+    trace: Trace, records: Sequence[RequestRecord], folder: Path
+) -> tuple[Trace, Sequence[RequestRecord]]:
+    """Leave out a request that is only in one of the two files: the server was ended in between."""
+    ids = {r.request_id for r in trace.requests} & {record.request_id for record in records}
+    requests = [r for r in trace.requests if r.request_id in ids]
+    if not requests:
+        raise ShadowError(f"{folder}: {_TRACE} and {_RECORDS} have no request in common")
+    kept = Trace.of(requests, trace.name, trace.provenance, trace.prefix_block_tokens)
+    return kept, [record for record in records if record.request_id in ids]
+
+
+def _read_rejected(path: Path) -> Counter[EndReason]:
+    """Count the rejections by reason; raise ShadowError for a line that tells of none."""
+    found: Counter[EndReason] = Counter()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            found[EndReason(json.loads(line)["reason"])] += 1
+        except (KeyError, TypeError, ValueError) as error:
+            raise ShadowError(f"{path}, line {number} tells of no rejection: {error!r}") from error
+    return found

@@ -145,9 +145,33 @@ def test_a_folder_of_runs_is_refused_with_their_names(folder: Path, tmp_path: Pa
         read_shadow(folder.parent)
     with pytest.raises(ShadowError, match="is not the folder"):
         read_shadow(tmp_path)
-    (tmp_path / "server.json").write_text(json.dumps({"policy": "fcfs"}))
-    with pytest.raises(ShadowError, match="does not describe a server"):
-        read_shadow(tmp_path)
+    for text in (json.dumps({"policy": "fcfs"}), "{"):
+        (tmp_path / "server.json").write_text(text)
+        with pytest.raises(ShadowError, match=r"server\.json does not describe a server"):
+            read_shadow(tmp_path)
+
+
+def test_a_request_that_a_killed_server_wrote_into_one_file_alone_is_left_out(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, make_traffic(num=72))
+    whole = read_shadow(tmp_path)
+    for name in ("trace.jsonl", "records.jsonl"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text("".join(text.splitlines(keepends=True)[:-1]))
+        run = read_shadow(tmp_path)
+        assert len(run.trace) == len(run.records) == 71
+        assert all(record in whole.records for record in run.records)
+        assert judge(run, "fcfs", form="linear").measured.num_offered == 71
+        (tmp_path / name).write_text(text)
+
+
+def test_a_line_that_tells_of_no_rejection_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, make_traffic(num=24))
+    for line in ('{"request_id": "r1"}', '{"request_id": "r1", "rea', '"r1"'):
+        (tmp_path / "rejected.jsonl").write_text(f"{line}\n")
+        with pytest.raises(ShadowError, match=r"rejected\.jsonl, line 1 tells of no rejection"):
+            read_shadow(tmp_path)
 
 
 @pytest.mark.slow
