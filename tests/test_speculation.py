@@ -221,6 +221,18 @@ def test_speculation_makes_a_quiet_replica_faster(policy: str, overlap: bool) ->
     assert sum(ends[1]) < 0.6 * sum(ends[0])
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "goodput"])
+def test_a_request_starts_before_its_first_token_in_a_step_that_nothing_is_planned_behind(
+    policy: str,
+) -> None:
+    """A step with drafts is not foreseen, though it may have been planned ahead itself."""
+    trace = make_up("azure_conv", 200, None, 30.0, None, 0)
+    config = SimulationConfig(overlap=True, drafts=SimulatedDrafts(4, 0.6))
+    for request in simulate(trace, make_policy(policy), make_model(), config):
+        assert request.started_s is not None
+        assert request.arrival_s <= request.started_s < request.token_times_s[0]
+
+
 def test_no_bound_is_claimed_for_replicas_that_speculate() -> None:
     trace = make_up("azure_conv", 3, None, 1.0, None, 0)
     config = SimulationConfig(drafts=SimulatedDrafts(2, 0.5))

@@ -89,7 +89,7 @@ class OverlappedEngine(Engine):
         if not scheduler.can_plan_ahead:
             return None
         begins_s = max(now_s, running.began_s + (running.batch.predicted_s or 0.0))
-        scheduler.foresee(running.batch, running.began_s, begins_s)
+        scheduler.foresee(running.batch, begins_s)
         if scheduler.num_unfinished == len(scheduler.queues.finishing):
             return None
         batch = scheduler.schedule(now_s, begins_s)
@@ -116,6 +116,7 @@ class OverlappedEngine(Engine):
         finally:
             if self._running is not None:
                 self._running.began_s = self.clock.now_s()
+                self.scheduler.begin(self._running.batch, self._running.began_s)
         result = _wanted(step.batch, result)
         return result, self._book(step.batch, result)
 

@@ -37,16 +37,18 @@ class Recorder:
         self._speculation = speculation
         self._foreseen: ScheduledBatch | None = None
 
-    def foresee(self, batch: ScheduledBatch, began_s: float, ends_s: float) -> None:
+    def begin(self, batch: ScheduledBatch, now_s: float) -> None:
+        """Write when the requests of a step that was planned ahead began to run."""
+        for request, *_ in batch.chunks:
+            if request.started_s is None and request.end_reason is None:
+                request.started_s = now_s
+
+    def foresee(self, batch: ScheduledBatch, ends_s: float) -> None:
         """Write placeholders for the tokens of a running step, and the time at which it ends."""
         next_deadline_s = self._limits.deadline_rule.next_deadline_s
         self._foreseen = batch
         for request, _, _, emits_token, _ in batch.chunks:
-            if request.end_reason is not None:
-                continue
-            if request.started_s is None:
-                request.started_s = began_s
-            if not emits_token:
+            if request.end_reason is not None or not emits_token:
                 continue
             request.output_token_ids.append(PLACEHOLDER)
             request.token_times_s.append(ends_s)

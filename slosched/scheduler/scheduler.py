@@ -241,13 +241,17 @@ class Scheduler:
         """Tell whether the next step may be planned before the tokens of the last one are known."""
         return self.speculation is None or not self.speculation.must_wait
 
-    def foresee(self, batch: ScheduledBatch, began_s: float, ends_s: float) -> None:
+    def begin(self, batch: ScheduledBatch, now_s: float) -> None:
+        """Note that a step that was planned while another one ran begins now."""
+        self._recorder.begin(batch, now_s)
+
+    def foresee(self, batch: ScheduledBatch, ends_s: float) -> None:
         """Count a running step, until its `update`, as if it had emitted its tokens at `ends_s`.
 
         A request that will then have reached its output limit has nothing left to plan.  It cannot
         be foreseen that the model ends a request; then its part of the next step is wasted.
         """
-        self._recorder.foresee(batch, began_s, ends_s)
+        self._recorder.foresee(batch, ends_s)
 
     def schedule_beside(
         self,

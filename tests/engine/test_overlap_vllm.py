@@ -103,7 +103,7 @@ def plan(
     if not scheduler.num_unfinished:
         return None
     if running is not None:
-        scheduler.foresee(running, now_s, now_s)
+        scheduler.foresee(running, now_s)
     batch = scheduler.schedule(now_s, None if running is None else now_s)
     return None if batch.is_empty else batch
 

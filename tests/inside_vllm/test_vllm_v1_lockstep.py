@@ -177,7 +177,7 @@ class Ours:
         now_s = float(self.num_calls)
         scheduler, running = self.scheduler, self._running
         if running is not None:
-            scheduler.foresee(running, now_s, now_s)
+            scheduler.foresee(running, now_s)
         batch = scheduler.schedule(now_s, None if running is None else now_s)
         self._running = None if batch.is_empty else batch
         returned = running

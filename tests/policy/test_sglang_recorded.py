@@ -214,7 +214,7 @@ class OverlapReplay(Replay):
     def compare_call(self, now_s: float, expected: dict[str, Any]) -> None:
         before, self.running = self.running, None
         if before is not None:
-            self.scheduler.foresee(before[0], now_s, now_s)
+            self.scheduler.foresee(before[0], now_s)
         is_idle = expected["mode"] is None and self.has_only_waiting()
         if not is_idle:
             self.launch(now_s, before is not None, expected)
