@@ -103,7 +103,8 @@ def windows_of(
         made_up = replace(arrivals, num_requests=size)
         numbers = [s if s >= 0 else _MADE_UP_FROM_THE_END - s for s in seeds]
         return [made_up.open(source, promise.rule(model, s), s) for s in numbers]
-    whole = replace(arrivals, num_requests=None).open(source, None, max(seeds[0], 0))
+    unpromised = replace(arrivals, num_requests=None, slo_program=None)
+    whole = unpromised.open(source, None, max(seeds[0], 0))
     from slosched.evaluate.capacity import window
 
     size = arrivals.num_requests or max(1, min(default_size, len(whole) // len(seeds)))
@@ -118,8 +119,7 @@ def windows_of(
     cut = []
     for seed in seeds:
         rule = None if has_own else promise.rule(model, abs(seed))
-        part = window(whole, size, seed)
-        cut.append(part if rule is None else part.with_slo(rule))
+        cut.append(arrivals.promised(window(whole, size, seed), rule))
     return cut
 
 

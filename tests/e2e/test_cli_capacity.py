@@ -14,6 +14,10 @@ import pandas as pd
 import pytest
 from command_line import SLOSCHED, Said
 
+from slosched.cli.options import TraceOptions, TracePromiseOptions
+from slosched.cli.search_options import windows_of
+from slosched.workload import parse_ttft
+
 pytestmark = pytest.mark.e2e
 
 Cli = Callable[..., Said]
@@ -66,6 +70,26 @@ def test_a_trace_is_judged_by_its_own_slos_unless_others_are_asked_for(cli: Cli)
     other = cli(*search, "--max-rate", "2", "--slo-ttft", "1m", "--slo-tpot", "1m")
     assert "judged by its own SLO" not in other.out
     assert "so its capacity is 0" not in other.out
+
+
+def test_the_sessions_of_a_window_are_promised_what_its_turns_are(cli: Cli) -> None:
+    assert cli("trace", "make", "agents", "-n", "40", "-o", "agents.jsonl").status == 0
+    windows = windows_of(
+        "agents.jsonl",
+        TraceOptions(num_requests=20, slo_program=parse_ttft("2x")),
+        TracePromiseOptions(slo_ttft=parse_ttft("1s"), slo_tpot=0.05),
+        None,
+        (0, 1),
+        20,
+        keeps_slos=False,
+    )
+    for window in windows:
+        turns = [r for r in window.requests if r.session_id == window.requests[0].session_id]
+        expected_s = sum(
+            2 * (1.0 + 0.05 * (turn.num_output_tokens - 1)) + (turn.think_s or 0.0)
+            for turn in turns
+        )
+        assert turns[0].program_s == pytest.approx(expected_s)
 
 
 @pytest.mark.parametrize(

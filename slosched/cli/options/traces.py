@@ -166,7 +166,15 @@ class TraceOptions(SessionOptions):
             trace = trace.with_adapters(replace(self.loras, seed=seed))
         if keeps_slos and has_slos(trace):
             note_own_slos(trace)
-        elif slo is not None:
+            slo = None
+        return self.promised(trace, slo)
+
+    def promised(self, trace: Trace, slo: SLO | SLORule | None) -> Trace:
+        """Return the trace with `slo`, if any, and with what is promised for its sessions.
+
+        A program's time may depend on the SLOs of its turns, so these come first.
+        """
+        if slo is not None:
             trace = trace.with_slo(slo)
         trace = self.with_program_deadlines(trace)
         return trace if self.on_infeasible is None else trace.with_on_infeasible(self.on_infeasible)
