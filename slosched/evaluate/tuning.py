@@ -84,7 +84,15 @@ class Tuned:
             if document.pop("format") != TUNED_FORMAT:
                 raise ValueError("another format")
             trials = [Trial(**trial) for trial in document.pop("trials")]
-            return cls(**document, trials=trials)
+            tuned = cls(**document, trials=trials)
+            if not isinstance(tuned.policy, str):
+                raise TypeError(f"policy must be a spec such as fcfs, not {tuned.policy!r}")
+            if unknown := tuned.limits.keys() - LIMITS:
+                raise ValueError(f"no limits to tune: {', '.join(sorted(unknown))}")
+            for name, value in tuned.limits.items():
+                if not isinstance(value, int) or value < 1:
+                    raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
+            return tuned
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CapacityError(
                 f"{path} is not what `slosched tune` writes as tuned.json ({error})"

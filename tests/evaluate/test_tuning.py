@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from factories import make_model
 
 from slosched.core import SLO, SchedulerOutput, SchedulerView, tunable
 from slosched.evaluate.capacity import CapacityError, Contender, Plan, local_pool
-from slosched.evaluate.tuning import Objective, Tuned, Tuner, judge, values_of
+from slosched.evaluate.tuning import TUNED_FORMAT, Objective, Tuned, Tuner, judge, values_of
 from slosched.policy import Sarathi
 from slosched.simulator.simulate import SimulationConfig
 from slosched.workload import Trace, synthesize
@@ -132,3 +133,23 @@ def test_what_was_found_is_read_as_it_was_written(tmp_path: Path) -> None:
         (tmp_path / "other.json").write_text(text)
         with pytest.raises(CapacityError, match=r"other\.json is not what `slosched tune` writes"):
             Tuned.read(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"limits": {"max_num_seqs": "256"}}, "max_num_seqs must be a whole number .* '256'"),
+        ({"limits": {"max_num_seqs": 0}}, "max_num_seqs must be a whole number of 1 or more"),
+        ({"limits": {"block_size": 16}}, "no limits to tune: block_size"),
+        ({"limits": ["max_num_seqs"]}, "keys"),
+        ({"policy": 7}, "policy must be a spec such as fcfs, not 7"),
+    ],
+)
+def test_what_nobody_tuned_is_refused_with_its_file(
+    tmp_path: Path, changed: dict[str, object], said: str
+) -> None:
+    document = {"format": TUNED_FORMAT, "base": "fcfs", "policy": "fcfs", "limits": {}}
+    document |= {"metric": "capacity", "workload": "poisson", "trials": [], **changed}
+    (tmp_path / "mine.json").write_text(json.dumps(document))
+    with pytest.raises(CapacityError, match=rf"mine\.json is not what .*{said}"):
+        Tuned.read(tmp_path / "mine.json")
