@@ -510,6 +510,12 @@ def test_a_promise_that_cannot_be_broken_never_saturates() -> None:
     assert np.isnan(capacities.ratio("edf", "sarathi", 0.9).value)
 
 
+def test_a_highest_rate_that_hardly_keeps_the_device_busy_is_searched() -> None:
+    found = study([contender()], [poisson(0)], replace(QUICK, max_rate=0.01))
+    assert found.capacity("sarathi", 0.9).flags >= {Flag.NEVER_SATURATES}
+    assert found.frame()["rate"].max() == pytest.approx(0.01, rel=0.1)
+
+
 def test_a_queue_that_grows_is_flagged() -> None:
     """Go beyond the device's throughput without rejection, so that waits grow with the trace."""
     windows = [poisson(seed, slo=SLO(30.0, 0.5)) for seed in range(3)]

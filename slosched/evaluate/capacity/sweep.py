@@ -76,7 +76,8 @@ class Sweep:
         if busy is None:
             busy = busy_rate(contenders[0], self.windows[0])
         highest = busy * _HIGHEST_OF_BUSY if plan.max_rate is None else plan.max_rate
-        lowest = busy * _LOWEST_OF_BUSY if plan.min_rate is None else plan.min_rate
+        # The highest rate may be one that hardly keeps the device busy.
+        lowest = plan.min_rate or min(busy * _LOWEST_OF_BUSY, highest / 2)
         lattice = Lattice.between(lowest, highest, plan.precision)
         if plan.at_rate is not None:
             lattice = lattice.only(plan.at_rate)
