@@ -203,6 +203,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "fit bad.csv -o out": ("bad.csv", "slosched profile"),
     "fit few.csv -o out": ("1 different batches are too few", "16"),
     "fit decodes.csv -o out": ("no measured step has a prefill chunk", "profile"),
+    "fit few.csv -o few.csv": ("--out few.csv is the profile itself", "model.json"),
     "fit few.csv --form cubic -o out": ("'cubic'", "linear", "profiled-joint"),
     "fit few.csv --form roofine -o out": ("'roofine'", "did you mean roofline?"),
     "profile --batches 0 -o out": ("--batches", "greater than or equal to 1"),
