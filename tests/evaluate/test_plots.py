@@ -216,6 +216,18 @@ def test_tier_bars_are_the_attainments_of_each_promise():
     assert drawn(figure)
 
 
+def test_tier_bars_count_the_requests_of_a_promise_that_only_another_replay_has():
+    replay = [replace(finished(i, 0.5), slo=SLO(0.6 + i % 2, 0.1)) for i in range(8)]
+    recorded = [replace(record, slo=SLO(9.0, 0.1)) for record in replay[:5]]
+    figure = tier_bars({"edf": replay, "live": recorded}, RULE)
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert [text.partition("\n")[2] for text in labels] == [
+        "4 requests",
+        "4 requests",
+        "5 requests",
+    ]
+
+
 def test_the_tail_of_gaps_is_the_share_that_is_as_long_or_longer():
     """Draw eight gaps of 50 ms and one of 0.4 s."""
     slow = replace(finished(0, 0.5), token_times_s=(0.5, 0.9), num_output_tokens=2)

@@ -55,7 +55,8 @@ def tier_bars(records: Mapping[str, Sequence[RequestRecord]], rule: DeadlineRule
         }
         at = np.arange(len(slos)) + (i - (len(names) - 1) / 2) * width
         axes.bar(at, [share.get(slo, math.nan) for slo in slos], width, label=name, **style)
-    counts = [sum(row.num_offered for row in tiers[names[0]] if row.slo == slo) for slo in slos]
+    offered = {row.slo: row.num_offered for name in reversed(names) for row in tiers[name]}
+    counts = [offered[slo] for slo in slos]
     labels = [f"{promise(slo)}\n{n} requests" for slo, n in zip(slos, counts, strict=True)]
     axes.set_xticks(range(len(slos)), labels, fontsize=8)
     axes.set(ylabel="attainment", ylim=(0, 1.02))
