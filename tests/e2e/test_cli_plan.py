@@ -54,6 +54,15 @@ def test_a_gpu_that_is_too_slow_is_left_out_with_a_note(cli: Cli) -> None:
     assert any("l40s" in note for note in found["notes"])
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_trace_without_a_rate_is_refused(cli: Cli, number: int) -> None:
+    rows = "".join("0,10,5\n" for _ in range(number))
+    Path("t.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    said = cli("plan", "--trace", "t.csv", "-n", str(number), "--seeds", "1", *GPUS, "--jobs", "1")
+    assert said.status == 1
+    assert f"{number} request(s) of t at one time have no rate to plan for" in said.complaint
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
