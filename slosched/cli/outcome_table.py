@@ -47,12 +47,15 @@ def outcome_table(
 
 
 def rows_table(title: str, name: str, rows: RequestRows, offered_per_s: float) -> Table:
-    """Return the same table where only a row is known of each request."""
+    """Return the same table where only a row is known of each request.
+
+    The offered rate is inf or NaN where there is none, and then there is none of good requests.
+    """
     heads = [head for head in COLUMNS if head != WORST_COLUMN]
     ttft_s, tpot_s = percentiles(rows.ttft_s), percentiles(rows.tpot_s)
     row = (
         name,
-        _rate(rows.attainment * offered_per_s),
+        _rate(rows.attainment * offered_per_s if math.isfinite(offered_per_s) else math.nan),
         _share(rows.attainment),
         _share(float(rows.is_rejected.mean())),
         *(_time(seconds) for each in (ttft_s, tpot_s) for seconds in (each.p50, each.p99)),

@@ -53,6 +53,8 @@ class LongTrace:
     @property
     def rate(self) -> float:
         """Return the mean offered rate in requests/s, as `Trace.rate` does."""
+        if len(self) < 2:
+            return math.nan
         duration_s = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / duration_s if duration_s else math.inf
 

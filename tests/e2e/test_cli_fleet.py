@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,6 +70,15 @@ def test_a_summary_says_what_the_whole_replay_says(cli: Cli, tmp_path: Path) -> 
     assert 0 < share < 1
     assert f"{share:.1%}" in said.out
     assert f"{share:.1%}" in whole.out
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_summary_of_requests_that_come_at_once_has_no_rate(cli: Cli, number: int) -> None:
+    rows = "".join("0,10,5\n" for _ in range(number))
+    Path("t.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    said = cli("replay", "--trace", "t.csv", *SUMMARIZED, "-p", "fcfs")
+    assert said.status == 0, said.err
+    assert re.search(r"│ fcfs +│ +- │", said.out)
 
 
 @pytest.mark.parametrize(
