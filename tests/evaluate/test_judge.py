@@ -260,8 +260,9 @@ class TestJudge:
         assert now_s == limit_s
         assert bool(judge.bouts) == (limit_s > 10)
 
-    def test_a_trace_that_is_too_short_is_refused(self) -> None:
-        trace = synthesize("poisson", num_requests=500)
+    @pytest.mark.parametrize("num_requests", [1, 500])
+    def test_a_trace_that_is_too_short_is_refused(self, num_requests: int) -> None:
+        trace = synthesize("poisson", num_requests=num_requests)
         with pytest.raises(CapacityError, match="too short to judge on: conv-tight needs 6"):
             Judge(Contender("fcfs"), tiny(), None, trace)
 

@@ -81,11 +81,10 @@ class Scenario:
 
     def window(self, number: int, rate: float, trace: Trace | None = None) -> Trace:
         """Return a window's requests at a rate, made up or cut from `trace`, with their SLOs."""
-        size = round(self.size_factor * WINDOW_REQUESTS)
+        size = self._size(trace)
         if trace is None:
             part = _made_up(self.requests, size, rate, number)
         else:
-            size = max(MIN_WINDOW_REQUESTS, min(size, len(trace) // MIN_WINDOWS))
             part = window(trace, size, number)
         if self.requests.get("poisson"):
             part = part.with_poisson_arrivals(seed=number)
@@ -98,7 +97,14 @@ class Scenario:
         """
         if trace is None:
             return math.inf
-        return len(trace) // len(self.window(0, 1.0, trace)) - NUM_KNEE_WINDOWS
+        return len(trace) // self._size(trace) - NUM_KNEE_WINDOWS
+
+    def _size(self, trace: Trace | None) -> int:
+        """Return the number of requests in a window, which a short trace may not have."""
+        size = round(self.size_factor * WINDOW_REQUESTS)
+        if trace is None:
+            return size
+        return max(MIN_WINDOW_REQUESTS, min(size, len(trace) // MIN_WINDOWS))
 
 
 def scenarios() -> dict[str, Scenario]:
