@@ -302,6 +302,11 @@ def test_a_timeline_in_which_nothing_was_computed():
     assert drawn(timeline([step(0, 0, 0, 0, num_rejected=1)], [rejected(0)], RULE))
 
 
+def test_replicas_over_time_where_no_time_passed():
+    leases = {"scaled": [Lease(0, 1, 0.0, 0.0, until_s=0.0)]}
+    assert drawn(replicas_over_time(leases, {"scaled": [rejected(0)]}))
+
+
 def test_replicas_over_time_counts_those_that_start_and_drain():
     leases = [
         Lease(0, 1, 0.0, 0.0, until_s=12.0),

@@ -52,4 +52,4 @@ def _counts(leases: Sequence[Lease]) -> tuple[FloatArray, FloatArray]:
     times_s = sorted(changes)
     counts = np.cumsum([changes[at_s] for at_s in times_s]).astype(np.float64)
     # The end of all is not a change of the fleet's size.
-    return np.array(times_s), np.append(counts[:-1], counts[-2:-1])
+    return np.array(times_s), np.append(counts[:-1], counts[-2 if len(counts) > 1 else -1])
