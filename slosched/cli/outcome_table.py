@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from rich.measure import Measurement
 from rich.table import Table
 
-from slosched.cli.console import table
+from slosched.cli.console import console, table
 from slosched.metrics import Summary
 from slosched.metrics.rows import RequestRows
 from slosched.metrics.summary import percentiles
@@ -29,6 +30,9 @@ BOUND_COLUMN = "÷\nbound"
 CACHED_COLUMN = "prompt\ncached"
 PROGRAMS_COLUMN = "programs\non time"
 GPU_COLUMN = "GPU\nseconds"
+_WIDER_THAN_ANY = 10_000
+_FOLDED_NAME = len("rejected")
+"""The width to which a long name is folded: below the widest heading, numbers are cut as well."""
 
 
 def outcome_table(
@@ -43,7 +47,23 @@ def outcome_table(
     and `gpu_s` the GPU seconds of fleets.
     """
     heads = columns(summaries, shares, gpu_s)
-    return table(title, heads, outcome_rows(summaries, shares, gpu_s))
+    rows = outcome_rows(summaries, shares, gpu_s)
+    made = table(title, heads, rows)
+    if not _has_room(heads, rows):
+        made.padding = (0, 0)
+    return made
+
+
+def _has_room(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Tell whether the numbers fit beside the names, which can be folded, with blanks around them.
+
+    The terminal would else cut numbers short.
+    """
+    numbers = table("", heads[1:], [row[1:] for row in rows])
+    unlimited = console.options.update(max_width=_WIDER_THAN_ANY)
+    numbers_width = Measurement.get(console, unlimited, numbers).maximum
+    name_width = min(_FOLDED_NAME, max(len(row[0]) for row in rows))
+    return numbers_width + name_width + len("│  ") <= console.width
 
 
 def rows_table(title: str, name: str, rows: RequestRows, offered_per_s: float) -> Table:

@@ -54,6 +54,16 @@ def test_compare_scales_a_fleet_by_each_scaler(cli: Cli, tmp_path: Path) -> None
     assert (tmp_path / "out" / "replicas.png").exists()
 
 
+def test_no_number_of_a_wide_table_is_cut_short(cli: Cli) -> None:
+    sessions = ("--trace", "agents", "-n", "20", "--slo-ttft", "2s", "--slo-tpot", "50ms")
+    device = ("--latency-model", "h100/llama-3.1-8b", "--prefix-cache", "hash", "--replicas", "2")
+    said = cli("replay", *sessions, "--slo-program", "1x", *device)
+    assert said.status == 0, said.err
+    assert "…" not in said.out
+    assert re.search(r"│goodput│.* ms│.*%│.*%│ +\d+│", said.out)
+    assert re.search(r"rejected┃.*cached┃ on time┃seconds┃", said.out)
+
+
 SUMMARIZED = ("--replicas", "3", "--summary", "--jobs", "1")
 
 
