@@ -107,8 +107,9 @@ def open_long(
     )
     is_kind = source in (*FITTED_KINDS, *INDEPENDENT_KINDS) and not Path(source).exists()
     rate, size = arrivals.rate, arrivals.num_requests
-    if rate and arrivals.duration and size is None:
-        size = round(rate * arrivals.duration)
+    if rate and arrivals.duration:
+        # Both are refused where the trace is opened.
+        size = round(rate * arrivals.duration) if size is None else None
     one_slo = NO_SLO if slo is None else slo
     if is_kind and arrivals == plain and rate and size and size > 1 and isinstance(one_slo, SLO):
         return synthesize_long(source, size, rate, seed, one_slo)

@@ -32,6 +32,11 @@ def make_up(
     seed: int,
 ) -> Trace:
     """Return a synthetic trace; of 200 requests if neither a number nor a duration is given."""
+    if num_requests is not None and duration_s is not None:
+        raise ValueError(
+            f"a made-up trace has either {num_requests} requests (-n) or as many as arrive in "
+            f"{duration_s:g} s (--duration): leave out one of the two"
+        )
     if num_requests is None and duration_s is None:
         num_requests = SYNTHETIC_REQUESTS
     return synthesize(

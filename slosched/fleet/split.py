@@ -186,5 +186,6 @@ def check_pools(replicas: Sequence[ReplicaKind], config: SplitConfig) -> None:
             raise ValueError("prefill and decode pools are simulated without overlapped planning")
         if one.client_timeout_s is not None:
             raise ValueError(
-                "clients that disconnect are not simulated for prefill and decode pools"
+                "clients that disconnect are not simulated for prefill and decode pools: leave out "
+                "--client-timeout (client_timeout_s)"
             )

@@ -76,6 +76,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "trace make empty.csv -o out": ("empty.csv is empty",),
     "trace make zero.csv -o out": ("zero.csv is empty",),
     "trace make azure_cov -o out": ("'azure_cov'", "mean azure_conv?", "azure_conv, azure_code"),
+    "trace make poisson -n 5 --duration 10s -o out": ("5 requests (-n)", "--duration", "leave out"),
     "trace make poisson -n 0 -o out": ("--num-requests",),
     "trace make poisson -n 99999999999999999999 -o out": ("--num-requests", "1000000000"),
     "trace make poisson --rate 0 -o out": ("rate", "0.0"),

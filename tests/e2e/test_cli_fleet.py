@@ -100,6 +100,7 @@ def test_a_summary_of_requests_that_come_at_once_has_no_rate(cli: Cli, number: i
         ([*SUMMARIZED, "--router", "power_of_two"], "looks at replicas"),
         ([*SUMMARIZED, "--perfetto", "a.json"], "--perfetto shows every step"),
         ([*SUMMARIZED, "--priority", "0.5:-1"], "differs from the others"),
+        ([*SUMMARIZED, "--rate", "5", "--duration", "10s"], "leave out one of the two"),
     ],
 )
 def test_a_summary_needs_replicas_that_do_not_depend_on_each_other(
@@ -188,6 +189,7 @@ def test_the_capacity_of_two_pools_is_searched(cli: Cli) -> None:
         ([*POOLS, "--replicas", "2"], "leave them out with --prefill-replicas"),
         ([*POOLS[:5], "fast"], "50GB/s"),
         ([*POOLS, "--overlap"], "without overlapped planning"),
+        ([*POOLS, "--client-timeout", "5s"], "leave out --client-timeout"),
     ],
 )
 def test_pools_that_make_no_sense_are_refused(cli: Cli, wrong: list[str], error: str) -> None:
