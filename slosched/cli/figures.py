@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from zlib import crc32
 
 import matplotlib as mpl
 import pandas as pd
@@ -18,6 +19,7 @@ from slosched.evaluate.plots import (
     MAX_TIERS,
     decile_lines,
     fit_plot,
+    folded,
     gap_tails,
     goodput_bars,
     latency_cdfs,
@@ -40,6 +42,7 @@ from slosched.perfmodel.fit_report import (
     parameter_rows,
 )
 
+_LONGEST_NAME = 150
 _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
@@ -80,7 +83,7 @@ def figures(outcomes: Mapping[str, Outcome], rule: DeadlineRule) -> dict[str, Fi
             taken_over = [e for e in outcome.evaluations or () if e.chosen != e.before]
             changes = [(e.counted_s, e.chosen) for e in taken_over]
             figure = timeline(outcome.steps, outcome.records, rule, changes)
-            figure.suptitle(name, fontsize=10)
+            figure.suptitle(folded(name, 90), fontsize=10)
             made[f"timeline_{_file_name(name)}"] = figure
     return made
 
@@ -101,4 +104,8 @@ def save_figure(figure: Figure, path: Path, dpi: float | str = "figure") -> None
 
 
 def _file_name(text: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "_" for c in text)
+    """Return a name of at most `_LONGEST_NAME` characters; a cut one differs for each text."""
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in text)
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[: _LONGEST_NAME - 9]}_{crc32(text.encode()):08x}"

@@ -413,6 +413,15 @@ def test_figures_of_an_earlier_run_do_not_stay_beside_those_of_the_new_one(cli: 
     assert [path.name for path in Path("out").glob("*.??g")] == ["mine.png"]
 
 
+def test_a_policy_whose_spec_is_too_long_for_a_file_name_has_its_figure(cli: Cli) -> None:
+    from slosched.cli.figures import _file_name  # imports matplotlib
+
+    names = [_file_name(f"mine.py:Mine:note={'x' * 300}{i}") for i in range(2)]
+    assert max(map(len, names)) <= 200
+    assert names[0] != names[1]
+    assert _file_name("edf:drop=expired") == "edf_drop_expired"
+
+
 def test_figures_in_a_folder_without_a_report_are_not_removed(cli: Cli) -> None:
     Path("out").mkdir()
     Path("out/goodput.png").touch()

@@ -91,6 +91,32 @@ def test_goodput_bars_have_the_good_rates():
     assert drawn(figure)
 
 
+LONG_NAMES = [
+    f"goodput:margin=0.1{i},fairness=0.5,min_share=0.1+early_rejection behind "
+    "prefix_affine:overlap_weight=2 scaled by kv_use"
+    for i in range(8)
+]
+
+
+@pytest.mark.parametrize("draw", [outcome_bars, goodput_bars, latency_cdfs, gap_tails])
+def test_long_names_are_folded_and_stay_inside(draw):
+    """Draw policies with options behind a router and with a scaler, as `compare` names them."""
+    is_of_summaries = draw in (outcome_bars, goodput_bars)
+    of = SUMMARIES["half"] if is_of_summaries else REPLAYS["half"]
+    figure = draw(dict.fromkeys(LONG_NAMES, of))
+    assert drawn(figure)
+    shown = figure.axes[0].get_yticklabels() if is_of_summaries else figure.legends[0].get_texts()
+    assert ["".join(label.get_text().split()) for label in shown] == [
+        "".join(name.split()) for name in LONG_NAMES
+    ]
+    page = figure.bbox
+    for label in shown:
+        box = label.get_window_extent()
+        assert page.x0 <= box.x0 < box.x1 <= page.x1
+        assert page.y0 <= box.y0 < box.y1 <= page.y1
+    assert figure.axes[0].get_window_extent().height > 0.3 * 3.6 * figure.dpi
+
+
 def test_cdfs_end_at_the_share_that_got_a_token_and_show_the_slo():
     figure = latency_cdfs(REPLAYS)
     ttft_axes, tpot_axes = figure.axes

@@ -11,6 +11,7 @@ from slosched.evaluate.plots.fit import fit_plot
 from slosched.evaluate.plots.frontier import cost_frontier
 from slosched.evaluate.plots.latency import gap_tails, latency_cdfs
 from slosched.evaluate.plots.replicas import replicas_over_time
+from slosched.evaluate.plots.style import folded
 from slosched.evaluate.plots.timeline import timeline
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "cost_frontier",
     "decile_lines",
     "fit_plot",
+    "folded",
     "gap_tails",
     "goodput_bars",
     "goodput_curves",

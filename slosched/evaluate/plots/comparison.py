@@ -7,17 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from slosched.evaluate.plots.style import BLACK, BLUE, ORANGE, SKY, legend_above, single_axes
+from slosched.evaluate.plots.style import (
+    BLACK,
+    BLUE,
+    ORANGE,
+    SKY,
+    folded,
+    legend_above,
+    single_axes,
+)
 from slosched.metrics import Summary
 
 
 def outcome_bars(summaries: Mapping[str, Summary]) -> Figure:
     """Draw the shares of the offered requests that were good, late, rejected or never finished."""
     names = named(summaries)
-    figure, axes = single_axes(height_in=0.9 + 0.42 * len(names))
+    bars, figure, axes = _bars(names)
     parts = {
         "good": ([s.num_good for s in summaries.values()], BLUE, ""),
         "late": ([s.num_finished - s.num_good for s in summaries.values()], ORANGE, "///"),
@@ -40,7 +49,7 @@ def outcome_bars(summaries: Mapping[str, Summary]) -> Figure:
             "edgecolor": "white",
             "linewidth": 0.6,
         }
-        axes.barh(names, share, left=left, height=0.68, label=label, **style)
+        axes.barh(bars, share, left=left, height=0.68, label=label, **style)
         left += share
     for row, summary in enumerate(summaries.values()):
         axes.text(1.01, row, f"{summary.attainment:.1%} good", va="center", fontsize=9)
@@ -55,12 +64,12 @@ def outcome_bars(summaries: Mapping[str, Summary]) -> Figure:
 def goodput_bars(summaries: Mapping[str, Summary]) -> Figure:
     """Draw good requests/s of each policy, with a mark at the rate that was offered to it."""
     names = named(summaries)
-    figure, axes = single_axes(height_in=0.9 + 0.42 * len(names))
+    bars, figure, axes = _bars(names)
     goodputs = [s.good_requests_per_s for s in summaries.values()]
     offered = [s.offered_requests_per_s for s in summaries.values()]
     best = max((g for g in goodputs if not math.isnan(g)), default=0.0)
     colours = [BLUE if goodput == best else SKY for goodput in goodputs]
-    axes.barh(names, goodputs, height=0.68, color=colours)
+    axes.barh(bars, goodputs, height=0.68, color=colours)
     positions = np.arange(len(names))
     axes.vlines(offered, positions - 0.42, positions + 0.42, colors=BLACK, linewidth=2)
     for row, goodput in enumerate(goodputs):
@@ -80,6 +89,13 @@ def goodput_bars(summaries: Mapping[str, Summary]) -> Figure:
     axes.grid(visible=False)
     legend_above(figure)
     return figure
+
+
+def _bars(names: Sequence[str]) -> tuple[list[str], Figure, Axes]:
+    """Return the names folded, and a figure that has room for a bar beside each."""
+    bars = [folded(name) for name in names]
+    num_lines = max(bar.count("\n") + 1 for bar in bars)
+    return bars, *single_axes(height_in=0.9 + max(0.42, 0.19 * num_lines) * len(names))
 
 
 def named(by_policy: Mapping[str, object]) -> Sequence[str]:

@@ -8,6 +8,7 @@ which colour-blind people can distinguish, in an order in which neighbours diffe
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,11 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (8
 """There is one dash fewer than markers, so that the pairs repeat only after 42 curves."""
 MARKERS = "osD^vPX"
 WIDTH_IN = 8.0
+_LEGEND_WIDTH, _HANDLE_WIDTH = 120, 8
+"""Characters that fit into a row of a legend, and those that the line beside a name takes."""
+_LINE_IN = 0.18
+_PARTS = re.compile(r".[^ ,+:]*[,:]?")
+"""The parts between which a name may be folded: words, wrappers and options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +80,34 @@ def log_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few_decades else (1.0,)))
 
 
+def folded(name: str, width: int = 30) -> str:
+    """Fold a long name, as of a policy with options behind a router, where its parts end."""
+    lines = [""]
+    for part in _PARTS.findall(name):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > width:
+            lines.append("")
+        lines[-1] += part if lines[-1] else part.lstrip()
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def legend_above(figure: Figure, **more: Any) -> None:
-    """Draw one legend for all panels above them, with five names in a row."""
+    """Draw one legend for all panels above them, with at most five names in a row.
+
+    The figure grows by what the legend is higher than two lines.
+    """
     seen: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             seen.setdefault(label, handle)
-    look_of: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": min(5, len(seen)), **more}
-    figure.legend(seen.values(), seen.keys(), loc="outside upper center", handlelength=3, **look_of)
+    labels = [folded(label, _LEGEND_WIDTH // 2) for label in seen]
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    num_columns = max(1, min(5, len(seen), _LEGEND_WIDTH // (longest + _HANDLE_WIDTH)))
+    num_lines = max((label.count("\n") + 1 for label in labels), default=0)
+    num_lines *= math.ceil(len(seen) / num_columns)
+    width_in, height_in = figure.get_size_inches()
+    figure.set_size_inches(width_in, height_in + _LINE_IN * max(0, num_lines - 2))
+    look_of: dict[str, Any] = {"frameon": False, "fontsize": 9, "ncols": num_columns, **more}
+    figure.legend(seen.values(), labels, loc="outside upper center", handlelength=3, **look_of)
 
 
 def reference_line(
