@@ -46,6 +46,7 @@ from slosched.core.plan import (
     SchedulerView,
 )
 from slosched.core.request import (
+    MAX_LATE_GAP_SHARE,
     NO_SLO,
     PLACEHOLDER,
     SLO,
@@ -76,6 +77,7 @@ from slosched.core.waiting import WaitingRequests, due_by, longest_tokens
 __all__ = [
     "ATTENTION_TILE_TOKENS",
     "HEEDED",
+    "MAX_LATE_GAP_SHARE",
     "NO_BLOCK",
     "NO_SLO",
     "PLACEHOLDER",

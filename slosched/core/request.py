@@ -97,6 +97,10 @@ class OnInfeasible(StrEnum):
     is judged by what it asked for."""
 
 
+MAX_LATE_GAP_SHARE = 0.01
+"""Largest share of late gaps with which a request keeps its TPOT under the rule `tbt`."""
+
+
 class DeadlineRule(StrEnum):
     """The meaning of "on time" for the next token, the same for the policy and for the metrics.
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from slosched.core import DeadlineRule
+from slosched.core import MAX_LATE_GAP_SHARE, DeadlineRule
 from slosched.metrics.columns import BoolArray, FloatArray, RequestColumns
 from slosched.metrics.records import RequestRecord
 
 TOLERANCE_S = 1e-9
-MAX_LATE_GAP_SHARE = 0.01
-"""Largest share of late gaps with which a request keeps its TPOT under the rule `tbt`."""
 
 
 def token_due_s(columns: RequestColumns, rule: DeadlineRule) -> FloatArray:

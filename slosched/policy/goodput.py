@@ -36,6 +36,7 @@ from slosched.policy.kit.drift import Drift
 from slosched.policy.kit.drop import reject_hopeless, without_rejected
 from slosched.policy.kit.flood import Flood
 from slosched.policy.kit.giving_way import give_way
+from slosched.policy.kit.late_gaps import LateGaps, num_due_soon, starving_tpot_s
 from slosched.policy.kit.long_steps import LongSteps, long_steps
 from slosched.policy.kit.lost import may_be_lost, num_lost
 from slosched.policy.kit.make_way import has_to_make_way, make_way, may_make_way
@@ -62,6 +63,9 @@ from slosched.policy.kit.punctual import (
 from slosched.policy.kit.shortage import Shortage as Shortage
 from slosched.policy.kit.unkeepable import behind_others, split_unkeepable
 from slosched.policy.kit.worth import Worth
+
+_LEAST_GAIN = 1.5
+"""Factor by which a step has to be longer than otherwise if decodes are late for its sake."""
 
 
 @dataclass
@@ -104,16 +108,20 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     9. Under the deadline rule `tbt`, which counts every gap, a step is taken to last as long as it
        hardly ever exceeds (kit/caution.py); under the other rules, which forgive a slow step, as
        long as is expected.
-    10. Under the rule `envelope` a decode that is late has lost: it shortens no step (kit/lost.py).
-    11. A model that is off in the mean, and does not learn it, is corrected (`Drift`).
+    10. Some TPOTs can be kept only in steps of decodes alone (kit/late_gaps.py).  Prompts then wait
+        until they are due.  Under the rule `tbt`, which allows for a few late gaps, they run in one
+        long step, if fewer decodes miss their SLO by it than prompts would.  Under the other rules
+        such TPOTs are given up if they are not worth keeping.
+    11. Under the rule `envelope` a decode that is late has lost: it shortens no step (kit/lost.py).
+    12. A model that is off in the mean, and does not learn it, is corrected (`Drift`).
 
     Giving way costs no tokens, and it lets a burst of prompts pass before decodes that are ahead
     of their TPOT.  But decodes that run at their bare pace hold seats and KV cache for longer.
     experiments/goodput has figures of this and of everything else that was tried.
 
     A subclass may replace each part: `new_batch`, `timed`, `pace_class`, `worth_class`,
-    `longest_s`, `step_s`, `supply`, `is_enough_for_all`, `long_steps`, `take_turns`, `order`,
-    `due_steps`, `spread`, `take_freed`, `give_way` and `pack_class`.
+    `longest_s`, `step_s`, `supply`, `is_enough_for_all`, `long_steps`, `take_turns`,
+    `spend_late_gap`, `order`, `due_steps`, `spread`, `take_freed`, `give_way` and `pack_class`.
 
     Source: ours, with the rule of Moore (1968), https://doi.org/10.1287/mnsc.15.1.102.  The policy
     knows no output lengths.
@@ -153,6 +161,7 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         self._drift = Drift()
         self._worth = self.worth_class()
         self._flood = Flood(self._worth, self.min_share)
+        self._late_gaps = LateGaps(self._worth.stays)
 
     @property
     def prompt_order(self) -> PromptOrder:
@@ -211,6 +220,8 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if has_to_make_way(batch, decodes, view, [request for request, _ in prompts]):
             return None
         if prompts and self.long_steps(pace, view) is not None:
+            return None
+        if prompts and starving_tpot_s(pace, model) is not None:
             return None
         batch.time_limit_s = self.step_s(pace)
         supply = self.supply(pace, batch, view.now_s)
@@ -403,6 +414,34 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
             in_turn = self._flood.in_turn(order, timed, pace, view, self.fairness)
         pack.add(in_turn)
 
+    def spend_late_gap(
+        self, tpot_s: float, pace: Pace, shortage: Shortage, pack: PromptPack
+    ) -> bool:
+        """Add all decodes, and once prompts are due whole ones, which makes decodes late.
+
+        Fewer decodes may miss their SLO by it than prompts would.  `tpot_s` leaves no time for
+        prompts.  Returns False, and adds nothing, if it is not worth keeping and not all decodes
+        can afford a late gap.
+        """
+        view, decodes, prompts, supply = shortage
+        batch, gaps = pack.batch, self._late_gaps
+        if pace.tpot_s > tpot_s:
+            limit_s = gaps.limit_s(decodes, tpot_s, view, self.margin)
+            if limit_s <= _LEAST_GAIN * batch.time_limit_s:
+                return False
+        batch.time_limit_s = max(tpot_s, math.nextafter(pace.all_s, math.inf))
+        add_without_preempting(batch, decodes)
+        budget_tokens = view.limits.max_num_batched_tokens
+        num_due = num_due_soon(prompts, pace, batch.time_limit_s, view.now_s, budget_tokens)
+        if not num_due:
+            pack.add(r for r, _ in prompts)
+            return True
+        limit_s = gaps.limit_s(decodes, tpot_s, view, self.margin, num_due - 1)
+        batch.time_limit_s = max(batch.time_limit_s, limit_s)
+        order = self.order(shortage._replace(supply=supply._replace(share=1.0)))
+        pack.add([*order.in_time, *order.late])
+        return True
+
     def _pace(self, decodes: Sequence[Request], view: SchedulerView) -> Pace:
         """Return the pace of `decodes`, which are sorted by deadline, as far as it is worth it."""
         num, now_s = num_lost(decodes, view), view.now_s
@@ -432,6 +471,9 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
     ) -> None:
         """Fill the step of `pack`, as the class says, while every decode has its next block."""
         batch = pack.batch
+        starving_s = starving_tpot_s(pace, view.model) if prompts else None
+        if starving_s is not None:
+            pace = self._unless_prompts_starve(pace, prompts, view)
         batch.time_limit_s = self.step_s(pace)
         supply = self.supply(
             pace, batch, view.now_s, pace.seat_s(sum([r.num_output_tokens for r in decodes]))
@@ -440,6 +482,10 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         if long is not None:
             self.take_turns(long, pace, Shortage(view, decodes, prompts, supply), pack)
             return
+        if starving_s is not None and view.limits.deadline_rule is DeadlineRule.TBT:
+            shortage = Shortage(view, decodes, prompts, supply)
+            if self.spend_late_gap(starving_s, pace, shortage, pack):
+                return
         is_enough = self.is_enough_for_all(pace, prompts, supply)
         if not is_enough or self._flood.is_short_of_blocks(pace, prompts, pack, view):
             bare = self.at_bare_pace(pace, supply)
@@ -453,6 +499,23 @@ class Goodput(PlansBesideDecodes, ForeseesDecodes):
         add_without_preempting(batch, decodes)
         self.spread(pace, prompts, supply, batch, view)
         pack.add(r for r, _ in prompts)
+
+    def _unless_prompts_starve(
+        self, pace: Pace, prompts: Sequence[Timed], view: SchedulerView
+    ) -> Pace:
+        """Return the pace at which prompts that are due soon have time beside the decodes.
+
+        It is `pace` if none is due soon, or if a TPOT for which a decode asks is worth keeping.
+        The rule `tbt` allows for late gaps instead.
+        """
+        least_s, limits = self._worth.least.tpot_s, view.limits
+        if limits.deadline_rule is DeadlineRule.TBT or least_s <= pace.tiers[-1][0]:
+            return pace
+        step_s, budget_tokens = self.step_s(pace), limits.max_num_batched_tokens
+        if not num_due_soon(prompts, pace, step_s, view.now_s, budget_tokens):
+            return pace
+        num_decodes = pace.shape.num_decodes
+        return self.pace_class.of_sums({least_s: num_decodes}, math.inf, view.model, pace.shape)
 
     def _share(self, of_decodes: float) -> float:
         """Return the share of the device that prompts are planned with."""

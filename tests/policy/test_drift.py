@@ -15,7 +15,7 @@ from slosched.core import (
     SchedulerView,
 )
 from slosched.evaluate.capacity import Outcomes
-from slosched.perfmodel import OnlineModel, load_model
+from slosched.perfmodel import LinearModel, OnlineModel, load_model
 from slosched.policy.goodput import Goodput
 from slosched.policy.kit.drift import Drift
 from slosched.simulator.disturbances import Disturbances
@@ -92,6 +92,25 @@ def test_where_every_gap_counts_a_model_that_is_right_in_the_mean_learns_how_ste
     assert 0.011 < learnt.predict_upper(shape) < 0.014
     online = OnlineModel(MODEL)  # it learns that by itself
     assert after(*steps_s, rule=DeadlineRule.TBT, model=online) is online
+
+
+class Scattered(LinearModel):
+    """A model that was fitted on steps that took up to half as long again."""
+
+    def predict_upper(self, shape: BatchShape) -> float:
+        return 1.5 * self.predict(shape)
+
+
+def test_where_every_gap_counts_the_scatter_of_many_steps_replaces_that_of_the_fit() -> None:
+    shape = BatchShape()
+    shape.add(100, 0)
+    model = Scattered(MODEL.coefficients)
+    for factor in (1.0, 1.2):
+        steps_s = [0.010 * factor] * 100
+        few = after(*steps_s[:8], rule=DeadlineRule.TBT, model=model)
+        many = after(*steps_s, rule=DeadlineRule.TBT, model=model)
+        assert few.predict_upper(shape) == pytest.approx(1.5 * few.predict(shape))
+        assert many.predict_upper(shape) == pytest.approx(0.010 * factor, rel=0.02)
 
 
 def test_noise_that_the_model_does_not_know_makes_few_gaps_late() -> None:

@@ -39,6 +39,7 @@
 | `Pace` | what decodes ask of every step |
 | `Chunk`, `chunks_beside` | what a prompt's tokens add to a step of decodes |
 | `LongSteps`, `long_steps` | steps longer than a TPOT, where they let prompts go faster |
+| `LateGaps`, `starving_tpot_s` | gaps that may be late, for prompts that a TPOT leaves no time |
 | `tokens_in_turn`, `tokens_at_leisure` | prompt tokens of a step while KV blocks are short |
 | `Stays` | how many tokens requests emit, learnt also from those that go on |
 | `is_flooded`, `in_turn_for_blocks` | who gets KV blocks when more prompts come than have room |
@@ -83,6 +84,8 @@ from slosched.policy.kit.drop import reject_hopeless as reject_hopeless
 from slosched.policy.kit.drop import why_late as why_late
 from slosched.policy.kit.drop import without_rejected as without_rejected
 from slosched.policy.kit.giving_way import give_way as give_way
+from slosched.policy.kit.late_gaps import LateGaps as LateGaps
+from slosched.policy.kit.late_gaps import starving_tpot_s as starving_tpot_s
 from slosched.policy.kit.lengths import OutputLengths as OutputLengths
 from slosched.policy.kit.long_steps import LongSteps as LongSteps
 from slosched.policy.kit.long_steps import long_steps as long_steps

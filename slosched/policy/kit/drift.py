@@ -18,6 +18,8 @@ _LEAST = math.log(1.05)
 """Least mean error, as a logarithm, that is corrected: a model that learns has less."""
 _FIRST_SPREAD = 0.04
 """Mean deviation of a step's error from the mean error, before the first step."""
+_NUM_MEASURED = 32
+"""Steps after which their own scatter counts, and no longer that of other steps elsewhere."""
 _UPPER_SPREADS = 2.33 * math.sqrt(math.pi / 2)
 """Mean deviations up to the error that 99 % of the steps stay below, if errors are normal."""
 
@@ -25,11 +27,17 @@ _UPPER_SPREADS = 2.33 * math.sqrt(math.pi / 2)
 class CorrectedModel(LatencyModel):
     """A latency model times a factor."""
 
-    __slots__ = ("_base", "_factor", "_upper_factor")
+    __slots__ = ("_base", "_factor", "_is_measured", "_upper_factor")
 
-    def __init__(self, base: LatencyModel, factor: float, upper_factor: float) -> None:
-        """Multiply by `factor`; 99 % of the steps take less than `upper_factor` times `base`."""
+    def __init__(
+        self, base: LatencyModel, factor: float, upper_factor: float, *, is_measured: bool = False
+    ) -> None:
+        """Multiply by `factor`; 99 % of the steps take less than `upper_factor` times `base`.
+
+        What `base` says of this is an upper limit, too, until that factor `is_measured` well.
+        """
         self._base, self._factor, self._upper_factor = base, factor, upper_factor
+        self._is_measured = is_measured
 
     def predict(self, shape: BatchShape) -> float:
         return self._factor * self._base.predict(shape)
@@ -37,6 +45,8 @@ class CorrectedModel(LatencyModel):
     def predict_upper(self, shape: BatchShape) -> float:
         base = self._base
         measured_s = self._upper_factor * base.predict(shape)
+        if self._is_measured:
+            return measured_s
         return max(measured_s, self._factor * base.predict_upper(shape))
 
     def predict_prefill(self, num_new_tokens: int, num_prior_tokens: int = 0) -> float:
@@ -89,7 +99,8 @@ class Drift:
             return view
         error = self._error if is_biased else 0.0
         upper_factor = math.exp(error + _UPPER_SPREADS * self._spread)
-        model = CorrectedModel(view.model, math.exp(error), upper_factor)
+        is_measured = is_strict and self._num_steps >= _NUM_MEASURED
+        model = CorrectedModel(view.model, math.exp(error), upper_factor, is_measured=is_measured)
         return replace(view, latency_model=model)
 
     def note(self, now_s: float, model: LatencyModel, output: SchedulerOutput) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 
 from slosched.core import BatchShape, DecodeGroup, LatencyModel, Request
 
-_CHUNK_TOKENS = 64
+CHUNK_TOKENS = 64
 """Prompt tokens for which a step must leave time, so that prompts go on: a matrix kernel's tile."""
 
 
@@ -172,7 +172,7 @@ def _tightest(
         if tpot_s == math.inf:
             return math.inf, 0.0
         least = _due_within(tpot_s, tiers, shape)
-        least.add(_CHUNK_TOKENS, 0)
+        least.add(CHUNK_TOKENS, 0)
         least_s = model.predict(least)
         if least_s < tpot_s:
             return tpot_s, least_s

@@ -73,6 +73,14 @@ class Stays:
                 num_ended += request.end_reason is not None
         return num_tokens / num_ended if num_ended >= _LEAST_ENDED else 0.0
 
+    def lengths(self) -> list[int]:
+        """Return the tokens of those of the latest arrivals that have ended, sorted.
+
+        The list is empty while few of them have.  O(n log n).
+        """
+        ended = [r for r in self._latest if r.end_reason is not None and r.num_output_tokens]
+        return sorted([r.num_output_tokens for r in ended]) if len(ended) >= _LEAST_ENDED else []
+
     def _sweep(self) -> None:
         """Learn from the requests that have ended, and forget them; the rejected emitted none.
 
