@@ -607,3 +607,24 @@ def test_the_warm_up_is_twice_the_slowest_requests() -> None:
     assert outcomes.requests["arrival_s"][first] >= outcomes.warm_up_s
     assert outcomes.requests["arrival_s"][first - 1] < outcomes.warm_up_s
     assert Outcomes.unpack(outcomes.pack()).digest == outcomes.digest
+
+
+def test_outcomes_of_a_closed_loop_belong_to_the_requests_of_the_trace() -> None:
+    """Turns arrive in an order that depends on the policy, and blocks are those of the trace."""
+    trace = synthesize("agents", num_requests=120, rate=4.0, seed=1, slo=SLO(1.0, 0.05))
+    bench = Bench.of([trace], [MODEL])
+    arrivals = []
+    for policy in ("fcfs", "sjf"):
+        outcomes = bench.run(replace(point(trace, 4.0), policy=policy))
+        rows = outcomes.requests
+        done = rows["finished"]
+        assert done.mean() > 0.5
+        assert rows["output_tokens"][done].tolist() == trace.output_tokens[done].tolist()
+        by_arrival = np.argsort(rows["arrival_s"], kind="stable")
+        assert (np.diff(by_arrival) < 0).any()
+        ordered = Outcomes(rows[by_arrival])
+        assert outcomes.warm_up_s == ordered.warm_up_s
+        assert outcomes.counted[by_arrival].tolist() == ordered.counted.tolist()
+        assert outcomes.queue_means().tolist() == ordered.queue_means().tolist()
+        arrivals.append(by_arrival.tolist())
+    assert arrivals[0] != arrivals[1]

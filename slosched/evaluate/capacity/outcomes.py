@@ -41,18 +41,21 @@ _NUM_QUEUE_WINDOWS = 10
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """The requests of one replay in order of arrival, as a record array of `OUTCOME`."""
+    """The requests of one replay in the order of its trace, as a record array of `OUTCOME`.
+
+    In a closed loop they arrive in another order, which differs from policy to policy.
+    """
 
     requests: npt.NDArray[np.void]
 
     @classmethod
     def of(cls, requests: Sequence[Request], rule: DeadlineRule) -> Outcomes:
-        """Take the outcomes from the requests that `simulate` returns."""
+        """Take the outcomes from requests in the order of their trace."""
         return cls.of_records(records_of(requests, rule), rule)
 
     @classmethod
     def of_records(cls, records: Sequence[RequestRecord], rule: DeadlineRule) -> Outcomes:
-        """Take the outcomes from records in order of arrival, such as those of a live replay."""
+        """Take the outcomes from records in the order of their trace, as of a live replay."""
         good = good_requests(RequestColumns.of(records), rule)
         rows = [_outcome(record, is_good) for record, is_good in zip(records, good, strict=True)]
         return cls(np.array(rows, dtype=OUTCOME))
@@ -92,7 +95,9 @@ class Outcomes:
     def counted(self) -> BoolArray:
         """Mark the requests that arrived after the warm-up, shape (n,)."""
         first = min(self._num_warm_up(), int(MAX_WARM_UP_SHARE * len(self.requests)))
-        return np.arange(len(self.requests)) >= first
+        counted = np.zeros(len(self.requests), dtype=np.bool_)
+        counted[self._by_arrival[first:]] = True
+        return counted
 
     @cached_property
     def attainment(self) -> float:
@@ -104,17 +109,23 @@ class Outcomes:
 
         The queue consists of the requests without a first token.
         """
-        arrivals = self.requests["arrival_s"]
-        ttft_s = self.requests["ttft_s"]
-        waited_s = np.where(np.isnan(ttft_s), self.requests["ended_after_s"], ttft_s)
+        requests = self.requests[self._by_arrival]
+        arrivals = requests["arrival_s"]
+        ttft_s = requests["ttft_s"]
+        waited_s = np.where(np.isnan(ttft_s), requests["ended_after_s"], ttft_s)
         left = np.sort(arrivals + np.nan_to_num(waited_s, nan=np.inf))
         waiting = np.arange(len(arrivals)) - np.searchsorted(left, arrivals, side="right")
-        parts = np.array_split(waiting[self.counted], _NUM_QUEUE_WINDOWS)
+        parts = np.array_split(waiting[self.counted[self._by_arrival]], _NUM_QUEUE_WINDOWS)
         return np.array([part.mean() for part in parts if len(part)], dtype=np.float64)
+
+    @cached_property
+    def _by_arrival(self) -> npt.NDArray[np.intp]:
+        """Return the places of the requests in order of arrival."""
+        return np.argsort(self.requests["arrival_s"], kind="stable")
 
     def _num_warm_up(self) -> int:
         arrivals = self.requests["arrival_s"]
-        return int(np.searchsorted(arrivals, arrivals[0] + self.warm_up_s))
+        return int((arrivals < arrivals.min() + self.warm_up_s).sum())
 
 
 def _outcome(record: RequestRecord, is_good: bool) -> tuple[object, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from slosched.core import OnInfeasible, SloschedError
+from slosched.core import OnInfeasible, Request, SloschedError
 from slosched.evaluate.capacity.outcomes import Outcomes
 from slosched.fleet.setup import FleetSetup
 from slosched.fleet.spec import make_router, make_scaler
@@ -78,7 +78,24 @@ class Bench:
             requests = simulate(trace, policy, self.models[point.model], point.config)
         else:
             requests = point.fleet.simulate(trace, policy, point.config.seed)
-        return Outcomes.of(requests, point.config.limits.deadline_rule)
+        return Outcomes.of(as_in(trace, requests), point.config.limits.deadline_rule)
+
+
+def as_in(trace: Trace, requests: Sequence[Request]) -> Sequence[Request]:
+    """Return replayed requests in the order of their trace; siblings come with the first of them.
+
+    In a closed loop a replay returns them in the order in which they arrived.  That depends on the
+    policy, while blocks and marks belong to requests by their place in the trace.
+    """
+    if not trace.is_closed_loop:
+        return requests
+    place = {request.request_id: index for index, request in enumerate(trace.requests)}
+
+    def place_of(request: Request) -> int:
+        first = request if request.group is None else request.group.members[0]
+        return place[first.request_id]
+
+    return sorted(requests, key=place_of)
 
 
 def digest(document: object) -> str:
