@@ -104,10 +104,15 @@ def interval(
     """Return percentiles of the replicates, moved away from the estimate as few seeds demand.
 
     The factor is Student's quantile with `num_seeds` - 1 degrees of freedom over the normal one.  A
-    single seed says nothing about other seeds, so its percentiles are not moved.
+    single seed says nothing about other seeds, so its percentiles are not moved.  Replicates may be
+    infinite, and then an end may be, too.
     """
     tail = (1 - level) / 2
-    low, high = np.quantile(replicates, [tail, 1 - tail])
+    if np.isfinite(replicates).all():
+        low, high = np.quantile(replicates, [tail, 1 - tail])
+    else:  # nothing lies between a number and infinity
+        ranks = np.ceil(np.array([tail, 1 - tail]) * len(replicates)).astype(np.int64)
+        low, high = np.sort(replicates)[np.maximum(ranks, 1) - 1]
     widen = 1.0
     if num_seeds > 1:
         widen = float(stdtrit(num_seeds - 1, 1 - tail) / ndtri(1 - tail))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -44,7 +45,9 @@ from slosched.evaluate.capacity.code import (
     code_digest,
     replay_modules,
 )
+from slosched.evaluate.capacity.measured import Measured
 from slosched.evaluate.capacity.point import model_digest, trace_digest
+from slosched.evaluate.capacity.rates import Lattice
 from slosched.evaluate.capacity.windows import blocks_of
 from slosched.perfmodel import load_model, scaled
 from slosched.policy import POLICIES, WRAPPERS
@@ -236,6 +239,22 @@ def test_goodput_at_a_rate_is_compared_on_the_same_requests() -> None:
     assert ratio.value in ratio.interval
     assert ratio.is_significant
     assert found.goodput_ratio("1.0", "1.0", rate).interval == (1.0, 1.0)
+
+
+def test_a_ratio_to_one_good_request_has_no_upper_end() -> None:
+    """A third of the replicates have no good request of the reference, and some have none at all."""
+    trace = poisson(0, n=40)
+    rows = Bench.of([trace], [MODEL]).run(point(trace)).requests.copy()
+    measured = []
+    for name, good in (("ours", (30, 31, 38)), ("reference", (38,))):
+        rows["good"] = False
+        rows["good"][list(good)] = True
+        outcomes = {0: {0: Outcomes(rows.copy())}}  # at the rate of 1, which is place 0
+        measured.append(Measured(name, Plan(), Lattice.between(1.0, 2.0, 0.1), 0, 1, outcomes))
+    ratio = Study(measured, [trace]).goodput_ratio("ours", "reference", 1.0)
+    assert ratio.value == 3
+    assert ratio.interval.low == 1
+    assert ratio.interval.high == math.inf
 
 
 def test_requests_that_are_not_judged_change_no_capacity() -> None:

@@ -167,15 +167,21 @@ class Study:
         return _ratio(self, contender, other, reference, target)
 
     def goodput_ratio(self, contender: str, reference: str, rate: float) -> Ratio:
-        """Return good requests over those of `reference`, paired, at a rate that both played."""
+        """Return good requests over those of `reference`, paired, at a rate that both played.
+
+        The interval has no upper end if in too many replicates `reference` serves nothing well.
+        """
         if contender == reference:
             return Ratio(1.0, Interval(1.0, 1.0))
         above, below = (self._good_shares(name, rate) for name in (contender, reference))
         if not below[0]:
             return Ratio(math.nan, Interval(math.nan, math.nan))
         value = float(above[0] / below[0])
-        worlds = above[1:] / np.maximum(below[1:], 1e-9)
-        return Ratio(value, _from_zero(interval(worlds, value, self.num_seeds)))
+        drawn_above, drawn_below = above[1:], below[1:]
+        has_any = (drawn_above > 0) | (drawn_below > 0)  # the others say nothing
+        worlds = np.full(len(drawn_above), np.inf)
+        np.divide(drawn_above, drawn_below, out=worlds, where=drawn_below > 0)
+        return Ratio(value, _from_zero(interval(worlds[has_any], value, self.num_seeds)))
 
     def _good_shares(self, contender: str, rate: float) -> FloatArray:
         """Return the measured attainment, then that of each replicate: shape (1 + replicates,)."""
