@@ -48,9 +48,20 @@ def test_those_before_it_in_the_policys_order_come_first() -> None:
 
 
 def test_shorter_ones_that_arrive_later_overtake_it_where_the_shortest_comes_first() -> None:
-    """One prompt of 10 ms arrived within the last second, so 99 % of the speed is left."""
-    new = waiting("c", 200)
-    assert expected_ttft_s(PromptOrder.LENGTH, new) == pytest.approx(0.025 / 0.99)
+    """Since the first, one prompt of 20 ms has arrived within a second: 98 % of the speed is left."""
+    new = waiting("c", 400)
+    assert expected_ttft_s(PromptOrder.LENGTH, new) == pytest.approx(0.055 / 0.98)
+
+
+@pytest.mark.parametrize(("num_before", "most"), [(1, 1.0), (4, 2.0)])
+def test_long_prompts_that_came_at_once_are_no_steady_stream(num_before: int, most: float) -> None:
+    """Each takes more than a second, so that as a stream they would leave nothing of the device."""
+    quoter = Quoter(lambda: PromptOrder.LENGTH)
+    for i in range(num_before):
+        quoter.add(quoter.expect(waiting(f"{i}", 24_000), FLAT))
+    new = quoter.expect(waiting("new", 24_100), FLAT)
+    alone_s = num_before * 1.205 + 1.21
+    assert alone_s * 0.99 <= new.ttft_s <= alone_s * most * 1.01
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,7 @@ class Quoter:
         ahead_s = self._ahead_s(place, far_s)
         server_s = request.server_s
         wait_s = server_s + max(0.0, self._busy_until_s - request.arrival_s - server_s)
-        overtaking = self._overtaking(work_s, request.arrival_s)
-        unseen_s = request.arrival_s - self._speed_seen_s
-        ttft_s = wait_s + self._speed.seconds_for(ahead_s + work_s, overtaking, unseen_s)
+        ttft_s = wait_s + self._prefills_s(ahead_s, work_s, request.arrival_s)
         spread = self._behind if ahead_s else self._alone
         in_time, likely_s = self._chance(request, wait_s, ahead_s, work_s, ttft_s, spread)
         tpot_s = max(self._pace.seconds_for(1.0), decode_s(request, model))
@@ -344,13 +342,24 @@ class Quoter:
         )
         return outlook.chance(promised_s - wait_s), wait_s + outlook.expected_s
 
-    def _overtaking(self, work_s: float, now_s: float) -> float:
-        """Return the seconds of prefills a second that arrive later and go first all the same."""
+    def _prefills_s(self, ahead_s: float, work_s: float, now_s: float) -> float:
+        """Return how long the prefills before a prompt of `work_s` and its own take together.
+
+        Shorter prompts overtake it as they arrived lately.  As long as all that ever came are
+        remembered, they are not taken to bring more than they have so far: a burst tells nothing of
+        a time that is longer than itself.
+        """
+        needed_s, unseen_s = ahead_s + work_s, now_s - self._speed_seen_s
         arrivals = self._arrivals.copy()
         if not self._is_by_length or not arrivals:
-            return 0.0
+            return self._speed.seconds_for(needed_s, unseen_s=unseen_s)
+        since_s = arrivals.popleft()[0]  # the first one begins the time over which they are counted
         shorter_s = sum([each_s for _, each_s in arrivals if each_s < work_s])
-        return shorter_s / max(_LEAST_WATCH_S, now_s - arrivals[0][0])
+        overtaking = shorter_s / max(_LEAST_WATCH_S, now_s - since_s)
+        seconds = self._speed.seconds_for(needed_s, overtaking, unseen_s)
+        if len(arrivals) + 1 == _NUM_ARRIVALS:
+            return seconds
+        return min(seconds, self._speed.seconds_for(needed_s + shorter_s, unseen_s=unseen_s))
 
     def _note_arrival(self, expected: Expected) -> None:
         self._arrivals.append((expected.request.arrival_s, expected.work_s))
