@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from factories import make_model
-from views import begun, decode, prompt, view_of
+from views import R, begun, decode, prompt, view_of
 
 from slosched.core import SLO, BatchShape, Limits, Request
 from slosched.perfmodel.model import FittedModel
@@ -115,11 +115,30 @@ def test_the_prefill_rate_is_learnt() -> None:
     4,000 tokens then take 0.78 s, less than the 1 s left; at 100 a second they take 40 s.
     """
     policy = QoServe(alpha_s_per_token=0.0, prefill_tokens_per_s=100)
-    now = view_of([prompt("a", 4000, 1001), prompt("b", 4000, 50_000)], model=A100(), now_s=0.001)
+    waiting = [prompt("a", 4000, 1001, ttft_s=1.001), prompt("b", 4000, 50_000, ttft_s=50.0)]
+    now = view_of(waiting, model=A100(), now_s=0.001)
     assert next(iter(policy.schedule(now).num_scheduled_tokens)) == "b"
     policy.reset()
     policy.schedule(view_of([prompt("first", 1000, 60_000)], model=A100()))
     assert next(iter(policy.schedule(now).num_scheduled_tokens)) == "a"
+
+
+def test_the_prefill_rate_is_not_that_of_a_device_without_work() -> None:
+    """Each prompt ends with its first token, and the next one comes 10 s later.
+
+    At 8,500 tokens a second, 17,000 take 2 s; at 100 a second, as long as the gaps, they take 170 s.
+    """
+    policy = QoServe(alpha_s_per_token=0.0)
+    for i in range(1000):
+        now_s = 10.0 * i
+        alone = R(f"{i}", 1000, due_s=now_s + 60, arrival_s=now_s)
+        policy.schedule(view_of([alone], model=A100(), now_s=now_s))
+    requests = [
+        R(name, 17_000, due_s=10_000 + slack_s, arrival_s=10_000)
+        for name, slack_s in (("a", 2.01), ("b", 300))
+    ]
+    plan = policy.schedule(view_of(requests, model=A100(), now_s=10_000.0))
+    assert next(iter(plan.num_scheduled_tokens)) == "a"
 
 
 def test_it_asks_for_a_latency_model() -> None:

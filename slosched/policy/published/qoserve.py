@@ -75,7 +75,10 @@ class QoServe(StallFree, ForeseesDecodes):
         self._relegated: set[str] = set()
 
     def new_batch(self, view: SchedulerView, beside: DecodeGroup | None = None) -> BatchBuilder:
-        self._observe(view.now_s)
+        had_work = bool(view.running or view.swapped or beside) or any(
+            request.arrival_s <= self._last_step_s for request in view.waiting
+        )
+        self._observe(view.now_s, had_work=had_work)
         return super().new_batch(view, beside)
 
     def decodes_until_s(self, decodes: DecodeGroup, limits: Limits) -> float:
@@ -84,9 +87,12 @@ class QoServe(StallFree, ForeseesDecodes):
             return -math.inf
         return decodes_until_s(decodes, limits, limits.max_num_batched_tokens)
 
-    def _observe(self, now_s: float) -> None:
-        """Update the prefill rate from the last step, which has ended, if it computed prefills."""
-        if self._last_prefill_tokens and now_s > self._last_step_s:
+    def _observe(self, now_s: float, *, had_work: bool) -> None:
+        """Update the prefill rate from the last step, which has ended, if it computed prefills.
+
+        Without `had_work` nothing was left to do after that step, and the device has been idle.
+        """
+        if self._last_prefill_tokens and had_work and now_s > self._last_step_s:
             seen = self._last_prefill_tokens / (now_s - self._last_step_s)
             self._rate_tokens_per_s += (1 - _RATE_MEMORY) * (seen - self._rate_tokens_per_s)
         self._last_prefill_tokens = 0
